@@ -21,7 +21,7 @@ from gpu import energy_j
 from torch import Tensor
 
 from drumbeat.train.layers import attention as layer
-from drumbeat.train.layers.flash4 import refused
+from drumbeat.train.layers.attention import refused
 
 LENGTH, HEADS, KEY_HEADS = 8192, 32, 8
 SHAPES = ((8, 64), (1, 128))  # sequences, head width: Llama 1B and 8B

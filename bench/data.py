@@ -23,11 +23,10 @@ import numpy as np
 import torch
 from PIL import Image
 
-from drumbeat.train.data.decoders import Decoders
-from drumbeat.train.data.device_decode import DeviceDecoder, unavailable
+from drumbeat.train.data.decoders import Decoders, DeviceDecoder, unavailable
 from drumbeat.train.data.images import ImageFolder
 from drumbeat.train.data.stream import Stream
-from drumbeat.train.data.tokens import token_file
+from drumbeat.train.data.text import token_file
 from drumbeat.train.images import CLASSES, set_up_images
 from drumbeat.train.loop import train
 from drumbeat.train.models.resnet import ResNet

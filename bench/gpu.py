@@ -250,7 +250,7 @@ def our_resnet() -> Callable[[], Any]:
 
 
 def ceilings() -> Dict[str, Any]:
-    from drumbeat.train.measure.mfu import matmul_tflops
+    from drumbeat.train.measure.meter import matmul_tflops
 
     a = torch.empty(1 << 30, device=DEVICE, dtype=torch.bfloat16)
     b = torch.empty_like(a)
@@ -273,7 +273,7 @@ def llama_case(
     model: str = "1b",
     length: int = LENGTH,
 ) -> Dict[str, Any]:
-    from drumbeat.train.measure.mfu import transformer_flops
+    from drumbeat.train.measure.meter import transformer_flops
     from drumbeat.train.models.llama import SHAPES
 
     shape = SHAPES[model]

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
 from drumbeat.base.problem import Problem
-from drumbeat.predict import memory, plain
-from drumbeat.predict.cost import Constants, Layout, Machine, Software, Work, conv_step
+from drumbeat.predict import memory
+from drumbeat.predict.cost import Constants, Layout, Machine, Software, Work, conv_step, plain
 from drumbeat.predict.forecast import Case
 from drumbeat.predict.frameworks import FRAMEWORKS, Framework, framework_named
 from drumbeat.predict.job import recompute_named, sharding_named

@@ -87,7 +87,7 @@ def test_looks_end_when_all_ranks_are_seen_and_connected():
     connects = "import socket; s = socket.create_connection(('127.0.0.1', {})); print(1, flush=True); input()"
     with socket.create_server(("127.0.0.1", 0)) as meeting:
         port = str(meeting.getsockname()[1])
-        with Started(connects.format(port), RANK="0", **{**WORLD, "MASTER_PORT": port}) as rank:
+        with Started(connects.format(port), RANK="0", **{**WORLD, "WORLD_SIZE": "1", "MASTER_PORT": port}) as rank:
             looks = CensusLooks(scene(planned_ranks=1, mains=lambda: [rank.pid]), True)
             seen = [polled(looks, now) for now in (0.0, 1.1, 30.0, 60.0, 90.0)]  # looks that cost much come less often
     assert [bool(each) for each in seen] == [False, True, True, False, False]
@@ -206,3 +206,54 @@ def test_processes_below_a_rank_that_are_connected_to_each_other_are_counted():
     assert row.inner == 2
     with Started(WAITS, RANK="0", **WORLD) as rank:
         assert look(0, [rank.pid], 61234, True)[0].inner == 0
+
+
+def test_bytes_between_ranks_are_counted_and_other_means_are_named(tmp_path):
+    """Two processes connected to one meeting point and to each other, by TCP, a local socket and memory that they share."""
+    code = (
+        "import mmap, os, socket, sys\n"
+        "rank, port, path = int(os.environ['RANK']), int(os.environ['MASTER_PORT']), sys.argv[-1]\n"
+        "met = socket.create_connection(('127.0.0.1', port))\n"
+        "def wait(): print('up', flush=True); return sys.stdin.readline().strip()\n"
+        "peer = int(wait() or 0)\n"
+        "if rank == 0:\n"
+        "    door = socket.create_server(('127.0.0.1', peer)); print('up', flush=True); link = door.accept()[0]\n"
+        "else: link = socket.create_connection(('127.0.0.1', peer))\n"
+        "link.sendall(b'x' * 5000); left = 5000\n"
+        "while left: left -= len(link.recv(left))\n"
+        "wait()\n"
+        "file = open(os.environ['SHARED'], 'r+b'); memory = mmap.mmap(file.fileno(), 0)\n"
+        "wait()"
+    )
+    shared = tmp_path / "memory"
+    shared.write_bytes(b"0" * 20000)
+    with socket.create_server(("127.0.0.1", 0)) as meeting, socket.create_server(("127.0.0.1", 0)) as free:
+        port, peer = str(meeting.getsockname()[1]), free.getsockname()[1]
+        free.close()
+        environ = {**WORLD, "MASTER_PORT": port, "SHARED": str(shared)}
+        with Started(code, RANK="0", **environ) as first, Started(code, RANK="1", **environ) as second:
+            both = (first, second)
+
+            def seen():
+                return look(0, [each.pid for each in both], int(port), True)
+
+            def go_on(word="\n", which=both):
+                for each in which:
+                    each.process.stdin.write(word)
+                    each.process.stdin.flush()
+                    each.process.stdout.readline()
+
+            before = seen()
+            go_on(f"{peer}\n", (first,))
+            second.process.stdin.write(f"{peer}\n")
+            second.process.stdin.flush()
+            for each in both:
+                each.process.stdout.readline()
+            after = seen()
+            go_on()
+            mapped = seen()
+    assert [(row.joined, row.sent, row.out, row.hidden, row.has_sent) for row in before] == [
+        (True, 0, 0, "", False)
+    ] * 2
+    assert all(row.sent >= 9900 and row.hidden == "" and row.has_sent for row in after)
+    assert {row.hidden for row in mapped} == {"they share memory"}

@@ -5,8 +5,7 @@ import os
 
 import pytest
 
-from drumbeat.agent.wire.files import take
-from drumbeat.agent.wire.messages import FilePart
+from drumbeat.agent.wire.messages import FilePart, take
 from drumbeat.runfolder.layout import NodeFolder
 
 

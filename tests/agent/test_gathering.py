@@ -6,8 +6,7 @@ import socket
 import time
 
 from drumbeat.agent.wire.channel import Channel
-from drumbeat.agent.wire.files import files_of, take
-from drumbeat.agent.wire.messages import FilePart, RankStarted
+from drumbeat.agent.wire.messages import FilePart, RankStarted, files_of, take
 from drumbeat.runfolder.layout import NodeFolder
 
 NODES, FILES, SIZE = 8, 24, 1 << 20

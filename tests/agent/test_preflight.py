@@ -1,6 +1,6 @@
 """The RDMA library in an image against the host's own, as the prologue noted it."""
 
-from drumbeat.agent.member.preflight import provider_findings
+from drumbeat.agent.agent import provider_findings
 from drumbeat.machine.model import Library
 
 ROW = ["roce_library", "/usr/local/lib/libbnxt_re-rdmav34.so", "/usr/local/lib/libbnxt_re-1.2.so", "a" * 64]

@@ -132,14 +132,19 @@ def test_accelerate_that_would_start_one_process_for_several_ranks_is_refused(tm
     monkeypatch.setattr(launcher_driver, "by_torch", lambda settings, begin, arguments: begin() or 0)
     shim = ["python3", "_shim"]
     settings = {"shim": shim, "report": str(tmp_path / "report.json"), "redirected": False}
+    monkeypatch.setattr(launcher_driver, "has_gpu", lambda: wanted.gpu)
     refusals = []
-    for processes, machines, cpu, code in ((1, 1, True, 0), (4, 2, True, 2), (2, 1, False, 2)):
+    for processes, machines, cpu, gpu, code in (
+        (1, 1, True, True, 0), (4, 2, True, True, 2), (2, 1, False, True, 2), (2, 1, False, False, 2)
+    ):  # fmt: skip
+        wanted.gpu = gpu
         wanted.num_processes, wanted.num_machines, wanted.cpu, wanted.use_cpu = processes, machines, cpu, cpu
         launch.simple_launcher = started.append
         assert launcher_driver.accelerate(settings, ["--cpu", *shim, "python", "-u", "a.py"]) == code
         refusals += [read_report(settings["report"]).refused] if code else []
     assert len(started) == 1 and not any(capsys.readouterr())  # drumbeat says it, once for all nodes
-    first, second = refusals
+    first, second, third = refusals
+    assert third.startswith("on CPUs") and "--multi_gpu" not in third, "without a GPU it would lead nowhere"
     assert first.startswith("on CPUs accelerate launch starts one process per node") and "not 4 ranks\n" in first
     assert first.endswith("  drumbeat run --nodes 2 --ranks-per-node 2 -- env ACCELERATE_USE_CPU=true python -u a.py")
     assert "--multi_gpu" in second and "--nodes 1 --ranks-per-node 2 --" in second

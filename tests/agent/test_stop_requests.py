@@ -83,6 +83,7 @@ def check_end(order):
     assert asked, "of four, at least two are requests"
     if "cancel" in order:
         assert code != EXIT_REQUEUE and lead.history[-1].outcome in (CANCELLED, TIME_LIMIT)
+        assert lead.history[-1].resumable is ("rank 0 says 75" in order), "and its end says so"
     elif "rank 0 says 75" in order:
         assert code == EXIT_REQUEUE and lead.history[-1].outcome == REQUEUE
     else:

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from drumbeat import api, inrank
-from drumbeat.api import runs as functions
+from drumbeat import api as functions
 from drumbeat.backends.slurm import Slurm
 from drumbeat.backends.ssh import Ssh
 from drumbeat.base.problem import Problem
@@ -232,7 +232,8 @@ try:
 except api.Problem as problem:
     unmeasured = str(problem)
 print(json.dumps([lines, good.state, good.handle, value, figures.outcome, figures.exit_code,
-                  report.failure.finding.title, state, refused, unmeasured]))
+                  report.failure.finding.title, state, refused, unmeasured,
+                  [api.status(good).ranks.started, len(api.status(good).ranks.ended)]]))
 """
 
 
@@ -240,9 +241,10 @@ def test_a_laptop_is_enough(home, tmp_path):
     argv = [sys.executable, "-c", HERE]
     done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
-    lines, state, handle, value, outcome, code, title, queued, refused, unmeasured = json.loads(done.stdout)
+    lines, state, handle, value, outcome, code, title, queued, refused, unmeasured, ranks = json.loads(done.stdout)
     assert sorted(line for line in lines if "rank " in line[:9]) == ["[1] rank 1", "rank 0"], lines
     words = [line.split()[0] for line in lines]
+    assert lines.index("rank 0") < words.index("end") and ranks == [2, 2], lines
     assert words[:3] == ["drumbeat", "launcher", "folder"] and words[-1] == "folder" and "end" in words, lines
     assert state == "finished" and handle.startswith("local://")
     assert value == "a/b" and (outcome, code) == ("failed", 1) and "no labels" in title and queued == "finished"

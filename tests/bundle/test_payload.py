@@ -1,7 +1,7 @@
 """The part of drumbeat.pyz that travels to pods: small, complete, and the same code without its docstrings."""
 
 import ast
-import gzip
+import lzma
 import subprocess
 import sys
 import zipfile
@@ -35,7 +35,7 @@ def whole(tmp_path_factory):
 @pytest.fixture(scope="module")
 def payload(whole, tmp_path_factory):
     path = tmp_path_factory.mktemp("payload") / "node.pyz"
-    path.write_bytes(gzip.decompress(packed(str(whole))))
+    path.write_bytes(lzma.decompress(packed(str(whole))))
     return path
 
 

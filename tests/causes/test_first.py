@@ -22,9 +22,9 @@ from drumbeat.causes.events import (
     TIMED_OUT,
     Event,
     Place,
+    first,
     in_communication,
 )
-from drumbeat.causes.first import first
 from drumbeat.findings.model import CERTAIN, ERROR, LIKELY, Finding
 from tests.logs.reading import read
 

@@ -5,7 +5,7 @@ from importlib import metadata
 
 import pytest
 
-from drumbeat.base.installed import pip_install
+from drumbeat.base.problem import pip_install
 
 
 def test_the_demo_trains_one_model_on_four_ranks(drumbeat):

@@ -10,7 +10,7 @@ import pytest
 from drumbeat.base.problem import Problem
 from drumbeat.convert.convert import convert
 from drumbeat.convert.draft import job_file
-from drumbeat.jobfile.fields import expand
+from drumbeat.jobfile.check import expand
 from drumbeat.jobfile.job import job_from_text
 
 GOOD = Path(__file__).parent.parent / "lint" / "good"

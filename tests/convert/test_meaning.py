@@ -17,7 +17,7 @@ from drumbeat.convert.convert import convert
 from drumbeat.convert.draft import job_file
 from drumbeat.convert.launch import OURS
 from drumbeat.desk.start.run import after_on_start
-from drumbeat.jobfile.fields import expand
+from drumbeat.jobfile.check import expand
 from drumbeat.jobfile.job import job_from_text
 from drumbeat.plan.argv import after_setup
 
@@ -140,7 +140,7 @@ def assert_same(text, place):
         differs = {
             name: values
             for name, values in differs.items()
-            if values[0] != values[1] and not name.startswith(("APPTAINERENV_", "_drumbeat_"))
+            if values[0] != values[1] and not name.startswith(("APPTAINERENV_", "APPTAINER_", "_drumbeat_"))
         }
         assert not differs, shown
     return draft

@@ -22,7 +22,7 @@ LABELS = {
     "05_pyxis_array": (1, 8, "all", "exec python train.py --lr $${LR} --wd $${WD}",
         {"array": "1-8%2", "setup": "cd /workspace", "binds": ("$PWD:/workspace", "/data:/data:ro")}, []),
     "06_ray": (2, 4, "all", "python -u tune.py --workers 8", {"launcher": "once"}, ["ray start --head", "ray start --address"]),
-    "07_hetjob": (2, 4, "all", "exec python train.py --server $${SLURM_JOB_NODELIST_HET_GROUP_0}", {"cpus": None},
+    "07_hetjob": (2, 4, "all", "exec python train.py --server $${SLURM_JOB_NODELIST_HET_GROUP_0}", {"cpus": 4},
         ["#SBATCH --cpus-per-task=16", "python server.py", "parts of the job"]),
     "08_packed_steps": (1, 1, "all", "python train.py --seed 1", {"gpus": 1}, ["--seed 2", "--seed 3", "--seed 4"]),
     "09_requeue_forward": (2, 4, "own", "python train.py --resume auto",
@@ -30,10 +30,11 @@ LABELS = {
     "10_chain_deepspeed": (2, 4, "all", "exec deepspeed --no_local_rank train.py --deepspeed ds.json --run $${RUN}",
         {"setup": "cd /proj/code", "submit_options": ("--gres=gpu:a100:4",), "env": {"NCCL_DEBUG": "WARN"}},
         ["sbatch --export=ALL", "rm -f $HOSTFILE"]),
-    "11_mpirun": (2, 4, "all", "python train.py --data /data/x", {"env": {"NCCL_DEBUG": "INFO"}}, []),
+    "11_mpirun": (2, 4, "all", "python train.py --data /data/x",
+        {"launcher": "tasks", "env": {"NCCL_DEBUG": "INFO", "OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "^openib"}}, []),
 }  # fmt: skip
 # Those whose meaning no job file can hold: what differs is counted.
-DIFFER = {"06_ray": 2, "07_hetjob": 2, "08_packed_steps": 3}
+DIFFER = {"06_ray": 2, "07_hetjob": 2, "08_packed_steps": 3, "11_mpirun": 1}
 
 
 @pytest.mark.parametrize("name", sorted(LABELS))

@@ -217,11 +217,11 @@ def test_no_internal_ids():
 
 def test_nothing_is_installed_from_an_index_under_our_name():
     """It is installed from its source tree; `pip install drumbeat` would bring somebody else's package, or none. Only
-    base/installed.py may say it, of a drumbeat that came from an index."""
+    base/problem.py may say it, of a drumbeat that came from an index."""
     told = re.compile(r"pipx? install\s+(?:-\S+\s+)*['\"]?drumbeat(?![\w-]*[./])")
     assert told.search("pip install 'drumbeat[web]'") and told.search("pip install drumbeat where")
     for page in [*PAGES, *(ROOT / "src").rglob("*.py"), *(ROOT / "src").rglob("*.yaml")]:
-        assert page.name == "installed.py" or not told.search(page.read_text()), page
+        assert page.name == "problem.py" or not told.search(page.read_text()), page
 
 
 def test_a_script_stays_usable_without_drumbeat(tmp_path):

@@ -57,7 +57,7 @@ def test_which_card_belongs_to_which_gpu():
     assert found.data["nearest"] == {"GPU0": ["mlx5_0"], "GPU1": ["mlx5_4"]}
     assert found.data["numa"] == {"GPU0": 0, "GPU1": 1}
     (note,) = found.findings
-    assert note.code == "nic-near-no-gpu" and "mlx5_bond_0" in note.title and "NCCL_IB_HCA=mlx5_0,mlx5_4 " in note.fix
+    assert note.code == "nic-near-no-gpu" and "mlx5_bond_0" in note.title and "NCCL_IB_HCA==mlx5_0,mlx5_4 " in note.fix
 
 
 def test_a_gpu_without_a_card_on_its_side():
@@ -288,7 +288,7 @@ GPU1    SYS      X      SYS     PIX     SYS     4-7             1
          "inet 192.168.1.6/24 scope global p1\n", "ip addr", "could carry a job: p1"),
         ("hca_id: mlx5_0\n  port:   1\n  state:  PORT_ACTIVE (4)\n  link_layer: Ethernet\n  active_width: 4X (2)\n"
          "  active_speed: 25.0 Gbps (32)\n", "ibv_devinfo", "100 Gb/s"),
-        ("    GPU UUID   : GPU-1\n    PCI\n        Bus Id     : 00000000:82:00.0\n", "nvidia-smi -q", "00000000:82:00.0"),
+        ("    GPU UUID   : GPU-1\n    PCI\n        Bus Id     : 00000000:82:00.0\n", "nvidia-smi -q", "0000:82:00.0"),
         ('<nvidia_smi_log>\n<driver_version>550.1</driver_version>\n<gpu id="00000000:01:00.0">\n<product_name>X</product_name>',
          "nvidia-smi -q -x", "without -x"),
     ],

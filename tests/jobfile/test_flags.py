@@ -5,7 +5,7 @@ import argparse
 import pytest
 
 from drumbeat.base.problem import Problem
-from drumbeat.jobfile.fields import keys_of
+from drumbeat.jobfile.check import keys_of
 from drumbeat.jobfile.flags import add_job_flags, load_job
 from drumbeat.jobfile.job import Job
 from drumbeat.jobfile.resolve import resolve

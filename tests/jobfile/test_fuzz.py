@@ -4,7 +4,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from drumbeat.base.problem import Problem
-from drumbeat.jobfile.fields import keys_of
+from drumbeat.jobfile.check import keys_of
 from drumbeat.jobfile.job import Job, job_from_text
 from drumbeat.jobfile.resolve import resolve
 from drumbeat.jobfile.resources import Here

@@ -3,7 +3,7 @@
 import pytest
 
 from drumbeat.base.problem import Problem
-from drumbeat.jobfile.fields import keys_of, parse_duration
+from drumbeat.jobfile.check import keys_of, parse_duration
 from drumbeat.jobfile.job import Job, JobWrap, job_from_text
 from drumbeat.jobfile.site import Site, site_from_text
 

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from drumbeat.base.data import names
 from drumbeat.base.problem import Problem
-from drumbeat.jobfile.flags import about_preset, preset_names, with_preset
+from drumbeat.jobfile import flags
+from drumbeat.jobfile.flags import about_preset, with_preset
 from drumbeat.jobfile.job import job_from_text
 from drumbeat.jobfile.resolve import resolve
 from drumbeat.jobfile.resources import Here
@@ -57,7 +59,7 @@ def test_scripts_that_pipe_into_tee_fail_with_the_pipe():
 
 
 def test_all_are_known():
-    assert preset_names() == sorted(PRESETS)
+    assert names(flags.PRESETS) == tuple(sorted(PRESETS))
     page = (Path(__file__).parent.parent.parent / "docs" / "presets.md").read_text()
     assert all(f"| `{name}` |" in page for name in PRESETS)
 

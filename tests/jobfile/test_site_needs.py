@@ -89,3 +89,54 @@ def test_a_plan_away_from_the_nodes_shows_only_what_can_come_up(capsys):
     settings = "\n".join(line for line in out.splitlines() if not line.startswith(" "))
     assert not any(word in settings for word in ("HIP_", "MIOPEN", "ROCR", "Slingshot", "anp"))
     assert all(len(line) <= 80 for line in out.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("job", "warned"),
+    [
+        ("", True),
+        ("gpus: 4", False),
+        ("gpus: 0", False),
+        ("submit-options: ['--gres=gpu:4']", False),
+        ("submit-options: ['--constraint=gpu']", True),
+    ],
+)
+def test_a_job_that_trains_and_asks_slurm_for_no_gpu_is_questioned(job, warned, tmp_path):
+    (tmp_path / "train.py").write_text("import os\nimport torch\n\ntorch.ones(1)\n")
+    (tmp_path / "plain.py").write_text("print(1)\n")
+    slurm = backends.get("slurm")
+
+    def noted(command):
+        text = f"command: {command}\nworkdir: {tmp_path}\n{job}\n"
+        order = resolve(job_from_text(text), load_site("slurm", {}), HERE)
+        return "asks for no GPU (1 rank per node)" in "\n".join(slurm.notes(order))
+
+    assert noted("python train.py") is noted("drumbeat train llama") is warned
+    assert noted("plain.py") is noted("hostname") is False
+
+
+def test_a_plan_for_slurm_says_how_many_gpus_it_asks_for(tmp_path, monkeypatch, capsys):
+    from drumbeat.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("import torch\nfor x in []:\n    loss.backward()\n")
+    assert main(["init"]) == 0
+    assert "# gpus: 4  # per node; a scheduler" in capsys.readouterr().out
+    for more in ([], ["--render"]):
+        assert main(["plan", "--site", "slurm", "job.yaml", *more]) == 0
+        out, err = capsys.readouterr()
+        assert "this job asks for no GPU" in err and ("GPUs      none requested" in out) is not more
+    assert main(["plan", "--site", "slurm", "--gpus", "4", "job.yaml"]) == 0
+    out, err = capsys.readouterr()
+    assert "GPUs      4 per node requested" in out and "no GPU" not in err
+
+
+def test_a_batch_script_shows_what_every_rank_gets():
+    text = (
+        backends.get("slurm")
+        .render(order("setup: |\n  . venv/bin/activate\n  ulimit -n 4096\nenv: {EPOCHS: 3}\n"))
+        .text
+    )
+    shown = [line for line in text.splitlines() if line.startswith("# ")]
+    assert any(line.startswith("# In every rank: EPOCHS=3  # user: ") for line in shown)
+    assert "# Setup, in every rank: . venv/bin/activate" in shown and "# Setup, in every rank: ulimit -n 4096" in shown

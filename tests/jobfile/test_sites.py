@@ -3,7 +3,7 @@
 import pytest
 
 from drumbeat.base.problem import Problem
-from drumbeat.jobfile.fields import keys_of
+from drumbeat.jobfile.check import keys_of
 from drumbeat.jobfile.job import Job, job_from_text
 from drumbeat.jobfile.site import Detect, Site, SiteVariable, built_in, find_site, load_site, site_from_text, site_names
 

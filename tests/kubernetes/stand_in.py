@@ -80,8 +80,8 @@ def start_pod(name, node):
     for file, text in files.items():
         with open(os.path.join(folder, "files", file), "w") as out:
             out.write(inside(text, folder))
-    packed = get(f"ConfigMap-{name}-program")["binaryData"]["drumbeat.pyz.gz"]
-    with open(os.path.join(folder, "files", "drumbeat.pyz.gz"), "wb") as out:
+    packed = get(f"ConfigMap-{name}-program")["binaryData"]["drumbeat.pyz.xz"]
+    with open(os.path.join(folder, "files", "drumbeat.pyz.xz"), "wb") as out:
         out.write(base64.b64decode(packed))
     (volume,) = [each for each in pod["volumes"] if each["name"] == "drumbeat"]
     for source in volume["projected"]["sources"]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from drumbeat.backends.kubernetes.payload import PIECE
+from drumbeat.backends.kubernetes.pod import PIECE
 from tests.conftest import wait_for
 from tests.kubernetes import stand_in
 from tests.kubernetes.programs import goes_on

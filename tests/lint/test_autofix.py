@@ -25,7 +25,7 @@ from drumbeat.lint.engine import apply_edits, lint
             'export MIOOPEN_USER_DB_PATH=/tmp/x\nexport Y="$MIOOPEN_USER_DB_PATH" # MIOOPEN_USER_DB_PATH\n',
             'export MIOPEN_USER_DB_PATH=/tmp/x\nexport Y="$MIOPEN_USER_DB_PATH" # MIOOPEN_USER_DB_PATH\n',
         ),
-        ("export NCCL_SOKET_IFNAME=hsn0\n", "export NCCL_SOCKET_IFNAME=hsn0\n"),
+        ("export NCCL_SOKET_IFNAME=hsn0\n", "export NCCL_SOKET_IFNAME=hsn0\n"),  # a guess of what was meant
         (
             "#!/bin/bash\n#SBATCH -N 1\n\nsrun a | tee b\n",
             "#!/bin/bash\n#SBATCH -N 1\n\nset -o pipefail\nsrun a | tee b\n",

@@ -104,8 +104,60 @@ def of_script(*lines):
 
 def test_one_task_that_holds_all_gpus_of_its_node():
     one = ("#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=1", "#SBATCH --gpus-per-task=8", "srun ./train.sh")
-    assert "gpus-per-task-option" not in of_script(*one)
-    assert "gpus-per-task-option" in of_script(*(line.replace("node=1", "node=8") for line in one))
+    assert "gpus-per-task" not in of_script(*one)
+    assert "gpus-per-task" in of_script(*(line.replace("node=1", "node=8") for line in one))
+
+
+def test_a_task_without_neighbours_shares_no_gpus():
+    each = ("#SBATCH --nodes=1", "#SBATCH --ntasks=4", "#SBATCH --gpus-per-task=1")
+    assert "gpus-per-task" in of_script(*each, "srun python t.py")
+    assert "gpus-per-task" not in of_script(
+        *each, "srun -n 1 --exclusive python t.py &", "srun -n 1 python u.py &", "wait"
+    )
+    assert "gpus-per-task" not in of_script("srun -n 1 --gpu-bind=single:1 python t.py")
+    assert "gpus-per-task" not in of_script(
+        *each[:1], "#SBATCH --ntasks-per-node=1", "srun --gpu-bind=closest python t.py"
+    )
+
+
+def test_names_alone_say_nothing():
+    """A value that the near name cannot have, a function called like a launcher, a flag that nobody reads, a wrapper."""
+    two = ("#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=1")
+    assert "variable-misspelt" not in of_script("export NCCL_TIMEOUT=3600")
+    assert "variable-misspelt" in of_script("export NCCL_IB_TIMEOUTS=22")
+    assert "launched-on-one-node" not in of_script(
+        *two, "torchrun-launcher() { srun torchrun t.py; }", "torchrun-launcher x"
+    )
+    assert "launched-on-one-node" in of_script(*two, "torchrun --nnodes=2 t.py")
+    frozen = 'srun bash -c "torchrun --node-rank=$SLURM_NODEID --rdzv_backend={} t.py"'
+    assert "rank-frozen" not in of_script(*two, frozen.format("c10d"))
+    assert "rank-frozen" in of_script(*two, frozen.format("static"))
+    assert "openib-excluded" not in of_script("export OMPI_MCA_btl='self,vader,openib'")
+    assert "fabric-unset" not in of_script(*two, "srun --export=ALL,A=/opt/cray/libfabric ./wrapper.sh python t.py")
+
+
+def test_values_that_no_library_knows():
+    for line in ("FI_LOG_LEVEL=1", "FI_PROVIDER=eth", "NCCL_DEBUG=DEBUG"):
+        assert of_script(f"export {line}") == {"value-unknown"}
+    for line in (
+        "FI_PROVIDER='verbs;ofi_rxm'",
+        "FI_PROVIDER=^shm",
+        "NCCL_DEBUG=warn",
+        "FI_PROVIDER=$X",
+        "NCCL_IB_TIMEOUT=22",
+    ):
+        assert of_script(f"export {line}") == set(), line
+
+
+def test_a_name_that_is_set_beside_one_that_is_read():
+    assert "never-set" in of_script("export STEPS=5", "python t.py --n=$STEP")
+    for line in (
+        "python t.py --n=${STEP:-1}",
+        "python t.py --n=$STEP $STEPS",
+        "STEP=1; python t.py $STEP",
+        "read STEP; echo $STEP",
+    ):
+        assert "never-set" not in of_script("export STEPS=5", line), line
 
 
 def test_infiniband_off_beside_another_network():
@@ -141,3 +193,24 @@ def test_near_misses(text, code, found):
 def test_the_reason_against_the_old_launcher_holds_with_use_env():
     (found,) = lint("python -m torch.distributed.launch --use_env train.py", "x.sh").findings
     assert "without --use-env" in found.cause
+
+
+def test_a_program_averages_its_gradients_wherever_that_stands():
+    """An import alone does nothing; what a module beside it does counts, and one that cannot be read may do anything."""
+    text = RULES["nothing-averaged"].bad
+    code = "nothing-averaged"
+    unused = text.replace("import torch", "from torch.nn.parallel import DistributedDataParallel\nimport torch", 1)
+    assert code in codes(text, "t.py") and code in codes(unused, "t.py")
+    own = text.replace("import torch", "from helpers.wrap import prepare\nimport torch", 1)
+    files = {"helpers/wrap.py": "def prepare(model): return DistributedDataParallel(model)"}
+
+    def told(files):
+        return code in [finding.code for finding in lint(own, "t.py", lambda path: files.get(path, "")).findings]
+
+    assert not told(files) and not told({}) and told({"helpers/wrap.py": "def prepare(model): return model"})
+    for word in (
+        "dist.all_reduce(grad)",
+        "engine = deepspeed.initialize(model)[0]",
+        "PostLocalSGDOptimizer.average(model)",
+    ):
+        assert code not in codes(text.replace("optimizer.zero_grad()", word), "t.py"), word

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from drumbeat.logs.meaning.likely import likely
+from drumbeat.logs.meaning.model import likely
 from drumbeat.logs.meaning.senses import sense
 from tests.logs.reading import read
 

@@ -84,5 +84,5 @@ def test_nothing_seen_is_never_certain():
 def test_what_was_not_there_is_said():
     report = read(start_up(0, nranks=4, nodes=2, more=[IB]).split("\n"))
     assert any("3 of 4 ranks" in text for text in report.transport.unseen)
-    assert report.failure.verdict().unseen == ("ranks 1, 2, 3: wrote nothing in these logs",)
+    assert report.failure.verdict().unseen == ("ranks 1, 2, 3: no line of their communicator in these logs",)
     assert "there are none" in read(["step 1"]).transport.unseen[0]

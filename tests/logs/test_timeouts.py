@@ -73,3 +73,20 @@ def test_a_rank_without_a_word_is_named_as_not_seen():
     assert failure(*world, caught(0), caught(1)).unseen == ("ranks 2, 3: no line about this",), "their logs are here"
     assert failure(*map(caught, (0, 1, 3)), dump(2, 1522)).unseen == (), "it did speak"
     assert failure(*map(caught, (0, 1, 3)), dump(2, 1522).split(" Last enqueued")[0]).unseen == ()
+
+
+@pytest.mark.parametrize(
+    ("calls", "odd"),
+    [(["ALLREDUCE", "ALLGATHER", "ALLGATHER"], 0), (["ALLREDUCE", "BROADCAST"], None), (["SEND", "RECV"], "same")],
+)
+def test_ranks_that_make_different_calls_at_one_place_wait_for_each_other(calls, odd):
+    line = (
+        "[rank{0}]:[E612 09:14:55.118 P.cpp:632] [Rank {0}] Watchdog caught collective operation timeout: WorkNCCL("
+        "SeqNum=88, OpType={1}, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600063 milliseconds before timing out."
+    )
+    failure = read("\n".join(line.format(rank, call) for rank, call in enumerate(calls))).failure
+    if odd == "same":
+        assert failure.answer == "collective-timeout"
+        return
+    assert (failure.answer, failure.confidence, failure.finding.rank) == ("collective-desync", "likely", odd)
+    assert "ALLREDUCE (rank 0)" in failure.finding.title

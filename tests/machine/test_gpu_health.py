@@ -5,10 +5,10 @@ import shlex
 
 import pytest
 
+from drumbeat.doctor.case import stand_in
 from drumbeat.doctor.examine import examine
 from drumbeat.machine import fabric
-from drumbeat.machine.container import read as read_container
-from drumbeat.machine.gather import gather
+from drumbeat.machine.gather import gather, read_container
 from drumbeat.machine.model import Gpu
 from drumbeat.machine.replay import FolderHost
 from drumbeat.machine.table import table
@@ -169,5 +169,9 @@ def test_the_doctor_and_the_table_say_it(tmp_path):
     facts = gather(FolderHost(str(tmp_path)))
     codes = {each.code for each in examine(facts)}
     assert {"gpu-memory-errors", "power-limit-low", "gpu-throttled", "gpu-divided"} <= codes
+    judged = {each.code: each.severity for each in examine(facts)}
+    assert judged["gpu-memory-errors"] == "error"
+    of_job = {each.code: each.severity for each in examine(facts, stand_in(facts))}
+    assert of_job["gpu-memory-errors"] == "warning", "no run is stopped for it"
     line = next(text for text in table(facts).splitlines() if "power limit 400 W" in text)
     assert "divided (MIG)" in line and "4 uncorrected" in line

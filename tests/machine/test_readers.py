@@ -11,9 +11,9 @@ import time
 import pytest
 
 from drumbeat.base.ranges import ranges
-from drumbeat.machine import container, network
 from drumbeat.machine import host as netlink
-from drumbeat.machine.gather import acs_on, gather, held_back, read_cpus, read_kernel, read_limits
+from drumbeat.machine import network
+from drumbeat.machine.gather import acs_on, gather, held_back, read_container, read_cpus, read_kernel, read_limits
 from drumbeat.machine.host import LiveHost
 from drumbeat.machine.model import Gpu, RdmaDevice
 from drumbeat.machine.parse import cpulist, natural, pci_address
@@ -428,14 +428,14 @@ def test_no_cgroup_limit_is_not_the_same_as_an_unknown_one(tree):
 
 
 def test_containers(tree):
-    assert container.read(host(tree)).inside is False
+    assert read_container(host(tree)).inside is False
     tree.file("/proc/1/comm", "bash")
-    assert container.read(host(tree)).inside is None, "a first process like any other proves nothing"
+    assert read_container(host(tree)).inside is None, "a first process like any other proves nothing"
     tree.file("/run/.containerenv", 'engine="podman-4.9"\nimage="docker.io/rocm/pytorch:latest"')
-    found = container.read(host(tree))
+    found = read_container(host(tree))
     assert (found.runtime, found.image, found.image_arch) == ("podman", "docker.io/rocm/pytorch:latest", "x86_64")
     tree.environ(APPTAINER_CONTAINER="/a.sif")
-    assert container.read(host(tree)).runtime == "apptainer"
+    assert read_container(host(tree)).runtime == "apptainer"
 
 
 # The live host

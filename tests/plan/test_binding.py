@@ -228,3 +228,29 @@ def test_with_few_cores_a_rank_keeps_those_of_its_own_numa_node():
     assert len({cpu for slot in slots for cpu in slot.cpus}) == sum(len(slot.cpus) for slot in slots)
     one_core = dataclasses.replace(facts, cpus=dataclasses.replace(facts.cpus, allowed=(*range(40), 72)))
     assert min(len(slot.cpus) for slot in binding(order_of("olivia", [facts]), one_core, 0).slots) > 1
+
+
+def two_numa_nodes():
+    cpus = tuple(range(16))
+    made = Cpus(
+        online=cpus, allowed=cpus, siblings=tuple((cpu,) for cpu in cpus), numa={"0": cpus[:8], "1": cpus[8:]}
+    )  # fmt: skip
+    gpus = tuple(Gpu(place, "nvidia", f"0000:0{place}:00.0", numa=place // 2) for place in range(4))
+    return dataclasses.replace(machine(16), cpus=made, gpus=gpus)
+
+
+@pytest.mark.parametrize(
+    ("changes", "cores"),
+    [
+        ({"ranks_per_node": 1, "gpus_per_rank": 4}, ["0-15"]),
+        ({"ranks_per_node": 1}, ["0-15"]),  # it sees all of them
+        ({"ranks_per_node": 1, "gpus": 2}, ["0-7"]),
+        ({"ranks_per_node": 1, "visibility": "own"}, ["0-7"]),
+        ({"ranks_per_node": 2, "gpus_per_rank": 2}, ["0-7", "8-15"]),
+        ({"ranks_per_node": 4}, ["0-3", "4-7", "8-11", "12-15"]),
+    ],
+)
+def test_a_rank_has_the_cores_beside_all_of_its_gpus(changes, cores):
+    assert [
+        slot.cores for slot in binding(order(nodes=1, emulated=False, **changes), two_numa_nodes(), 0).slots
+    ] == cores

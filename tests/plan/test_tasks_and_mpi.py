@@ -1,6 +1,6 @@
 """A node whose tasks have a part of its cores each, and a program that needs mpirun."""
 
-from drumbeat.agent.member.preflight import check_node
+from drumbeat.agent.agent import check_node
 from drumbeat.agent.ranks.tasks import Tasks
 from drumbeat.agent.wire.messages import TaskHello
 from drumbeat.commands.program import ABOUT_MPI

@@ -5,7 +5,7 @@ from dataclasses import replace
 from drumbeat.agent.watchers.world import WorldCount
 from drumbeat.inspector.ranks import Identity, rows_of
 from drumbeat.inspector.record import Row
-from drumbeat.plan.world_seen import Planned, copies, judge
+from drumbeat.plan.world_seen import Planned, copies, judge, silent
 from drumbeat.runfolder.events import FindingMade, VerdictGiven
 from drumbeat.runfolder.state import CODES, world_of
 
@@ -15,7 +15,7 @@ M = "10.0.0.1:62000"
 
 def world(meeting=M, size=4, ranks=range(4), node=None):
     return [
-        Row(rank // 2 if node is None else node, 100 + rank, rank, size, meeting, alone=False, joined=True)
+        Row(rank // 2 if node is None else node, 100 + rank, rank, size, meeting, alone=False, joined=True, sent=9000)
         for rank in ranks
     ]
 
@@ -134,7 +134,8 @@ def test_every_finding_about_the_world_is_known_as_one():
     )
     found = [judge(rows, PLAN, False).findings[0].code for rows in (apart, repeated, small)]
     lonely = copies([replace(row, alone=True, joined=False) for row in world()], PLAN)
-    assert {lonely.code, *found} == set(CODES)
+    mute = silent([replace(row, sent=8) for row in world()], PLAN, 20.0, 3)
+    assert {lonely.code, mute.code, *found} == set(CODES)
 
 
 def test_copies_of_one_training():
@@ -422,3 +423,71 @@ def test_one_look_at_ranks_that_step_is_no_proof_of_copies():
         count.last_step = last_step
         count.add(0, lonely, at)
         assert [finding.code for finding in count.judge()[1]] == told
+
+
+# Ranks that have met, and what they send each other.
+
+
+def one_node(**more):
+    rows = world(size=2, ranks=range(2), node=0)
+    return tuple(replace(row, **{"sent": 8, "met": 1000, "framework": "torch", "mapped": 9, **more}) for row in rows)
+
+
+def told(looks, level="stop"):
+    """`looks`: when, the last step by then, rows. Return answers, summaries and whether the run was stopped."""
+    count = WorldCount(Planned(2, 1, True), level)
+    found = []
+    for at, step, rows in looks:
+        count.first_step, count.last_step = (1.0 if step else None), step
+        count.add(0, rows, float(at))
+        verdict, findings, stop = count.judge()
+        assert not stop and all(finding.severity == "warning" for finding in findings)
+        found += [(at, verdict.answer, verdict.summary, verdict.confidence)] if verdict else []
+    return found
+
+
+def test_one_training_is_certain_only_by_what_its_ranks_send_each_other():
+    connected, (at, _, summary, sure) = told([(1, None, one_node()), (3, None, one_node(sent=9000))])
+    assert connected[1:] == ("as planned", "2 ranks connected (seen in 2 of 2 processes)", "likely")
+    assert (at, summary, sure) == (3, "2 ranks in one world (seen in 2 of 2 processes)", "certain")
+    apart = [replace(row, node=row.rank, sent=0, out=9000, ends=((4 + row.rank, 5 - row.rank),)) for row in one_node()]
+    plan = Planned(2, 2, True)
+    assert judge(apart, plan, True).confidence == "certain"  # one connection, of which each node shows one end
+    strangers = [replace(row, ends=((4000, 443),)) for row in apart]
+    assert judge(strangers, plan, True).confidence == "likely" and silent(strangers, plan, 60.0, 9) is None
+
+
+def test_ranks_that_have_met_and_train_without_a_byte_are_warned_about_once():
+    steps = [(at, float(at), one_node(cpu=at)) for at in range(1, 60, 4)]
+    found = told(steps)
+    assert [(at, answer, sure) for at, answer, _, sure in found] == [
+        (1, "as planned", "likely"), (13, "no exchange", "likely"),
+    ]  # fmt: skip
+    quiet = told((at, None, one_node(cpu=0.5 * at)) for at in range(1, 60, 4))
+    assert [(at, answer) for at, answer, *_ in quiet] == [(1, "as planned"), (21, "no exchange")]
+    assert len(told((at, None, one_node(cpu=0.01 * at)) for at in range(1, 60, 4))) == 1  # they wait for something
+    withdrawn = told([*steps, (61, 61.0, one_node(sent=500)), (65, 65.0, one_node(sent=900))])[2:]
+    assert [(at, answer) for at, answer, *_ in withdrawn] == [(61, "as planned")]
+    assert withdrawn[0][2].endswith("; the earlier warning (no exchange) no longer holds")
+
+
+def test_no_exchange_is_not_said_of_what_cannot_be_seen_or_goes_on():
+    def rows(at, **more):
+        return at, float(at), one_node(cpu=at, **more)
+
+    every = range(1, 60, 4)
+    for looks in (
+        [rows(at, hidden="they use /dev/gpu0") for at in every],
+        [rows(at, sent=8 + 4 * at) for at in every],  # a barrier in each epoch
+        [rows(at, sent=9000) for at in every],  # gradients are accumulated: the model was sent at the start
+        [rows(at, met=1000 + 500 * at) for at in every],  # more than a store's signs of life
+        [rows(at, met=1000 + at, framework="") for at in every],  # no framework's store
+        [rows(at, sent=0, out=9000) for at in every],  # a parameter server outside
+    ):
+        assert {answer for _, answer, *_ in told(looks)} == {"as planned"}
+    hidden = told([rows(1, hidden="they use /dev/gpu0")])[0]
+    assert hidden[2:] == (
+        "2 ranks connected (seen in 2 of 2 processes); what they exchange is not visible here (they use /dev/gpu0)", "likely"
+    )  # fmt: skip
+    one_speaks = [(at, step, (replace(a, out=9000), b)) for at, step, (a, b) in map(rows, every)]
+    assert told(one_speaks)[-1][1] == "no exchange"  # to a tracker

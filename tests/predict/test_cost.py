@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drumbeat.predict import cost, memory, plain
+from drumbeat.predict import cost, memory
 from drumbeat.predict.calibrate import SPREAD, fit, stack
-from drumbeat.predict.cost import Constants, Layout, Software, Work
+from drumbeat.predict.cost import Constants, Layout, Software, Work, plain
 from drumbeat.predict.forecast import Case, forecast
 from drumbeat.predict.frameworks import FRAMEWORKS, states_of
 from drumbeat.predict.machine import find_cluster, machine_of

@@ -25,8 +25,8 @@ def test_epochs_are_epochs_in_every_view(tmp_path):
     assert told["throughput"] == (
         "0.50 epochs/s (reported epochs, first to last; times of printed lines, to about 0.25 s on an idle node)"
     )
-    assert told["spread"].startswith("median 0.50, ") and "in a step" not in told
-    assert told["in an epoch"].startswith("mean 2000.0 ms")
+    assert told["spread"].startswith("median 0.50, ") and "per step" not in told
+    assert told["per epoch"].startswith("mean 2000.0 ms")
     session = Session(run)
     session.load()
     assert "2.00 s per epoch (mean)" in "\n".join(screen(session, 120, 50))

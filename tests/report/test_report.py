@@ -14,10 +14,10 @@ from drumbeat.report.gather import Devices, figures_of
 from drumbeat.report.scaling import compare
 from drumbeat.report.text import gpu_rows, lines_of, rows, speed_words
 from drumbeat.runfolder.files import replace_json
-from drumbeat.runfolder.ledger import ledger
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.records import Sample, parse_metric, so_far_line
 from drumbeat.runfolder.run import Run
+from drumbeat.runfolder.state import ledger
 from drumbeat.runfolder.summary import AttemptEnd, summarize, write_summary
 from tests.runfolder.folders import events, make_run, metrics, order
 
@@ -171,7 +171,7 @@ def test_text_fits_and_says_what_is_not_measured(tmp_path):
     assert "FLOPs (6 N) / (2 x 989" in text and "J per token in training" in text
     bare = lines_of(figures_of(make_run(tmp_path / "bare")))
     said = "\n".join(bare)
-    for label in ("loss", "throughput", "spread", "batch", "GPU use", "energy", "network", "in a step"):
+    for label in ("loss", "throughput", "spread", "batch", "GPU use", "energy", "network", "per step"):
         assert re.search(rf"^{label} +not measured", said, re.MULTILINE), label
 
 

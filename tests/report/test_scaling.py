@@ -8,10 +8,10 @@ import re
 import pytest
 
 from drumbeat.base.problem import Problem
-from drumbeat.report.chart import line_chart, ticks
 from drumbeat.report.figures import Figures, Phases, Setting, Speed
 from drumbeat.report.scaling import compare
 from drumbeat.report.tables import charts_of_comparison, csv_text, latex, markdown, page, said, text
+from drumbeat.verify.chart import line_chart, ticks
 
 
 def run(gpus, rate, batch=4096.0, error=None, phases=None, seconds=600.0, name=None, **setting):
@@ -106,6 +106,12 @@ def test_runs_of_one_size_stay_in_their_order_and_lose_what_the_efficiency_says(
     assert found.baseline == "train" and "single is not one training: 2 copies" in found.questions
     slower = compare([single, train])
     assert slower.rows[1].efficiency == 0.623 and slower.rows[1].lost_ms == pytest.approx(770 * 0.377)
+
+
+def test_what_was_seen_of_a_world_that_is_not_proven_is_carried_into_the_comparison():
+    short = dataclasses.replace(run(2, 1000.0, name="short"), world_unproven="2 ranks connected")
+    asked = compare([run(1, 600.0, name="one"), short]).questions
+    assert "short is not proven to be one training: 2 ranks connected" in asked
 
 
 def test_losses_are_labelled_with_their_counter():

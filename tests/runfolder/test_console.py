@@ -5,6 +5,7 @@ from dataclasses import replace
 from drumbeat.desk.console import Console
 from drumbeat.findings.model import Finding, Verdict
 from drumbeat.runfolder.events import (
+    Activity,
     AttemptEnded,
     AttemptStarted,
     Failed,
@@ -144,3 +145,20 @@ def test_colour_on_a_terminal_unless_it_is_not_wanted(tmp_path, capsys, monkeypa
         monkeypatch.setattr("sys.stderr.isatty", lambda live=live: live)
         console(tmp_path).say("failed", "x")
         assert ("\x1b[31mfailed" in capsys.readouterr().err) == coloured
+
+
+def test_a_program_gets_each_line_that_the_terminal_would(tmp_path, capsys):
+    make_run(tmp_path / "run")
+    lines = []
+    view = Console(order(tmp_path / "run"), [0], show=lines.append)
+    view.begin(from_end=False)
+    begun, common = len(lines), ("x", 1.0, 1.0, 0, "h", 0)
+    view._show([
+        AttemptStarted(*common, 0, 2, "h", 1), Line(0, 0, 0, "out", "one"), Line(0, 0, 1, "err", "two"),
+        Activity(*common, 0, 40.0, "rank 0 sleeps", True),
+        FindingMade(*common, 0, Finding("world", "warning", "two worlds", "", "read it")),
+    ])  # fmt: skip
+    assert begun and lines[begun:] == [
+        "waiting    no step for 40 s: rank 0 sleeps", "warning    two worlds: read it", "one", "[1] two",
+    ]  # fmt: skip
+    assert not any(capsys.readouterr())

@@ -12,12 +12,11 @@ from drumbeat.findings.model import WARNING, Finding
 from drumbeat.report.gather import figures_of
 from drumbeat.report.text import lines_of
 from drumbeat.runfolder.events import AttemptEnded, AttemptStarted, FindingMade, Resumed
-from drumbeat.runfolder.ledger import ledger
 from drumbeat.runfolder.lines import closing_lines, progress_line
 from drumbeat.runfolder.progress import Progress, RankPace, slowest_rank
 from drumbeat.runfolder.records import Metric
 from drumbeat.runfolder.run import LeadClock, Run, lead_now
-from drumbeat.runfolder.state import hangs_of
+from drumbeat.runfolder.state import hangs_of, ledger
 from drumbeat.runfolder.summary import AttemptEnd, Observations, summarize, write_summary
 from drumbeat.watch.session import Session
 from drumbeat.watch.text import glance

@@ -12,8 +12,8 @@ from drumbeat.runfolder.events import (
     RunEnded,
     RunStarted,
 )
-from drumbeat.runfolder.ledger import PARTS, ledger, training_share
 from drumbeat.runfolder.progress import Progress
+from drumbeat.runfolder.state import PARTS, ledger, training_share
 
 
 def at(kind, t, attempt=0, **fields):

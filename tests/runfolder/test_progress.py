@@ -13,6 +13,7 @@ import pytest
 from drumbeat.agent.member.progress import NodeMetrics
 from drumbeat.metrics.printed import Lines, Reader
 from drumbeat.report.gather import figures_of
+from drumbeat.report.printed_log import figures_of_log
 from drumbeat.report.text import rows
 from drumbeat.runfolder.files import append
 from drumbeat.runfolder.lines import closing_lines, loss_words, progress_line, speed, trend
@@ -80,6 +81,7 @@ def test_a_loss_that_is_a_number_again_is_one():
     progress = added(step(1, 3.0), step(2, math.inf), step(3, 2.0))
     assert (progress.not_finite, loss_words(progress)) == ("", "fell from 3.000 to 2.000 over 3 steps")
     assert loss_words(added(step(1, math.nan))) == "nan since step 1"
+    assert loss_words(added(step(1, math.inf), step(2, math.nan))) == "not finite since step 1 (now nan)"
     both = merged([(added(step(1, math.nan)), 0.0), (added(step(1, 4.0, rank=1)), 0.0)])
     assert loss_words(both) == "nan since step 1"  # the lowest rank's
 
@@ -106,6 +108,7 @@ def test_noise_is_no_trend(tmp_path):
     noise = [3.0, -2.0, 1.0, -1.0, 0.0] * 8
     flat = [17.0 + each for each in noise[2:]] + [20.4, 20.4]
     same = trend(flat)
+    assert trend([2.03, 1.2, 2.4, 0.9, 2.2, 1.31]) == "too noisy to tell, 2.030 at first and 1.310 at the end"
     assert same.startswith("about the same, ") and same.endswith("(medians of 4 reports)")
     run = make_run(tmp_path / "r")
     write_metrics(run, [step(number, loss) for number, loss in enumerate(flat, 1)])
@@ -399,3 +402,45 @@ def test_few_steps_are_kept_one_by_one_and_late_ones_are_left_out():
             times.add(rank, step, 2.0 if (rank, step) == (2, 3) else 1.0)
     times.add(1, 0, 99.0)
     assert [span[:5] for span in times.spans()] == [(step, 1.0, 1.0, 2.0 if step == 3 else 1.0, 2) for step in range(5)]
+
+
+def rated(n, rate, t, rank=0, kind="step", unit="samples/s", node=0):
+    return Metric(node, rank, t, kind, step=n, rate=rate, unit=unit, printed=True)
+
+
+def test_a_printed_speed_is_the_mean_over_the_steps_that_its_values_stand_for(tmp_path):
+    values = [50.0, *[1000.0] * 8, 400.0]  # warm-up first; the last one is no more than one of ten
+    told = [rated(10 * n, value, 100.0 + n) for n, value in enumerate(values, 1)]
+    mean = 9 / (8 / 1000 + 1 / 400)
+    assert added(*told).rate() == (pytest.approx(mean), "samples/s")
+    halves = Progress.restored(added(*told[:5]).snapshot())
+    for each in told[5:]:
+        halves.add(each)
+    assert halves.rate() == (pytest.approx(mean), "samples/s"), "an agent's sum goes on where it was"
+    uneven = added(rated(10, 9.0, 1.0), rated(20, 100.0, 1.0), rated(110, 300.0, 1.0))
+    assert uneven.rate()[0] == pytest.approx(100 / (10 / 100 + 90 / 300)), "read at one time, the steps weigh them"
+    assert added(told[0]).rate()[0] == 50.0, "the only one so far"
+    assert added(*told, rated(100, 3.0, 120.0, rank=1)).rate()[0] == pytest.approx(mean), "of the lowest rank"
+    assert added(*told, rated(None, 750.0, 121.0, kind="summary")).rate()[0] == 750.0, "the program's own total"
+    for broken in ({"steps": -1.0, "step": -7}, {"step": 10**400}):
+        restored = Progress.restored({**added(*told).snapshot(), "stated": broken})
+        restored.add(rated(11, 5.0, 1.0))
+    other = merged([(added(step(1, 2.0)), 0.0), (added(*told), 0.0)])
+    assert other.rate()[0] == pytest.approx(mean), "rates that only a later node prints, as Megatron's"
+
+
+def test_run_report_and_a_log_agree_about_a_printed_speed(tmp_path):
+    values = [500.0, 1000.0, 2000.0, 1000.0, 250.0]
+    run = make_run(tmp_path / "r")
+    records = [
+        {"t": 100.0 + n, "rank": 0, "kind": "step", "step": n, "rate": value, "unit": "samples/s", "printed": True}
+        for n, value in enumerate(values, 1)
+    ]
+    metrics(run, *records)
+    log = tmp_path / "printed.out"
+    log.write_text("".join(f"step {n} loss 1.5 {value} samples/s\n" for n, value in enumerate(values, 1)))
+    mean = 4 / (2 / 1000 + 1 / 2000 + 1 / 250)
+    assert run.progress().rate() == (pytest.approx(mean), "samples/s")
+    for figures in (figures_of(run), figures_of_log(str(log))):
+        assert figures.speed.value == pytest.approx(mean), figures.source
+        assert figures.speed.how == "mean of what the program prints"

@@ -120,6 +120,13 @@ def test_the_log_that_is_named_is_one_in_which_something_stands(tmp_path):
     assert dict(failure_lines(run, failure, printed=(0,)))["log"].endswith("rank-1.err")
 
 
+def test_a_cancelled_run_says_that_its_ranks_saved():
+    ends = [(AttemptEnd(0, "cancelled", 143, resumable=saved),) for saved in (False, True)]
+    plain, saved = (end_words(Summary("r", "cancelled", 143, 13.0, 1, attempts=each)) for each in ends)
+    assert plain == "cancelled after 13 s, exit code 143"
+    assert saved == f"{plain}; its ranks saved and ended with 75: start the same command to go on"
+
+
 def test_a_time_limit_and_a_doubt_have_one_word_everywhere():
     limit, doubt = Summary("r", "time-limit", 124, 13.0, 1), Summary("r", "doubtful", 0, 13.0, 1)
     assert end_words(limit) == "time-limit reached after 13 s, exit code 124"

@@ -83,6 +83,43 @@ def test_ranks_that_the_command_itself_starts_are_looked_at_too(drumbeat):
     assert "not pinned" in done.stderr and len(verdict(drumbeat)["rows"]) == 2, done.stderr
 
 
+# Two ranks that meet, and train without a byte from one to the other until that is said; then they speak.
+MUTE = """
+import os, socket, sys, time
+rank, port, peers = int(os.environ["RANK"]), int(os.environ["MASTER_PORT"]), []
+if rank == 0:
+    door = socket.create_server((os.environ["MASTER_ADDR"], port))
+    peers = [door.accept()[0]]
+while rank and not peers:
+    try:
+        peers = [socket.create_connection((os.environ["MASTER_ADDR"], port))]
+    except OSError:
+        time.sleep(0.1)
+end, step, speaks = time.monotonic() + 120, 0, False
+while time.monotonic() < end:
+    step += 1
+    print(f"step {step} loss {1 / step:.4f}", flush=True)
+    time.sleep(0.5)
+    events = open(os.path.join("runs", os.environ["DRUMBEAT_RUN"], "events.jsonl")).read()
+    if speaks or "ranks-exchange-nothing" in events:
+        speaks = True
+        peers[0].sendall(b"x" * 2000); peers[0].recv(1 << 16)
+    if "no longer holds" in events:
+        break
+"""
+
+
+def test_ranks_that_met_and_train_without_an_exchange_are_warned_about_and_the_warning_is_withdrawn(drumbeat):
+    (drumbeat.folder / "mute.py").write_text(MUTE)
+    (drumbeat.folder / "job.yaml").write_text(
+        f"ranks-per-node: 2\nchecks: {{world: stop}}\ncommand: {sys.executable} mute.py\n"
+    )
+    done = drumbeat("run", "job.yaml", timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert "2 ranks are connected but exchange nothing while they train: perhaps 2 copies" in done.stderr, done.stderr
+    assert "the earlier warning (no exchange) no longer holds" in done.stderr, done.stderr
+
+
 NAN = """
 import sys, time
 for step in range(1, 2000):

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(
 FAULTS = ("none", "isolated", "dropped", "large packets")
 SIDE = """
 import json, sys
-from drumbeat.agent.wire.rails import Doors, unreached
+from drumbeat.agent.wire.meet import Doors, unreached
 from drumbeat.machine.gather import gather
 from drumbeat.machine.host import LiveHost
 doors = Doors(gather(LiveHost()))

@@ -7,18 +7,19 @@ import pytest
 from drumbeat.base.order import HostPath
 from drumbeat.cli import main
 from drumbeat.jobfile.job import Job
-from drumbeat.jobfile.new_site import new_site, site_lines
 from drumbeat.jobfile.resolve import resolve
 from drumbeat.jobfile.resources import Here
 from drumbeat.jobfile.site import (
-    _built_in_text,
     built_in,
+    built_in_text,
     detect,
     detect_of,
     expand_pattern,
     find_paths,
     load_site,
+    new_site,
     site_from_text,
+    site_lines,
 )
 from drumbeat.jobfile.yamlfile import load_text
 from drumbeat.machine.model import Pool
@@ -60,7 +61,7 @@ def test_every_value_has_its_reason_and_source(name):
         assert part is None or (part.why and part.source)
     said = site_lines(site)
     assert site.summary in said[0]
-    keys = set(load_text(_built_in_text(name), name, "a site profile").entries) - {"summary"}
+    keys = set(load_text(built_in_text(name), name, "a site profile").entries) - {"summary"}
     assert not [key for key in keys if not any(line.startswith((f"{key}:", f"{key} =")) for line in said)], said
 
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from drumbeat.base.installed import pip_install
-from drumbeat.train.layers import attention, flash4
+from drumbeat.base.problem import pip_install
+from drumbeat.train.layers import attention
 from drumbeat.train.layers.block_attention import block_attention, block_attention_backward
 from drumbeat.train.precision import Precision
 
@@ -41,12 +41,12 @@ class Kernels(SimpleNamespace):
 
 @pytest.fixture(autouse=True)
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(flash4, "_package", lambda: Kernels())
+    monkeypatch.setattr(attention, "_package", lambda: Kernels())
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device=None: (9, 0))
     monkeypatch.setattr(torch.cuda, "device", lambda index: nullcontext(SELECTED.append(index)))
     monkeypatch.setattr(importlib.metadata, "version", lambda _name: "4.0.0b36")
     SELECTED.clear()
-    known = flash4._refused
+    known = attention._refused
     known.cache_clear()
     yield
     known.cache_clear()
@@ -61,7 +61,7 @@ def tensors(time: int = 7, dtype: torch.dtype = torch.float32) -> Tuple[Tensor, 
 
 def test_the_operation_is_attention_with_its_gradients() -> None:
     q, k, v = tensors()
-    out, lse = flash4.flash4(q, k, v)
+    out, lse = attention.flash4(q, k, v)
     want = attention.causal_attention(q, k, v)
     torch.testing.assert_close(out, want)
     assert lse.shape == (2, 6, 7) and not lse.requires_grad
@@ -77,31 +77,31 @@ def test_tracing_sees_the_same_shapes_and_strides() -> None:
         v.detach().permute(0, 2, 1, 3).contiguous().permute(0, 2, 1, 3).requires_grad_()
     )  # as a part of one product
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
-    torch.library.opcheck(flash4.flash4, (q, k, turned), test_utils=checks)
-    out, lse = (x.detach() for x in flash4.flash4(q, k, turned))
+    torch.library.opcheck(attention.flash4, (q, k, turned), test_utils=checks)
+    out, lse = (x.detach() for x in attention.flash4(q, k, turned))
     args = [x.detach() for x in (q, q, k, turned, out)]
-    torch.library.opcheck(flash4.flash4_backward, (*args, lse), test_utils=checks)
+    torch.library.opcheck(attention.flash4_backward, (*args, lse), test_utils=checks)
 
 
 def test_a_run_that_must_repeat_itself_adds_in_order() -> None:
     for wanted in (True, False):
         torch.use_deterministic_algorithms(wanted)
         try:
-            flash4.flash4(*tensors())[0].sum().backward()
+            attention.flash4(*tensors())[0].sum().backward()
         finally:
             torch.use_deterministic_algorithms(False)
         assert Kernels.in_order is wanted
 
 
 def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried = flash4.trial
-    monkeypatch.setattr(flash4, "trial", lambda _device, *kind: tried(torch.device("cpu"), *kind))
+    tried = attention.trial
+    monkeypatch.setattr(attention, "trial", lambda _device, *kind: tried(torch.device("cpu"), *kind))
 
 
 def test_it_is_chosen_after_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     on_the_cpu(monkeypatch)
     before = torch.get_rng_state()
-    assert flash4.refused(0, torch.bfloat16, 64, 4) == ""
+    assert attention.refused(0, torch.bfloat16, 64, 4) == ""
     assert torch.equal(before, torch.get_rng_state()), "a trial draws none of the run's random numbers"
     assert attention.attention_kernel(GPU, torch.bfloat16, 8192, 64, 4, False) == "FlashAttention 4"
     in_order = attention.attention_kernel(GPU, torch.bfloat16, 8192, 64, 4, True)
@@ -110,8 +110,10 @@ def test_it_is_chosen_after_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_rank_tries_it_on_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    monkeypatch.setattr(flash4, "trial", lambda device, *_: float(seen.append((device.index, list(SELECTED))) or 0.0))
-    assert flash4.refused(3, torch.bfloat16, 64, 4) == flash4.refused(3, torch.bfloat16, 64, 4) == ""
+    monkeypatch.setattr(
+        attention, "trial", lambda device, *_: float(seen.append((device.index, list(SELECTED))) or 0.0)
+    )
+    assert attention.refused(3, torch.bfloat16, 64, 4) == attention.refused(3, torch.bfloat16, 64, 4) == ""
     assert seen == [(3, [3])], "once, and that GPU is the thread's own then"
 
 
@@ -126,11 +128,11 @@ def test_short_sequences_are_left_to_cudnn(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_compiled_block_holds_the_choice_as_a_constant(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flash4, "_refused", lambda *kind: repr(kind))
+    monkeypatch.setattr(attention, "_refused", lambda *kind: repr(kind))
 
     @torch.compile(backend="eager", fullgraph=True)
     def block(q: Tensor) -> Tensor:
-        return q * len(flash4.refused(0, q.dtype, q.shape[-1], 4))
+        return q * len(attention.refused(0, q.dtype, q.shape[-1], 4))
 
     assert float(block(torch.ones(1, 64))[0, 0]) == len("(0, torch.float32, 64, 4)")
 
@@ -140,16 +142,16 @@ def test_one_that_gives_wrong_numbers_or_fails_is_not(monkeypatch: pytest.Monkey
     monkeypatch.setattr(
         Kernels, "_flash_attn_bwd", lambda self, *_args, dq, dk, dv, **_: [x.zero_() for x in (dq, dk, dv)]
     )
-    assert flash4.refused(0, torch.bfloat16, 64, 4) == "flash-attn-4 gives wrong numbers here, off by 1.000"
-    flash4._refused.cache_clear()
-    monkeypatch.setattr(flash4, "_package", lambda: SimpleNamespace())  # another version, without these functions
+    assert attention.refused(0, torch.bfloat16, 64, 4) == "flash-attn-4 gives wrong numbers here, off by 1.000"
+    attention._refused.cache_clear()
+    monkeypatch.setattr(attention, "_package", lambda: SimpleNamespace())  # another version, without these functions
     said = attention.attention_kernel(GPU, torch.bfloat16, 8192, 64, 4, False)
     assert said.startswith("cuDNN (flash-attn-4 does not work here: AttributeError: "), said
 
 
 def test_a_result_that_is_not_a_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flash4, "trial", lambda *_: float("nan"))
-    assert "wrong numbers" in flash4.refused(0, torch.bfloat16, 64, 4)
+    monkeypatch.setattr(attention, "trial", lambda *_: float("nan"))
+    assert "wrong numbers" in attention.refused(0, torch.bfloat16, 64, 4)
 
 
 @pytest.mark.parametrize(

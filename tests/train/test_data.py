@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from drumbeat.cli import main
-from drumbeat.train.data.cifar import cifar100
 from drumbeat.train.data.decoders import Decoders
-from drumbeat.train.data.images import ImageFolder
-from drumbeat.train.data.tokens import read_megatron_index, token_file
+from drumbeat.train.data.images import ImageFolder, cifar100
+from drumbeat.train.data.text import read_megatron_index, token_file
 from drumbeat.train.refusal import Refusal
 
 

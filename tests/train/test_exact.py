@@ -109,8 +109,7 @@ def whole_state(folder: str, layout: str, precision: str, *more: str) -> Dict[st
     from torch import Tensor
 
     from drumbeat.train import loop
-    from drumbeat.train.checkpoint.digest import tensor_hash
-    from drumbeat.train.checkpoint.state import TrainingState
+    from drumbeat.train.checkpoint.state import TrainingState, tensor_hash
     from drumbeat.train.models import llama
     from drumbeat.train.recipes.llama import LlamaSettings, run
     from drumbeat.train.settings import fill

@@ -13,8 +13,7 @@ from torch import Tensor
 Image = pytest.importorskip("PIL.Image", reason="reading images needs Pillow")
 
 from drumbeat.train.data.decode import chosen_box, decoded  # noqa: E402
-from drumbeat.train.data.decoders import Decoders, Draw  # noqa: E402
-from drumbeat.train.data.device_decode import DeviceDecoder, decoders_for  # noqa: E402
+from drumbeat.train.data.decoders import Decoders, DeviceDecoder, Draw, decoders_for  # noqa: E402  # noqa: E402
 from drumbeat.train.data.images import ImageFolder  # noqa: E402
 from drumbeat.train.data.stream import Stream  # noqa: E402
 from drumbeat.train.refusal import Refusal  # noqa: E402

@@ -99,6 +99,25 @@ def test_a_mixture_takes_its_shares_and_every_row() -> None:
     assert np.bincount(first[first[:, 0] == 2][:, 1]).tolist() == [3] * 10
 
 
+def test_a_step_counts_all_tokens_of_its_documents_and_no_padding() -> None:
+    from drumbeat.train.data.conversations import NamedStream
+
+    documents = [([5] * size, [0] * (size - 1) + [1]) for size in (3, 7, 4, 6, 2, 5, 8)]
+    sources = [Packed(documents[:4], 10, 0), Packed(documents[4:], 10, 0)]
+    assert [source.sizes.tolist() for source in sources] == [[10, 10], [7, 8]]
+    streams = [NamedStream(Mixture(sources, [3, 1]), 2, data_rank=rank, data_ranks=2, prefetch=0) for rank in (0, 1)]
+    for steps in (1, 3):
+        seen = 0
+        for stream in streams:
+            for _ in range(steps):
+                (batch,) = next(stream)
+                seen += int((batch["input_ids"] != 0).sum())
+        assert [stream.tokens(steps) for stream in streams] == [seen, seen], "of all ranks, on each"
+    plain = NamedStream(sources[0], 2, prefetch=0)
+    del sources[0].sizes
+    assert plain.tokens(1) is None
+
+
 def test_a_folder_is_read_by_name_and_a_broken_line_is_told(tmp_path: Path) -> None:
     folder = data(tmp_path / "data")
     assert len(list(lines_of(str(folder)))) == 60

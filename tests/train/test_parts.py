@@ -18,14 +18,12 @@ from drumbeat.machine.peaks import peak_of
 from drumbeat.train.data.images import ImageArray
 from drumbeat.train.data.stream import Stream, places
 from drumbeat.train.data.synthetic import SyntheticImages, SyntheticTokens
-from drumbeat.train.data.text import Masked, TokenWindows
-from drumbeat.train.data.tokens import token_file
+from drumbeat.train.data.text import Masked, TokenWindows, token_file
 from drumbeat.train.layers import cross_entropy as loss
 from drumbeat.train.layers import float8
 from drumbeat.train.layers.attention import causal_attention
 from drumbeat.train.layers.swiglu import GatedMLP
-from drumbeat.train.measure.meter import WARM_UP, Meter
-from drumbeat.train.measure.mfu import Utilisation, transformer_flops, utilisation
+from drumbeat.train.measure.meter import WARM_UP, Meter, Utilisation, transformer_flops, utilisation
 from drumbeat.train.models import llama, resnet
 from drumbeat.train.optim import MasterAdamW
 from drumbeat.train.parallel.layout import Layout

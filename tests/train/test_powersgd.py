@@ -9,7 +9,7 @@ from gloo_world import GlooWorld
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from drumbeat.train.parallel.powersgd import orthogonal
+from drumbeat.train.parallel.hooks import orthogonal
 
 
 def test_columns_become_orthogonal_and_empty_ones_stay_empty() -> None:

@@ -52,10 +52,10 @@ SMALL = ["steps=2", "batch=2", "validation=0", "report_every=1"]
         (["llama", "--set", "schedule=2f2b"], ["schedule '2f2b' is unknown", "zbv"]),
         (["llama", "--set", "profile=0:soon"], ["profile=0:soon cannot be read", "0:10:3"]),
         (["llama", "--set", "figures=paper"], ["'paper' is no place for figures"]),
-        (["llama", "--set", "data=/nowhere/at/all"], ["/nowhere/at/all: no such folder"]),
-        (["bert", "--set", "data=tokens.bin"], ["tokens.bin: no such token file"]),
+        (["llama", "--set", "data=/nowhere/at/all"], ["/nowhere/at/all: no such file or folder"]),
+        (["bert", "--set", "data=tokens.bin"], ["tokens.bin: no such file or folder"]),
         (["resnet", "--set", "depth=34"], ["no ResNet-34"]),
-        (["wide-resnet", "--set", "data=/nowhere"], ["train.bin: not there", "cifar-100-python/train"]),
+        (["wide-resnet", "--set", "data=/usr"], ["train.bin: not there", "cifar-100-python/train"]),
         (["llama", "--set", "smallest=9"], ["this recipe does not use 'smallest'", "its blocks are FSDP's units"]),
         (["wide-resnet", "--set", "lr=0.1"], ["this recipe does not use 'lr'", "base_lr sets the learning rate"]),
     ],
@@ -78,6 +78,33 @@ def test_a_loss_that_is_no_number_is_one_clear_line_and_exit_code_1(capsys: pyte
 
 def test_the_words_of_settings_are_those_that_the_layouts_know() -> None:
     assert (WORDS["schedule"], WORDS["context"]) == (tuple(SCHEDULES), KINDS)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "texts", "words"),
+    [
+        ("finetune", ["weights=Llama-3.2-1B", "data=chat"], "weights=Llama-3.2-1B: no such file or folder"),
+        ("finetune", ["weights=HERE", "data=chat"], "weights=HERE: there is no config.json in it"),
+        ("finetune", ["weights=MODEL", "data=HERE:0.7,chat:0.3"], "data=chat: no such file or folder"),
+        ("finetune", ["weights=MODEL", "data=HERE", "adapter=HERE"], "there is no adapter_config.json in it"),
+        ("llama", ["weights=HERE"], "weights=HERE: there is no config.json in it"),
+        ("llama", ["data=tokens.bin"], "data=tokens.bin: no such file or folder"),
+        ("bert", ["data=texts"], "data=texts: no such file or folder"),
+        ("resnet", ["data=~/no/images"], "/no/images: no such file or folder"),
+        ("wide-resnet", ["data=cifar"], "data=cifar: no such file or folder"),
+    ],
+)
+def test_a_path_that_is_not_there_is_refused_before_anything_is_loaded(
+    recipe: str, texts: List[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here, model = tmp_path / "here", tmp_path / "model"
+    here.mkdir()
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    filled = [text.replace("HERE", str(here)).replace("MODEL", str(model)) for text in texts]
+    assert main(["train", recipe, "--set", *filled]) == 2
+    said = capsys.readouterr().err
+    assert words.replace("HERE", str(here)) in said and " takes: " in said and said.count("\n") == 2, said
 
 
 def test_an_empty_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

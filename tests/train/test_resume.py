@@ -155,7 +155,7 @@ def test_every_stop_signal_saves_and_does_not_validate_first(world: GlooWorld, t
 
 
 def test_a_second_ctrl_c_ends_at_once_but_an_echo_of_the_first_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    from drumbeat.train import stopping
+    from drumbeat.train import world as stopping
 
     monkeypatch.setattr(stopping, "SIGNALS", ())  # this process's own handlers stay
     sent: List[int] = []

@@ -6,7 +6,7 @@ import pytest
 import torch
 from gloo_world import GlooWorld
 
-from drumbeat.train.parallel.ring import zigzag
+from drumbeat.train.parallel.context import zigzag
 
 
 @pytest.mark.parametrize(("ranks", "heads", "kv_heads"), [(4, 3, 1), (2, 4, 2)])
@@ -20,7 +20,7 @@ def errors(ranks: int, heads: int, kv_heads: int) -> float:
     from torch.distributed.device_mesh import init_device_mesh
 
     from drumbeat.train.layers.attention import causal_attention
-    from drumbeat.train.parallel.ring import Ring, zigzag
+    from drumbeat.train.parallel.context import Ring, zigzag
 
     torch.manual_seed(0)
     mesh = init_device_mesh("cpu", (4 // ranks, ranks), mesh_dim_names=("others", "ring"))["ring"]

@@ -296,7 +296,7 @@ def test_generators_come_back() -> None:
 
     import numpy as np
 
-    from drumbeat.train.checkpoint.generators import generators, restore_generators
+    from drumbeat.train.checkpoint.state import generators, restore_generators
 
     random.gauss(0, 1)
     np.random.standard_normal()

@@ -27,10 +27,10 @@ def squares(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
 def trained(layout: str) -> Any:
     import torch.distributed as dist
 
+    from drumbeat.train.data.loaders import together
     from drumbeat.train.parallel.layout import Layout
     from drumbeat.train.parallel.meshes import Meshes
     from drumbeat.train.parallel.parallelize import parallelize
-    from drumbeat.train.parallel.uneven import together
     from drumbeat.train.precision import Precision
     from drumbeat.train.step import Step, full_tensor
 
@@ -66,7 +66,7 @@ def test_uneven_ranks_end_together_with_the_weights_of_one_process(world: GlooWo
 def nothing_on_rank_two() -> str:
     import torch.distributed as dist
 
-    from drumbeat.train.parallel.uneven import together
+    from drumbeat.train.data.loaders import together
     from drumbeat.train.refusal import Refusal
 
     try:

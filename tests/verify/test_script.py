@@ -3,7 +3,6 @@
 import itertools
 import json
 import math
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 pytest.importorskip("torch", reason="needs torch: pip install '.[cpu]'")
 import torch
 
-from drumbeat.inrank.collective_test import gpu, pair_tests, patterns
+from drumbeat.inrank.collective_test import cases, gpu, pair_tests
 from drumbeat.inrank.collective_test.cases import OPS, Case
 
 SOURCE = Path(gpu.__file__)
@@ -22,23 +21,23 @@ SOURCE = Path(gpu.__file__)
 
 @pytest.mark.parametrize("size", [1, 2, 84, 85, 169, 1000, 4096])
 def test_sums_stay_exact_in_bfloat16(size):
-    total = patterns.total(size, 7)
-    assert 0 < int(total.max()) <= patterns.EXACT
+    total = cases.total(size, 7)
+    assert 0 < int(total.max()) <= cases.EXACT
     assert torch.equal(total.to(torch.bfloat16).long(), total)
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 6, 8, 9, 96])
 def test_a_shifted_sum_shows(size):
     """Whatever the number of ranks: data of a neighbouring line, block or buffer must not pass for the right one."""
-    total = patterns.tile(patterns.total(size, 3), 1 << 14, torch.zeros(0))
+    total = cases.tile(cases.total(size, 3), 1 << 14, torch.zeros(0))
     for shift in (1 << power for power in range(13)):
         assert not torch.equal(total[shift:], total[:-shift]), shift
 
 
 def test_payloads_differ_between_ranks_targets_and_calls():
-    seen = [tuple(patterns.payload(*key).tolist()) for key in itertools.product(range(8), range(8), range(4))]
-    assert len(set(seen)) == len(seen) and max(map(max, seen)) < patterns.PERIOD
-    stale = patterns.payload(1, 0, 5) == patterns.payload(1, 0, 6)
+    seen = [tuple(cases.payload(*key).tolist()) for key in itertools.product(range(8), range(8), range(4))]
+    assert len(set(seen)) == len(seen) and max(map(max, seen)) < cases.PERIOD
+    stale = cases.payload(1, 0, 5) == cases.payload(1, 0, 6)
     assert stale.float().mean() < 0.1, "an output left over from the call before shows"
 
 
@@ -70,7 +69,7 @@ def test_uneven_nodes():
 
 
 def test_smoke_says_what_torch_sees():
-    done = subprocess.run([sys.executable, SOURCE.parent / "smoke.py", "0"], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, SOURCE, "0"], capture_output=True, text=True)
     said = json.loads(done.stdout)
     if torch.cuda.is_available():
         assert said["ok"] and done.returncode == 0
@@ -79,8 +78,7 @@ def test_smoke_says_what_torch_sees():
 
 
 def test_a_wedged_driver_does_not_hang_the_rank(tmp_path, monkeypatch):
-    shutil.copy(SOURCE, tmp_path)
-    (tmp_path / "smoke.py").write_text("import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)")
+    (tmp_path / "gpu.py").write_text("import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)")
     monkeypatch.setattr(gpu, "__file__", str(tmp_path / "gpu.py"))
     monkeypatch.setattr(gpu, "GPU_FILES", ("/",))
     monkeypatch.setattr(gpu, "SMOKE_SECONDS", 0.5)
@@ -91,7 +89,7 @@ def test_a_wedged_driver_does_not_hang_the_rank(tmp_path, monkeypatch):
 
 
 def test_a_smoke_test_that_dies_is_told(tmp_path, monkeypatch):
-    (tmp_path / "smoke.py").write_text("import os; os.abort()")
+    (tmp_path / "gpu.py").write_text("import os; os.abort()")
     monkeypatch.setattr(gpu, "__file__", str(tmp_path / "gpu.py"))
     monkeypatch.setattr(gpu, "GPU_FILES", ("/",))
     assert "ended with -6" in gpu.Smoke("auto").answer()["why"]

@@ -67,6 +67,20 @@ def recorded(path, word):
     return Run.open(str(path)), Status("local://h/1", told)
 
 
+def test_a_run_that_was_started_again_says_how_its_earlier_attempts_ended(tmp_path, monkeypatch, capsys):
+    run = make_run(tmp_path / "run", nodes=2)
+    failure = {"code": "exception", "severity": "error", "title": "ValueError: bad", "cause": "", "fix": "", "rank": 1}
+    ended = {"outcome": "failed", "exit_code": 1, "progress": {"step": 20}}
+    written = (*TRAINS, ("failed", {"finding": failure}), ("attempt-ended", ended))
+    written += (("attempt-started", {"world_size": 2, "attempt": 1, **MEETING}),)
+    events(run, *((kind, dict(data)) for kind, data in written))
+    monkeypatch.setattr("drumbeat.desk.state.status", lambda _: Status("local://h/1", "running"))
+    found = state_of(run)
+    assert (found.attempt, found.before) == (1, ("attempt 1 failed at step 20: rank 1: ValueError: bad",))
+    assert main(["status", run.path]) == 0
+    assert "2; before it: attempt 1 failed at step 20: rank 1: ValueError: bad" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("word", STATES)
 def test_every_view_says_the_same_word(tmp_path, word, monkeypatch, capsys):
     run, told = recorded(tmp_path / "run", word)

@@ -121,6 +121,21 @@ def test_grafana_knows_every_key_of_the_board(tmp_path, wrong):
     assert (done.returncode == 0) is not wrong, done.stdout
 
 
+def test_the_alerts_know_how_a_run_can_end():
+    ended = set(prometheus.STATES) - set(prometheus.GOING_ON)
+    for named in re.findall(r'unless on \(job, instance, run\)\s+drumbeat_state\{state=~"([^"]+)"', ALERTS.read_text()):
+        assert ended <= set(named.split("|")) <= set(prometheus.STATES)
+
+
+def test_the_board_keeps_runs_apart():
+    board = json.loads((ROOT / "docs" / "grafana.json").read_text())
+    assert {"job", "run"} <= {each["name"] for each in board["templating"]["list"]}
+    for query in (target["expr"] for panel in board["panels"] for target in panel["targets"]):
+        names = re.findall(r"drumbeat_\w+(\{[^}]*\})?", query)
+        assert names and all('run=~"$run"' in each for each in names), query
+        assert not re.search(r"\b(?:sum|avg|max|min)\b(?! by \(run\b)", query), query
+
+
 def test_every_name_on_the_grafana_board_exists():
     board = json.loads((ROOT / "docs" / "grafana.json").read_text())
     asked = {

@@ -1,8 +1,8 @@
 """Learn what words of errors mean, from lines of which people said it: `python -m tools.meaning` writes weights.yaml.
 
 Each line of the .tsv files here is a code and an error in somebody's words; `benign` are words of healthy runs and `aftermath`
-what others say once one has failed. The model is multinomial logistic regression over the stems of a line. A tenth of the lines
-is kept apart in tests/logs/data/held_out.tsv: more of them right is the only reason to change anything here.
+what others say once one has failed. The model is multinomial logistic regression over what likely.py sees of a line. A tenth
+of the lines is kept apart in tests/logs/data/held_out.tsv: more of them right is the only reason to change anything here.
 """
 
 from __future__ import annotations
@@ -10,16 +10,17 @@ from __future__ import annotations
 import math
 from collections import Counter
 from pathlib import Path
-from typing import Dict, Iterable, List, Sequence, Set, Tuple
+from typing import Iterable, List, Sequence, Set, Tuple
 
 import torch
 
-from drumbeat.logs.meaning.likely import stems_of
+from drumbeat.logs.meaning.model import CODES, features
 
 HERE = Path(__file__).parent
 TESTED = HERE.parent.parent / "tests" / "logs" / "data"
 WEIGHTS = HERE.parent.parent / "src" / "drumbeat" / "logs" / "meaning" / "weights.yaml"
-STEPS, RATE, DECAY, SMALLEST = 150, 0.2, 3e-6, 0.5
+STEPS, RATE, DECAY, SMALLEST, FEWEST = 150, 0.2, 3e-6, 0.3, 2
+ROW = 150  # features per line of weights.yaml
 
 Example = Tuple[str, str]
 
@@ -29,15 +30,16 @@ def read(files: Iterable[Path]) -> List[Example]:
     return [(code, text) for code, text in pairs]
 
 
-def learn(examples: Sequence[Example]) -> Dict[str, Dict[str, float]]:
-    """Return the weights: code -> stem -> weight, with the code's bias under the empty stem."""
+def learn(examples: Sequence[Example]) -> str:
+    """Return the text of weights.yaml."""
     codes = sorted({code for code, _ in examples})
-    found = [stems_of(text) for _, text in examples]
-    stems = sorted(Counter(stem for each in found for stem in each))
-    x, y = _matrix(found, stems), torch.tensor([codes.index(code) for code, _ in examples])
-    counts = torch.bincount(y).float()
-    rare = (counts.mean() / counts).sqrt()  # half the examples count 1.4 times
-    weights = torch.zeros(len(stems), len(codes), requires_grad=True)
+    found = [features(text)[0] for _, text in examples]
+    counts = Counter(each for of in found for each in of)
+    names = sorted(each for each, count in counts.items() if count >= FEWEST or each[0] not in "#~")
+    x, y = _matrix(found, names), torch.tensor([codes.index(code) for code, _ in examples])
+    sizes = torch.bincount(y).float()
+    rare = (sizes.mean() / sizes).sqrt()  # half the examples count 1.4 times
+    weights = torch.zeros(len(names), len(codes), requires_grad=True)
     bias = torch.zeros(len(codes), requires_grad=True)
     optimizer = torch.optim.Adam([weights, bias], lr=RATE)
     for _ in range(STEPS):
@@ -45,29 +47,27 @@ def learn(examples: Sequence[Example]) -> Dict[str, Dict[str, float]]:
         loss = torch.nn.functional.cross_entropy(torch.sparse.mm(x, weights) + bias, y, weight=rare)
         (loss + DECAY * weights.square().sum()).backward()
         optimizer.step()
-    kept = weights.detach().where(weights.detach().abs() >= SMALLEST, 0.0)
-    columns = {code: kept[:, place].tolist() for place, code in enumerate(codes)}
-    return {
-        code: {"": bias[place].item(), **{stem: each for stem, each in zip(stems, columns[code]) if each}}
-        for place, code in enumerate(codes)
-    }
+    lines = [
+        "# Written by `python -m tools.meaning`. codes and bias (in tenths) of each; weights: what is seen of a line, and the",
+        "# letters of codes with how much it speaks for each, in tenths.",
+        f"codes: [{', '.join(codes)}]",
+        f"bias: [{', '.join(str(round(10 * each)) for each in bias.tolist())}]",
+        "weights: |-",
+    ]
+    rows = []
+    for name, row in zip(names, weights.tolist()):
+        told = "".join(f"{letter}{round(10 * each)}" for letter, each in zip(CODES, row) if abs(each) >= SMALLEST)
+        rows += [f"{name} {told}"] if told else []
+    lines += ["  " + " ".join(rows[at : at + ROW]) for at in range(0, len(rows), ROW)]
+    return "\n".join(lines) + "\n"
 
 
-def _matrix(found: Sequence[Set[str]], stems: Sequence[str]) -> torch.Tensor:
+def _matrix(found: Sequence[Set[str]], names: Sequence[str]) -> torch.Tensor:
     """A row per line, whose length is one."""
-    place = {stem: number for number, stem in enumerate(stems)}
-    entries = [(row, place[stem], 1 / math.sqrt(len(each))) for row, each in enumerate(found) for stem in sorted(each)]
+    place = {name: number for number, name in enumerate(names)}
+    rows_of = [[place[each] for each in sorted(of) if each in place] for of in found]
+    entries = [(row, column, 1 / math.sqrt(len(of))) for row, of in enumerate(rows_of) for column in of]
     rows, columns, values = zip(*entries)
     return torch.sparse_coo_tensor(
-        torch.tensor([rows, columns]), torch.tensor(values), (len(found), len(stems))
+        torch.tensor([rows, columns]), torch.tensor(values), (len(found), len(names))
     ).coalesce()
-
-
-def text_of(weights: Dict[str, Dict[str, float]]) -> str:
-    """One line per code: its bias, then each stem and its weight, in tenths."""
-    lines = [
-        "# Written by `python -m tools.meaning`: code -> its bias, then stems and how much each speaks for it, in tenths."
-    ]
-    for code, of in weights.items():
-        lines.append(f'{code}: "{" ".join(f"{stem}:{round(10 * each)}" for stem, each in of.items())}"')
-    return "\n".join(lines) + "\n"

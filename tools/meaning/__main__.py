@@ -1,8 +1,8 @@
-from tools.meaning import HERE, TESTED, WEIGHTS, learn, read, text_of
+from tools.meaning import HERE, TESTED, WEIGHTS, learn, read
 
 lines = read([*sorted(HERE.glob("*.tsv")), TESTED / "failed_runs.tsv", TESTED / "reworded.tsv"])
 healthy = [("benign", text) for text in (TESTED / "healthy_words.txt").read_text().splitlines()]
-WEIGHTS.write_text(text_of(learn([*lines, *healthy])))
+WEIGHTS.write_text(learn([*lines, *healthy]))
 
 from drumbeat.logs.meaning.likely import likely  # noqa: E402 - it reads what was just written
 

@@ -7,7 +7,7 @@ import re
 from typing import Any, Dict, List
 
 from drumbeat.cli import COMMANDS, parser_for
-from drumbeat.jobfile.fields import keys_of
+from drumbeat.jobfile.check import keys_of
 from drumbeat.jobfile.job import Job
 
 _COMMON = {"--help", "--help-all", "--json", "--json-schema", "--debug"}

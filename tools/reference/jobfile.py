@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, Iterator
 
-from drumbeat.jobfile.fields import KINDS, Key, default_words, keys_of, required_keys
+from drumbeat.jobfile.check import KINDS, Key, default_words, keys_of, required_keys
 from drumbeat.jobfile.job import Job
 from drumbeat.jobfile.site import Site
 

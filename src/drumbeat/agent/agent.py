@@ -8,25 +8,27 @@ import signal
 import socket
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Callable, Dict, List, Optional, Protocol
+from typing import Any, Callable, Dict, List, Optional, Protocol, Sequence
 
 from drumbeat import __version__
 from drumbeat.agent.folder.child import FolderChild, prepare_folder
 from drumbeat.agent.guard import warn
 from drumbeat.agent.member.monitor import MonitorProcess, OpenTextFile
 from drumbeat.agent.member.node import Node, Services
-from drumbeat.agent.member.preflight import check_node, read_host_paths
 from drumbeat.agent.ranks.tasks import Tasks
 from drumbeat.agent.wire import messages as wire
+from drumbeat.agent.wire.meet import Doors, unreached
 from drumbeat.agent.wire.messages import Message
-from drumbeat.agent.wire.rails import Doors, unreached
 from drumbeat.base.order import Order
 from drumbeat.base.processes import on_storage
+from drumbeat.base.regex import regex
 from drumbeat.base.signals import STOPS, let_stops_in
+from drumbeat.doctor.examine import preflight
 from drumbeat.findings.catalog import Catalog
-from drumbeat.findings.model import Finding
-from drumbeat.machine.model import Facts
+from drumbeat.findings.model import ERROR, WARNING, Finding
+from drumbeat.machine.model import Facts, Library
 from drumbeat.runfolder.layout import RunFolder, StopFile
 from drumbeat.runfolder.summary import gpus_used
 
@@ -128,9 +130,8 @@ class Agent:
         self.selector = selectors.DefaultSelector()
         self.wakeup = Wakeup()
         self.node: Optional[Node] = None
-        self.child: Optional[FolderChild] = (
-            None  # of the run folder, once it is open; before, a member's looks for a stop
-        )
+        # of the run folder, once it is open; before, a member's looks for a stop
+        self.child: Optional[FolderChild] = None
         self.stalled = False  # the run folder's storage does not answer
         self.without_storage = False  # the run folder cannot be written any more
         self.tasks = Tasks()
@@ -196,10 +197,8 @@ class Agent:
         if now - self.last_beat < self.order.timing.heartbeat:
             return
         self.last_beat = now
-        try:
+        with suppress(OSError):
             os.write(self.beat_fd, b".")
-        except OSError:
-            pass
         self.side.beat()
 
     def wait_politely(self) -> None:
@@ -301,3 +300,64 @@ class Agent:
         unread, why = child.printed.unread, child.printed.why_unread
         if unread:
             self.complain(f"printed lines not read, by a defect of drumbeat: {unread:,}; the first: {why}")
+
+
+# Findings of a node about itself before ranks start; the lead gets them with the node's hello.
+
+
+find = Catalog("lead")
+_HOST_PATHS = "host-paths.tsv"  # name, path, where it leads to, sha256: written on the host, before the container
+_PROVIDER = regex(r"lib(bnxt_re|mlx5|ionic|irdma|efa)\b")
+
+
+def check_node(
+    order: Order, facts: Facts, node: int, tasks: Tasks, host_rows: Sequence[Sequence[str]]
+) -> List[Finding]:
+    """`host_rows`: see `read_host_paths`."""
+    found = tasks.findings(node, facts.host)
+    if order.checks.get("preflight") == "off":
+        return found
+    role = min(node, order.nodes - 1)  # a spare may get any
+    judged = [
+        replace(each, node=node, host=facts.host)
+        for each in preflight(order, tasks.facts(facts), node=role)
+        if each.severity in (WARNING, ERROR)
+    ]
+    return [*found, *judged, *provider_findings(host_rows, facts.libraries, node, facts.host)]
+
+
+def read_host_paths(order: Order, node: int) -> List[List[str]]:
+    """Read what the host recorded about its own files before the container began. Reads the run folder: for a child."""
+    path = os.path.join(RunFolder(order.folder).node(node).path, _HOST_PATHS)
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            rows = [line.rstrip("\n").split("\t") for line in file]
+    except OSError:
+        return []  # no container, or one that somebody else started
+    return [row for row in rows if len(row) == 4]
+
+
+def provider_findings(
+    rows: Sequence[Sequence[str]], libraries: Sequence[Library], node: int, host: str
+) -> List[Finding]:
+    """An RDMA library must be the one that belongs to the host's driver, to the last byte."""
+    found = []
+    for _, path, real, digest in rows:
+        name = _PROVIDER.match(os.path.basename(path))
+        if name is None or digest == "-":
+            continue
+        others = [
+            library
+            for library in libraries
+            if library.digest and library.digest != digest and library.name.startswith(name.group())
+        ]
+        if others:
+            digests = [f"host {real} sha256 {digest[:12]}"]
+            digests += [f"image {one.path} sha256 {(one.digest or '')[:12]}" for one in others[:4]]
+            found.append(
+                find(
+                    "rdma-library-differs", library=name.group(), real=real, other=others[0].path, evidence=digests,
+                    node=node, host=host,
+                )
+            )  # fmt: skip
+    return found

@@ -10,6 +10,7 @@ import os
 import select
 import signal
 import time
+from contextlib import suppress
 from typing import Callable
 
 from drumbeat.base.proc import cpu_seconds
@@ -45,18 +46,14 @@ def guard(
 
 
 def _pass_on(child: int, number: int) -> None:
-    try:
+    with suppress(ProcessLookupError):  # it has ended, and what it left is being ended
         os.kill(child, number)
-    except ProcessLookupError:
-        pass  # it has ended, and what it left is being ended
 
 
 def warn(text: str) -> None:
     """Say it on standard error; whoever read that may be gone, and the run goes on or ends all the same."""
-    try:
+    with suppress(OSError):
         os.write(2, f"drumbeat: {text}\n".encode("utf-8", "replace"))
-    except OSError:
-        pass
 
 
 def _run(agent: Callable[[int], int], beat_fd: int) -> int:

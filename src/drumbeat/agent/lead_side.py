@@ -29,14 +29,12 @@ from drumbeat.agent.lead.model import (
     Tell,
     record_finding,
 )
-from drumbeat.agent.lead.summary import run_on_end, what_follows, write_end
-from drumbeat.agent.lead.tracking import Tracking, missing_packages, python_of
+from drumbeat.agent.lead.summary import Tracking, missing_packages, python_of, run_on_end, what_follows, write_end
 from drumbeat.agent.watchers.build import build_lead_watchers
 from drumbeat.agent.watchers.contract import AskLook, Emit, Saw, Stop, Warn, Watcher
 from drumbeat.agent.wire import messages as wire
-from drumbeat.agent.wire.files import take
 from drumbeat.agent.wire.meet import free_port, is_held, resolve
-from drumbeat.agent.wire.messages import Message, WireError
+from drumbeat.agent.wire.messages import Message, WireError, take
 from drumbeat.base.processes import in_child, on_storage
 from drumbeat.base.record import from_plain, to_plain
 from drumbeat.base.signals import EXIT_STORAGE
@@ -221,7 +219,7 @@ class LeadSide:
         self.events = EventLog(self.folder.events, 0, child.append)
         self.lead = Lead(
             order,
-            self._pick_port,
+            lambda world, first: self.meeting.pick(self.lead, agent.facts, world, first),
             time.monotonic(),
             earlier=list(earlier.ends),
             requeues=earlier.requeues,
@@ -482,6 +480,3 @@ class LeadSide:
             warn(f"how the run ended could not be written: {error}")
             finding = find("storage", why=str(error), evidence=[str(error)], node=0, host=agent.facts.host)
             agent.report({"failed": 0, "finding": to_plain(finding)})
-
-    def _pick_port(self, world: wire.World, first: int) -> Tuple[str, int]:
-        return self.meeting.pick(self.lead, self.agent.facts, world, first)

@@ -9,6 +9,7 @@ import selectors
 import shutil
 import signal
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple, Union
 
 from drumbeat.agent.agent import Agent, Stopped
@@ -257,10 +258,8 @@ def run_agent(arguments: List[str], open_textfile: OpenTextFile) -> int:
         return EXIT_USAGE
 
     def report(message: Dict[str, Any]) -> None:
-        try:
+        with suppress(OSError):  # who started us is gone, or stopped: the run goes on without its reader
             os.write(int(report_fd), json.dumps(message).encode() + b"\n")
-        except OSError:
-            pass  # who started us is gone, or stopped: the run goes on without its reader
 
     def agent(beat_fd: int) -> int:
         from drumbeat.agent.agent import Agent

@@ -12,9 +12,8 @@ from drumbeat.agent.agent import Agent
 from drumbeat.agent.folder.child import MemberFolder, member_folder
 from drumbeat.agent.wire import messages as wire
 from drumbeat.agent.wire.channel import Channel
-from drumbeat.agent.wire.files import files_of
 from drumbeat.agent.wire.meet import dial
-from drumbeat.agent.wire.messages import Message, WireError
+from drumbeat.agent.wire.messages import Message, WireError, files_of
 from drumbeat.base import clock
 from drumbeat.base.order import Order
 from drumbeat.base.processes import in_child

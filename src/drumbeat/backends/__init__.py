@@ -12,6 +12,7 @@ import functools
 import importlib
 import os
 import sys
+from contextlib import suppress
 from typing import Any, Dict, Iterator, List, Mapping, Optional
 
 from drumbeat.backends.contract import Backend, parse_handle
@@ -98,8 +99,5 @@ def _entry_points(folder: str) -> Iterator[bytes]:
     except OSError:
         return
     for name in packages:
-        try:
-            with open(os.path.join(folder, name, "entry_points.txt"), "rb") as file:
-                yield file.read()
-        except OSError:
-            pass
+        with suppress(OSError), open(os.path.join(folder, name, "entry_points.txt"), "rb") as file:
+            yield file.read()

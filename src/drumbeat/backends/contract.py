@@ -32,6 +32,10 @@ QUEUED, RUNNING, FINISHED, FAILED, CANCELLED, UNKNOWN = (
 ALIVE = (QUEUED, RUNNING)
 
 
+class Unreachable(Problem):
+    """The scheduler cannot be asked from here: its client is missing, or does not reach it."""
+
+
 @dataclass(frozen=True)
 class Request:
     """A complete, printable request. `text` is the script or manifest, byte for byte as it is sent."""
@@ -167,6 +171,10 @@ class Backend:
 
     def render(self, order: Order) -> Request:
         raise self.unable("cannot be given jobs", "drumbeat run starts the job here")
+
+    def draft(self, order: Order, unreachable: Unreachable) -> Request:
+        """Render what `render` would if the scheduler could be asked, for reading alone; the text names what is assumed."""
+        raise unreachable
 
     def render_command(self, order: Order, word: str, request: str, text: str, why: str) -> Request:
         """Render a job that runs one of drumbeat's own commands on its first node, as a person would in an allocation:

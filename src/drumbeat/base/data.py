@@ -11,23 +11,27 @@ from typing import Any, Tuple
 
 @functools.lru_cache(None)  # inside drumbeat.pyz each look reads the list of all its files
 def names(package: str) -> Tuple[str, ...]:
-    """Return the data files of a package, without their ending; some have only the JSON twin."""
+    """Return the names of the data files in a folder of the package, without their ending; some have only the JSON twin."""
     from importlib.resources import files
 
-    found = (item.name for item in files(package).iterdir())
+    parent, _, folder = package.rpartition(".")
+    found = (item.name for item in files(parent).joinpath(folder).iterdir())
     return tuple(sorted({name.rpartition(".")[0] for name in found if name.endswith((".yaml", ".json"))}))
 
 
 def load(package: str, name: str) -> Any:
     try:
-        twin = pkgutil.get_data(package, f"{name}.json")
+        return json.loads(read(package, f"{name}.json"))
     except OSError:
-        twin = None
-    if twin is not None:
-        return json.loads(twin)
-    data = pkgutil.get_data(package, f"{name}.yaml")
+        return parse_yaml(read(package, f"{name}.yaml"))
+
+
+def read(package: str, file: str) -> bytes:
+    """Read a data file. Its folder need not be a package, but the one above it must be."""
+    parent, _, folder = package.rpartition(".")
+    data = pkgutil.get_data(parent, f"{folder}/{file}")
     assert data is not None
-    return parse_yaml(data)
+    return data
 
 
 def parse_yaml(data: bytes) -> Any:

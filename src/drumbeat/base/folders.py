@@ -9,6 +9,7 @@ import shutil
 import stat
 import tempfile
 import time
+from contextlib import suppress
 from typing import Mapping
 
 _HELD = "held"  # a file of each temporary folder: whoever uses the folder has locked it
@@ -91,7 +92,7 @@ def make_temporary(prefix: str, beside: str = "") -> str:
 
 def _remove_left(held: str) -> None:
     """Remove the folder of this file if it is this user's, and if nobody holds the file any more."""
-    try:
+    with suppress(OSError):  # it is in use, or another user's
         file = os.open(held, os.O_RDONLY | os.O_NOFOLLOW)
         try:
             found = os.fstat(file)
@@ -104,8 +105,6 @@ def _remove_left(held: str) -> None:
                 shutil.rmtree(os.path.dirname(held), ignore_errors=True)
         finally:
             os.close(file)
-    except OSError:
-        pass  # it is in use, or another user's
 
 
 def replaceable(folder: str) -> bool:

@@ -65,6 +65,7 @@ class Option:
 
     text: str
     why: str
+    place: str = ""  # of a site's option: where its profile has it
 
 
 @dataclass(frozen=True)

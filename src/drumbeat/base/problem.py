@@ -1,6 +1,9 @@
-"""Problem: something the user can fix. It ends a command with one clear message, never a traceback."""
+"""Problem: something the user can fix. It ends a command with one clear message that says what to type, never a traceback."""
 
 from __future__ import annotations
+
+import json
+from typing import Optional
 
 from drumbeat.base.redact import indented
 
@@ -16,3 +19,21 @@ class Problem(Exception):
 
     def __str__(self) -> str:
         return f"{self.what}\n  {self.fix}" if self.fix else self.what
+
+
+def pip_install(extra: str) -> str:
+    """Return the command that adds an extra: from the wheel, the source tree or the index that this drumbeat came from."""
+    from importlib import metadata
+    from urllib.parse import unquote, urlsplit
+
+    try:
+        told: Optional[str] = metadata.distribution("drumbeat").read_text("direct_url.json")
+    except metadata.PackageNotFoundError:
+        return f"pip install '.[{extra}]' in drumbeat's source tree"
+    url = json.loads(told).get("url", "") if told else ""
+    place = unquote(urlsplit(url).path) if url.startswith("file:") else url
+    if not place:
+        return f"pip install 'drumbeat[{extra}]'"
+    return (
+        f"pip install '{place}[{extra}]'" if url.startswith("file:") else f"pip install 'drumbeat[{extra}] @ {place}'"
+    )

@@ -4,6 +4,7 @@ belongs to another user."""
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import Dict, List, NamedTuple, Optional, Set, Tuple
 
 Ports = Tuple[int, int]  # local and remote port of a TCP socket; the remote one of a socket that listens is 0
@@ -71,12 +72,10 @@ def children(of: Optional[int] = None) -> List[int]:
 def children_now() -> List[int]:
     """Our own children in microseconds, but it may miss some; none where the kernel does not offer it."""
     found: List[int] = []
-    try:
+    with suppress(OSError):
         for task in os.listdir("/proc/self/task"):
             with open(f"/proc/self/task/{task}/children", encoding="ascii") as file:
                 found += map(int, file.read().split())
-    except OSError:
-        pass
     return found
 
 
@@ -146,10 +145,8 @@ def open_files(pid: int) -> Optional[List[str]]:
     found = []
     try:
         for name in os.listdir(f"/proc/{pid}/fd"):
-            try:
+            with suppress(FileNotFoundError):  # closed meanwhile
                 found.append(os.readlink(f"/proc/{pid}/fd/{name}"))
-            except FileNotFoundError:
-                pass  # closed meanwhile
     except OSError:
         return None
     return found
@@ -178,6 +175,19 @@ def mapped(pid: int) -> Set[str]:
     """The files in its memory."""
     lines = (_read(pid, "maps", -1) or b"").decode("utf-8", "replace").splitlines()
     return {fields[5] for fields in (line.split(None, 5) for line in lines) if len(fields) == 6 and "/" in fields[5]}
+
+
+def shared_memory(pid: int) -> Set[str]:
+    """Device and inode of what it has mapped to write to together with others; a lock's single page is no data."""
+    lines = (_read(pid, "maps", -1) or b"").decode("utf-8", "replace").splitlines()
+    fields = (line.split(None, 5) for line in lines)
+    shared = (each for each in fields if len(each) > 4 and each[1].startswith("rw") and each[1].endswith("s"))
+    return {f"{each[3]} {each[4]}" for each in shared if each[4] != "0" and _size(each[0]) > os.sysconf("SC_PAGE_SIZE")}
+
+
+def _size(addresses: str) -> int:
+    begin, _, end = addresses.partition("-")
+    return int(end, 16) - int(begin, 16)
 
 
 def network(pid: int) -> Optional[str]:

@@ -9,6 +9,7 @@ import os
 import select
 import signal
 import time
+from contextlib import suppress
 from typing import Any, Callable, Container, Iterable, Iterator, List, Mapping, Optional, Set, Tuple
 
 from drumbeat.base import proc
@@ -110,21 +111,18 @@ def is_reaped(pid: int) -> bool:
 
 def reap() -> Iterator[Tuple[int, int]]:
     """Yield pid and status of every child that has ended."""
-    try:
+    with suppress(ChildProcessError):
         ended = os.waitpid(-1, os.WNOHANG)
         while ended[0]:
             yield ended
             ended = os.waitpid(-1, os.WNOHANG)
-    except ChildProcessError:
-        pass
 
 
 def kill(pids: Iterable[int]) -> None:
     for pid in pids:
-        try:
+        # it is gone; or it runs as another user, as sudo does, and `sweep` names it
+        with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            pass  # it is gone; or it runs as another user, as sudo does, and `sweep` names it
 
 
 def _kill_groups(groups: Set[int]) -> None:
@@ -136,10 +134,8 @@ def _kill_groups(groups: Set[int]) -> None:
         found = proc.stat(pid)
         pid = found.parent if found else 0
     for group in groups - {0}:
-        try:
+        with suppress(ProcessLookupError, PermissionError):  # all are gone, or run as other users
             os.killpg(group, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            pass  # all are gone, or run as other users
 
 
 def _group(pid: int) -> int:
@@ -198,11 +194,9 @@ def launcher_descriptors(environ: Mapping[str, str]) -> List[int]:
     found = []
     for name, value in environ.items():
         if name.endswith("_FD") and name.startswith(("PMI", "HYD", "I_MPI", "MV2", "MPI")) and value.isdigit():
-            try:
+            with suppress(OSError, OverflowError):  # it was closed before it came to us
                 os.fstat(int(value))
                 found.append(int(value))
-            except (OSError, OverflowError):
-                pass  # it was closed before it came to us
     return found
 
 
@@ -322,10 +316,8 @@ class Asked:
     def ask(self, question: Callable[[], Any]) -> None:
         """Start, unless it is busy. Without room for another process there is no answer this time."""
         if self._child is None:
-            try:
+            with suppress(OSError):
                 self._child = Forked(lambda: json.dumps(to_plain(question())).encode(), self.seconds)
-            except OSError:
-                pass
 
     def take(self) -> Any:
         """Return the answer as plain data, once. None while it is busy, and then where the child failed or took too long."""

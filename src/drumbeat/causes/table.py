@@ -168,9 +168,8 @@ _KINDS = {
     TIMED_OUT: ("collective-timeout", "gloo-timeout", "store-key-timeout", "watchdog-stuck", "jax-coordinator"),
 }  # fmt: skip
 _KIND_OF = {code: kind for kind, codes in _KINDS.items() for code in codes}
-CONSEQUENCES = frozenset(
-    (*_KINDS[LOST_PEER], *_KINDS[TIMED_OUT])
-)  # they say that another rank went away or did not come
+# they say that another rank went away or did not come
+CONSEQUENCES = frozenset((*_KINDS[LOST_PEER], *_KINDS[TIMED_OUT]))
 
 NOBODYS_FAULT = frozenset({"time-limit", "cancelled", "preempted", "terminated"})  # somebody else ended the run
 

@@ -43,9 +43,10 @@ def _names(kind: str) -> List[str]:
         from drumbeat.jobfile.site import site_names
 
         return site_names(os.environ)
-    from drumbeat.jobfile.flags import preset_names
+    from drumbeat.base.data import names
+    from drumbeat.jobfile.flags import PRESETS
 
-    return preset_names()
+    return list(names(PRESETS))
 
 
 class Offer(NamedTuple):

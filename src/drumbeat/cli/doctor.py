@@ -25,7 +25,7 @@ def add_arguments(parser: Any) -> None:
         nargs="+",
         default=[],
         metavar="FILE",
-        help="instead: what was pasted of one node (ibstat, nvidia-smi topo -m, ip addr, ...), judged together",
+        help="instead: what was pasted of one node (nvidia-smi, rocm-smi, ibstat, ip addr, ...), judged together",
     )
     parser.add_argument(
         "--host-facts",
@@ -82,17 +82,30 @@ def _nodes(args: Any) -> Judged:
 def _dumps(args: Any) -> Judged:
     from drumbeat.desk.log_sources import find, short_text
     from drumbeat.doctor.case import find as find_of
-    from drumbeat.doctor.dumps import judge
-    from drumbeat.machine.dumps import read_dumps
+    from drumbeat.doctor.case import worst_first
+    from drumbeat.doctor.dumps import judge, passed_over
+    from drumbeat.logs.read.pasted_jobs import read_pasted_jobs
+    from drumbeat.machine.dumps import read
 
+    found: List[Any] = []
+    jobs: List[Any] = []
+    unread: List[Any] = []
     sources = find(args.dumps)
-    found = [dump for source in sources.files for dump in read_dumps(short_text(source), source.name)]
-    if not found:
+    for source in sources.files:
+        text = short_text(source)
+        (dumps, rest), job = read(text, source.name), read_pasted_jobs(text, source.name)
+        found += dumps
+        jobs += [job] if job else []
+        unread += passed_over(source.name, rest, bool(dumps), bool(job))
+    if not found and not jobs:
         raise Problem("nothing in these files is known", "docs/diagnose.md lists the commands whose output is read")
-    kinds = ", ".join(dict.fromkeys(dump.kind for dump in found))
+    kinds = ", ".join(dict.fromkeys(dump.kind for dump in [*found, *jobs]))
     limits = ("whatever these lines do not show: drumbeat doctor on the node looks at all of it",)
-    about = find_of("looked-at", count=len(found), seen=(kinds,), unseen=limits)
-    return [(kinds, [*(each for _, each in judge(found)), about])]
+    notes = tuple(f"{dump.kind}: {note}" for dump in found for note in dump.notes)
+    lacking = tuple(f"{dump.kind}: {words.partition(': ')[2]}" for dump in found for words in dump.facts.unknown)
+    about = find_of("looked-at", count=len(found) + len(jobs), seen=(kinds, *notes), unseen=(*lacking, *limits))
+    findings = [*(each for _, each in judge(found)), *(each for job in jobs for each in job.findings), *unread]
+    return [(kinds, [*worst_first(findings), about])]
 
 
 def _framework(args: Any) -> Judged:

@@ -228,14 +228,14 @@ def top_keys(text: str) -> List[str]:
 
 def is_job_file(keys: List[str]) -> bool:
     """Return true if at least half of the keys are a job's, or nearly so; `name` alone proves nothing."""
-    from drumbeat.jobfile.fields import keys_of
+    from drumbeat.jobfile.check import keys_of
     from drumbeat.jobfile.job import Job
 
     return _share(keys, list(keys_of(Job))) >= 0.5 and not is_site_profile(keys)
 
 
 def is_site_profile(keys: List[str]) -> bool:
-    from drumbeat.jobfile.fields import keys_of, required_keys
+    from drumbeat.jobfile.check import keys_of, required_keys
     from drumbeat.jobfile.site import Site
 
     return set(required_keys(Site)) <= set(keys) and _share(keys, list(keys_of(Site))) >= 0.5

@@ -66,7 +66,7 @@ def run(args: Any) -> int:
 
 def clean(args: Any) -> int:
     from drumbeat.desk.runs import old_runs, remove
-    from drumbeat.jobfile.fields import parse_duration
+    from drumbeat.jobfile.check import parse_duration
     from drumbeat.report.text import size_text
 
     try:

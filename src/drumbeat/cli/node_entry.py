@@ -35,7 +35,7 @@ def _agent(arguments: List[str]) -> int:
 def _node(arguments: List[str]) -> int:
     heed_interrupts()
     from drumbeat.bundle.pinned import removed_after
-    from drumbeat.desk.start.scheduled_node import run_node
+    from drumbeat.desk.foreground import run_node
 
     with removed_after(arguments[1:]):
         return run_node(arguments[0])

@@ -67,6 +67,7 @@ def run(args: Any) -> int:
             "this machine is not a node of the job, so the changes there are unknown", "add --root or --from-run"
         )
     if ready.away:
+        warn(order)
         return _print_away(args, order, ready.facts[0])
     plans = [judged_plan(order, each, ready.peers, node) for node, each in enumerate(ready.facts)]
     if args.against is not None:
@@ -82,6 +83,7 @@ def run(args: Any) -> int:
 
 def _render(args: Any) -> int:
     from drumbeat import backends
+    from drumbeat.backends.contract import Unreachable
     from drumbeat.base.order import dump_order
     from drumbeat.desk.start.submit import queued_order
     from drumbeat.jobfile.flags import load_job
@@ -90,7 +92,15 @@ def _render(args: Any) -> int:
     warn(order)
     if args.save:
         write_file(args.save, dump_order(order))
-    request = backends.get(order.backend).render(order)
+    backend = backends.get(order.backend)
+    try:
+        request = backend.render(order)
+    except Unreachable as unreachable:
+        request = backend.draft(order, unreachable)
+        print(
+            f"drumbeat plan: {backend.title} was not asked ({unreachable.what}): submit may render it otherwise",
+            file=sys.stderr,
+        )
     if order.backend == "local" and not args.json:
         print(
             "drumbeat plan: no scheduler here; this is the order that submit would start on this machine",
@@ -110,7 +120,8 @@ def _print_away(args: Any, order: Any, facts: Any) -> int:
     if args.json:
         print_json({"order": order, "decided here": [*order.env, *exported], "nodes": []})
         return 0
-    print("\n".join(_headline(order)))
+    print("\n".join([*_headline(order), *_gpus_requested(order)]))
+    warn(order)
     print("\n".join(desk_lines(order, exported, _width())))
     return 0
 
@@ -170,7 +181,7 @@ def _print_against(args: Any, order: Any, changes: List[Any]) -> int:
 
 def _headline(order: Any) -> List[str]:
     from drumbeat.plan.argv import replaced_flags
-    from drumbeat.plan.show import wrapped
+    from drumbeat.plan.show import request_words, wrapped
 
     kind = "emulated node" if order.nodes_emulated else "node"
     nodes = f"{order.nodes} {kind}{'' if order.nodes == 1 else 's'}"
@@ -184,7 +195,17 @@ def _headline(order: Any) -> List[str]:
     if replaced:
         said = " ".join(f"{name}={value}" if value else name for name, value in replaced.items())
         lines.append(f"replaced  {said}: each node gets its own from the muster")
+    lines += [f"{name:<9} {words}" for name, words in request_words(order).items()]
     return [part for line in lines for part in wrapped(line, _width())]
+
+
+def _gpus_requested(order: Any) -> List[str]:
+    from drumbeat import backends
+
+    if backends.get(order.backend).takes_hosts:
+        return []
+    count = order.resources.gpus
+    return [f"GPUs      {count} per node requested" if count else "GPUs      none requested"]
 
 
 def _width() -> int:

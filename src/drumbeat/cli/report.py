@@ -83,7 +83,7 @@ def _several(args: Any) -> int:
 
 
 def _write_charts(folder: str, charts: Dict[str, str]) -> None:
-    from drumbeat.report.chart import standalone
+    from drumbeat.verify.chart import standalone
 
     try:
         os.makedirs(folder, exist_ok=True)
@@ -98,7 +98,9 @@ def _export(args: Any) -> int:
     from drumbeat.report.export import export, export_log
 
     wanted = args.runs[0] if args.runs else None
-    log = wanted if wanted and os.path.isfile(wanted) else ""
-    for line in export_log(log, args.export) if log else export(find_run(wanted, os.environ), args.export):
-        print(line)
+    if wanted is not None and os.path.isfile(wanted):
+        lines = export_log(wanted, args.export)
+    else:
+        lines = export(find_run(wanted, os.environ), args.export)
+    print("\n".join(lines))
     return 0

@@ -124,10 +124,20 @@ def schema_of(command: str) -> Dict[str, Any]:
     shape = _Shapes(records).schema(SHAPES[command])
     about = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "$id": f"drumbeat:{command}:{VERSION}",
+        "$id": f"drumbeat:{command}:{_version(SHAPES[command])}",
         "title": f"drumbeat {command} --json",
     }
     return {**about, **shape, **({"$defs": records} if records else {})}
+
+
+def _version(shape: Any) -> str:
+    """Return the version that the printed record itself names in `schema`, else that of these shapes."""
+    shape = shape[0] if isinstance(shape, tuple) else shape
+    place = shape.get("**") if isinstance(shape, dict) else shape
+    if not isinstance(place, str):
+        return VERSION
+    module, _, name = place.partition(":")
+    return str(getattr(getattr(importlib.import_module(module), name), "schema", VERSION))
 
 
 class _Shapes:

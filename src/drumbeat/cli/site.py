@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import pkgutil
 import socket
+import sys
 from typing import Any
 
 from drumbeat.base.problem import Problem
@@ -72,16 +72,14 @@ def _list(args: Any) -> int:
 
 
 def _show(args: Any) -> int:
-    from drumbeat.jobfile.new_site import site_lines
-    from drumbeat.jobfile.site import load_site, site_from_path, user_profiles
+    from drumbeat.jobfile.site import built_in_text, load_site, site_from_path, site_lines, user_profiles
     from drumbeat.jobfile.yamlfile import read_file
 
     path = args.site if os.sep in args.site or args.site.endswith((".yaml", ".yml")) else None
     path = path or user_profiles(os.environ).get(args.site)
     site = site_from_path(path, "site show") if path else load_site(args.site, os.environ, "site show")
     if args.source:
-        built_in = None if path else pkgutil.get_data("drumbeat.jobfile.sites", f"{args.site}.yaml")
-        print(built_in.decode() if built_in else read_file(path or "", "a site profile"), end="")
+        print(read_file(path, "a site profile") if path else built_in_text(args.site), end="")
     elif args.json:
         plain = to_plain(site)
         plain.pop("origins")
@@ -93,7 +91,7 @@ def _show(args: Any) -> int:
 
 def _new(args: Any) -> int:
     from drumbeat import backends
-    from drumbeat.jobfile.new_site import new_site
+    from drumbeat.jobfile.site import new_site
     from drumbeat.machine.gather import gather
     from drumbeat.machine.replay import open_host
 
@@ -107,23 +105,20 @@ def _new(args: Any) -> int:
 
 
 def _check(args: Any) -> int:
-    """Check a profile. 0: valid. 1: valid, but a path is missing on this machine. A mistake in the file is a Problem (2)."""
-    from drumbeat import backends
+    """Check a profile. 0: valid. 1: valid, but a path is missing on this machine. Mistakes in the file are a Problem (2)."""
     from drumbeat.base.order import HostPath
-    from drumbeat.desk.start.place import look_around
-    from drumbeat.jobfile.job import Job
-    from drumbeat.jobfile.resolve import resolve
-    from drumbeat.jobfile.site import find_paths, site_from_path
+    from drumbeat.desk.start.site_check import check_site
+    from drumbeat.jobfile.check import raise_all
+    from drumbeat.jobfile.site import find_paths
     from drumbeat.machine.replay import open_host
 
-    site = site_from_path(args.site, "site check")
-    backend = backends.get(site.backend, site.where("backend"))
-    job = Job(command=("true",), nodes=1, account="any", partition="any", time=3600, origins=dict(site.origins))
-    try:  # as every plan on this site will be
-        backend.check(resolve(job, site, look_around(os.environ, gpus=None)), site.where)
-    except Problem as problem:
-        if args.site in str(problem):  # not about the job that stands for any
-            raise
+    checked = check_site(args.site, os.environ)
+    raise_all(args.site, checked.mistakes)
+    site = checked.site
+    if site is None:
+        raise Problem(f"{args.site}: nothing in it could be checked")
+    for name in checked.assumed:
+        print(f"drumbeat site: ${name} is not set here; the environment of each user must have it", file=sys.stderr)
     host = open_host(args.root)
     wanted = [HostPath(name, path.pattern, path.why) for name, path in site.paths.items()]
     found, missing = find_paths(wanted, host.list, host.hostname())

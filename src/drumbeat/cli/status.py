@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, List, Tuple
 
 from drumbeat.base.redact import printable
@@ -30,7 +29,7 @@ def add_arguments(parser: Any) -> None:
 
 def run(args: Any) -> int:
     from drumbeat.desk.runs import find_run
-    from drumbeat.desk.state import as_plain, output_of, placement_lines, state_of, unsaved_lines
+    from drumbeat.desk.state import as_plain, output_of, placement_lines, state_of, unsaved_lines, with_ranks
     from drumbeat.runfolder.lines import closing_lines, code_words, failure_lines, folded
     from drumbeat.runfolder.run import lead_now
 
@@ -42,8 +41,7 @@ def run(args: Any) -> int:
     if state.summary and not state.goes_on:
         found.files.settle(_LAST_FILES)
     if args.json:
-        state = state if state.goes_on else replace(state, ranks=found.ranks())
-        print_json(as_plain(state))
+        print_json(as_plain(with_ranks(found, state)))
         return 0
     told, said = state.status, state.condition
     lines = [
@@ -85,6 +83,9 @@ def going_on(state: State, now: float) -> List[Tuple[str, str]]:
         finding = state.hang.finding
         lines.append(("hang", f"{finding.title} ({duration(max(0.0, now - state.hang.t))} ago)"))
         lines += [("cause", finding.cause), ("fix", finding.fix)]
+    if state.before:
+        lines.append(("attempt", f"{state.attempt + 1}; before it: {'; '.join(state.before[-3:])}"))
+        lines += [("progress", "no step in this attempt yet")] if state.progress.step is None else []
     if state.progress.step is not None:
         lines.append(("progress", progress_line(state.progress, not state.hang and state.status.state == RUNNING, now)))
     if state.world:

@@ -55,7 +55,7 @@ def run(args: Any) -> int:
 
 
 def _page(session: Session, args: Any) -> int:
-    from drumbeat.base.installed import pip_install
+    from drumbeat.base.problem import pip_install
 
     try:
         from drumbeat.watch.web import serve

@@ -52,7 +52,7 @@ class Variable(NamedTuple):
 @dataclass
 class Event:
     """One statement. `kind`: assign, export, cd, print (nothing to keep), started (asked for by
-    the caller), shell (changes the shell), once (all else)."""
+    the caller), shell (changes the shell), part (of another one that is kept whole), once (all else)."""
 
     kind: str
     line: int
@@ -62,6 +62,8 @@ class Event:
     value: Optional[Value] = None  # assign: what it gives
     words: Tuple[str, ...] = ()
     soft: bool = False  # shell: brings an environment, and leaves the script's own variables alone
+    starts: Sequence[Started] = ()  # what the caller asked for, inside a statement that is kept as it stands
+    around: str = ""  # the list or condition that it is part of, where that starts something
 
 
 class Statement(NamedTuple):
@@ -417,9 +419,27 @@ class Shell:
         self.foreign = self.foreign or bool(names & {"source", ".", "eval"})
 
     def _undecided(self, node: Node) -> Optional[bool]:
+        started = len(self.started)
         self._keep(node)
         self._look_inside(*_bodies(node))
+        self.events[-1].starts = self.started[started:]
         return None
+
+    def without(self, event: Event) -> str:
+        """Return the text of a kept statement without what it starts: `:` stands in its place, also for a function's call."""
+        text, starts = event.text, {each.text for each in event.starts}
+        called: FrozenSet[str] = frozenset()
+        for _ in self.functions:  # those that start something themselves, then those that call them, ...
+            called |= {
+                name
+                for name, (body, source) in self.functions.items()
+                if any(source[each.start : each.end] in starts or _name(each) in called for each in body.walk())
+            }
+        for each in sorted((each for top in parse(text) for each in top.walk()), key=lambda each: -each.start):
+            if each.kind == "simple" and (text[each.start : each.end] in starts or _name(each) in called):
+                text = f"{text[: each.start]}:{text[each.end :]}"
+        event.reads = self._reads(text)
+        return text
 
     def _look_inside(self, *bodies: Sequence[Node]) -> None:
         """Look for what is started inside a command that is left as it stands."""
@@ -441,12 +461,25 @@ class Shell:
         return None
 
     def _group(self, node: Node) -> Optional[bool]:
-        return self._body(node.bodies[0])
+        started = len(self.started)
+        result = self._body(node.bodies[0])
+        for each in self.started[started:]:
+            each.redirected = f"{each.redirected} {_files(node)}".strip()
+        return result
 
     def _subshell(self, node: Node) -> Optional[bool]:
-        started = len(self.started)
-        self._look_inside(*_bodies(node))
-        if len(self.started) == started:
+        before, events, started = self._apart(), len(self.events), len(self.started)
+        try:
+            for body in _bodies(node):
+                self._body(body)
+        except (_Exit, _Return):
+            pass
+        found = len(self.started) > started
+        kept = self.events if found else self.events[:events]
+        self.__dict__.update({**before.__dict__, "events": kept, "started": self.started, "words": self.words})
+        if found:
+            self._part_of(node, events)
+        else:
             self._keep(node)
         return None
 
@@ -469,28 +502,45 @@ class Shell:
         started = len(self.started)
         result = self._command(node.bodies[0][0])
         for place, joint in enumerate(node.joints):
-            if result is None and (
-                names[place] in self.asks or len(self.started) > started or node.bodies[place][0].kind != "simple"
-            ):
-                if len(self.started) > started:  # it has run: `&&` goes on, `||` is for when it fails
-                    following = node.bodies[place + 1][0]
-                    if joint == "&&":
-                        if len(self.events) > events and self.events[-1].kind == "started":
-                            self.events[-1].text += " || exit"
-                        result = self._command(following)
-                    elif not {_name(each) for each in following.walk() if each.kind == "simple"} <= self.prints | {
-                        "exit"
-                    }:
-                        self._keep(following)
-                        self._look_inside([following])
+            if joint == "||" and names[place] == "mkdir":
+                result = None  # it may well be there
+            if result is None and len(self.started) > started:  # it has run: `&&` goes on, `||` is for when it fails
+                following = node.bodies[place + 1][0]
+                if joint == "&&":
+                    if len(self.events) > events and self.events[-1].kind == "started":
+                        self.events[-1].text += " || exit"
+                    result = self._command(following)
+                elif not {_name(each) for each in following.walk() if each.kind == "simple"} <= self.prints | {"exit"}:
+                    self._keep(following)
+                    self._look_inside([following])
+                continue
+            if result is None:  # what follows depends on it
+                ahead = self._apart()
+                ahead.started = []
+                ahead._look_inside(*node.bodies[place + 1 :])
+                certain = names[place] not in self.asks and node.bodies[place][0].kind == "simple" and joint == "&&"
+                if certain and ahead.started:
+                    if len(self.events) > events and self.events[-1].kind == "once":
+                        self.events[-1].text += " || exit"
+                    result = self._command(node.bodies[place + 1][0])
                     continue
-                del self.events[events:]
-                self.variables = before.variables
-                return self._undecided(node)
+                fresh = self.events[events:]
+                soft = bool(fresh) and all(each.soft for each in fresh)
+                self.__dict__.update({**before.__dict__, "started": self.started, "words": self.words})
+                self._undecided(node)
+                self.events[-1].soft = soft
+                return None
             taken = result is not False
             if (joint == "&&") == taken:
                 result = self._command(node.bodies[place + 1][0])
+        if len(self.started) > started:
+            self._part_of(node, events)
         return result
+
+    def _part_of(self, node: Node, events: int) -> None:
+        """Remember the whole statement with each of its events, of which it decides which one follows which."""
+        for event in self.events[events:]:
+            event.around = self._written(node)
 
     def _if(self, node: Node) -> Optional[bool]:
         before, events = self._apart(), len(self.events)
@@ -499,7 +549,10 @@ class Shell:
             started, defaults = len(self.started), set(self.defaults)
             result = self._body(condition)
             if len(self.started) > started:
+                for rest in node.bodies[1:]:
+                    self.events += self.effects(self.text[rest[0].start : rest[-1].end], rest[0].line) if rest else []
                 self._look_inside(*node.bodies[1:])
+                self._part_of(node, events)
                 return None
             fresh = set(self.defaults) - defaults
             if result and fresh and _ends(body):  # it does not go on without them
@@ -508,7 +561,8 @@ class Shell:
                     del self.defaults[name]
                 continue
             if result is None:
-                if self.arguments is None and "$#" in self.text[node.start : body[0].start] and _ends(body):
+                asks = re.search(r"\$\{?[#@*\d]", self.text[node.start : body[0].start])
+                if self.arguments is None and asks and _ends(body):
                     continue  # it asks for arguments, which whoever submits the job gives
                 del self.events[events:]
                 self.variables = before.variables
@@ -588,11 +642,12 @@ class Shell:
             for each in trial.started:
                 each.certain = False
         if decided or trial.started:
+            result = None if trial.started else True
             self.started += trial.started
             self.__dict__.update(
                 {**trial.__dict__, "started": self.started, "certain": self.certain, "words": self.words}
             )
-            return True
+            return result
         self._keep(node, trial)
         return None
 
@@ -627,7 +682,9 @@ class Shell:
                 self._set(each, node.line, False)
             if node.redirects and not assigned:
                 self.events.append(Event("once", node.line, self.text[node.start : node.end]))
-            return True
+            given = "".join("".join(self.variables[each[0]].value) for each in assigned)
+            ran = any((each.made or each.text).startswith("$(") for each in self.marks.of(given))
+            return None if ran and assigned else True  # the exit code is that of what gives the value
         words = [each for word in node.words for each in self.words.fields(word.raw)]
         text = self.text[node.start : node.end]
         if not words:
@@ -832,7 +889,7 @@ class Shell:
         found = self.marks.get(text) if MARK.fullmatch(text) else None
         if found and (found.kind == HEAD or found.text == "${SLURM_JOB_ID}"):
             return "1"  # not empty
-        name = re.fullmatch(r"\$\{(?:ARG_(?=\d))?(\w+)\}", found.text) if found and found.kind == SUBMIT else None
+        name = re.fullmatch(r"\$\{(?!ARG_\d)(\w+)\}", found.text) if found and found.kind == SUBMIT else None
         return "" if name and self.unset(name[1], "") else text
 
     def _test(self, words: List[str], node: Node, text: str) -> Optional[bool]:

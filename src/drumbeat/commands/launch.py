@@ -325,6 +325,11 @@ def _at_front(command: Sequence[str]) -> Optional[Found]:
         options, module, rest = python_module(command)
         kind, subcommand = _MODULES.get(module, ("", ""))
         words, python = f"{name} -m {module}", (command[0], *options)
+        at = 1 + next((place for place, word in enumerate(command[1:]) if not word.startswith("-")), len(command))
+        folder, script = os.path.split("".join(command[at : at + 1]))
+        if not module and folder and script in _PROGRAMS and "-c" not in command[:at]:  # python BIN/torchrun
+            (kind, subcommand), words = _PROGRAMS[script], f"{name} {script}"
+            python, rest = tuple(command[:at]), tuple(command[at + 1 :])
     else:
         kind, subcommand = _PROGRAMS.get(name, ("", ""))
         words, python, rest = name, (), tuple(command[1:])

@@ -55,6 +55,11 @@ _IMPORTS = (
 _LIGHTNING = regex(_IMPORTS + r"(?:lightning|pytorch_lightning)\b", re.M)
 _MPI4PY = regex(_IMPORTS + r"mpi4py\b", re.M)
 _RAY = regex(_IMPORTS + r"ray\b", re.M)
+_FRAMEWORK = regex(
+    _IMPORTS
+    + r"(?:torch|jax|flax|tensorflow|keras|lightning|pytorch_lightning|accelerate|deepspeed|transformers|trl)\b",
+    re.M,
+)
 _DEVICES = regex(r"\b(?:Trainer|Fabric)\s?\([^)]{0,2000}\bdevices\s?=", re.S)
 
 
@@ -117,6 +122,11 @@ class Script:
         except Problem:  # too long, or nested too deep
             return []
         return [words for words in started if os.path.basename(words[0]) not in _SILENT and "pip" not in words[1:3]]
+
+    @property
+    def trains(self) -> bool:
+        """Return true if a Python program imports a framework that trains, or a shell script starts a launcher."""
+        return bool(_FRAMEWORK.search(self.python) or self.launcher({}))
 
     @property
     def spawns(self) -> str:

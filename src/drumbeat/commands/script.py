@@ -236,7 +236,8 @@ def _directives(script: Script, tokens: Sequence[Token]) -> None:
                 continue
             words = re.sub(r"\s#.*", "", token.text[len("#SBATCH") :]).split()
             for name, value in options(words):
-                script.directives.append(Directive(name, value.strip("\"'"), token.line, token.text))
+                value = re.sub(r"\\(.)", r"\1", value.strip("\"'"))  # sbatch takes a backslash as the shell does
+                script.directives.append(Directive(name, value, token.line, token.text))
         elif token.text != "\n":
             begun = True
 

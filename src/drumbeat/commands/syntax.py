@@ -188,8 +188,9 @@ class _Parser:
     def pipeline(self) -> Node:
         start, line, negated = self.peek().start, self.peek().line, False
         while self.is_word("!", "time"):
-            negated ^= self.is_word("!")
+            timed, negated = self.is_word("time"), negated ^ self.is_word("!")
             self.at += 1
+            self.at += timed and self.is_word("-p")
         parts = [self.command()]
         while self.at < len(self.tokens) and (self.take("|") or self.take("|&")):
             self.skip_lines()

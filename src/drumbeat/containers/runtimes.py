@@ -12,7 +12,7 @@ from typing import Callable, Dict, List, Optional, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import Container, HostPath, Order
-from drumbeat.machine.container import OCI
+from drumbeat.machine.identity.pods import OCI
 from drumbeat.machine.vendors import vendor_named
 
 # Variables of the host that would break an image.
@@ -21,7 +21,7 @@ _STAYS = "PATH|LD_LIBRARY_PATH|LD_PRELOAD|PYTHONPATH|PYTHONHOME|HOSTNAME|PWD|OLD
 
 @dataclass(frozen=True)
 class Runtime:
-    inside: Tuple[str, ...]  # what machine/container.py may call it from inside: these run the same images
+    inside: Tuple[str, ...]  # what machine/gather.py may call it from inside: these run the same images
     files: bool  # its images are files or folders; else names that a registry knows, unless they begin with /
     bind: str = ""  # the option before each bind
     both_sides: bool = False  # a bind must be HOST:INSIDE

@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 import re
-from typing import Dict, List, Mapping, NamedTuple, Optional
+from typing import Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence
 
+from drumbeat.base.problem import Problem
 from drumbeat.commands.interpret import Shell, Variable
-from drumbeat.commands.launch import find_launcher
-from drumbeat.commands.values import MARK, SUBMIT, Marks, Unknown, whole_marks
+from drumbeat.commands.launch import find_launcher, runs_text
+from drumbeat.commands.values import JOB, MARK, SUBMIT, Marks, Unknown, whole_marks
 from drumbeat.convert.draft import Difference
 from drumbeat.convert.job_shell import JobShell
-from drumbeat.convert.launch import AS_TEXT, OURS, PLACE, Launch
+from drumbeat.convert.launch import (
+    AS_TEXT,
+    CONTAINERS,
+    OURS,
+    PER_NODE,
+    PLACE,
+    SHELLS,
+    STARTERS,
+    Launch,
+    behind_wrapper,
+    found_on_path,
+    options,
+    started_per_node,
+    starts_something,
+    starts_training,
+    unwrapped,
+)
 from drumbeat.jobfile.job import Job
 from drumbeat.plan.argv import rank_argv
 
@@ -24,6 +41,7 @@ class Reached(NamedTuple):
     words: List[str]
     environment: Dict[str, str]
     cwd: str
+    before: Sequence[Sequence[str]] = ()  # words of what on-start starts
 
 
 def from_script(launch: Launch) -> Reached:
@@ -35,14 +53,16 @@ def from_script(launch: Launch) -> Reached:
 def from_job(job: Job, marks: Marks, launch: Launch, known: Mapping[str, str]) -> Reached:
     """Read the job file as drumbeat will: `on-start` where the batch script runs, `env`, `setup`, then the command."""
     workdir = absolute(_expanded(job.workdir or "", marks), marks)
-    batch = JobShell(known, lambda words: False, (), marks, read=launch.shell.read)
+    batch = JobShell(known, starts_something, (), marks, read=launch.shell.read)
     batch.cwd = workdir
-    batch.run(job.on_start)
+    modules = [f"module {each if each in ('purge', 'reset') else 'load ' + each}" for each in job.modules]
+    batch.run("\n".join([*modules, job.on_start]))
     shell = JobShell(launch.shell.known, lambda words: False, (), marks, True, launch.shell.read)
     shell.cwd, shell.foreign = workdir, launch.shell.foreign
     shell.variables = _handed_on(batch, launch)
     for name, value in job.env.items():
-        shell.variables[name] = Variable(_expanded(value, marks) if value is not None else f"pass {name}", True)
+        passed = marks.mark(Unknown(f"${{{name}}}", JOB, frozenset((name,))))
+        shell.variables[name] = Variable(_expanded(value, marks) if value is not None else passed, True)
     shell.run(job.setup)
     words, variables = [_expanded(word, marks) for word in job.command], shell.variables
     if launch.whole is not None:
@@ -59,7 +79,62 @@ def from_job(job: Job, marks: Marks, launch: Launch, known: Mapping[str, str]) -
             words, variables = inner.started[-1].words, inner.started[-1].variables
     found = find_launcher(words) if launch.in_rank else None
     words = [*found.kept, *rank_argv(found, "python")] if found else words
-    return Reached(words, {name: str(each.value) for name, each in _exported(variables).items()}, shell.cwd)
+    environment = {name: str(each.value) for name, each in _exported(variables).items()}
+    return Reached(words, environment, shell.cwd, [each.words for each in batch.started])
+
+
+def world(
+    words: Sequence[str], shell: Shell, variables: Mapping[str, Variable], gpus: Optional[int], tasks: int = 1
+) -> Optional[int]:
+    """Count the rank processes that a command of the batch script starts on all nodes; None where it does not say."""
+    known, words = shell.known, unwrapped(found_on_path(shell.marks, words))
+    nodes = int(known.get("SLURM_NNODES") or 1)
+    program = words[0].rsplit("/", 1)[-1] if words else ""
+    if program in STARTERS:
+        found, at = options(words[1:], program)
+        own, srun = {"ntasks-per-node" if name in PER_NODE else name: value for name, value in found}, program == "srun"
+        for value in (own.get("map-by", ""),):
+            own.update({"ntasks-per-node": value.split(":")[1]} if re.match(r"ppr:\d+:node", value) else {})
+        own_nodes = (own.get("N") or own.get("nodes")) if srun else ""
+        said = (own.get("n") or own.get("ntasks")) if srun else (own.get("n") or own.get("np"))
+        per_node = own.get("ntasks-per-node", "")
+        if any(MARK.search(each or "") for each in (own_nodes, said, per_node)):
+            return None
+        used = int(own_nodes) if own_nodes and own_nodes.isdigit() else nodes
+        if not said and per_node.isdigit():
+            said = str(int(per_node) * used)
+        inherited = str(used) if own_nodes and used != nodes else known.get("SLURM_NTASKS") or str(used)
+        total = said or inherited
+        return world(words[1 + at :], shell, variables, gpus, int(total)) if total.isdigit() else None
+    if program in CONTAINERS:
+        place = next((at for at, word in enumerate(words[1:], 1) if word in ("exec", "run")), 0)
+        _, at = options(words[place + 1 :], program) if place else ([], 0)
+        return world(words[place + 2 + at :], shell, variables, gpus, tasks) if place else tasks
+    place = next((at for at, word in enumerate(words) if runs_text(word)), 0)
+    if program in SHELLS and place == 1 and len(words) > 2:
+        inner = JobShell(known, starts_training, words[4:], shell.marks, task=True)
+        inner.variables = {
+            re.sub(r"^(APPTAINER|SINGULARITY)ENV_", "", name): each for name, each in _exported(variables).items()
+        }
+        inner.run(whole_marks(words[2]))
+        found_inside = [each for each in inner.started if each.certain]
+        return world(found_inside[-1].words, shell, inner.variables, gpus, tasks) if found_inside else None
+    try:
+        launcher = find_launcher(words) or behind_wrapper(words)
+    except Problem:
+        return None
+    if launcher is None:
+        return tasks
+    each = started_per_node(launcher, nodes)
+    if launcher.kind == "deepspeed" and launcher.flags.keys() & {"--hostfile", "--num-nodes"}:
+        tasks *= launcher.nodes or nodes  # it goes to the other nodes itself
+    return (gpus * tasks if gpus else None) if each is None else each * tasks
+
+
+def world_of_job(job: Job, marks: Marks, alone: bool) -> Optional[int]:
+    """Count the rank processes that drumbeat starts for a job file; None where the node decides."""
+    each = job.ranks_per_node or (job.gpus * job.ranks_per_gpu // job.gpus_per_rank if job.gpus else 1)
+    return job.nodes * each if isinstance(job.nodes, int) else each
 
 
 def absolute(folder: str, marks: Marks) -> str:
@@ -92,7 +167,9 @@ def _expanded(text: str, marks: Marks) -> str:
     return _DOLLAR.sub(value, text)
 
 
-def differences(script: Reached, job: Reached, marks: Marks, secrets: Dict[str, str]) -> List[Difference]:
+def differences(
+    script: Reached, job: Reached, marks: Marks, secrets: Dict[str, str], ours: FrozenSet[str]
+) -> List[Difference]:
     def value(unknown: Unknown) -> str:  # what drumbeat works out counts by its name
         return unknown.text if unknown.text[2:-1] in OURS - {PLACE} else unknown.made or unknown.text
 
@@ -105,7 +182,7 @@ def differences(script: Reached, job: Reached, marks: Marks, secrets: Dict[str, 
         other = shown(job.words[place]) if place < len(job.words) else _UNSET
         if one != other:
             found.append(Difference(f"argument {place}", one, other))
-    for name in sorted({*script.environment, *job.environment} - OURS):
+    for name in sorted({*script.environment, *job.environment} - OURS - ours):
         one, other = shown(script.environment.get(name)), shown(job.environment.get(name))
         if one != other and secrets.get(name) != "pass":
             found.append(

@@ -7,12 +7,13 @@ import signal
 from typing import Callable, Dict, FrozenSet, List, Mapping, Optional, Sequence, Set
 
 from drumbeat.base.problem import Problem
-from drumbeat.base.redact import redact
-from drumbeat.commands.interpret import Event, Shell, Started, options_at
+from drumbeat.base.redact import is_secret, redact
+from drumbeat.commands.interpret import Event, Shell, Started, Trap, options_at
+from drumbeat.commands.program import read_script
 from drumbeat.commands.script import Script, foreign_directives, read
 from drumbeat.commands.syntax import names_read
-from drumbeat.commands.values import SUBMIT, Unknown, at_submission, without_marks
-from drumbeat.convert.compare import absolute, differences, from_job, from_script
+from drumbeat.commands.values import JOB, SUBMIT, Unknown, at_submission, without_marks
+from drumbeat.convert.compare import Reached, absolute, differences, from_job, from_script, world, world_of_job
 from drumbeat.convert.directives import (
     exported,
     read_directives,
@@ -142,6 +143,9 @@ def _chosen(draft: Draft, batch: Shell) -> Optional[Started]:
     whole = _whole(chosen, batch, draft)
     if whole:
         return whole
+    for place, event in enumerate(batch.events):
+        if any(each is chosen for each in event.starts):  # the command starts it, so on-start does not
+            event.text, chosen.before = batch.without(event), place + 1
     if not chosen.certain:
         draft.question(
             chosen.line, chosen.text, "starts only under a condition, or in a loop, that is decided when the job runs"
@@ -149,7 +153,7 @@ def _chosen(draft: Draft, batch: Shell) -> Optional[Started]:
     seen = [(chosen.line, list(map(draft.marks.resolved, chosen.words)))]
     for other in batch.started:
         if other.before < chosen.before + (not other.certain) and chosen.certain and not other.background:
-            _run_before(other, batch)
+            _run_before(other, batch, chosen)
             if unwrapped(other.words)[0].rsplit("/", 1)[-1] in STARTERS or ranks_of_launchers([other], 1):
                 why = "a step before the last one: on-start runs it, and drumbeat watches only the last"
                 draft.question(other.line, other.text, why, advice=True)
@@ -188,7 +192,7 @@ def _whole(chosen: Started, batch: Shell, draft: Draft) -> Optional[Started]:
         draft.set("launcher", "once", first.line)  # each launcher starts as many ranks as it is asked for
     for other in batch.started:
         if other.before < first.events:
-            _run_before(other, batch)
+            _run_before(other, batch, chosen)
     del batch.events[first.events :]
     said = f"all from line {first.line} on"
     return Started(first.line, ["bash", "-c", text], first.variables, first.cwd, first.events, True, said, whole=True)
@@ -205,9 +209,21 @@ def _is_event(started: Started, batch: Shell) -> bool:
     return any(each.line == started.line and each.words in ((), tuple(started.words)) for each in events)
 
 
-def _run_before(started: Started, batch: Shell) -> None:
-    if _is_event(started, batch):
-        batch.events[started.before].kind = "once"
+def _run_before(started: Started, batch: Shell, chosen: Started) -> None:
+    """Let on-start run it, with the list or condition that it is part of if the training is no part of that."""
+    if not _is_event(started, batch):
+        return
+    event = batch.events[started.before]
+    if event.kind == "part":
+        return
+    if not event.around or chosen.text in event.around:
+        event.kind = "once"
+        return
+    for other in batch.events:
+        if other is not event and other.around == event.around:
+            event.writes, other.kind, other.around = event.writes | other.writes, "part", ""
+    event.kind, event.text, event.reads = "once", event.around, batch._reads(event.around)
+    event.around = ""
 
 
 def _program(started: Started) -> str:
@@ -257,7 +273,9 @@ def _carry_over(draft: Draft, chosen: Started, batch: Shell, script: Script) -> 
     tasks = tasks_per_node(script.directives, draft.keys.get("gpus"))
     ranks = _ranks(draft, launch, tasks)
     _visibility(draft, launch, {**{each.name: each.value for each in script.directives}, **launch.gpus}, ranks)
+    _secrets(draft, launch)
     keep(draft, launch, _command(draft, launch) | launch.in_binds)
+    draft.on_start[:0] = [draft.marks.shown(line) for line in launch.before]
     for kept in [*draft.on_start, *draft.setup]:
         if redact(kept) != kept:
             draft.question(launch.line, kept, "its value looks secret and was left out: write what the line needs")
@@ -266,7 +284,24 @@ def _carry_over(draft: Draft, chosen: Started, batch: Shell, script: Script) -> 
         why = "an argument of the script: export it when you submit, or give it to convert after the script's name"
         draft.to_export.append(LeftOut(launch.line, name, why))
     account(draft, batch, chosen, launch)
-    _compare(draft, launch, ranks, batch.known)
+    _compare(draft, launch, ranks, batch, chosen)
+
+
+def _secrets(draft: Draft, launch: Launch) -> None:
+    """Let the command read a secret from the variable that holds it: its value stays out of the job file."""
+    marks = draft.marks
+    for name, variable in launch.shell.variables.items():
+        value = variable.value
+        if (
+            variable.exported
+            and isinstance(value, str)
+            and len(value) > 3
+            and not marks.kind(value)
+            and is_secret(name, value)
+        ):
+            mark = marks.mark(Unknown(f"${{{name}}}", JOB, frozenset((name,))))
+            launch.words = [word.replace(value, mark) for word in launch.words]
+            launch.in_rank = [word.replace(value, mark) for word in launch.in_rank]
 
 
 _FORWARDS = re.compile(
@@ -291,6 +326,8 @@ def _traps(draft: Draft, batch: Shell) -> None:
             if found:
                 number = found["name"] or "TERM"
                 stop_with(draft, signal.Signals(int(number)).name[3:] if number.isdigit() else number)
+        if _on_end(draft, trap, acts):
+            continue
         for each in acts:
             if re.search(r"\bscontrol\s.*requeue|\bsbatch\b", each.text):
                 draft.question(each.line, each.text, _COMES_BACK)
@@ -301,6 +338,22 @@ def _traps(draft: Draft, batch: Shell) -> None:
     if draft.notice and draft.notice.batch and not handled:
         given = f"{draft.notice.signal} for the batch script, nothing for the ranks"
         draft.differences.append(Difference("before the time limit", given, draft.keys.get("stop-signal", "TERM")))
+
+
+_REPORTS = re.compile(r"[\w./-]+(?: (?:-[\w=-]+|/[\w./-]+|\"?\$\{?SLURM_\w+\}?\"?))*")
+
+
+def _on_end(draft: Draft, trap: Trap, acts: Sequence[Event]) -> bool:
+    """Write `on-end` for what the script does when it ends, if that needs only the job's number and no folder of its own."""
+    if trap.signals != ("EXIT",) or not acts or {"container", "on-end"} & set(draft.keys):
+        return False
+    if not all(_REPORTS.fullmatch(each.text) for each in acts):
+        return False
+    text = "; ".join(re.sub(r"\$\{(\w+)\}", r"$\1", each.text) for each in acts)
+    draft.set("on-end", ["bash", "-c", text], trap.line)
+    draft.carried |= {each.line for each in acts}
+    draft.question(trap.line, trap.text, "on-end does it on the first node, and has 15 s", advice=True)
+    return True
 
 
 def _check_sourced(draft: Draft, launch: Launch, line: int, words: str, used: Set[str]) -> None:
@@ -426,17 +479,41 @@ def _ranks(draft: Draft, launch: Launch, tasks: Optional[int]) -> Optional[int]:
     count = launch.tasks
     if not launch.launcher:
         count = launch.size.get("ntasks", 0) // nodes or count or (1 if launch.alone else tasks) or 1
-    if draft.keys.get("launcher") == "once":
+    if draft.keys.get("launcher") == "once" and not launch.wrapper:
         return None
-    if count and count != draft.keys.get("gpus"):
+    _mpi(draft, launch, count or 1)
+    if count and (count != draft.keys.get("gpus") or "launcher" in draft.keys):
         draft.set("ranks-per-node", count, launch.line)
     _cores(draft, launch, 1 if launch.launcher else count or 1)
-    if any(re.search(r"\bray\s+start\b", event.text) for event in launch.shell.events):
+    if any(re.search(r"\bray\s+start\b", each.text) for each in launch.shell.events if each.kind != "assign"):
         draft.set("launcher", "once", launch.line)
         draft.keys.pop("ranks-per-node", None)
     elif launch.alone and not launch.launcher and nodes > 1:
         draft.question(launch.line, "", f"the script starts it on its first node alone; here it starts on all {nodes}")
     return count
+
+
+_COMPILED = re.compile(r"(?:\S*/)[\w+-]+")
+
+
+def _mpi(draft: Draft, launch: Launch, ranks: int) -> None:
+    """Let the scheduler start each rank as a task where the script's starter, or a program of its own kind, brings MPI."""
+    if launch.launcher:
+        return
+    imports = read_script(launch.words, launch.shell.read).about_mpi
+    compiled = (
+        not launch.alone
+        and ranks > 1
+        and _COMPILED.fullmatch(launch.words[0])
+        and not launch.words[0].endswith("python")
+    )
+    if launch.mpi in STARTERS:
+        why = "MPI that does not find the other ranks: export SLURM_MPI_TYPE in on-start, one of srun --mpi=list"
+        draft.differences.append(Difference("MPI", f"{launch.mpi} starts the ranks", "srun starts them", why))
+    elif launch.mpi:
+        launch.before.append(f"export SLURM_MPI_TYPE={draft.marks.quoted(launch.mpi)}  # srun --mpi")
+    if launch.mpi or not launch.alone and ranks > 1 and imports or compiled:
+        draft.set("launcher", "tasks", launch.line)
 
 
 def _visibility(draft: Draft, launch: Launch, given: Mapping[str, str], ranks: Optional[int]) -> None:
@@ -475,7 +552,8 @@ def _own_variable(draft: Draft, launch: Launch, gpus: int) -> bool:
 
 def _cores(draft: Draft, launch: Launch, tasks: int) -> None:
     """Write the cores that srun gives each task, and where it binds them."""
-    if launch.cores and launch.cores * tasks < draft.keys.get("cpus", launch.cores * tasks + 1):
+    asked = launch.shell.known.get("SLURM_CPUS_PER_TASK") and draft.keys.get("cpus")
+    if launch.cores and (not asked or launch.cores * tasks < asked):
         draft.set("cpus", launch.cores * tasks, launch.line)
     bind = launch.cpu_bind
     if bind and not launch.launcher and (bind == ["none"] or len(bind) == tasks):
@@ -502,23 +580,57 @@ def _own_nodes(draft: Draft, launch: Launch) -> int:
     return nodes
 
 
-def _compare(draft: Draft, launch: Launch, ranks: Optional[int], known: Mapping[str, str]) -> None:
+def _compare(draft: Draft, launch: Launch, ranks: Optional[int], batch: Shell, chosen: Started) -> None:
     """List what reaches a rank otherwise than from the script."""
+    known = batch.known
     try:
         job = job_from_text(job_file(draft, "script"), "the converted job")
     except Problem:
         return  # said when the file is written
     there = from_script(launch)
-    draft.differences += differences(there, from_job(job, draft.marks, launch, known), draft.marks, draft.env)
-    if ranks and job.launcher == "auto" and (job.ranks_per_node or job.gpus or 1) != ranks:
-        draft.differences.append(Difference("ranks per node", str(ranks), str(job.ranks_per_node or job.gpus or 1)))
-    if job.launcher == "once":
-        return
-    cores, tasks = launch.cores or int(known.get("SLURM_CPUS_PER_TASK") or 0), 1 if launch.launcher else ranks or 1
-    if launch.alone and tasks == 1:
+    here = from_job(job, draft.marks, launch, known)
+    draft.differences += differences(there, here, draft.marks, draft.env, launch.given_before)
+    _compare_steps(draft, launch, batch, chosen, here)
+    if launch.whole is None and (job.launcher != "once" or launch.wrapper):
+        counts = [
+            world(chosen.words, batch, chosen.variables, draft.keys.get("gpus")), world_of_job(job, draft.marks, launch.alone)
+        ]  # fmt: skip
+        if None not in counts and counts[0] != counts[1]:
+            draft.differences.append(Difference("rank processes in total", str(counts[0]), str(counts[1])))
+    tasks = 1 if launch.launcher else ranks or 1
+    cores = launch.cores or int(known.get("SLURM_CPUS_PER_TASK") or 0)
+    if launch.alone and tasks == 1 or job.launcher == "once":
         cores = 0  # a process of the batch script itself may use all cores of the job
     if cores and job.cpus and job.cpus // tasks != cores:
         draft.differences.append(Difference("cores per task", str(cores), str(job.cpus // tasks)))
+
+
+def _compare_steps(draft: Draft, launch: Launch, batch: Shell, chosen: Started, here: Reached) -> None:
+    """Say which commands of the script that may train are started never, or again, by the job file."""
+    if launch.whole is not None:
+        return
+    of_job = [list(map(draft.marks.resolved, each)) for each in here.before]
+    of_script = [list(map(draft.marks.resolved, each.words)) for each in batch.started]
+    told = {each.what for each in draft.differences}
+    for each in batch.started:
+        words = list(map(draft.marks.resolved, each.words))
+        seen = of_job.count(words)
+        if each is chosen and seen:
+            draft.differences.append(Difference(f"line {each.line}", "started once", "started by on-start too"))
+        elif each is not chosen and seen > of_script.count(words):
+            found = Difference(
+                f"line {each.line}", f"started {of_script.count(words)} times", f"{seen} times by on-start"
+            )
+            draft.differences += [found] if found not in draft.differences else []
+        elif each is not chosen and not seen and f"line {each.line}" not in told and each.line != chosen.line:
+            draft.differences.append(
+                Difference(f"line {each.line}", draft.marks.shown(" ".join(each.words)), "not started")
+            )
+        told = {each.what for each in draft.differences}
+        if each is chosen and not each.certain and f"line {each.line}" not in told:
+            draft.differences.append(
+                Difference(f"line {each.line}", "started under a condition, or in a loop", "started once")
+            )
 
 
 # Findings of `drumbeat lint` are carried into the job file too, unless the conversion fixes them.

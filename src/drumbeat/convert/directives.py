@@ -8,7 +8,7 @@ from typing import Dict, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.commands.script import Directive
 from drumbeat.convert.draft import Difference, Draft, Notice
-from drumbeat.jobfile.fields import parse_duration
+from drumbeat.jobfile.check import parse_duration
 
 _SAME = {
     "account": "account", "partition": "partition", "qos": "qos", "constraint": "constraint", "mail-user": "mail",
@@ -46,7 +46,7 @@ def read_directives(draft: Draft, directives: Sequence[Directive]) -> None:
     if "gpus-per-socket" in given:
         sockets = given["sockets-per-node"].value if "sockets-per-node" in given else ""
         _gpus_each(draft, given["gpus-per-socket"], int(sockets) if sockets.isdigit() else 0)
-    _cores(draft, given.get("cpus-per-task"), tasks_per_node(directives, draft.keys.get("gpus")))
+    _cores(draft, given, tasks_per_node(directives, draft.keys.get("gpus")))
     for name, key in _MEMORY_PER.items():
         if name in given:
             _memory(draft, given[name], draft.keys.get(key, 0))
@@ -87,6 +87,8 @@ def _one(draft: Draft, each: Directive) -> None:
         _gpus(draft, each)
     elif name == "mem":
         _memory(draft, each, 1)
+    elif re.search(r"=[\"']*(?:\s|$)", each.text) and not value:
+        draft.drop(each.line, each.text, "has no value")
     elif name in _SAME and value and not re.search(r"[\s$'\"]", value):
         draft.set(_SAME[name], value, each.line)
     elif name == "exclusive":
@@ -230,9 +232,17 @@ def _memory(draft: Draft, each: Directive, count: int) -> None:
         draft.drop(each.line, each.text, "not a size that is understood")
 
 
-def _cores(draft: Draft, each: Optional[Directive], tasks: Optional[int]) -> None:
+_CORES = ("cpus-per-task", "cpus-per-gpu", "exclusive", "ntasks-per-gpu", "cores-per-socket")
+
+
+def _cores(draft: Draft, given: Mapping[str, Directive], tasks: Optional[int]) -> None:
+    """Set the cores of a node: those of its tasks, each of which has one where no option says how many."""
+    each = given.get("cpus-per-task")
     if each and each.value.isdigit():
         draft.set("cpus", int(each.value) * (tasks or 1), each.line)
+    elif tasks and tasks > 1 and not any(name in given for name in _CORES):
+        said = next(given[name] for name in ("ntasks-per-node", "tasks-per-node", "ntasks") if name in given)
+        draft.set("cpus", tasks, said.line)
 
 
 def slurm_variables(draft: Draft, directives: Sequence[Directive]) -> Dict[str, str]:

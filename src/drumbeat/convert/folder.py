@@ -161,6 +161,7 @@ def _written(name: str, command: str, what: str, notes: Sequence[str], names: Se
     if not any(note.startswith("ranks-per-node") for note in notes):
         lines.append("# ranks-per-node: 4  # default: one per GPU; without GPUs, one")
     lines += [
+        "# gpus: 4  # per node; a scheduler gives none unless this or the site profile names a number",
         "# time: 1h  # most schedulers want one",
         "# restarts: 2  # if it resumes from its checkpoint: docs/howto/resume.md",
     ]

@@ -23,7 +23,7 @@ from drumbeat.commands.values import (
     split_marks,
     whole_marks,
 )
-from drumbeat.convert.draft import Draft
+from drumbeat.convert.draft import Difference, Draft
 from drumbeat.convert.job_shell import JobShell
 from drumbeat.plan.argv import rank_argv
 
@@ -38,13 +38,13 @@ AS_TEXT = "AS_TEXT_"
 PLACE = "DRUMBEAT_WORKDIR"
 WORKED_OUT = "worked out on each node, with its reason (drumbeat plan)"
 STARTERS = ("srun", "mpirun", "mpiexec")
-_CONTAINERS = ("apptainer", "singularity", "docker", "podman")
+CONTAINERS = ("apptainer", "singularity", "docker", "podman")
 _LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "composer", "fabric", "tune")
 _NAMES_LAUNCHER = regex(
     r"torchrun|torch\.distributed\.(run|launch)|deepspeed(\.launcher\.runner)?|launch|composer|run|accelerate\.\S+"
 )
 _LABELS = ("--role", "--tee", "-t")
-_SHELLS = ("bash", "sh")
+SHELLS = ("bash", "sh")
 _SIZE = {"N": "nodes", "nodes": "nodes", "n": "ntasks", "ntasks": "ntasks"}
 _APPTAINER = Wrapper(
     values(
@@ -90,6 +90,10 @@ class Launch:
         None  # of a command that is several statements: all variables of their shell
     )
     alone: bool = False  # the batch script starts it itself, on the first node
+    mpi: str = ""  # what brings MPI to the ranks: mpirun, or a kind that srun's --mpi names
+    wrapper: str = ""  # what stands around a launcher, and cannot be read here
+    others: List[str] = field(default_factory=list)  # the words of the other steps
+    before: List[str] = field(default_factory=list)  # lines of on-start that stand for options of starter and container
     options: List[Tuple[int, str, bool]] = field(default_factory=list)  # of the batch script: Shell.options
     arguments: Sequence[str] = ()  # of the batch script; empty: nobody gave any, or it changes them
     in_binds: FrozenSet[str] = frozenset()  # variables of the batch script that `binds` reads
@@ -97,11 +101,18 @@ class Launch:
         frozenset()
     )  # variables of the command that `declare -p` brings there: lists, doubtful exports
 
+    @property
+    def given_before(self) -> FrozenSet[str]:
+        return frozenset(each.split("=")[0].rpartition(" ")[2] for each in self.before)
+
+    def named_before(self, name: str) -> bool:
+        return any(re.search(rf"--container-name[= ]{re.escape(name)}(?=\s|$)", each) for each in self.others)
+
 
 def unwrapped(words: Sequence[str]) -> List[str]:
     """Return `srun ...` of `timeout 3h srun ...`; a wrapper of the program itself stays with it."""
     inner = tuple(words)
-    while inner and inner[0].rsplit("/", 1)[-1] not in (*STARTERS, *_CONTAINERS):
+    while inner and inner[0].rsplit("/", 1)[-1] not in (*STARTERS, *CONTAINERS):
         peeled = off(inner)
         if peeled is None or not peeled.inner:
             return list(words)
@@ -114,14 +125,14 @@ def starts_training(words: Sequence[str]) -> bool:
     rest = unwrapped(words)
     name = rest[0].rsplit("/", 1)[-1]
     if name in STARTERS:
-        rest = rest[1 + _options(rest[1:], name)[1] :]
+        rest = rest[1 + options(rest[1:], name)[1] :]
         if not rest:
             return False
-    elif name not in _CONTAINERS + _LAUNCHERS and not re.fullmatch(r"python[\d.]*", name):
+    elif name not in CONTAINERS + _LAUNCHERS and not re.fullmatch(r"python[\d.]*", name):
         inner = off(tuple(rest))  # uv run, nsys profile, numactl: wrappers of the program itself
         return inner is not None and bool(inner.inner) and starts_training(inner.inner)
     text = " ".join(rest)
-    if rest[0].rsplit("/", 1)[-1] in _SHELLS and len(rest) > 2 and runs_text(rest[1]):
+    if rest[0].rsplit("/", 1)[-1] in SHELLS and len(rest) > 2 and runs_text(rest[1]):
         commands = [part.strip() for part in re.split(r"[\n;]|&&|\|\|", rest[2]) if part.strip()]
         return not all(map(_is_utility, commands))
     return not _is_utility(text) and not _BUILDS.match(text)
@@ -160,6 +171,8 @@ def peel(draft: Draft, started: Started, batch: Shell) -> Launch:
     shell.cwd = started.cwd
     launch = Launch(started.line, list(started.words), shell, events, len(events), options=batch.options)
     launch.arguments = draft.arguments if batch.arguments == draft.arguments and draft.arguments else ()
+    launch.others = [" ".join(each.words) for each in events if each.line != started.line]
+    launch.others += [" ".join(each.words) for each in batch.started if each.line != started.line]
     launch.alone = unwrapped(started.words)[0].rsplit("/", 1)[-1] not in STARTERS
     launch.whole = started.variables if started.whole else None
     for ranks in ranks_of_launchers(batch.started, 1) if started.whole else ():
@@ -169,19 +182,20 @@ def peel(draft: Draft, started: Started, batch: Shell) -> Launch:
         program = launch.words[0].rsplit("/", 1)[-1]
         if program in STARTERS:
             _starter(draft, launch, program)
-        elif program in _CONTAINERS:
+        elif program in CONTAINERS:
             _container(draft, launch, program)
         elif re.match(r"#!\S*(?:/|env )(?:ba)?sh\b", _text_of(shell, launch.words[0])):
             launch.words = ["bash", *launch.words]
-        elif program in _SHELLS and len(launch.words) >= 2:
+        elif program in SHELLS and len(launch.words) >= 2:
             if not _shell(draft, launch, started):
                 break
-        elif program in ("env", "time", "nohup", "exec"):
-            _simple_wrapper(launch)
+        elif program in ("env", "time", "nohup", "exec") and _simple_wrapper(launch):
+            continue
         elif unwrapped(launch.words) != launch.words:
             inner = unwrapped(launch.words)
             around = " ".join(launch.words[: -len(inner)])
-            draft.drop(launch.line, around, f"stands around {inner[0]}, whose place drumbeat takes")
+            fate = "" if "timeout" in around else f"stands around {inner[0]}, whose place drumbeat takes"
+            _other_option(draft, launch, around, fate)
             launch.words = inner
         else:
             break
@@ -190,6 +204,7 @@ def peel(draft: Draft, started: Started, batch: Shell) -> Launch:
     if draft.marks.kind(image) not in ("", SUBMIT):
         draft.question(launch.line, image, "an image known only in the job: write its name, or export it and submit")
     _binds(draft, launch)
+    launch.words = found_on_path(draft.marks, launch.words)
     launch.words = [_met_at(draft.marks, word, before) for before, word in zip(["", *launch.words], launch.words)]
     if not started.whole:
         _launcher(draft, launch)
@@ -241,10 +256,10 @@ def _give(launch: Launch, variables: Dict[str, str]) -> None:
         launch.shell._assign(name, value, launch.shell.marks.quoted(value), launch.line, True)
 
 
-_PROGRAM = regex(r"(?:\S*/)?(?:python[\d.]*|bash|sh|env|\S+\.(?:sh|py)|" + "|".join((*_CONTAINERS, *_LAUNCHERS)) + ")")
+_PROGRAM = regex(r"(?:\S*/)?(?:python[\d.]*|bash|sh|env|\S+\.(?:sh|py)|" + "|".join((*CONTAINERS, *_LAUNCHERS)) + ")")
 
 
-def _options(words: Sequence[str], program: str) -> Tuple[List[Tuple[str, str]], int]:
+def options(words: Sequence[str], program: str) -> Tuple[List[Tuple[str, str]], int]:
     """Return (name, value) of the options at the start, and the position of the first other word."""
     wrapper = _OPTIONS[program]
     found, at = [], 0
@@ -267,49 +282,83 @@ def _options(words: Sequence[str], program: str) -> Tuple[List[Tuple[str, str]],
     return found, at
 
 
+# What becomes of each option of a starter. Those that neither `_starter` carries over nor these tables name reach the ranks
+# otherwise than from the script, and that is said.
+_PLACED = "worked out on each node from its GPUs, cores and NICs (cpu-bind overrides it)"
+_KEPT = "drumbeat keeps every rank's output in the run folder, and Slurm's own beside it"
+_ITS_OWN = "drumbeat starts, watches and ends the step itself"
+
+
+def _each(names: str, fate: str) -> Dict[str, str]:
+    return dict.fromkeys(names.split(), fate)
+
+
+_FATES: Dict[str, Dict[str, str]] = {
+    "srun": {
+        **_each("cpu-bind mem-bind accel-bind B extra-node-info threads-per-core ntasks-per-core hint", _PLACED),
+        **_each("o output e error open-mode l label u unbuffered lu ul", _KEPT),
+        **_each(
+            "jobid exclusive exact overlap O overcommit s oversubscribe J job-name Q quiet v verbose vv vvv K "
+            "kill-on-bad-exit k no-kill W wait X disable-status pty A account p partition q qos reservation mem "
+            "mem-per-cpu mem-per-gpu no-container-mount-home use-min-nodes I immediate propagate preserve-env E "
+            "het-group pack-group",
+            _ITS_OWN,
+        ),
+        "distribution": "drumbeat numbers the ranks itself, node by node",
+        "m": "drumbeat numbers the ranks itself, node by node",
+    },
+    "mpirun": {
+        **_each("map-by bind-to rank-by cpu-set cpu-list report-bindings rf rankfile use-hwthread-cpus", _PLACED),
+        **_each("tag-output timestamp-output display display-map display-allocation output-filename", _KEPT),
+        **_each("host hosts H hostfile machinefile f oversubscribe allow-run-as-root prefix q quiet v verbose x envall genvall "
+            "launcher bootstrap iface nooversubscribe", _ITS_OWN),
+    },
+}  # fmt: skip
+PER_NODE = {"ntasks-per-node", "tasks-per-node", "npernode", "ppr", "ppn", "perhost"}
+
+
 def _starter(draft: Draft, launch: Launch, program: str) -> None:
-    found, at = _options(launch.words[1:], program)
-    own = "which drumbeat calls itself" if program == "srun" else "whose place drumbeat takes"
+    found, at = options(launch.words[1:], program)
+    fates, is_srun = _FATES["srun" if program == "srun" else "mpirun"], program == "srun"
+    launch.mpi = launch.mpi if is_srun else program
     for name, value in found:
-        if name in ("ntasks-per-node", "tasks-per-node", "npernode", "ppr") and value.isdigit():
-            launch.tasks = int(value)
+        per_node = re.fullmatch(r"ppr:(\d+):node\b.*", value) if name == "map-by" else None
+        if per_node or name in PER_NODE and value.isdigit():
+            launch.tasks = int(per_node[1] if per_node else value)
         elif name == "container-image":
             launch.container = True
             draft.set("container", whole_marks(value), launch.line)
             draft.set("container-runtime", "pyxis", launch.line)
         elif name == "container-mounts":
             draft.keys.setdefault("binds", []).extend(whole_marks(value).split(","))
-        elif name in ("container-workdir", "chdir", "D"):
+        elif name in ("container-workdir", "chdir", "D", "wdir", "wd"):
             launch.workdir = whole_marks(value)
-        elif name == "x" and program != "srun":
+        elif name == "container-name" and not launch.named_before(value):
+            draft.drop(launch.line, f"{program} --{name}={value}", "no other step uses the container of that name")
+        elif name == "x" and not is_srun:
             _give(launch, dict([_pair(value)] if "=" in value else []))
-        elif name in ("genv", "env") and program != "srun":
+        elif name in ("genv", "env") and not is_srun:
             _give(launch, dict([_pair(value.replace(" ", "=", 1))]))
+        elif name in ("mca", "gmca") and " " in value:
+            _give(launch, {f"OMPI_MCA_{value.split(' ')[0]}": value.partition(" ")[2]})
+        elif name == "mpi":
+            launch.mpi = value if value != "none" else ""
         elif name == "export":
             _give(launch, dict(_pair(each) for each in value.split(",") if "=" in each))
             if value.split(",")[0] == "NONE":
                 draft.question(launch.line, f"srun --export={value}", "your own variables reach the ranks here")
-        elif name in _SIZE and program == "srun":
+        elif name in _SIZE and is_srun:
             launch.size.update({_SIZE[name]: int(value)} if value.isdigit() else {})
-        elif name in ("n", "np") and program != "srun":
+        elif name in ("n", "np") and not is_srun:
             _processes(draft, launch, f"{program} -{name} {value}", value)
         elif name == "cpu-bind" and _masks(value):
             launch.cpu_bind = _masks(value)
         elif name in ("gpus-per-task", "gpu-bind", "ntasks-per-gpu"):
             launch.gpus[name] = value
-        elif name in ("cpu-bind", "map-by", "bind-to"):
-            why = "worked out on each node from its GPUs, cores and NICs (cpu-bind overrides it)"
-            draft.drop(launch.line, f"{program} --{name}={value}", why)
         elif name == "":
-            said = launch.shell.marks.resolved(value)
-            if "container" in said:
-                draft.question(
-                    launch.line, f"{program} {said}", f"options of {program} that the script decides when it runs"
-                )
-            else:
-                draft.drop(
-                    launch.line, f"{program} {said}", f"options of {program} that the script decides when it runs"
-                )
+            said = f"{program} {launch.shell.marks.resolved(value)}"
+            why = f"options of {program} that the script decides when it runs"
+            (draft.question if "container" in said else draft.drop)(launch.line, said, why)
         elif name in ("c", "cpus-per-task"):
             if value.isdigit():
                 launch.cores = int(value)
@@ -317,14 +366,25 @@ def _starter(draft: Draft, launch: Launch, program: str) -> None:
                 draft.drop(
                     launch.line, f"{program} {_dashed(name)} {value}", "cores are bound by the plan (cpus, cpu-bind)"
                 )
-        elif name in ("gpus", "gpus-per-node", "gres"):
+        elif name in ("gpus", "gpus-per-node", "gres", "G"):
             if "gpus" not in draft.keys:
                 draft.drop(
                     launch.line, f"{program} --{name} {value}", "every GPU of the node is used: write gpus: N if not"
                 )
-        elif name not in ("n", "ntasks", "N", "nodes", "np"):
-            draft.drop(launch.line, f"{program} {_dashed(name)} {value}".strip(), f"an option of {program}, {own}")
+        else:
+            _other_option(draft, launch, f"{program} {_dashed(name)} {value}".strip(), fates.get(name, ""), value)
     launch.words = _first_part(draft, launch, program, launch.words[1 + at :])
+    if is_srun and launch.words and re.fullmatch(r"[\w+-][\w+.-]*\.[A-Za-z]\w*", launch.words[0]):
+        launch.words[0] = f"./{launch.words[0]}"  # srun looks in the working directory too
+
+
+def _other_option(draft: Draft, launch: Launch, said: str, fate: str, value: str = "") -> None:
+    """Drop an option that is drumbeat's own job; any other one changes what the ranks find, which is said."""
+    if fate and not (fate.startswith("drumbeat numbers") and value.startswith(("cyclic", "arbitrary", "plane"))):
+        draft.drop(launch.line, said, fate)
+    else:
+        found = Difference("option of the script", said, "not used")
+        draft.differences += [found] if found not in draft.differences else []
 
 
 def _masks(value: str) -> List[str]:
@@ -363,31 +423,29 @@ def _processes(draft: Draft, launch: Launch, words: str, value: str) -> None:
         draft.question(launch.line, words, "ranks on all nodes together: write nodes and ranks-per-node")
 
 
-_GIVEN_BY_US = (
-    "nv",
-    "rocm",
-    "device",
-    "gpus",
-    "group-add",
-    "ipc",
-    "shm-size",
-    "rm",
-    "it",
-    "network",
-    "net",
-    "cleanenv",
+_GIVEN_BY_US = _each(
+    "device gpus group-add ipc shm-size rm it i t network net runtime privileged security-opt cap-add ulimit d user",
+    "",
 )
+# Flags of apptainer that a variable stands for: on-start sets it, and apptainer on each node reads it.
+_BY_VARIABLE = {
+    "nv": "NV", "rocm": "ROCM", "nvccli": "NVCCLI", "writable-tmpfs": "WRITABLE_TMPFS", "no-home": "NO_HOME",
+    "fakeroot": "FAKEROOT", "f": "FAKEROOT", "overlay": "OVERLAYIMAGE", "o": "OVERLAYIMAGE", "no-mount": "NO_MOUNT",
+    "H": "HOME", "home": "HOME", "writable": "WRITABLE", "w": "WRITABLE", "userns": "UNSHARE_USERNS", "u": "UNSHARE_USERNS",
+    "scratch": "SCRATCH", "S": "SCRATCH", "W": "WORKDIR", "workdir": "WORKDIR",
+}  # fmt: skip
 
 
 def _container(draft: Draft, launch: Launch, program: str) -> None:
     rest = launch.words[1:]
     while rest and rest[0].startswith("-"):  # singularity -q exec
-        draft.drop(launch.line, f"{program} {rest[0]}", f"an option of {program}")
+        quiet = rest[0] in ("-q", "-s", "-v", "-d", "--quiet", "--silent", "--verbose", "--debug", "--nocolor")
+        _other_option(draft, launch, f"{program} {rest[0]}", "changes what it prints" if quiet else "")
         rest = rest[1:]
     if not rest or rest[0] not in ("exec", "run"):
         launch.words = rest
         return
-    found, at = _options(rest[1:], program)
+    found, at = options(rest[1:], program)
     after = rest[1 + at :]
     draft.set("container-runtime", program, launch.line)
     launch.container = True
@@ -404,15 +462,20 @@ def _container(draft: Draft, launch: Launch, program: str) -> None:
             pairs = value.split(",") if apptainer and re.fullmatch(r"\w+=[^,]*(,\w+=[^,]*)+", value) else [value]
             _give(launch, dict(_pair(whole_marks(each)) for each in pairs if "=" in each))
             draft.env.update({each: "pass" for each in pairs if "=" not in each})
-        elif name in ("pwd", "w", "workdir"):
+        elif name in ("pwd", "cwd") if apptainer else name in ("w", "workdir"):
             launch.workdir = whole_marks(value)
+        elif apptainer and name in _BY_VARIABLE:
+            variable = f"{program.upper()}_{_BY_VARIABLE[name]}"
+            launch.before.append(f"export {variable}={draft.marks.quoted(value or '1')}  # {program} {_dashed(name)}")
         else:
             why = "drumbeat starts the container with what GPUs and RDMA need"
-            other = f"an option of {program}: a site's container.options may hold it"
-            draft.drop(launch.line, f"{program} --{name} {value}".strip(), why if name in _GIVEN_BY_US else other)
+            _other_option(
+                draft, launch, f"{program} {_dashed(name)} {value}".strip(), why if name in _GIVEN_BY_US else ""
+            )
     if not binds:
         del draft.keys["binds"]
-    launch.words = after[1:]
+    runscript = apptainer and rest[0] == "run"
+    launch.words = [*(["/.singularity.d/runscript"] if runscript else []), *after[1:]]
 
 
 def _apptainer_variables(launch: Launch, binds: List[str]) -> None:
@@ -496,25 +559,7 @@ def _shell(draft: Draft, launch: Launch, started: Started) -> bool:
     return True
 
 
-_NOT_STARTED = frozenset(
-    (
-        "module",
-        "ml",
-        "conda",
-        "mamba",
-        "ulimit",
-        "umask",
-        "source",
-        "set",
-        "trap",
-        "hostname",
-        "date",
-        "sleep",
-        "continue",
-        "break",
-        "sbatch",
-    )
-)
+_NOT_STARTED = _each("module ml conda mamba ulimit umask source set trap hostname date sleep continue break sbatch", "")
 
 
 def _anything(words: List[str]) -> bool:
@@ -529,15 +574,23 @@ def _before(inner: Shell, chosen: Started) -> bool:
     return inner.started[-1] is chosen and all(each.certain for each in inner.started)
 
 
-def _simple_wrapper(launch: Launch) -> None:
-    program = launch.words.pop(0)
-    given: Dict[str, str] = {}
-    while program.endswith("env") and launch.words and re.match(r"[A-Za-z_]\w*=", launch.words[0]):
-        given.update([_pair(launch.words.pop(0))])
-    _give(launch, given)
+def _simple_wrapper(launch: Launch) -> bool:
+    """Take `env A=1`, `time -p`, `nohup` or `exec` off; False where one of its options changes what runs."""
+    name, rest = launch.words[0].rsplit("/", 1)[-1], tuple(launch.words[1:])
+    peeled = off(launch.words)
+    around = rest[: len(peeled.prefix) - 1] if peeled else ()
+    if name == "exec":
+        around = ()
+    elif peeled is None or name == "env" and not all(re.match(r"[A-Za-z_]\w*=", each) for each in around):
+        return False
+    if rest[len(around) :] and rest[len(around)].startswith("-"):
+        return False
+    launch.words = list(rest[len(around) :])
+    _give(launch, dict(map(_pair, around)) if name == "env" else {})
+    return True
 
 
-def _started_per_node(found: Found, nodes: int) -> Optional[int]:
+def started_per_node(found: Found, nodes: int) -> Optional[int]:
     if found.kind in ("torchrun", "launch", "tune") and not found.said("--nproc-per-node"):
         return 1  # torchrun's own default
     ranks = found.ranks_per_node
@@ -550,7 +603,31 @@ def ranks_of_launchers(started: Sequence[Started], nodes: int) -> List[Optional[
         found = [find_launcher(unwrapped(each.words)) for each in started]
     except Problem:
         return [0, None]  # not to be told, so never alike
-    return [_started_per_node(each, nodes) for each in found if each]
+    return [started_per_node(each, nodes) for each in found if each]
+
+
+def found_on_path(marks: Marks, words: Sequence[str]) -> List[str]:
+    """Write a program that the script looks up by its name: `$(which python)` is python, `python $(which torchrun)` torchrun."""
+    found = [
+        re.fullmatch(r"\$\((?:which|command -v|type -p) ([\w.+-]+)\)|`which ([\w.+-]+)`", marks.resolved(each))
+        for each in words[:2]
+    ]
+    named = [each[1] or each[2] if each else word for each, word in zip(found, words)]
+    launcher = len(words) > 1 and bool(found[1]) and re.fullmatch(r"(?:\S*/)?python[\d.]*", named[0])
+    return [*(named[1:] if launcher else named), *words[2:]] if any(found[:1]) or launcher else list(words)
+
+
+def behind_wrapper(words: Sequence[str]) -> Optional[Found]:
+    """Return a launcher that stands among the words of a program which was not read: `bash wrapper.sh torchrun ...`."""
+    for place in range(1, len(words)):
+        if words[place].rsplit("/", 1)[-1] in _LAUNCHERS or re.fullmatch(r"(?:\S*/)?python[\d.]*", words[place]):
+            try:
+                found = find_launcher(words[place:])
+            except Problem:
+                return None
+            if found:
+                return found
+    return None
 
 
 def _launcher(draft: Draft, launch: Launch) -> None:
@@ -561,11 +638,16 @@ def _launcher(draft: Draft, launch: Launch) -> None:
         draft.question(launch.line, problem.what, problem.fix)
         return
     if found is None:
+        found = behind_wrapper(words)
+        if found:  # it keeps its own flags, so it starts as many ranks as they say, once on each node
+            launch.tasks, launch.launcher = started_per_node(found, int(draft.keys.get("nodes", 1))), True
+            launch.wrapper = " ".join(words[:2])
+            draft.set("launcher", "once", launch.line)
         return
     flags = [f"{flag} {value}".strip() for flag, value in found.replaced.items()]
     if flags:
         draft.drop(launch.line, " ".join(flags), f"flags of {found.words} that drumbeat fills in on each node")
-    launch.tasks, launch.launcher = _started_per_node(found, int(draft.keys.get("nodes", 1))), True
+    launch.tasks, launch.launcher = started_per_node(found, int(draft.keys.get("nodes", 1))), True
     kept = list(found.kept)
     for place in [place for place, word in enumerate(kept) if word in _LABELS][::-1]:
         draft.drop(

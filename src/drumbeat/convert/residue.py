@@ -147,7 +147,7 @@ class _Residue:
         for place in range(len(self.launch.events) - 1, -1, -1):
             event = self.launch.events[place]
             ours = self.once and place < self.launch.outside  # written down with all that it needs
-            if event.kind in ("print", "started"):
+            if event.kind in ("print", "started", "part"):
                 continue
             if event.kind in ("assign", "export"):
                 names = event.writes & needed - {name for name, value in self.draft.env.items() if value == "pass"}
@@ -213,7 +213,8 @@ class _Residue:
     def _emit(self, kept: List[Event]) -> None:
         batch = [event for event in kept if self.once and self._outside(event)]
         setup = [event for event in kept if event not in batch or event.words[:1] and event.words[0] in _LIMITS or
-                 event.kind == "shell" and event.soft and event.writes]  # fmt: skip
+                 event.text.startswith("unset ") and not any(
+                     event.writes & each.writes for each in self.launch.events[self.places[id(event)] + 1 :])]  # fmt: skip
         batch = [event for event in batch if event.words[:1] == () or event.words[0] not in _LIMITS]
         place = self._workdir(batch, any(event.kind == "cd" for event in setup))
         self.draft.on_start = self._written(batch, self.elsewhere)

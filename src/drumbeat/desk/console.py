@@ -8,7 +8,7 @@ import shutil
 import signal
 import sys
 import time
-from typing import Dict, Iterable, Iterator, List, Optional, Sequence, Set, TextIO, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Set, TextIO, Tuple
 
 from drumbeat.base.order import Order
 from drumbeat.base.ranges import fold, ranges
@@ -187,10 +187,19 @@ def opening_lines(order: Order, name: str = "") -> Lines:
 class Console:
     """drumbeat's own lines go to standard error; what ranks print goes where they printed it."""
 
-    def __init__(self, order: Order, nodes: List[int], joined: str = "", by_mpirun: bool = False) -> None:
+    def __init__(
+        self,
+        order: Order,
+        nodes: List[int],
+        joined: str = "",
+        by_mpirun: bool = False,
+        show: Optional[Callable[[str], Any]] = None,
+    ) -> None:
+        """`show` gets each line, drumbeat's own and those of ranks, in place of the terminal."""
+        self._show_line = show
         self.order, self.nodes, self.joined, self.by_mpirun = order, nodes, joined, by_mpirun
         self.leads = 0 in nodes  # of a run on several machines only the lead's console speaks of the run
-        self.live = sys.stderr.isatty()
+        self.live = show is None and sys.stderr.isatty()
         self.colour = self.live and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
         self.progress = Progress()
         self._clock = LeadClock()
@@ -214,9 +223,10 @@ class Console:
         self._ends = False  # a rank of this attempt has ended, or all are asked to: no time is left
         self._failed = False  # a rank has failed, and the others are being ended for it
 
-    def begin(self) -> None:
+    def begin(self, from_end: bool = True) -> None:
+        """`from_end`: leave out what an earlier start of the run has written."""
         order = self.order
-        self._open(order.folder, from_end=True)
+        self._open(order.folder, from_end)
         if not self.leads:
             return
         for label, text in opening_lines(order, self.joined):
@@ -288,6 +298,9 @@ class Console:
     def say(self, label: str, text: str) -> None:
         self._clear()
         shown = f"{label:<10}"
+        if self._show_line:
+            self._show_line(f"{shown} {text}")
+            return
         if self.colour and label in _COLOURS:
             shown = f"\x1b[{_COLOURS[label]}m{shown}\x1b[0m"
         first, *more = folded(text, shutil.get_terminal_size((80, 24)).columns) if self.live else [text]
@@ -318,7 +331,10 @@ class Console:
                 if isinstance(record, Event):
                     self._show_event(record)
         lines = [record for record in records if isinstance(record, Line)]
-        if lines:
+        if self._show_line:
+            for line in lines:
+                self._show_line(mark(line.rank) + line.text)
+        elif lines:
             self._clear()
             write_lines(lines)
         self._add_metrics(records)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -10,30 +11,40 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import replace
+from contextlib import suppress
 from typing import Any, Container, Dict, Iterable, List, Mapping, Optional, Set, Tuple
 
+from drumbeat.agent.place import own_node, placed, task_meeting
+from drumbeat.backends.contract import job_handle
 from drumbeat.base import clock, proc
-from drumbeat.base.order import Order, dump_order
+from drumbeat.base.order import Order, dump_order, load_order
+from drumbeat.base.problem import Problem
 from drumbeat.base.proc import children
 from drumbeat.base.processes import become_subreaper, launcher_descriptors, sweep
 from drumbeat.base.record import RecordError, from_plain
-from drumbeat.base.signals import EXIT_STORAGE, STOPS, stops_held_back
+from drumbeat.base.signals import EXIT_REQUEUE, EXIT_STORAGE, EXIT_USAGE, STOPS, stops_held_back
+from drumbeat.bundle.pinned import running_bundle
 from drumbeat.desk.console import Console
 from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import Finding
+from drumbeat.machine import identity as identities
+from drumbeat.machine.host import LiveHost
+from drumbeat.machine.model import Identity
+from drumbeat.runfolder.files import replace
 from drumbeat.runfolder.layout import RunFolder, ask_to_stop
-from drumbeat.runfolder.ledger import ledger
 from drumbeat.runfolder.run import Run, replaced_nodes
-from drumbeat.runfolder.state import Course, hangs_of, ranks_seen, world_of
+from drumbeat.runfolder.state import Course, hangs_of, ledger, ranks_seen, world_of
 from drumbeat.runfolder.summary import (
     AttemptEnd,
     Observations,
+    RunRecord,
     Summary,
+    forget_end,
     gpus_of_run,
     gpus_used,
     group,
     summarize,
+    write_run_record,
     write_summary,
 )
 
@@ -197,7 +208,7 @@ class Foreground:
                     sweep(keep=not_ours | {other.pid for other in self.guards.values() if other.poll() is None})
             for node in self._due(lead_gone is not None):
                 del codes[node]
-                again = replace(self.order, timing=replace(self.order.timing, muster=_RETURN))
+                again = dataclasses.replace(self.order, timing=dataclasses.replace(self.order.timing, muster=_RETURN))
                 with stops_held_back():
                     started = start_agents(self.bundle, again, [node], self.token, environ, report_fd, if_killed)
                 self.guards.update(started)
@@ -256,10 +267,8 @@ class Foreground:
             if node and code and 0 not in codes and node not in self.told and self.folder and not self.console.started:
                 self.told.add(node)
                 why = f"the agent of node {node} ended with {code} before all nodes had joined"
-                try:
+                with suppress(OSError):  # the lead says what is wrong with the run folder
                     ask_to_stop(self.folder.stop, "LOST", why)
-                except OSError:
-                    pass  # the lead says what is wrong with the run folder
 
     def _pause(self, codes: Container[int]) -> None:
         """Pause until the next look, or until one more agent is gone than those in `codes`."""
@@ -346,3 +355,67 @@ class Foreground:
             if problem:
                 self.console.say("warning", problem)
         return run, summary
+
+
+EVERY = 0.5  # seconds between two looks at the ranks' output, which is on shared storage
+
+
+def run_node(order_file: str) -> int:
+    """Run one node (or rank) of a fanned-out or submitted run: `_node ORDER.json`, as a backend starts it."""
+    environ = os.environ
+    identity = identities.read(LiveHost(), [])
+    token = environ.get("DRUMBEAT_TOKEN", "")
+    bundle = running_bundle()
+    assert bundle, "_node runs from the bundle"
+    try:
+        with open(order_file, encoding="utf-8") as file:
+            order = placed(load_order(file.read(), order_file), identity)
+        if not token:
+            raise Problem("no DRUMBEAT_TOKEN reached this node", "the launch command must pass it on")
+        node = own_node(order, identity)
+        if order.launcher == "tasks" and identity.local_id:
+            return guard_rank(order, identity, token, environ)
+        if node == 0:
+            _open_again(order, identity)
+    except (OSError, RecordError, Problem) as error:
+        print(f"drumbeat: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    return joined(Foreground(order, [node], bundle, token, EVERY), node, environ)
+
+
+def _open_again(order: Order, identity: Identity) -> None:
+    """Open the run folder for this start: one job of an array has its own, and a requeued one has not ended after all."""
+    folder = RunFolder(order.folder)
+    if not os.path.exists(folder.run_json):
+        os.makedirs(folder.at("nodes"), exist_ok=True)
+        replace(folder.order, dump_order(order))
+        if not os.path.exists(folder.stop):  # the batch script may have written into it already
+            replace(folder.stop, "")
+        record = RunRecord(order.run_id, name=order.name, created=order.created, handle=job_handle(identity))
+        write_run_record(folder, record)
+    forget_end(folder)
+
+
+def guard_rank(order: Order, identity: Identity, token: str, environ: Mapping[str, str]) -> int:
+    # here: few jobs have such tasks, and all would wait for it
+    from drumbeat.agent.ranks.tasks import own_view, run_task
+
+    node = own_node(order, identity)
+    assert identity.local_id is not None
+    meeting = task_meeting(identity, environ, node, token)
+    return run_task(meeting, token, order.timing.muster, own_view(identity.local_id))
+
+
+def joined(
+    foreground: Foreground, node: int, environ: Mapping[str, str], by_mpirun: bool = False, own_pod: bool = False
+) -> int:
+    """Return the job's exit code on the lead. A node that the lead has ended returns 0, or a launcher that ends a job at its
+    first failure would kill the lead while it still writes the summary. A pod (`own_pod`) fails where its own ranks failed.
+
+    DRUMBEAT_REJOIN is set by a backend that starts the agent again on this very machine: it is told by 75 when to do so."""
+    # mpirun kills its tasks, which are ours, when a rank has called MPI_Abort: the agents go on and record who it was. The lead
+    # always goes on, to end the others.
+    code = foreground.run(environ, if_killed=signal.SIGKILL if node and not by_mpirun else signal.SIGTERM)
+    if node and foreground.again and environ.get("DRUMBEAT_REJOIN"):
+        return EXIT_REQUEUE
+    return 0 if node and foreground.ended_by_lead and not (own_pod and foreground.failed_here) else code

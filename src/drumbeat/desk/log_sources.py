@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from drumbeat.logs.own_verdicts import OwnVerdicts
     from drumbeat.logs.reader import Reader
     from drumbeat.logs.report import Report
-    from drumbeat.machine.dumps import Dump
+    from drumbeat.machine.dumps.text import Dump
     from drumbeat.runfolder.run import Run
 
 BLOCK = 1 << 20
@@ -222,7 +222,7 @@ def with_tail(blocks: Iterable[Tuple[int, List[bytes]]]) -> Iterator[Tuple[int, 
         yield number, block, True
 
 
-def _blocks(path: str) -> Iterator[bytes]:
+def _blocks(path: str, warns: bool = True) -> Iterator[bytes]:
     try:
         with open_binary(path) as file:
             start = file.read(4)
@@ -234,10 +234,8 @@ def _blocks(path: str) -> Iterator[bytes]:
                 block = start = file.read1(BLOCK)  # type: ignore[attr-defined]
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         # The readable part has been read; a log that is still being written ends like this.
-        print(
-            f"drumbeat diagnose: {printable(path)}: damaged or unfinished gzip ({error}); read up to there",
-            file=sys.stderr,
-        )
+        words = f"{printable(path)}: damaged or unfinished gzip ({error}); read up to there"
+        print(f"drumbeat diagnose: {words}", file=sys.stderr) if warns else None
     except OSError as error:
         raise Problem(f"{printable(path)}: {error.strerror or error}", "check that it can be read") from None
 
@@ -354,7 +352,7 @@ def short_text(source: Source) -> str:
     if os.path.getsize(source.path) > MAX_BYTES:
         return ""
     data = b""
-    for block in _blocks(source.path):
+    for block in _blocks(source.path, False):
         data += block
         if len(data) > MAX_BYTES:
             return ""

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import time
+from contextlib import suppress
 from dataclasses import field, replace
 from typing import Any, Callable, Container, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
 
@@ -23,7 +24,7 @@ from drumbeat.causes.table import HARDWARE, PROGRAM, cause_of
 from drumbeat.desk.runs import open_run
 from drumbeat.desk.start.create import index_folder
 from drumbeat.findings.model import Finding
-from drumbeat.jobfile.fields import parse_duration
+from drumbeat.jobfile.check import parse_duration
 from drumbeat.jobfile.site import Site
 from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.events import Event
@@ -232,14 +233,12 @@ def _links(index: str) -> List[str]:
 def _seen(path: str, environ: Mapping[str, str]) -> List[Sighting]:
     """Return what a run, or each job of an array, says about its nodes."""
     found: List[Sighting] = []
-    try:
+    with suppress(RecordError):  # damaged, or of a newer drumbeat
         whole = open_run(path, environ)
         for run in (whole, *whole.array()):
             order = run.order()
             if order is not None and not order.emulated:
                 found += sightings_of(run.run_id, order, run.run_events())
-    except RecordError:
-        pass  # damaged, or of a newer drumbeat
     return found
 
 

@@ -51,6 +51,8 @@ class State:
     spares: int = 0  # nodes that wait without a role, of a run that goes on
     replaced: Tuple[str, ...] = ()  # which spares took whose place
     condition: Condition = Condition("unknown", WARNING)
+    attempt: int = 0  # number of the one that runs
+    before: Tuple[str, ...] = ()  # how earlier attempts of a run that goes on have ended
 
     @property
     def goes_on(self) -> bool:
@@ -98,7 +100,26 @@ def state_of(run: Run, now: Optional[float] = None, parts: Optional[Mapping[int,
     return State(
         run.run_id, run.path, told, run.record.created, seconds, progress, ranks, summary, failure, hang, world, quiet,
         left, gpus, muster, spares_left(events), summary.replaced if summary else replaced_nodes(events), said,
+        max((event.attempt for event in events if isinstance(event, kinds.AttemptStarted)), default=0), _before(events),
     )  # fmt: skip
+
+
+def with_ranks(run: Run, state: State) -> State:
+    """Add the ranks of a run that has ended, for which the events of all its nodes are read."""
+    return state if state.goes_on else replace(state, ranks=run.ranks())
+
+
+def _before(events: Sequence[Event]) -> Tuple[str, ...]:
+    """Say how each attempt ended that was followed by another one, and how far it had come."""
+    found, why = [], {event.attempt: event.finding for event in events if isinstance(event, kinds.Failed)}
+    for event in events:
+        if isinstance(event, kinds.AttemptEnded):
+            step = event.progress.step if event.progress else None
+            words = f"attempt {event.attempt + 1} {event.outcome}" + ("" if step is None else f" at step {step}")
+            finding = why.get(event.attempt)
+            who = "" if finding is None or finding.rank is None else f"rank {finding.rank}: "
+            found.append(words + (f": {who}{finding.title}" if finding else ""))
+    return tuple(found)
 
 
 def _elapsed(run: Run, state: str, now: float) -> Optional[float]:

@@ -8,6 +8,7 @@ import re
 import signal
 import socket
 import time
+from contextlib import suppress
 from typing import Dict, Iterable, List, Optional, Set, Tuple
 
 from drumbeat import backends
@@ -119,10 +120,8 @@ def end_leftovers(run: Run, seconds: float = 10.0) -> int:
         if not alive:
             break
         for pid in alive:
-            try:
+            with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
         ended += [pid for pid in alive if pid not in ended]
         time.sleep(0.05)
     return len(ended)
@@ -184,10 +183,8 @@ def _scheduler_decides(run: Run, end: Optional[End]) -> bool:
 
 
 def _remember_forgotten(run: Run) -> None:
-    try:
+    with suppress(OSError):  # another user's run, or a full disk: it is asked about again
         write_run_record(run.folder, dataclasses.replace(_record_now(run), forgotten=True))
-    except OSError:
-        pass  # another user's run, or a full disk: it is asked about again
 
 
 def ask_together(runs: Iterable[Run]) -> None:

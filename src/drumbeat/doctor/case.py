@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import FrozenSet, Iterable, Iterator, List, Optional
+from typing import FrozenSet, Iterable, Iterator, List, Optional, Sequence
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import Order
@@ -22,6 +22,7 @@ class Case:
     order: Order
     here: Scene
     shown: Optional[FrozenSet[str]] = None  # subjects that a pasted dump shows whole; None: a live node, all of them
+    of_job: bool = False  # a job that is about to start, not any
 
     @property
     def several_nodes(self) -> bool:
@@ -47,6 +48,11 @@ class Case:
         return INFO if self.live else WARNING
 
     @property
+    def unfit(self) -> str:
+        """Severity of what makes a node unfit, though a job may get through on it: no run is stopped for that."""
+        return WARNING if self.of_job else ERROR
+
+    @property
     def live(self) -> bool:
         return self.shown is None
 
@@ -54,8 +60,8 @@ class Case:
 def make_case(
     facts: Facts, order: Optional[Order], peers: Optional[Peers] = None, shown: Optional[FrozenSet[str]] = None
 ) -> Case:
-    order = order or stand_in(facts)
-    return Case(facts, order, scene(order, facts, peers or alone(facts)), shown)
+    wanted = order or stand_in(facts)
+    return Case(facts, wanted, scene(wanted, facts, peers or alone(facts)), shown, order is not None)
 
 
 def alone(facts: Facts, node: int = 0) -> Peers:
@@ -69,7 +75,7 @@ def stand_in(facts: Facts) -> Order:
 
 
 def seen(what: str, findings: Iterable[Finding]) -> Iterator[Finding]:
-    """The findings of one check, each with what the check looked at: what names nothing is not certain."""
+    """Add to each finding of a check what the check looked at: a finding that names nothing is not certain."""
     return (finding if finding.seen else replace(finding, seen=(what,)) for finding in findings)
 
 
@@ -78,6 +84,11 @@ def gib(size: int) -> str:
         return "unlimited"
     amount, unit = (size / GIB, "GiB") if size >= GIB else (size / (1 << 20), "MiB")
     return f"{amount:.0f} {unit}" if amount >= 100 else f"{amount:.3g} {unit}"
+
+
+def some(words: Sequence[str], most: int, between: str = ", ") -> str:
+    """List the first `most` words, and count the others."""
+    return between.join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")
 
 
 def worst_first(findings: List[Finding]) -> List[Finding]:

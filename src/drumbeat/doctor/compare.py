@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import Callable, Dict, Iterator, List, Optional, Tuple
 
-from drumbeat.doctor.case import find, seen
+from drumbeat.doctor.case import find, seen, some
 from drumbeat.findings.model import ERROR, INFO, WARNING, Finding
 from drumbeat.machine.model import Facts, Peer, Peers
 from drumbeat.plan.network import active_ports, compute_nics
@@ -32,7 +32,7 @@ Outliers = Tuple[Optional[str], List[Tuple[Peer, str]]]
 
 def _outliers(peers: Peers, value: Callable[[Facts], Optional[str]]) -> Outliers:
     """Return the majority's value and the nodes that have another one; None and all nodes at a tie. Unknown is no difference."""
-    known = [(peer, found) for peer in peers.nodes for found in [value(peer.facts)] if found is not None]
+    known = [(peer, found) for peer in peers.nodes if (found := value(peer.facts)) is not None]
     counts = Counter(found for _, found in known).most_common(2)
     if len(counts) < 2:
         return None, []
@@ -47,7 +47,7 @@ def _say(code: str, variant: str, what: str, outliers: Outliers, severity: str =
         hosts: Dict[str, List[str]] = {}
         for peer, found in odd:
             hosts.setdefault(found, []).append(peer.host)
-        sides = [f"{_some(names)} {'have' if len(names) > 1 else 'has'} {found}" for found, names in hosts.items()]
+        sides = [f"{some(names, 4)} {'have' if len(names) > 1 else 'has'} {found}" for found, names in hosts.items()]
         title = f"the nodes differ in {what}: {'; '.join(sides[:4])}"
         yield replace(find(code, variant, differs=title, severity=severity), fix=_TIE)
         return
@@ -56,13 +56,8 @@ def _say(code: str, variant: str, what: str, outliers: Outliers, severity: str =
         yield find(code, variant, differs=title, severity=severity, node=peer.node, host=peer.host)
 
 
-def _some(names: List[str]) -> str:
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-
-
 def _versions(peers: Peers) -> Iterator[Finding]:
-    names = sorted({name for peer in peers.nodes for name in peer.facts.versions})
-    for name in names:
+    for name in sorted({name for peer in peers.nodes for name in peer.facts.versions}):
         outliers = _outliers(peers, lambda facts, name=name: facts.versions.get(name))  # type: ignore[misc]
         variant, severity = ("breaks", ERROR) if name in ("nccl", "rccl") else ("updated", WARNING)
         yield from _say("version-differs", variant, name, outliers, severity)
@@ -127,10 +122,8 @@ def _memory(peers: Peers) -> Iterator[Finding]:
 
 def _exported(peers: Peers) -> Iterator[Finding]:
     """Settings of the collectives must be alike on all nodes."""
-    names = sorted({name for peer in peers.nodes for name in peer.facts.environment})
-    for name in names:
-        if not steers(name) or any(part in name for part in OWN_VALUES):
-            continue
+    names = {name for peer in peers.nodes for name in peer.facts.environment if steers(name)}
+    for name in sorted(name for name in names if not any(part in name for part in OWN_VALUES)):
         outliers = _outliers(peers, lambda facts, name=name: facts.environment.get(name, "unset"))  # type: ignore[misc]
         yield from _say("exported-differs", "", name, outliers)
 
@@ -139,11 +132,8 @@ def _same_gpu(peers: Peers) -> Iterator[Finding]:
     """Two pods on one machine is allowed, the same GPU in both is not."""
     owner: Dict[str, Peer] = {}
     for peer in peers.nodes:
-        for gpu in peer.facts.gpus:
-            if gpu.uuid is None:
-                continue
-            other = owner.get(gpu.uuid)
-            if other is not None and other.facts.host != peer.facts.host:  # emulated nodes are one host
-                yield find("gpu-on-two-nodes", other=other.host, evidence=[gpu.uuid], node=peer.node, host=peer.host)
+        for uuid in (gpu.uuid for gpu in peer.facts.gpus if gpu.uuid is not None):
+            other = owner.setdefault(uuid, peer)
+            if other.facts.host != peer.facts.host:  # emulated nodes are one host
+                yield find("gpu-on-two-nodes", other=other.host, evidence=[uuid], node=peer.node, host=peer.host)
                 return
-            owner[gpu.uuid] = peer

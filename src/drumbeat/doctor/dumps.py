@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Any, Dict, Iterator, List, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Sequence, Set, Tuple
 
+from drumbeat.doctor.case import find
 from drumbeat.doctor.examine import examine
 from drumbeat.doctor.software import check_report, operators
 from drumbeat.findings.model import OK, Evidence, Finding, PastedDump
-from drumbeat.machine.dumps import Dump, together
+from drumbeat.machine.dumps import together
+from drumbeat.machine.dumps.text import Dump
 from drumbeat.machine.model import Facts, Gpu, RdmaDevice
 from drumbeat.machine.topology import distance, nearest
 from drumbeat.plan.network import candidates, ipv4_of, usable_gids
@@ -32,15 +34,81 @@ def _shown(dump: Dump, findings: Tuple[Finding, ...]) -> PastedDump:
 
 
 def judge(dumps: Sequence[Dump]) -> List[Tuple[Dump, Finding]]:
-    """Judge what the dumps of one node show together; each finding comes with the dump, and the line, that shows it."""
-    alone = [(dump, {finding.code for finding in _found(dump)}) for dump in dumps]
+    """Judge what the dumps of one node show together; each finding comes with the first dump, and the lines, that it rests on."""
     judged = []
-    for finding in _found(together(dumps)) if dumps else ():
-        sources = [dump for dump, codes in alone if finding.code in codes] or list(dumps)
-        dump = next((dump for dump in sources if _named(dump, finding)), sources[0])
-        evidence = tuple(_named(dump, finding)[:3]) or _first(dump) or (Evidence(finding.title, dump.file),)
-        judged.append((dump, replace(finding, evidence=evidence, seen=(f"{dump.kind}: {dump.file}",), host=None)))
+    for finding, sources in _sources(dumps):
+        cited = [(dump, _cited(dump, finding)) for dump in sources]
+        cited = [each for each in cited if each[1]] or [(sources[0], _first(sources[0], finding))]
+        lines = tuple(line for _, some in cited for line in some[:3])[:3]
+        seen = tuple(f"{dump.kind}: {dump.file}" for dump, _ in cited)
+        judged.append((cited[0][0], replace(finding, evidence=lines, seen=seen, host=None)))
     return judged
+
+
+def _first(dump: Dump, finding: Finding) -> List[Evidence]:
+    return [min(dump.lines.values(), key=lambda line: line.line or 0, default=Evidence(finding.title, dump.file))]
+
+
+MOST_APART = 16  # dumps, and GPUs of one, that are left out one by one
+
+
+def _sources(dumps: Sequence[Dump]) -> Iterator[Tuple[Finding, Sequence[Dump]]]:
+    """Yield each finding with the dumps that show it: those that do so alone, else those without which it is not found."""
+    if not dumps:
+        return
+    found = _found(together(dumps))
+    if len(dumps) == 1:
+        yield from ((finding, dumps) for finding in found)
+        return
+    alone = [_titles(dump) for dump in dumps]
+    without: List[Set[Tuple[str, str]]] = []
+    for finding in found:
+        this = (finding.code, finding.title)
+        sources = [dump for dump, shown in zip(dumps, alone) if this in shown]
+        if not sources and len(dumps) <= MOST_APART:
+            without = without or [_titles(together([*dumps[:n], *dumps[n + 1 :]])) for n in range(len(dumps))]
+            sources = [dump for dump, rest in zip(dumps, without) if this not in rest]
+        yield finding, sources or dumps
+
+
+def _titles(dump: Dump) -> Set[Tuple[str, str]]:
+    return {(one.code, one.title) for one in _found(dump)}
+
+
+def _cited(dump: Dump, finding: Finding) -> List[Evidence]:
+    """Return the lines of the facts without which this dump does not show the finding; else those that name its devices. A line
+    that names more of a device stands for the others of it."""
+    named = [name for name in dump.lines if _names(name, finding)]
+    devices, exact = set(named), []
+    for key in [key for key in dump.lines if "/" in key and key.partition("/")[0] in devices]:
+        if len(dump.facts.gpus) <= MOST_APART:
+            rest = replace(dump, facts=_without(dump.facts, *key.split("/", 1)))
+            exact += [dump.lines[key]] if (finding.code, finding.title) not in _titles(rest) else []
+    return exact or [dump.lines[name] for name in named if not any(more.startswith(f"{name} ") for more in named)]
+
+
+def _without(facts: Facts, device: str, fact: str) -> Facts:
+    """Return the facts with this one of a GPU, or of a card's ports, unknown."""
+    gpus = [_unknown(gpu, fact.split(".")) if device == f"GPU {gpu.index}" else gpu for gpu in facts.gpus]
+    cards = [
+        replace(card, ports=tuple(_unknown(port, [fact]) for port in card.ports)) if device == card.name else card
+        for card in facts.rdma
+    ]
+    return replace(facts, gpus=tuple(gpus), rdma=tuple(cards))
+
+
+def _unknown(record: Any, path: List[str]) -> Any:
+    inner = getattr(record, path[0], None)
+    return record if inner is None else replace(record, **{path[0]: _unknown(inner, path[1:]) if path[1:] else None})
+
+
+def passed_over(file: str, unread: Sequence[Tuple[Evidence, int]], dumps: bool, jobs: bool) -> Iterator[Finding]:
+    """Name what nothing could read: a file that holds nothing known, or passages of one. Jobs were read by another reader."""
+    if not dumps and not jobs:
+        yield find("dump-unread", "file", file=file, evidence=[line for line, _ in unread[:3]], seen=(file,))
+    elif unread and not jobs:
+        lines = ", ".join(f"{count} from line {line.line}" for line, count in unread[:6])
+        yield find("dump-unread", file=file, lines=lines, evidence=[line for line, _ in unread[:3]], seen=(file,))
 
 
 def _found(dump: Dump) -> List[Finding]:
@@ -49,14 +117,9 @@ def _found(dump: Dump) -> List[Finding]:
     return [each for each in (*examine(facts, shown=dump.shown), *reported) if each.severity != OK]
 
 
-def _named(dump: Dump, finding: Finding) -> List[Evidence]:
-    """Return the lines that name what the title names; one that names more of it stands for the others of its device."""
-    named = [name for name in dump.lines if re.search(rf"(?<![\w-]){re.escape(name)}(?!\w)", finding.title)]
-    return [dump.lines[name] for name in named if not any(more.startswith(f"{name} ") for more in named)]
-
-
-def _first(dump: Dump) -> Tuple[Evidence, ...]:
-    return tuple(sorted(dump.lines.values(), key=lambda line: line.line or 0)[:1])
+def _names(name: str, finding: Finding) -> bool:
+    texts = [text for text in (finding.title, *(each.text for each in finding.evidence)) if name in text]
+    return any(re.search(rf"(?<![\w-]){re.escape(name)}(?!\w)", text) for text in texts)
 
 
 def _words(dump: Dump) -> Iterator[str]:
@@ -64,10 +127,11 @@ def _words(dump: Dump) -> Iterator[str]:
     if "nvidia-driver" in facts.versions:
         count = len(facts.gpus)
         yield f"driver {facts.versions['nvidia-driver']}, {count} GPU{'s' * (count != 1)}"
+    yield from facts.driver_errors
     for gpu in facts.gpus:
         about = [gpu.name, f"at {gpu.pci}" if gpu.pci else "", _beside(gpu, dump), gpu.partition]
-        about += [f"NUMA {gpu.numa}" if gpu.numa is not None else "", "MIG on" if gpu.mig else ""]
-        yield f"GPU {gpu.index}: {', '.join(part for part in about if part)}"
+        about += [f"NUMA {gpu.numa}" if gpu.numa is not None else "", "MIG on" if gpu.mig else "", *_health(gpu)]
+        yield f"GPU {gpu.index}: {', '.join(part for part in about if part) or 'nothing of it to judge'}"
     kinds = _between(facts)
     if kinds:
         yield f"between the GPUs: {', '.join(kinds)}"
@@ -87,6 +151,16 @@ def _beside(gpu: Gpu, dump: Dump) -> str:
     if near and distance(gpu, near[0]):
         return f"{', '.join(device.name for device in near)} ({distance(gpu, near[0])})"
     return "no card listed" if "nics" in dump.shown and not near else ""
+
+
+def _health(gpu: Gpu) -> Iterator[str]:
+    health = gpu.health
+    if health and health.uncorrected_errors:
+        yield f"{health.uncorrected_errors} uncorrected errors"
+    if health and health.remapped_rows:
+        yield f"{health.remapped_rows} bad row{'s' * (health.remapped_rows > 1)} or page replaced"
+    if gpu.pids:
+        yield f"used by {', '.join(map(str, gpu.pids))}"
 
 
 def _between(facts: Facts) -> List[str]:

@@ -7,7 +7,7 @@ from typing import Dict, FrozenSet, Iterator, List, Optional, Tuple
 
 from drumbeat.base.order import Order
 from drumbeat.doctor import gpus, network
-from drumbeat.doctor.case import GIB, Case, alone, find, gib, make_case, seen, worst_first
+from drumbeat.doctor.case import GIB, Case, alone, find, gib, make_case, seen, some, worst_first
 from drumbeat.findings.model import ERROR, UNKNOWN, WARNING, Finding
 from drumbeat.machine.model import Facts, Peers
 from drumbeat.machine.vendors import VENDORS, vendor_named
@@ -22,8 +22,8 @@ def looked_at(case: Case) -> Finding:
     facts = case.facts
     lines = [
         f"GPUs: {_gpus(case)}",
-        f"RDMA devices: {_count(len(facts.rdma), 'none in /sys/class/infiniband')}",
-        f"Slingshot: {_count(len(facts.cxi), 'no device in /sys/class/cxi')}",
+        f"RDMA devices: {len(facts.rdma) or 'none in /sys/class/infiniband'}",
+        f"Slingshot: {len(facts.cxi) or 'no device in /sys/class/cxi'}",
         f"interfaces: {_interfaces(facts)}",
         f"cores and memory: {len(facts.cpus.allowed or facts.cpus.online) or 'unknown'} CPUs for this process, "
         + (gib(facts.memory_bytes) if facts.memory_bytes else "memory unknown"),
@@ -44,50 +44,28 @@ def _gpus(case: Case) -> str:
     return f"none ({', '.join([*filter(None, (vendor.absence(case.facts.versions) for vendor in VENDORS)), where])})"
 
 
-def _count(count: int, none: str) -> str:
-    return str(count) if count else none
-
-
 def _interfaces(facts: Facts) -> str:
     usable = [one for one in facts.interfaces if one.up and one.addresses and one.kind not in ("loopback", "virtual")]
     if not usable:
         return "none that is up with an address"
     speeds = [f"{one.speed_mbps // 1000} Gb/s" if one.speed_mbps else "speed unknown" for one in usable]
-    names: List[str] = [f"{one.name} ({speed})" for one, speed in zip(usable, speeds)]
-    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    return some([f"{one.name} ({speed})" for one, speed in zip(usable, speeds)], 8)
 
 
 def _limits(facts: Facts) -> str:
     limits = facts.limits
-    shown = (
-        ("locked memory", limits.memlock),
-        ("shared memory", limits.shm_bytes),
-        ("the job's memory", limits.cgroup_memory_bytes),
-    )
+    sizes = (limits.memlock, limits.shm_bytes, limits.cgroup_memory_bytes)
+    shown = zip(("locked memory", "shared memory", "the job's memory"), sizes)
     words = [f"{name} {'unknown' if size is None else gib(size)}" for name, size in shown]
     files = "unknown" if limits.nofile is None else "unlimited" if limits.nofile < 0 else str(limits.nofile)
     return ", ".join([*words, f"open files {files}"])
 
 
 def _surroundings(facts: Facts) -> str:
-    inside = facts.container.inside
-    container = (
-        "container unknown"
-        if inside is None
-        else facts.container.runtime or "a container"
-        if inside
-        else "no container"
-    )
-    virtual = facts.virtual_machine
-    machine = (
-        "virtual or physical machine: not known"
-        if virtual is None
-        else "a virtual machine"
-        if virtual
-        else "a physical machine"
-    )
-    scheduler = facts.identity.scheduler
-    return f"{machine}, {container}, {'no scheduler' if scheduler == 'plain' else f'started by {scheduler}'}"
+    inside = {None: "container unknown", True: facts.container.runtime or "a container", False: "no container"}
+    kinds = {None: "virtual or physical machine: not known", True: "a virtual machine", False: "a physical machine"}
+    scheduler = "no scheduler" if facts.identity.scheduler == "plain" else f"started by {facts.identity.scheduler}"
+    return f"{kinds[facts.virtual_machine]}, {inside[facts.container.inside]}, {scheduler}"
 
 
 def examine(
@@ -101,7 +79,8 @@ def examine(
     findings = [*gpus.check(case), *network.check(case), *check_host(case)]
     if not case.live:
         return worst_first(findings)
-    findings += [*check_software(case), *check_combinations(case)]
+    findings += seen("the versions of drivers and libraries on this node", _software(case))
+    findings += seen("versions of the kernel, drivers and libraries, and what is exported here", _combinations(case))
     if order is None:  # what is exported here is questioned too
         findings += seen(_PLAN, plan_node(case.order, facts, peers or alone(facts), 0).findings)
     if facts.unknown:
@@ -136,48 +115,37 @@ CORES, MEMORY, PCIE_GTS = 32, 128 * GIB, 16.0
 
 
 def check_host(case: Case) -> Iterator[Finding]:
-    yield from seen("the limit of locked memory", _memlock(case))
-    yield from seen("the size of /dev/shm", _shm(case))
-    yield from seen("the limit of open files", _files(case))
-    yield from seen("the memory limit of the control group", _memory(case))
+    yield from _limit_checks(case)
     yield from seen("the kernel's settings and command line", _kernel(case))
     yield from seen("marks of containers, and the architecture of the image's programs", _container(case))
     yield from seen("cores, memory, disks, and the GPUs' PCIe links in /proc and /sys", _hardware(case))
-    yield from seen("the routing table, and HF_HUB_OFFLINE", _way_out(case))
+    if case.facts.default_route == "" and case.facts.environment.get("HF_HUB_OFFLINE") != "1":
+        yield find("no-route-out", seen=("the routing table, and HF_HUB_OFFLINE",))
 
 
-def _memlock(case: Case) -> Iterator[Finding]:
-    limit = case.facts.limits.memlock
-    if limit is None or case.here.fabric not in ("infiniband", "roce", "efa"):
-        return
-    if limit < 0 or limit >= MEMLOCK_GOOD:
-        yield find("memlock", limit=gib(limit))
-        return
-    severity = case.breaking if limit < MEMLOCK_FAILS else WARNING
-    yield find("memlock-low", "container" if case.facts.container.inside else "", limit=gib(limit), severity=severity)
-
-
-def _shm(case: Case) -> Iterator[Finding]:
-    size = case.facts.limits.shm_bytes
-    if size is None or (case.live and not case.gpus):
-        return
-    if size >= SHM_GOOD:
-        yield find("shm", size=gib(size))
-        return
-    fails = size <= SHM_FAILS and len(case.gpus) > 1
-    yield find("shm-small", size=gib(size), severity=ERROR if fails else WARNING)
-
-
-def _files(case: Case) -> Iterator[Finding]:
-    limit = case.facts.limits.nofile
-    if limit is not None and 0 <= limit < FILES_GOOD:
-        yield find("nofile-low", limit=limit)
-
-
-def _memory(case: Case) -> Iterator[Finding]:
-    limit, ranks = case.facts.limits.cgroup_memory_bytes, max(1, case.order.ranks_per_node or len(case.gpus))
-    if limit is not None and 0 <= limit < ranks * 4 * GIB and case.gpus:
-        yield find("memory-limit-low", limit=gib(limit), ranks=ranks)
+def _limit_checks(case: Case) -> Iterator[Finding]:
+    limits = case.facts.limits
+    locked, shm, files, memory = limits.memlock, limits.shm_bytes, limits.nofile, limits.cgroup_memory_bytes
+    if locked is not None and case.here.fabric in ("infiniband", "roce", "efa"):
+        words, looked = "container" if case.facts.container.inside else "", ("the limit of locked memory",)
+        severity = case.breaking if locked < MEMLOCK_FAILS else WARNING
+        if locked < 0 or locked >= MEMLOCK_GOOD:
+            yield find("memlock", limit=gib(locked), seen=looked)
+        else:
+            yield find("memlock-low", words, limit=gib(locked), severity=severity, seen=looked)
+    if shm is not None and (case.gpus or not case.live):
+        severity = ERROR if shm <= SHM_FAILS and len(case.gpus) > 1 else WARNING
+        looked = ("the size of /dev/shm",)
+        if shm >= SHM_GOOD:
+            yield find("shm", size=gib(shm), seen=looked)
+        else:
+            yield find("shm-small", size=gib(shm), severity=severity, seen=looked)
+    if files is not None and 0 <= files < FILES_GOOD:
+        yield find("nofile-low", limit=files, seen=("the limit of open files",))
+    ranks = max(1, case.order.ranks_per_node or len(case.gpus))
+    if memory is not None and 0 <= memory < ranks * 4 * GIB and case.gpus:
+        looked = ("the memory limit of the control group",)
+        yield find("memory-limit-low", limit=gib(memory), ranks=ranks, seen=looked)
 
 
 def _kernel(case: Case) -> Iterator[Finding]:
@@ -233,18 +201,8 @@ def _hardware(case: Case) -> Iterator[Finding]:
         yield find("hardware", cores=cores, memory=gib(facts.memory_bytes))
 
 
-def _way_out(case: Case) -> Iterator[Finding]:
-    facts = case.facts
-    if facts.default_route == "" and facts.environment.get("HF_HUB_OFFLINE") != "1":
-        yield find("no-route-out")
-
-
-def check_software(case: Case) -> Iterator[Finding]:
-    """Check ROCm or the driver, and its collective library."""
-    return seen("the versions of drivers and libraries on this node", _software(case))
-
-
 def _software(case: Case) -> Iterator[Finding]:
+    """Check ROCm or the driver, and its collective library."""
     facts = case.facts
     yield from vendor_named(case.here.vendor).software(facts.versions)
     if case.here.fabric == "slingshot" and fits("<2.14", facts.versions.get("nccl")):
@@ -261,20 +219,12 @@ COMBINATIONS: Dict[str, Tuple[Dict[str, str], Dict[str, str]]] = {
 }
 
 
-def check_combinations(case: Case) -> Iterator[Finding]:
-    return seen("versions of the kernel, drivers and libraries, and what is exported here", _combinations(case))
-
-
 def _combinations(case: Case) -> Iterator[Finding]:
-    for code, (when, unless) in COMBINATIONS.items():
-        if not matches(when, case.here, case.facts):
-            continue
-        exported = case.facts.environment
-        if unless and all(exported.get(name, value) == value for name, value in unless.items()):
-            continue  # the exported value is the right one, or it is unset and the plan sets it
-        yield find(code, evidence=_versions(case))
-
-
-def _versions(case: Case) -> List[str]:
     known = {**case.facts.versions, "kernel": case.facts.kernel.release or "unknown"}
-    return [f"{name} {known[name]}" for name in ("rocm", "rccl", "nccl", "kernel") if name in known]
+    versions = [f"{name} {known[name]}" for name in ("rocm", "rccl", "nccl", "kernel") if name in known]
+    exported = case.facts.environment
+    for code, (when, unless) in COMBINATIONS.items():
+        # Solved: the exported value is the right one, or it is unset and the plan sets it.
+        solved = unless and all(exported.get(name, value) == value for name, value in unless.items())
+        if not solved and matches(when, case.here, case.facts):
+            yield find(code, evidence=versions)

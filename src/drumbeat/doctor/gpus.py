@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Dict, Iterator, List, Sequence, Tuple, Union
 
-from drumbeat.doctor.case import Case, find, seen
+from drumbeat.doctor.case import Case, find, gib, seen, some
 from drumbeat.findings.model import WARNING, Finding
 from drumbeat.machine.model import CxiDevice, Gpu, RdmaDevice
 from drumbeat.machine.topology import distance, nearest
@@ -22,6 +22,7 @@ def check(case: Case) -> Iterator[Finding]:
 
 def _check(case: Case) -> Iterator[Finding]:
     gpus = case.gpus
+    yield from _unreachable(case)
     if not gpus:
         if case.order.gpus:
             yield find("no-gpu", wanted=case.order.gpus)
@@ -43,32 +44,47 @@ def _check(case: Case) -> Iterator[Finding]:
 
 
 def _twice(gpus: List[Gpu]) -> Iterator[Finding]:
-    for what in ("pci", "uuid"):
-        seen: Dict[str, int] = {}
-        for gpu in gpus:
-            identity = getattr(gpu, what)
-            if identity is not None and identity in seen and gpu.partition in WHOLE:
-                yield find("gpu-twice", first=seen[identity], second=gpu.index, evidence=[identity])
-                return
-            if identity is not None:
-                seen[identity] = gpu.index
+    first: Dict[str, int] = {}  # PCI address or UUID -> index
+    for identity, gpu in [*((gpu.pci, gpu) for gpu in gpus), *((gpu.uuid, gpu) for gpu in gpus)]:
+        if identity in first and gpu.partition in WHOLE:
+            yield find("gpu-twice", first=first[identity], second=gpu.index, evidence=[identity])
+            return
+        if identity is not None:
+            first[identity] = gpu.index
+
+
+def _unreachable(case: Case) -> Iterator[Finding]:
+    """Name GPUs that their driver does not reach, and how many a dump should show and does not."""
+    lost = []
+    for words in case.facts.driver_errors:
+        address, colon, what = words.partition(": ")
+        if colon and re.fullmatch(r"[\da-fA-F:.]{7,16}", address):
+            lost.append(address)
+            yield find("gpu-lost", gpu=address, words=what, host=case.facts.host)
+        else:
+            yield find("gpu-driver-fails", words=words, host=case.facts.host)
+    shown, attached = {gpu.pci for gpu in case.gpus if gpu.pci}, sum(case.facts.gpus_on_bus.values())
+    if not case.live and attached > len(shown.union(lost)):
+        yield find("gpus-missing", attached=attached, shown=len(shown), evidence=["Attached GPUs"])
 
 
 def _in_use(case: Case, gpus: List[Gpu]) -> Iterator[Finding]:
     known = [gpu for gpu in gpus if gpu.pids is not None]
-    busy = [gpu for gpu in known if gpu.pids]
-    for gpu in busy:
-        pids, kind = gpu.pids or (), "processes" if len(gpu.pids or ()) > 1 else "process"
-        words = ", ".join(map(str, pids))
-        yield find("gpu-in-use", gpu=gpu.index, processes=kind, pids=words, host=case.facts.host)
+    busy = [(gpu, gpu.pids) for gpu in known if gpu.pids]
+    for gpu, pids in busy:
+        about = {"gpu": gpu.index, "processes": "processes" if len(pids) > 1 else "process", "host": case.facts.host}
+        yield find("gpu-in-use", "" if case.live else "pasted", pids=", ".join(map(str, pids)), **about)
     if known and not busy:
         yield find("gpus-free")
 
 
 def _mixed(gpus: List[Gpu]) -> Iterator[Finding]:
-    kinds = sorted({f"{gpu.name or 'unknown'} {gpu.memory_bytes or 0}" for gpu in gpus})
-    if len(kinds) > 1:
-        yield find("gpus-differ", evidence=[f"GPU {gpu.index}: {gpu.name or 'unknown'}" for gpu in gpus])
+    """Compare names and memory where they are known; a name that a tool has cut off is not."""
+    names = {gpu.index: gpu.name for gpu in gpus if gpu.name and not gpu.name.endswith("...")}
+    sizes = {gpu.index: gib(gpu.memory_bytes) for gpu in gpus if gpu.memory_bytes}
+    differ = next((known for known in (names, sizes) if len(set(known.values())) > 1), None)
+    if differ:
+        yield find("gpus-differ", evidence=[f"GPU {index}: {value}" for index, value in differ.items()])
 
 
 def _width(case: Case, gpus: List[Gpu]) -> Iterator[Finding]:
@@ -83,29 +99,26 @@ def _width(case: Case, gpus: List[Gpu]) -> Iterator[Finding]:
 
 
 def _memory_errors(case: Case, gpus: List[Gpu]) -> Iterator[Finding]:
-    looked = [gpu for gpu in gpus if gpu.health is not None and gpu.health.ecc is not None]
-    for gpu in gpus:
-        health = gpu.health
-        if health is None:
-            continue
+    known = [(gpu, gpu.health) for gpu in gpus if gpu.health is not None]
+    looked = [health for _, health in known if health.ecc is not None]
+    for gpu, health in known:
         identity, host = gpu.uuid or gpu.pci, case.facts.host
         if health.remap_failed or health.uncorrected_errors:
-            what = "could not replace a bad row" if health.remap_failed else f"{health.uncorrected_errors} errors"
-            yield find("gpu-memory-errors", gpu=gpu.index, what=what, id=identity, host=host)
+            what = (
+                "could not replace a bad row or page" if health.remap_failed else f"{health.uncorrected_errors} errors"
+            )
+            yield find("gpu-memory-errors", gpu=gpu.index, what=what, id=identity, host=host, severity=case.unfit)
         elif health.remap_pending:
             yield find("gpu-remap-pending", gpu=gpu.index, id=identity, host=host)
         if health.ecc is False:
             yield find("ecc-off", gpu=gpu.index)
-    if looked and all(gpu.health and gpu.health.ecc and not gpu.health.uncorrected_errors for gpu in looked):
+    if looked and all(health.ecc and not health.uncorrected_errors for health in looked):
         yield find("ecc", count=len(looked))
 
 
 def _slowed(case: Case, gpus: List[Gpu]) -> Iterator[Finding]:
     """A power limit is only low beside the GPU's own default, and throttling counts where it is not the limit itself."""
-    for gpu in gpus:
-        health = gpu.health
-        if health is None:
-            continue
+    for gpu, health in ((gpu, gpu.health) for gpu in gpus if gpu.health is not None):
         limit, usual = health.power_limit_w, health.power_default_w
         if limit and usual and limit < 0.95 * usual:
             yield find("power-limit-low", gpu=gpu.index, limit=limit, usual=usual, host=case.facts.host)
@@ -118,9 +131,8 @@ def _divided(case: Case, gpus: List[Gpu]) -> Iterator[Finding]:
     divided = [gpu for gpu in gpus if gpu.mig or gpu.partition not in WHOLE]
     if divided:
         ways = ", ".join(sorted({"MIG" if gpu.mig else str(gpu.partition) for gpu in divided}))
-        mig = bool(divided[0].mig)
-        severity = case.breaking if mig else WARNING
-        yield find("gpu-divided", "mig" if mig else "", gpus=_names(divided), ways=ways, severity=severity)
+        variant, severity = ("mig", case.breaking) if divided[0].mig else ("", WARNING)
+        yield find("gpu-divided", variant, gpus=_names(divided), ways=ways, severity=severity)
 
 
 def _names(gpus: Sequence[Gpu]) -> str:
@@ -142,8 +154,7 @@ def _between(gpus: List[Gpu]) -> Iterator[Finding]:
 
 
 def _pairs(pairs: Sequence[Tuple[Gpu, Gpu]]) -> str:
-    some = ", ".join(f"GPU {one.index}-GPU {other.index}" for one, other in pairs[:6])
-    return some + (f" and {len(pairs) - 6} more" if len(pairs) > 6 else "")
+    return some([f"GPU {one.index}-GPU {other.index}" for one, other in pairs], 6)
 
 
 def _numa(case: Case, gpus: List[Gpu]) -> Iterator[Finding]:

@@ -23,34 +23,25 @@ from drumbeat.plan.network import (
 )
 from drumbeat.plan.scene import NET_PLUGINS, fits
 
-# Which package brings a library, by distribution, as data.
-
-
-# library -> (Debian and Ubuntu, RHEL and its kin, SUSE)
+# Packages that bring a library: of Debian and Ubuntu, RHEL and its kin, SUSE.
 PACKAGES: Dict[str, Tuple[str, str, str]] = {
     "libibverbs.so": ("libibverbs1", "libibverbs", "libibverbs1"),
     "librdmacm.so": ("librdmacm1", "librdmacm", "librdmacm1"),
     "libmlx5": ("ibverbs-providers", "libibverbs", "libmlx5-1"),
-    "libbnxt_re": ("Broadcom's libbnxt_re, the host's exact version", "Broadcom's libbnxt_re, the host's exact version",
-                   "Broadcom's libbnxt_re, the host's exact version"),
-    "libionic": ("AMD's Pensando ionic RDMA library", "AMD's Pensando ionic RDMA library",
-                 "AMD's Pensando ionic RDMA library"),
+    "libbnxt_re": ("Broadcom's libbnxt_re, the host's exact version",) * 3,
+    "libionic": ("AMD's Pensando ionic RDMA library",) * 3,
     "libefa": ("ibverbs-providers", "libibverbs", "libefa1"),
     "libirdma": ("ibverbs-providers", "libibverbs", "rdma-core"),
     "libhfi1verbs": ("ibverbs-providers", "libibverbs", "rdma-core"),
-}  # fmt: skip
+}
+_SYSTEMS = (("ubuntu", "debian"), ("red hat", "rocky", "alma", "centos", "fedora"), ("suse", "sles"))
 
 
 def package_of(library: str, os_name: Optional[str]) -> str:
-    """The package of this distribution; all of them where it is not known."""
-    names = PACKAGES[library]
+    """Return the package of this distribution; all of them if it is unknown."""
     text = (os_name or "").lower()
-    for place, marks in enumerate(
-        (("ubuntu", "debian"), ("red hat", "rocky", "alma", "centos", "fedora"), ("suse", "sles"))
-    ):
-        if any(mark in text for mark in marks):
-            return names[place]
-    return " or ".join(dict.fromkeys(names))
+    own = [name for name, marks in zip(PACKAGES[library], _SYSTEMS) if any(mark in text for mark in marks)]
+    return " or ".join(own[:1] or dict.fromkeys(PACKAGES[library]))
 
 
 ROCE_MTU = 4200  # an active MTU of 4096 bytes and its headers
@@ -65,9 +56,11 @@ def check(case: Case) -> Iterator[Finding]:
     yield from seen("/dev/infiniband", _hidden(case))
     yield from seen("the GID tables in /sys/class/infiniband", _gids(case))
     yield from seen("the MTU of the interfaces", _mtu(case))
-    yield from seen("the interfaces of this node", _interfaces(case))
-    yield from seen("the libraries on this node's library path", _verbs_libraries(case))
-    yield from seen("the libraries on this node's library path", _plugin(case))
+    for one in case.facts.interfaces:
+        if one.up is False and leads_out(one):
+            looked = ("the interfaces of this node",)
+            yield find("interface-down", interface=one.name, severity=case.handled, seen=looked)
+    yield from seen("the libraries on this node's library path", (*_verbs_libraries(case), *_plugin(case)))
     yield from seen("the drivers of the RDMA devices, and the libraries on the library path", _broadcom(case))
     yield from seen("the kernel's modules and version, the kind of machine, and NCCL_TOPO_FILE", _gpu_direct(case))
 
@@ -85,9 +78,7 @@ def _fabric(case: Case) -> Iterator[Finding]:
     yield find("network", fabric=here.fabric, evidence=[here.fabric_why])
     if facts.rdma and not here.nics.devices:
         states = [f"{name}: {reason}" for name, reason in here.nics.left_out]
-        expected = here.fabric in ("infiniband", "roce")
-        severity = case.breaking if expected else WARNING
-        words = "expected" if expected else ""
+        words, severity = ("expected", case.breaking) if here.fabric in ("infiniband", "roce") else ("", WARNING)
         yield find("rdma-all-down", words, count=len(facts.rdma), evidence=states, severity=severity)
     if case.several_nodes and here.fabric == "ethernet":
         fastest = max((one.speed_mbps or 0 for one in candidates(facts)), default=0)
@@ -149,10 +140,8 @@ def _port(case: Case, device: RdmaDevice, port: RdmaPort) -> Iterator[Finding]:
     elif case.here.nics.devices or not case.live:  # else all are, which is said once
         state = "down" if port.state == "ACTIVE" else port.state.lower()
         state += f" ({port.physical_state})" if port.physical_state else ""
-        words = "beside" if missed else ""
-        yield find(
-            "rdma-port-down", words, port=name, state=state, device=device.name, severity=severity, host=case.facts.host
-        )
+        about = {"port": name, "state": state, "device": device.name, "host": case.facts.host}
+        yield find("rdma-port-down", "beside" if missed else "", severity=severity, **about)
 
 
 def _hidden(case: Case) -> Iterator[Finding]:
@@ -171,11 +160,8 @@ def _gids(case: Case) -> Iterator[Finding]:
         return
     if not facts.rdma and not case.live:
         yield find("gid-missing", "none")
-    good = []
-    for name, port in ports:
-        if usable_gids(port, own):
-            good.append((name, port))
-            continue
+    good = [(name, port) for name, port in ports if usable_gids(port, own)]
+    for name, port in (one for one in ports if one not in good):
         held = [f"{gid.index}: {gid.gid} ({gid.type or 'type unknown'})" for gid in port.gids]
         netdevs = ", ".join(netdev for device in facts.rdma if device.name == name for netdev in device.netdevs)
         yield find(
@@ -206,10 +192,9 @@ def _mtu(case: Case) -> Iterator[Finding]:
     used = {device.name: port.mtu for device in case.here.nics.devices for port in active_ports(device) if port.mtu}
     small.update({name: mtu for name, mtu in used.items() if mtu < SMALL_PACKETS})
     if small:
-        sizes = ", ".join(sorted({str(mtu) for mtu in small.values()}))
-        yield find(
-            "mtu-small", interfaces=", ".join(small), mtu=sizes, least=ROCE_MTU, good=GOOD_MTU, host=case.facts.host
-        )
+        sizes = ", ".join(f"{name} {size}" for name, size in small.items())
+        limits = {"least": ROCE_MTU, "good": GOOD_MTU}
+        yield find("mtu-small", mtus=sizes, host=case.facts.host, **limits)
     elif mtus:
         yield find("mtu", mtu=min(mtus.values()))
 
@@ -230,12 +215,6 @@ def _unequal_mtu(case: Case) -> Iterator[Finding]:
             yield find("mtu-unequal", "" if sure else "perhaps", mtus=mtus, host=case.facts.host)
 
 
-def _interfaces(case: Case) -> Iterator[Finding]:
-    for one in case.facts.interfaces:
-        if one.up is False and leads_out(one):
-            yield find("interface-down", interface=one.name, severity=case.handled)
-
-
 def _verbs_libraries(case: Case) -> Iterator[Finding]:
     """libibverbs, librdmacm and the provider must load inside this image, or NCCL sees no device."""
     if case.here.fabric not in ("infiniband", "roce"):
@@ -249,17 +228,13 @@ def _verbs_libraries(case: Case) -> Iterator[Finding]:
         if loadable:
             yield find("library", library=loadable[0].name, evidence=[loadable[0].path or ""])
             continue
-        package, inside = package_of(start, case.facts.os), bool(case.facts.container.inside)
         yield find(
-            "library-missing",
-            library=found[0].name,
-            where=_where(case),
-            why=found[0].why_not or "not found",
+            "library-missing", library=found[0].name, where=_where(case), why=found[0].why_not or "not found",
             needed="without it NCCL sees no RDMA device" if needed else "the RDMA tools need it",
-            package=package + " in the image" * inside,
+            package=package_of(start, case.facts.os) + " in the image" * bool(case.facts.container.inside),
             severity=case.breaking if needed and case.verbs else WARNING,
             evidence=[library.path for library in found if library.path],
-        )
+        )  # fmt: skip
 
 
 def _where(case: Case) -> str:
@@ -312,26 +287,19 @@ def _gpu_direct(case: Case) -> Iterator[Finding]:
 
 
 def compare_with_host(host: Case, inside: Case) -> Iterator[Finding]:
-    """The RDMA provider in the container must be the host's, byte for byte."""
-    return seen("the RDMA libraries of the host and of the container", _compare_with_host(host, inside))
-
-
-def _compare_with_host(host: Case, inside: Case) -> Iterator[Finding]:
+    """Check that the RDMA provider in the container is the host's, byte for byte."""
+    looked = ("the RDMA libraries of the host and of the container",)
     theirs = {one.name: one for one in host.facts.libraries if one.digest}
     for mine in inside.facts.libraries:
         other = theirs.get(mine.name)
         if mine.digest is None or other is None:
             continue
         if mine.digest == other.digest:
-            yield find("provider-equal", library=mine.name)
+            yield find("provider-equal", library=mine.name, seen=looked)
         else:
             strict = mine.name.startswith("libbnxt_re")
+            digests = [f"host {(other.digest or '')[:12]}, container {mine.digest[:12]}"]
             yield find(
-                "provider-differs",
-                "broadcom" if strict else "",
-                library=mine.name,
-                theirs=other.path,
-                mine=mine.path,
-                severity=ERROR if strict and inside.several_nodes else WARNING,
-                evidence=[f"host {(other.digest or '')[:12]}, container {mine.digest[:12]}"],
-            )
+                "provider-differs", "broadcom" if strict else "", library=mine.name, theirs=other.path, mine=mine.path,
+                severity=ERROR if strict and inside.several_nodes else WARNING, evidence=digests, seen=looked,
+            )  # fmt: skip

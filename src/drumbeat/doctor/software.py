@@ -20,16 +20,15 @@ find = Catalog("software")
 _KINDS = (("Open MPI", ("open mpi", "open-mpi", "openrte")), ("MPICH", ("mpich", "hydra", "mvapich", "intel(r) mpi")))
 
 
-def mpi_findings(answers: FrameworkAnswers, recipe: str, gpu_recipe: str) -> Iterator[Finding]:
-    tools = answers.tools
+def _mpi(answers: FrameworkAnswers) -> Iterator[Finding]:
+    how = recipe("mpi", answers)
     found = [*_open_mpi(answers), *_mpich(answers), *_cray(answers)]
     if not found:
-        yield find("mpi-missing", recipe=recipe)
+        yield find("mpi-missing", recipe=how)
     yield from found
-    gpu_aware = any(finding.code == "mpi-gpu-aware" for finding in found)
-    if found and not gpu_aware:
-        yield find("mpi-host-memory", "" if answers.gpus else "no-gpu", recipe=gpu_recipe)
-    yield from _mpi4py(answers, recipe, _kind(tools.get("mpirun") or ""))
+    if found and not any(finding.code == "mpi-gpu-aware" for finding in found):
+        yield find("mpi-host-memory", "" if answers.gpus else "no-gpu", recipe=recipe("gpu-aware-mpi", answers))
+    yield from _mpi4py(answers, how, _kind(answers.tools.get("mpirun") or ""))
 
 
 def _open_mpi(answers: FrameworkAnswers) -> List[Finding]:
@@ -38,18 +37,14 @@ def _open_mpi(answers: FrameworkAnswers) -> List[Finding]:
         return []
     version = re.search(r"^ompi:version:full:(\S+)", text, re.MULTILINE)
     name = f"Open MPI {version.group(1)}" if version else "Open MPI"
-    ways = []
-    if re.search(r"mpi_built_with_cuda_support:value:true", text):
-        ways.append("built with CUDA")
-    extensions = re.search(r"^options:mpi_ext:(.*)$", text, re.MULTILINE)
-    if extensions and "rocm" in extensions.group(1):
-        ways.append("built with ROCm")
-    ucx = answers.tools.get("ucx_info") or ""
-    if re.search(r"^mca:pml:ucx:", text, re.MULTILINE):
-        ways += [
-            f"UCX built with {kind}" for kind, flag in (("CUDA", "--with-cuda"), ("ROCm", "--with-rocm")) if flag in ucx
-        ]
-    return _of(name, ways)
+    ucx = answers.tools.get("ucx_info") or "" if re.search(r"^mca:pml:ucx:", text, re.MULTILINE) else ""
+    ways = {
+        "built with CUDA": "mpi_built_with_cuda_support:value:true" in text,
+        "built with ROCm": re.search(r"^options:mpi_ext:.*rocm", text, re.MULTILINE),
+        "UCX built with CUDA": "--with-cuda" in ucx,
+        "UCX built with ROCm": "--with-rocm" in ucx,
+    }
+    return _of(name, [way for way, found in ways.items() if found])
 
 
 def _mpich(answers: FrameworkAnswers) -> List[Finding]:
@@ -79,9 +74,8 @@ def _cray(answers: FrameworkAnswers) -> List[Finding]:
     seen = f"CRAY_ACCEL_TARGET={target or ''} MPICH_GPU_SUPPORT_ENABLED={answers.variables.get('MPICH_GPU_SUPPORT_ENABLED', '')}"
     if target and enabled:
         return [find("mpi-gpu-aware", mpi=f"Cray MPICH {version}", evidence=[seen])]
-    fixes = ([] if target else ["module load craype-accel-amd-gfx90a (or your GPU's)"]) + (
-        [] if enabled else ["export MPICH_GPU_SUPPORT_ENABLED=1"]
-    )
+    load = "module load craype-accel-amd-gfx90a (or your GPU's)"
+    fixes = [load] * (not target) + ["export MPICH_GPU_SUPPORT_ENABLED=1"] * (not enabled)
     severity = WARNING if answers.gpus else INFO
     return [find("cray-mpich-gpu", version=version, fixes=", then ".join(fixes), severity=severity, evidence=[seen])]
 
@@ -120,7 +114,7 @@ _IMPORTANT = ("fused_adam", "cpu_adam", "async_io")
 
 def examine_framework(answers: FrameworkAnswers) -> List[Finding]:
     if answers.framework != "mpi" and not answers.probe:  # MPI's programs answer without Python
-        return [_silent(answers)]
+        return [find("framework-python", python=answers.python, seen=(f"the start of {answers.python}",))]
     tools = "".join(f", {name}" for name in sorted(answers.tools))
     return worst_first(list(seen(f"what {answers.python}{tools} answered", _CHECKS[answers.framework](answers))))
 
@@ -136,10 +130,6 @@ def _module(answers: FrameworkAnswers, name: str) -> Tuple[Optional[str], str]:
     """Return its version, or why it cannot be imported."""
     found = (answers.probe.get("modules") or {}).get(name) or {}
     return (None, str(found["error"])) if "error" in found else (found.get("version") or "", "")
-
-
-def _silent(answers: FrameworkAnswers) -> Finding:
-    return find("framework-python", python=answers.python, seen=(f"the start of {answers.python}",))
 
 
 def _imported(answers: FrameworkAnswers, name: str, severity: str, why: str, fix: str) -> Finding:
@@ -186,9 +176,8 @@ def _deepspeed(answers: FrameworkAnswers) -> Iterator[Finding]:
 def operators(answers: FrameworkAnswers) -> Dict[str, Tuple[bool, bool]]:
     """Operator -> is it built, can it be; from ds_report."""
     found = _OPERATOR.findall(_COLOUR.sub("", answers.tools.get("ds_report") or ""))
-    return {
-        name: (built == "YES", fits == "OKAY") for name, built, fits in found if name != "deepspeed_not_implemented"
-    }
+    rows = {name: (built == "YES", fits == "OKAY") for name, built, fits in found}
+    return {name: row for name, row in rows.items() if name != "deepspeed_not_implemented"}
 
 
 def check_report(answers: FrameworkAnswers) -> Iterator[Finding]:
@@ -221,9 +210,8 @@ def check_report(answers: FrameworkAnswers) -> Iterator[Finding]:
 
 def _toolkit(text: str) -> Iterator[Finding]:
     """The compiler that builds operators at first use must be of torch's own CUDA."""
-    torch, nvcc = (
-        re.search(rf"^{name} version \.+ (\d+)([.\d]*)", text, re.MULTILINE) for name in ("torch cuda", "nvcc")
-    )
+    version = r" version \.+ (\d+)([.\d]*)"
+    torch, nvcc = (re.search(f"^{name}{version}", text, re.MULTILINE) for name in ("torch cuda", "nvcc"))
     if torch and nvcc and torch.groups() != nvcc.groups():
         mine, theirs = "".join(torch.groups()), "".join(nvcc.groups())
         severity = WARNING if torch[1] != nvcc[1] else INFO
@@ -261,9 +249,8 @@ def _megatron(answers: FrameworkAnswers) -> Iterator[Finding]:
     yield _imported(answers, "transformer_engine", WARNING, missing, recipe("transformer-engine", answers))
     fused = "without it: --no-gradient-accumulation-fusion, --no-persist-layer-norm and --no-masked-softmax-fusion"
     yield _imported(answers, "apex", INFO, fused, recipe("apex", answers))
-    yield _imported(
-        answers, "flash_attn", INFO, "Transformer Engine then uses its own attention", "pip install flash-attn"
-    )
+    own = "Transformer Engine then uses its own attention"
+    yield _imported(answers, "flash_attn", INFO, own, "pip install flash-attn")
 
 
 def _plain(answers: FrameworkAnswers) -> Iterator[Finding]:
@@ -290,20 +277,16 @@ def _jax(answers: FrameworkAnswers) -> Iterator[Finding]:
 
 def _maxtext(answers: FrameworkAnswers) -> Iterator[Finding]:
     python, how = str(answers.probe.get("python", "")), recipe("maxtext", answers)
+    version, error = _module(answers, "maxtext")
     if tuple(int(part) for part in re.findall(r"\d+", python)[:2]) < (3, 12):
         yield find("maxtext-python", python=python, recipe=how)
     yield from _jax(answers)
-    if _module(answers, "maxtext")[0] is not None:
-        command = "python3 -m maxtext.trainers.pre_train.train"
-        yield find("maxtext", version=_module(answers, "maxtext")[0], evidence=[command])
+    if version is not None:
+        yield find("maxtext", version=version, evidence=["python3 -m maxtext.trainers.pre_train.train"])
     elif _module(answers, "MaxText")[0] is not None:
         yield find("maxtext-legacy", recipe=how)
     else:
-        yield find("maxtext-missing", recipe=how, evidence=[_module(answers, "maxtext")[1]])
-
-
-def _mpi(answers: FrameworkAnswers) -> Iterator[Finding]:
-    yield from mpi_findings(answers, recipe("mpi", answers), recipe("gpu-aware-mpi", answers))
+        yield find("maxtext-missing", recipe=how, evidence=[error])
 
 
 _CHECKS: Dict[str, Callable[[FrameworkAnswers], Iterator[Finding]]] = {

@@ -128,6 +128,10 @@ def ended(code: int) -> int:
     return 128 - code if code < 0 else code
 
 
+def code_of(end: SystemExit) -> int:
+    return end.code if isinstance(end.code, int) else int(bool(end.code))
+
+
 def worker_of(shim: List[str], words: List[str]) -> List[str]:
     """Return what each rank runs, as a launcher's command line has it behind our shim."""
     for place in range(len(words) - len(shim)):
@@ -163,16 +167,10 @@ def by_torch(settings: Dict[str, Any], launch: Callable[[], Any], arguments: Lis
         return 128 + int(error.sigval)
     except ChildFailedError as error:
         ended_at = {rank.pid: rank.ended for rank in Rank.gone}  # torchrun's own times are whole seconds
-        failures = [
-            {
-                "rank": rank,
-                "local_rank": failure.local_rank,
-                "exit_code": failure.exitcode,
-                "t": ended_at.get(failure.pid, failure.timestamp),
-                "by_launcher": failure.pid in signalled,
-            }
-            for rank, failure in error.failures.items()
-        ]
+        failures = [{
+            "rank": rank, "local_rank": failure.local_rank, "exit_code": failure.exitcode,
+            "t": ended_at.get(failure.pid, failure.timestamp), "by_launcher": failure.pid in signalled,
+        } for rank, failure in error.failures.items()]  # fmt: skip
         write(settings, failures)
         if settings["redirected"]:  # a script's own log would have its table
             error.name = program(settings.get("shim", []), arguments) or error.name  # not the shim's
@@ -203,7 +201,8 @@ def accelerate(settings: Dict[str, Any], arguments: List[str]) -> int:
         processes, nodes = args.num_processes or 1, args.num_machines or 1
         if max(processes, nodes) > 1:
             worker = worker_of(settings.get("shim", []), arguments)
-            raise Refused(several_wanted(processes, nodes, bool(args.cpu or args.use_cpu), worker))
+            cpu = bool(args.cpu or args.use_cpu) or not has_gpu()
+            raise Refused(several_wanted(processes, nodes, cpu, worker))
         args.quiet = False  # quietly, it would not say how the process failed
         simple_launcher(args)
 
@@ -216,6 +215,14 @@ def accelerate(settings: Dict[str, Any], arguments: List[str]) -> int:
         if settings["redirected"]:  # else drumbeat says it where the run ends
             print(f"drumbeat: {why}", file=sys.stderr)
         return 2
+
+
+def has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available() or any(
+        hasattr(torch, kind) and getattr(torch, kind).is_available() for kind in ("xpu", "npu", "mlu", "musa")
+    )
 
 
 class Refused(Exception):
@@ -244,7 +251,7 @@ def deepspeed(settings: Dict[str, Any], arguments: List[str]) -> int:
         if first:  # the others it has ended itself
             write(settings, [{"rank": first.rank, "exit_code": first.returncode, "t": first.ended}])
             return ended(first.returncode)
-        return end.code if isinstance(end.code, int) else int(bool(end.code))
+        return code_of(end)
     return 0
 
 
@@ -268,7 +275,7 @@ def fabric(settings: Dict[str, Any], arguments: List[str]) -> int:
         scripts = [word for word in arguments if word.endswith(".py")]
         return by_torch(settings, cli._main, [*settings["shim"], *scripts])
     except SystemExit as end:
-        return end.code if isinstance(end.code, int) else int(bool(end.code))
+        return code_of(end)
 
 
 MODULES: Dict[str, Callable[[Dict[str, Any], List[str]], int]] = {
@@ -296,7 +303,7 @@ def main() -> int:
         code = MODULES[module](settings, arguments)
         return code
     except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else int(bool(end.code))
+        code = code_of(end)
         raise
     except ImportError as error:
         name = module.split(".")[0]

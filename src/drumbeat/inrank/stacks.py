@@ -158,11 +158,8 @@ def _connections() -> Tuple[List[Tuple[int, int]], List[Tuple[int, int, float]]]
                 if held.family == socket.AF_UNIX or held.type != socket.SOCK_STREAM:
                     continue
                 about = held.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 136)
-                state, since, received = (
-                    about[0],
-                    min(struct.unpack_from("=2I", about, 52)),
-                    struct.unpack_from("=Q", about, 128),
-                )
+                state, since = about[0], min(struct.unpack_from("=2I", about, 52))
+                received = struct.unpack_from("=Q", about, 128)
                 here, there = held.getsockname()[1], 0
                 if state not in (_CLOSED, _LISTENS):
                     there = held.getpeername()[1]
@@ -224,7 +221,8 @@ def _in_endless_loop(code: CodeType, at: int) -> bool:
         steps = list(dis.get_instructions(code))
         jumps = {each.offset: int(each.argval) for each in steps if each.opcode in (*dis.hasjrel, *dis.hasjabs)}
         loops = {to: max(jump for jump in jumps if jumps[jump] == to) for jump, to in jumps.items() if to <= jump}
-        begin, end = min(((to, jump) for to, jump in loops.items() if to <= at <= jump), key=_length, default=(0, -1))
+        around = ((to, jump) for to, jump in loops.items() if to <= at <= jump)
+        begin, end = min(around, key=lambda loop: loop[1] - loop[0], default=(0, -1))
         inside = {each.offset: each.opname for each in steps if begin <= each.offset <= end}
         exits = any(name.startswith(_LEAVES) for name in inside.values())
         exits = exits or any(not begin <= jumps.get(step, begin) <= end for step in inside)
@@ -232,10 +230,6 @@ def _in_endless_loop(code: CodeType, at: int) -> bool:
         acts = any(name.startswith(_ACTS) for name in inside.values())
         _endless[code, at] = end >= 0 and not (exits and acts)
     return _endless[code, at]
-
-
-def _length(loop: Tuple[int, int]) -> int:
-    return loop[1] - loop[0]
 
 
 def _flight() -> Dict[str, List[Any]]:

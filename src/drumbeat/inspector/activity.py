@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
-import struct
 import subprocess
 import threading
 import time
@@ -17,12 +15,13 @@ from drumbeat.base import proc
 from drumbeat.base.proc import Ports
 from drumbeat.inrank import stacks
 from drumbeat.inspector import ras
+from drumbeat.inspector.exchange import tcp_sockets
 from drumbeat.inspector.gpu import open_gpus
 from drumbeat.inspector.ranks import MOST_LINKS, RankProcesses, find_ranks, identity_in
 from drumbeat.inspector.ras import RasNote
 from drumbeat.inspector.record import Collective, RankLook
 from drumbeat.inspector.tree import Snapshot, below
-from drumbeat.machine.host import Host, LiveHost, netlink, netlink_values
+from drumbeat.machine.host import Host, LiveHost
 from drumbeat.machine.model import Gpu
 from drumbeat.machine.parse import number
 from drumbeat.machine.sample import Sampler
@@ -35,7 +34,6 @@ _ANSWER = 0.5  # seconds for a rank to answer
 _BUSY = 0.15  # cores: a rank that computes wants at least this much
 _FEW = 64  # pages
 _GPU_FULL, _GPU_AT_WORK, _LITTLE = 90.0, 0.4, 2.0  # per cent of the time; share of the power cap; per cent of the time
-_SOCK_DIAG, _BY_FAMILY, _TCP_INFO, _LISTENS = 4, 20, 2, 10  # netlink's numbers
 _DUMP = 3.0  # seconds for py-spy
 _RAS_WAIT = 1.5  # seconds more than the look takes
 _MOST_FRAMES = 12
@@ -147,7 +145,7 @@ def read_ranks(
     begin, spares = time.monotonic(), earlier is not None and earlier.spares
     carried, before = _carried(), _all_usage(ranks, seen)
     for index in range(_ASKS):
-        sending = {inode for inode, (_, packets) in _tcp_sockets().items() if packets}
+        sending = {inode for inode, (_, packets) in tcp_sockets().items() if packets}
         for rank in ranks:
             about, answer = proc.stat(rank.main), None
             if rank.sock and not rank.silent and not (spares and about and about.state == "R"):
@@ -190,7 +188,7 @@ def read_usage(run_id: str, node: int, mains: Mapping[int, int], commands: bool,
 
 
 def _all_usage(ranks: Sequence[RankProcesses], seen: Snapshot) -> Dict[int, Usage]:
-    sockets = {inode: carried for inode, (carried, _) in _tcp_sockets().items()}
+    sockets = {inode: carried for inode, (carried, _) in tcp_sockets().items()}
     return {rank.main: _usage(rank, seen, sockets) for rank in ranks}
 
 
@@ -219,23 +217,6 @@ def _usage(rank: RankProcesses, seen: Snapshot, sockets: Mapping[str, int]) -> U
 def _wakes(pid: int) -> int:
     value = proc.status(pid).get("voluntary_ctxt_switches", "")
     return int(value) if value.isdigit() else 0
-
-
-def _tcp_sockets() -> Dict[str, Tuple[int, int]]:
-    """Bytes that each TCP connection of this network namespace has sent and received, and packets that are on their way, by
-    inode; empty where nobody tells. Data that waits because its receiver does not read is not on its way."""
-    found = {}
-    try:
-        for family in (socket.AF_INET, socket.AF_INET6):
-            asked = struct.pack("=BBBxI48x", family, socket.IPPROTO_TCP, 1 << (_TCP_INFO - 1), 0xFFFFFFFF)
-            for message in netlink(_SOCK_DIAG, _BY_FAMILY, asked):
-                about = netlink_values(message, 72).get(_TCP_INFO, b"")
-                if len(about) >= 136 and message[1] != _LISTENS:
-                    (inode,), (under_way,) = struct.unpack_from("=I", message, 68), struct.unpack_from("=I", about, 24)
-                    found[str(inode)] = sum(struct.unpack_from("=QQ", about, 120)), under_way
-    except (OSError, struct.error):
-        pass
-    return found
 
 
 def _signs(look: RankLook, used: Usage, seconds: float) -> Tuple[str, bool]:

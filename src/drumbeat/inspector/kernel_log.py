@@ -14,6 +14,7 @@ import select
 import stat
 import subprocess
 import time
+from contextlib import suppress
 from typing import Any, Dict, Iterator, List, Optional, Protocol, Sequence
 
 from drumbeat.base.processes import die_with_parent, kill, serve
@@ -22,9 +23,8 @@ from drumbeat.machine.host import Host
 from drumbeat.machine.vendors import VENDORS
 
 NAME = "drumbeat-kmsg"
-_OWN_LOG = (
-    "DRUMBEAT_KERNEL_LOG"  # a file to read instead: where a container is shown its machine's log under another name
-)
+# a file to read instead: where a container is shown its machine's log under another name
+_OWN_LOG = "DRUMBEAT_KERNEL_LOG"
 _KMSG = "/dev/kmsg"
 _COMMANDS = (("dmesg",), ("journalctl", "--dmesg", "--quiet", "--lines", "500", "--output", "short-monotonic"))
 _MOST_LINES = 400  # per attempt: a driver in trouble may write thousands
@@ -176,12 +176,10 @@ class KernelLogReader:
         if not self.pid:
             return []
         data, ended = b"", False
-        try:
+        with suppress(BlockingIOError):
             while not ended:
                 piece = os.read(self._fd, 1 << 16)
                 data, ended = data + piece, not piece
-        except BlockingIOError:
-            pass
         *lines, self._rest = (self._rest + data).split(b"\n")
         if ended:
             self._forget()

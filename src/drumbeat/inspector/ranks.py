@@ -11,6 +11,7 @@ from typing import Any, Callable, Container, Dict, Iterable, List, Mapping, Opti
 from drumbeat.base import proc
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.proc import Ports
+from drumbeat.inspector.exchange import with_exchange
 from drumbeat.inspector.record import Row
 from drumbeat.inspector.tree import Snapshot, above, below
 
@@ -83,7 +84,9 @@ def look(node: int, mains: Sequence[int], port: int, shared_loopback: bool, comm
     rows = rows_of(node, parents, identities, mains, shared_loopback, own.carried, joins)
     if rows:
         branches = _branches({row.pid for row in rows}, parents, identities)
-        return [_with_sockets(row, branches[row.pid], identities, seen) for row in rows]
+        rows = [_with_sockets(row, branches[row.pid], identities, seen) for row in rows]
+        ports = {row.pid: one.port if one else None for row in rows for one in [identities[row.pid]]}
+        return rows if all(row.world_size == 1 for row in rows) else with_exchange(rows, ports, seen)
     return unnumbered(node, seen, tree, port)
 
 
@@ -185,7 +188,9 @@ def added(row: Row, before: Optional[Row]) -> Row:
     links = tuple(dict.fromkeys((*before.links, *row.links)))
     alone = False if row.alone is False or before.alone is False else row.alone
     meeting, inner = row.meeting or before.meeting, max(row.inner, before.inner)
-    return replace(row, meeting=meeting, alone=alone, joined=joined, links=links[-MOST_LINKS:], inner=inner)
+    row = replace(row, meeting=meeting, alone=alone, joined=joined, links=links[-MOST_LINKS:], inner=inner)
+    row = replace(row, hidden=row.hidden or before.hidden, framework=row.framework or before.framework)
+    return replace(row, met=before.met, sent=before.sent, out=before.out, ends=before.ends) if before.has_sent else row
 
 
 def _meeting(identity: Identity, node: int, shared_loopback: bool) -> str:
@@ -214,11 +219,11 @@ def _with_sockets(row: Row, branch: Sequence[int], identities: Mapping[int, Opti
     joined = any(identity.port in ports for ports in links)
     alone = False if any(found) else None if None in found else True
     row = replace(row, alone=alone, joined=joined, links=tuple(links), inner=_inner(row.pid, held))
-    return row if joined else _with_work(row, branch, seen)
+    return _with_work(row, branch, seen)
 
 
 def _with_work(row: Row, branch: Sequence[int], seen: Snapshot) -> Row:
-    """Add how much work a rank that has not met the others has done so far, and with what."""
+    """Add how much work a rank has done so far, and with what."""
     mapped = [proc.mapped(pid) for pid in branch]
     loaded = (name for name, library in _FRAMEWORKS if any(library in path for paths in mapped for path in paths))
     cpu = round(sum(seen.processes[pid].stat.cpu for pid in branch), 2)

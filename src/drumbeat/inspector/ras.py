@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from contextlib import suppress
 from typing import List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
@@ -143,15 +144,13 @@ def _line(sock: socket.socket, until: float, most: float) -> bytes:
 def _rest(sock: socket.socket, until: float) -> bytes:
     """Up to the end; an answer that is cut short by the deadline still names whom it names."""
     data = b""
-    try:
+    with suppress(socket.timeout):
         while len(data) < _MOST_BYTES:
             sock.settimeout(_left(until, _DEADLINE))
             more = sock.recv(1 << 16)
             if not more:
                 break
             data += more
-    except socket.timeout:
-        pass
     return data
 
 

@@ -61,14 +61,16 @@ class RankLook:
     raised: str = ""  # the exception of a traceback that is the last thing it wrote
     raised_for: float = 0.0  # seconds since then
     ras: str = ""  # what NCCL's RAS says of it
-    behind: Optional[bool] = (
-        None  # by RAS: it has launched fewer collectives than others of its communicator; False: more
-    )
+    # by RAS: it has launched fewer collectives than others of its communicator; False: more
+    behind: Optional[bool] = None
 
     @property
     def key(self) -> Tuple[int, int]:
         """Tells it from the others of the same look at all nodes."""
         return (self.node, self.pid) if self.unnumbered else (-1, self.rank)
+
+
+ENOUGH = 4096  # bytes: more than ranks need to meet, and for a barrier or two
 
 
 @dataclass(frozen=True)
@@ -87,13 +89,23 @@ class Row:
     links: Tuple[Tuple[int, int], ...] = ()  # if it is not joined: local and remote port of its TCP connections
     inner: int = 0  # processes below it that have TCP connections to each other: helpers, or ranks of its own
     complete: bool = True  # its identity is its own, and nothing is missing; else it is unknown who it is
-    cpu: float = 0.0  # seconds of CPU time that it and its helpers have used; 0 where it is joined: nobody asks then
+    cpu: float = 0.0  # seconds of CPU time that it and its helpers have used
     mapped: int = 0  # files in its memory: while a program is still importing, they become more
     framework: str = ""  # that is loaded
+    met: int = 0  # bytes over its connections to the meeting point, so far
+    sent: int = 0  # bytes over its other connections to ranks of this node,
+    out: int = 0  # and over those that lead elsewhere
+    ends: Tuple[Ports, ...] = ()  # the busiest of the latter
+    hidden: str = ""  # why its exchange with other ranks cannot be seen
 
     @property
     def world(self) -> Tuple[str, Optional[int]]:
         return self.meeting, self.world_size
+
+    @property
+    def has_sent(self) -> bool:
+        """It has exchanged data with somebody, or it cannot be seen whether it has."""
+        return bool(self.hidden) or self.sent + self.out >= ENOUGH or (not self.framework and self.met >= ENOUGH)
 
     @property
     def proven(self) -> bool:

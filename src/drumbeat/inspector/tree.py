@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import suppress
 from functools import cached_property
 from typing import Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
 
@@ -177,12 +178,10 @@ class Stopping:
                 if self.sent.get(process.pid) == process.started:
                     continue
                 self.sent[process.pid] = process.started
-                try:
+                with suppress(ProcessLookupError):
                     os.kill(process.pid, number)
                     if process.stat.state == "T":
                         os.kill(process.pid, signal.SIGCONT)  # one that is stopped heeds no other
-                except ProcessLookupError:
-                    pass
 
     def alive(self) -> List[int]:
         """Those that have not ended yet."""

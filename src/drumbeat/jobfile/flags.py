@@ -5,34 +5,29 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
-import pkgutil
 import re
 from argparse import SUPPRESS
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
+from drumbeat.base.data import names, read
 from drumbeat.base.problem import Problem
 from drumbeat.base.ranges import HostlistError, expand
 from drumbeat.base.regex import regex
-from drumbeat.jobfile.check import Checker, check_variable_name, near
-from drumbeat.jobfile.fields import Key, default_words, keys_of, literal
-from drumbeat.jobfile.fields import expand as fill_in
+from drumbeat.jobfile.check import Checker, Key, check_variable_name, default_words, keys_of, literal, near
+from drumbeat.jobfile.check import expand as fill_in
 from drumbeat.jobfile.job import Job, job_from_file, job_from_text, preset_file
 from drumbeat.jobfile.yamlfile import Text, shown, shown_path
 
 # Presets: job files that come along, for workloads that many run. What a job says itself wins, key by key.
 
 
-def preset_names() -> List[str]:
-    from importlib import resources  # also reads out of a zip
-
-    names = (entry.name for entry in resources.files("drumbeat.jobfile.presets").iterdir())
-    return sorted(name[: -len(".yaml")] for name in names if name.endswith(".yaml"))
+PRESETS = "drumbeat.jobfile.presets"
 
 
 def with_preset(job: Job) -> Job:
     if job.preset is None:
         return job
-    known = preset_names()
+    known = names(PRESETS)
     if job.preset not in known:
         raise Problem(
             f"{job.where('preset')}: no preset {shown(job.preset)}{near(job.preset, known)}",
@@ -52,9 +47,7 @@ def about_preset(job: Job) -> str:
 
 
 def _text(name: str) -> str:
-    data = pkgutil.get_data("drumbeat.jobfile.presets", f"{name}.yaml")
-    assert data is not None
-    return data.decode()
+    return read(PRESETS, f"{name}.yaml").decode()
 
 
 def laid_over(base: Job, job: Job, fields: Iterable[str]) -> Job:
@@ -155,7 +148,7 @@ def _count(text: str, where: str) -> int:
 _COMMON = {
     "nodes": "number of nodes",
     "ranks-per-node": "ranks per node (default: one per GPU)",
-    "gpus": "GPUs per node (default: all)",
+    "gpus": "GPUs per node (default: all; of a scheduler the site's)",
     "site": "cluster profile (default: detected)",
     "env": "set a variable in every rank, or pass yours on by NAME",
     "container": "image that the ranks run in",

@@ -7,8 +7,7 @@ from typing import Dict, Optional, Tuple
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import CHECK_LEVELS, CODES, TRANSPORTS
 from drumbeat.containers.runtimes import RUNTIMES
-from drumbeat.jobfile.check import check
-from drumbeat.jobfile.fields import key, origins_field
+from drumbeat.jobfile.check import check, key, origins_field
 from drumbeat.jobfile.yamlfile import load_file, load_text, shown_path
 
 # The tables inside a job: `wrap`, `expect` and `checks`, documented like the job's own keys.
@@ -257,7 +256,13 @@ class JobLaunch:
         default_text="one per GPU if GPUs are known, else the site's, else 1",
     )
     gpus: Optional[int] = key(
-        "number", "GPUs per node to use.", "8", None, minimum=0, flag="N", default_text="all of them"
+        "number",
+        "GPUs per node to use.",
+        "8",
+        None,
+        minimum=0,
+        flag="N",
+        default_text="all of them; a scheduler is asked for the number in the site's profile, and for none if that has no number",
     )
     gpus_per_rank: int = key("number", "GPUs per rank.", "2", 1, minimum=1, flag="N")
     ranks_per_gpu: int = key(

@@ -16,8 +16,7 @@ from drumbeat.base.order import COLLECTIVES, Expect, Floor, HostPath, Order, Wra
 from drumbeat.base.problem import Problem
 from drumbeat.commands import launchers
 from drumbeat.commands.launch import Found, find_launcher
-from drumbeat.jobfile.check import check_limits, refuse_assignment, refuse_shell
-from drumbeat.jobfile.fields import expand, keys_of, least_of
+from drumbeat.jobfile.check import check_limits, expand, keys_of, least_of, near, refuse_assignment, refuse_shell
 from drumbeat.jobfile.job import Job
 from drumbeat.jobfile.resources import Here, container, environment, flag_of, image_of, places, resources
 from drumbeat.jobfile.site import Site
@@ -237,7 +236,8 @@ def resolve(job: Job, site: Site, here: Here) -> Order:
         cpu_bind=_cpu_bind(job),
         reserved_cpus=_reserved(site),
         threads_per_core=site.cpus.threads if site.cpus else None,
-        local_dir=_local_dir(site, here),
+        local_dir=_path(site.storage.local if site.storage else None, site.where("storage.local"), here)
+        or Order.local_dir,
         host_paths=tuple(
             HostPath(name, path.pattern, path.why, path.prepend or "", path.target or "")
             for name, path in site.paths.items()
@@ -284,10 +284,6 @@ def _reserved(site: Site) -> Tuple[int, ...]:
     if cpus is None:
         raise Problem(f"{site.where('cpus.reserved')}: {shown(text)} is not a list of cores", "write 0,8,16-17")
     return cpus
-
-
-def _local_dir(site: Site, here: Here) -> str:
-    return _path(site.storage.local if site.storage else None, site.where("storage.local"), here) or Order.local_dir
 
 
 def _cache_dir(job: Job, site: Site, here: Here) -> str:
@@ -363,6 +359,10 @@ def _python(job: Job, site: Site) -> str:
 
 
 def _missing(job: Job, site: Site) -> Tuple[str, ...]:
+    known = {name for name, _ in keys_of(Job).items()}
+    for name in site.needs:
+        if name not in known:
+            raise Problem(f"{site.where('needs')}: {shown(name)} is not a key of a job file{near(name, known)}")
     submit = {flag_of(option.value) for option in site.submit.values()} | {flag_of(text) for text in job.submit_options}
     return tuple(name for name in site.needs if not getattr(job, name, None) and f"--{name}" not in submit)
 

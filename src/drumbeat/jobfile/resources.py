@@ -15,8 +15,7 @@ from drumbeat.base.redact import in_text, in_words, is_secret
 from drumbeat.base.regex import regex
 from drumbeat.commands.program import Script
 from drumbeat.containers.runtimes import RUNTIMES
-from drumbeat.jobfile.check import check_variable_name
-from drumbeat.jobfile.fields import expand
+from drumbeat.jobfile.check import check_variable_name, expand
 from drumbeat.jobfile.job import Job
 from drumbeat.jobfile.site import Site
 from drumbeat.jobfile.yamlfile import shown
@@ -84,7 +83,7 @@ def _options(job: Job, site: Site, environ: Mapping[str, str], specific: Dict[st
     for name, option in site.submit.items():
         text = expand(option.value, environ, site.where(f"submit.{name}.value"))
         if flag_of(text) not in given:
-            options.append(Option(text, option.why))
+            options.append(Option(text, option.why, site.where(f"submit.{name}")))
     return tuple(options)
 
 

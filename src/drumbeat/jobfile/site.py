@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import fnmatch
+import json
 import os
-import pkgutil
 import re
-from typing import Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
-from drumbeat.base.data import names
+from drumbeat.base.data import names, read
 from drumbeat.base.folders import users_folder
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import HostPath
 from drumbeat.base.problem import Problem
+from drumbeat.base.ranges import HostlistError
+from drumbeat.base.ranges import expand as expand_hosts
 from drumbeat.containers.runtimes import RUNTIMES
 from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import Finding
-from drumbeat.jobfile.check import check, near
-from drumbeat.jobfile.fields import key, origins_field
+from drumbeat.jobfile.check import check, key, keys_of, near, origins_field
 from drumbeat.jobfile.job import JobExpect
-from drumbeat.jobfile.yamlfile import load_text, read_file, shown, shown_path
+from drumbeat.jobfile.yamlfile import Table, load_text, read_file, shown, shown_path
+from drumbeat.machine.model import Facts, Pool
 from drumbeat.machine.vendors import job_vendors
+from drumbeat.plan.network import candidates, slingshot_interfaces
 
 find = Catalog("machine")
+_ANY_TEXT, _ANY_LETTER = "..any..", "..one.."  # in place of `*` and `?` while a host list is expanded
 _VENDORS = tuple(vendor.name for vendor in job_vendors())
 
 
@@ -122,7 +126,9 @@ class SiteFloor:
 @dataclass(frozen=True)
 class Detect:
     cluster: Tuple[str, ...] = key("words", "Names that the scheduler may have for this cluster.", "[lumi]", ())
-    hosts: Tuple[str, ...] = key("words", "Patterns of host names (`*` and `?`).", '["uan*", "nid??????"]', ())
+    hosts: Tuple[str, ...] = key(
+        "words", "Patterns of host names: `*`, `?`, and ranges as in `gpu[01-24]`.", '["uan*", "nid??????"]', ()
+    )
     variables: Tuple[str, ...] = key(
         "words",
         "Variables that only jobs there have: NAME, or NAME=PATTERN. All of them must match. A profile of yours "
@@ -286,7 +292,25 @@ class Site:
 
 
 def site_from_text(text: str, name: str, file: str) -> Site:
-    return check(Site, load_text(text, file, "a site profile"), file, "the site", name=name)
+    return checked_site(load_text(text, file, "a site profile"), name, file)
+
+
+def checked_site(table: Table, name: str, file: str) -> Site:
+    site = check(Site, table, file, "the site", name=name)
+    for pattern in site.detect.hosts:
+        host_patterns(pattern, site.where("detect.hosts"))
+    return site
+
+
+def host_patterns(text: str, place: str) -> List[str]:
+    """Expand `gpu[01-24]` to the names that it stands for; `*` and `?` stay."""
+    try:
+        plain = text.replace("*", _ANY_TEXT).replace("?", _ANY_LETTER)
+        return [name.replace(_ANY_TEXT, "*").replace(_ANY_LETTER, "?") for name in expand_hosts(plain)]
+    except HostlistError as error:
+        raise Problem(
+            f"{place}: {shown(text)} is not a pattern of host names: {error}", "write gpu[01-24] or gpu*"
+        ) from None
 
 
 # Finds a site's profile: the user's own wins over the built-in one of the same name; a cluster is data.
@@ -318,7 +342,7 @@ def load_site(name: str, environ: Mapping[str, str], place: str = "--site") -> S
     if name in own:
         return site_from_path(own[name])
     if name in built_in():
-        return site_from_text(_built_in_text(name), name, f"sites/{name}.yaml")
+        return site_from_text(built_in_text(name), name, f"sites/{name}.yaml")
     known = site_names(environ)
     raise Problem(
         f"{place}: no site {shown(name)}{near(name, known)}",
@@ -344,7 +368,7 @@ def detect(environ: Mapping[str, str], hostname: str, cluster: Optional[str]) ->
     signs = {name: detect_of(name) for name in built_in() if name not in own}
     signs.update({name: site_from_path(path).detect for name, path in own.items()})
     by_cluster = [name for name, each in signs.items() if cluster and cluster in each.cluster]
-    by_host = [name for name, each in signs.items() if any(fnmatch.fnmatchcase(hostname, one) for one in each.hosts)]
+    by_host = [name for name, each in signs.items() if any(_fits(hostname, one) for one in each.hosts)]
     for found, what in ((by_cluster, f"cluster {cluster}"), (by_host, f"host {hostname}")):
         if len(found) > 1:
             raise Problem(f"{what} belongs to several sites: {', '.join(sorted(found))}", "choose one with --site")
@@ -357,6 +381,10 @@ def detect(environ: Mapping[str, str], hostname: str, cluster: Optional[str]) ->
     return load_site(by_variables[0] if by_variables else DEFAULT, environ)
 
 
+def _fits(hostname: str, pattern: str) -> bool:
+    return any(fnmatch.fnmatchcase(hostname, one) for one in host_patterns(pattern, "detect.hosts"))
+
+
 def _all_set(variables: Iterable[str], environ: Mapping[str, str]) -> bool:
     for variable in variables:
         name, equals, pattern = variable.partition("=")
@@ -367,18 +395,19 @@ def _all_set(variables: Iterable[str], environ: Mapping[str, str]) -> bool:
 
 def detect_of(name: str) -> Detect:
     """Read the `detect` key of a built-in profile, and no other: every `drumbeat run` asks all of them."""
-    found = re.search(r"^detect:.*(?:\n[ \t].*)*", _built_in_text(name), re.MULTILINE)
+    found = re.search(r"^detect:.*(?:\n[ \t].*)*", built_in_text(name), re.MULTILINE)
     return site_from_text(f"summary: x\n{found.group()}\n", name, f"sites/{name}.yaml").detect if found else Detect()
 
 
-def _built_in_text(name: str) -> str:
-    data = pkgutil.get_data("drumbeat.jobfile.sites", f"{name}.yaml")
-    assert data is not None
-    return data.decode()
+_SITES = "drumbeat.jobfile.sites"
+
+
+def built_in_text(name: str) -> str:
+    return read(_SITES, f"{name}.yaml").decode()
 
 
 def built_in() -> Tuple[str, ...]:
-    return names("drumbeat.jobfile.sites")
+    return names(_SITES)
 
 
 def user_folder(environ: Mapping[str, str]) -> str:
@@ -430,3 +459,103 @@ def expand_pattern(names_in: Lister, pattern: str) -> List[str]:
 
 def _by_version(path: str) -> List[Tuple[int, int, str]]:
     return [(1, int(part), "") if part.isdigit() else (0, 0, part) for part in re.split(r"(\d{1,9})", path)]
+
+
+# A site as text: for a person to read, and as a new profile made from a machine's facts.
+
+
+_UNSET: Tuple[Any, ...] = (None, "", (), {}, False, Detect())
+
+
+def site_lines(site: Site) -> List[str]:
+    """Return every key that the profile sets, as it is spelled there, each with its reason."""
+    lines = [f"{site.name}: {site.summary}"]
+    for name, (attribute, spec) in keys_of(Site).items():
+        value = getattr(site, attribute)
+        if name == "summary" or value in _UNSET:
+            continue
+        if spec.kind == "tables":
+            lines += ["", f"{name}:"]
+            for entry, table in value.items():
+                lines += _table(f"  {entry}", table)
+        else:
+            lines += ["", *_table(name, value)] if spec.kind == "table" else [f"{name}: {_words(value)}"]
+    return lines if site.detect != Detect() else [*lines, "", "never detected: name it with --site"]
+
+
+def _table(title: str, table: Any) -> List[str]:
+    values = {name: getattr(table, field) for name, (field, _) in keys_of(type(table)).items()}
+    why, source = values.pop("why", ""), values.pop("source", None)
+    told = [(name, _words(value)) for name, value in values.items() if value not in _UNSET]
+    alone = len(told) == 1 and told[0][0] in ("value", "pattern")
+    shown = f" = {told[0][1]}" if alone else f": {', '.join(f'{name} {words}' for name, words in told)}"
+    reason = f"{why} ({source})" if source else why
+    return [title + shown] + ([f"      {reason}"] if reason else [])
+
+
+def _words(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else "true" if value is True else str(value)
+
+
+def new_site(facts: Facts, backend: str, pools: Sequence[Pool] = (), cluster: str = "") -> str:
+    """Write a profile to start from. What differs between nodes is left to the node; what was seen is stated. `pools`: asked
+    on a login node, whose own devices are not those of the nodes."""
+    lines = [
+        f"# Made on {_plain(facts.host)} by: drumbeat site new. Check each line, then save it as NAME.yaml in",
+        "# ~/.config/drumbeat/sites; drumbeat site check NAME.yaml says whether it is valid.",
+    ]
+    lines += _of_pools(pools, backend) if pools else _of_node(facts, backend)
+    cluster = cluster or facts.identity.cluster or ""
+    lines.append(f"detect: {{{'cluster' if cluster else 'hosts'}: [{json.dumps(cluster or facts.host)}]}}")
+    return "\n".join(lines) + "\n"
+
+
+def _of_pools(pools: Sequence[Pool], backend: str) -> List[str]:
+    """Describe the nodes that most jobs should get: those with GPUs, of these the largest group."""
+    best = max(pools, key=lambda pool: (pool.gpus > 0, pool.nodes, pool.usual))
+    named = f"partition {best.name}: {best.nodes} nodes with {best.gpus or 'no'} GPUs, {best.cores} cores"
+    lines = [
+        *(
+            f"# {backend} has {_plain(f'{p.name}: {p.nodes} nodes, {p.cores} cores, {p.gpus} GPUs')}"
+            for p in pools[:16]
+        ),
+        f"summary: {json.dumps(named)}",
+        f"backend: {backend}",
+        *([f"gpus: {best.gpus}  # as the scheduler counts them"] if best.gpus else []),
+        *([f"cores: {best.cores}"] if best.cores else []),
+        *([f"memory: {best.memory}M"] if best.memory else []),
+        "# Interfaces and NICs are looked up on each node. Where run folders go, and what every job must say:",
+        "# runs: $SCRATCH/drumbeat/runs",
+        "# needs: [account, time]",
+    ]
+    if not best.usual and any(pool.name != best.name for pool in pools):
+        why = "its nodes have the GPUs" if best.gpus else "jobs that name no partition get none"
+        lines += ["submit:", "  partition:", f"    value: {json.dumps('--partition=' + best.name)}", f"    why: {why}"]
+        lines.append("    source: sinfo, asked by drumbeat site new")
+    return lines
+
+
+def _of_node(facts: Facts, backend: str) -> List[str]:
+    gpus = [gpu for gpu in facts.gpus if not gpu.integrated]
+    names = sorted({gpu.name or f"unknown {gpu.vendor} GPU" for gpu in gpus})
+    nics = [device.name for device in (facts.cxi or facts.rdma)]
+    parts = [f"{len(gpus)} {' and '.join(names)} per node" if gpus else "no GPU seen"]
+    parts.append(f"{len(nics)} NICs: {', '.join(nics)}" if nics else "no RDMA device seen")
+    lines = [f"summary: {json.dumps('; '.join(parts))}", f"backend: {backend}"]
+    if gpus:
+        lines.append(f"gpus: {len(gpus)}")
+    fast = slingshot_interfaces(facts)
+    if fast:
+        value, why = ",".join(one.name for one in fast), "the Slingshot interfaces that were up"
+    elif len(candidates(facts)) == 1:
+        value, why = "=" + candidates(facts)[0].name, "the only interface that was up with an address others can reach"
+    else:
+        seen = ", ".join(one.name for one in candidates(facts)) or "none"
+        return [*lines, f"# Interfaces that were up: {_plain(seen)}. Each node chooses, by the nodes' subnets."]
+    lines += ["env:", "  NCCL_SOCKET_IFNAME:", f"    value: {json.dumps(value)}", f"    why: {json.dumps(why)}"]
+    return [*lines, f"    source: {json.dumps('seen on ' + facts.host)}"]
+
+
+def _plain(text: str) -> str:
+    """Remove everything that could end a comment line."""
+    return "".join(character for character in text if character.isprintable())[:200]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import re
-from typing import Dict, Iterator, List, Optional, Set, Tuple
+from typing import Dict, Iterator, List, Mapping, Optional, Set, Tuple
 
 from drumbeat.base.redact import in_text, is_secret
 from drumbeat.commands.script import Assignment, Command, options
-from drumbeat.lint.context import Context, Edit, Hit
+from drumbeat.lint.context import Context, Edit, Hit, rules
 from drumbeat.lint.python_program import in_one_process
 from drumbeat.plan.variables import DEAD, DEBUGGING, FAMILIES, SPELT
 
@@ -110,6 +111,9 @@ def fabric_unset(context: Context) -> Iterator[Hit]:
     if not context.slurm or (context.nodes or 1) < 2 or not re.search(context.settings["signs"], context.script.text):
         return
     named = {each.name for each in context.script.assignments}
+    words = {word for command in context.script.commands for word in command.names}
+    if any(word.endswith(".sh") and not context.read(word) for word in words):
+        return  # it may tell NCCL, and cannot be read here
     if not named & {"NCCL_SOCKET_IFNAME", "NCCL_NET", "FI_PROVIDER"} and not re.search(
         r"(?:module load|ml) [^\n]*(?i:nccl|rccl|ofi)", context.script.text
     ):
@@ -134,6 +138,32 @@ def launcher_per_task(context: Context) -> Iterator[Hit]:
         if asked.isdecimal() and int(asked) > 1 and (started is None or int(started.group(1)) > 1):
             ranks = f"{int(asked) * int(started.group(1))}" if started else f"{asked} times as many"
             yield Hit(command.line, {"tasks": asked, "ranks": ranks})
+
+
+def deepspeed_on_every_node(context: Context) -> Iterator[Hit]:
+    """Find the launcher that goes to all nodes by itself, started by srun on each of them."""
+    for command in context.script.commands:
+        if command.name != "srun" or "deepspeed" not in command.names:
+            continue
+        flags = dict(options(command.names))
+        many = _number(flags.get("num-nodes", "")) or context.nodes or 1
+        tasks = _number(flags.get("ntasks", "")) or context.tasks_on_a_node(command) * (context.nodes or 1)
+        alone = "no-ssh" in flags or not flags.keys() & {"hostfile", "num-nodes"}  # it goes to no other node
+        if many > 1 and tasks > 1 and not alone:
+            yield Hit(command.line, {"tasks": str(tasks), "nodes": str(many)})
+
+
+def more_tasks_than_gpus(context: Context) -> Iterator[Hit]:
+    """Find a step of Python programs with more tasks on a node than the job has GPUs there."""
+    asked = context.script.option("gpus-per-node", "gres") or context.script.option("gpus")
+    count = re.search(r"(?:^|:)(\d{1,4})$", asked.value) if asked else None
+    gpus = int(count[1]) // ((context.nodes or 1) if asked and asked.name == "gpus" else 1) if count else 0
+    for command in context.script.commands:
+        starts = gpus and re.search(r"(?:^|\s)(?:srun|mpirun|mpiexec)\s.*\bpython[\d.]*\s.*\.py\b", command.text)
+        if starts and not _NODE_LAUNCHER.search(command.text) and "ntasks-per-gpu" not in command.text:
+            tasks = context.tasks_on_a_node(command)
+            if tasks > gpus:
+                yield Hit(command.line, {"tasks": str(tasks), "gpus": str(gpus)})
 
 
 _RANKS = re.compile(r"--n(?:proc|um)[-_](?:per[-_]node|processes|gpus)[= ](\d{1,4})")
@@ -184,6 +214,8 @@ _NODE_LAUNCHER = re.compile(r"\btorchrun\b|-m torch\.distributed\.(?:run|launch)
 
 CHECKS = {
     "launcher-per-task": launcher_per_task,
+    "deepspeed-on-every-node": deepspeed_on_every_node,
+    "more-tasks-than-gpus": more_tasks_than_gpus,
     "not-distributed": not_distributed,
     "gpus-unused": gpus_unused,
     "wait-returns-zero": wait_returns_zero,
@@ -237,19 +269,32 @@ def dead(context: Context) -> Iterator[Hit]:
         yield Hit(each.line, words, edits, "info" if version else "")
 
 
+@functools.lru_cache(maxsize=1)
+def _values() -> Mapping[str, str]:
+    """Return patterns of all values that a variable may have."""
+    return next(rule.settings["values"] for rule in rules() if rule.check == "value-unknown")
+
+
+def _fits(name: str, value: str) -> bool:
+    return "$" in value or not value or re.fullmatch(_values().get(name, "(?s:.*)"), value, re.I) is not None
+
+
+def value_unknown(context: Context) -> Iterator[Hit]:
+    for each in _first(context):
+        if not each.value.active and not _fits(each.name, each.text):
+            yield Hit(each.line, {"name": each.name, "value": each.text})
+
+
 def misspelt(context: Context) -> Iterator[Hit]:
     near: Dict[str, str] = {}
-    edits: Tuple[Edit, ...] = ()  # with a name's first hit: they reach all of its places
     for each in _first(context):
         if not each.name.startswith(FAMILIES) or each.name in SPELT or each.name in DEAD or each.name in DEBUGGING:
             continue
         if each.name not in near and len(near) < MOST_NAMES:
             likely = difflib.get_close_matches(each.name[:60], SPELT, 1, _NEAR) or _with_more_parts(each.name)
-            near[each.name] = likely[0] if likely else ""
-            edits = _renamed(context, each.name, near[each.name]) if likely else ()
+            near[each.name] = likely[0] if likely and _fits(likely[0], each.text) else ""
         if near.get(each.name):
-            yield Hit(each.line, {"name": each.name, "near": near[each.name]}, edits)
-            edits = ()
+            yield Hit(each.line, {"name": each.name, "near": near[each.name]})
 
 
 def _with_more_parts(name: str) -> List[str]:
@@ -274,7 +319,7 @@ def _renamed(context: Context, name: str, new: str) -> Tuple[Edit, ...]:
 def left_on(context: Context) -> Iterator[Hit]:
     for each in _first(context):
         entry = DEBUGGING.get(each.name)
-        if entry and each.text not in entry.harmless and not each.value.active:
+        if entry and each.text not in entry.harmless and not each.value.active and _fits(each.name, each.text):
             severity = "warning" if each.text.upper() == "TRACE" else entry.severity
             yield Hit(each.line, {"name": each.name, "value": each.text, "cost": entry.cost}, (), severity)
 
@@ -342,6 +387,7 @@ def secret(context: Context) -> Iterator[Hit]:
 
 
 VARIABLE_CHECKS = {
+    "value-unknown": value_unknown,
     "dead": dead,
     "misspelt": misspelt,
     "left-on": left_on,

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import bisect
+import difflib
 import re
 from typing import Dict, Iterator, List, Optional, Set, Tuple
 
+from drumbeat.base.problem import Problem
+from drumbeat.commands.launch import find_launcher
 from drumbeat.commands.script import CONTAINER, FILE, SUBSTITUTION, TASK, Command, options, runtime_at
-from drumbeat.commands.shell import Fault
+from drumbeat.commands.shell import Fault, Lexer
+from drumbeat.commands.syntax import names_read, parse_loosely
 from drumbeat.lint.context import LONGEST_FIXED, Context, Edit, Hit
 from drumbeat.plan import masks
 from drumbeat.plan.variables import DEAD, DEBUGGING, SPELT
@@ -234,7 +238,45 @@ def appended_to(context: Context) -> Iterator[Hit]:
                 yield Hit(token.line, {"file": token.word.text})
 
 
+def comment_in_command(context: Context) -> Iterator[Hit]:
+    """Find a comment that ends in a backslash: the command ends before it, and the options below run as a command."""
+    lines = context.lines
+    for each in context.script.comments:
+        code, after = lines.get(each.line, "").strip(), lines.get(each.line + 1, "").split()
+        if each.text.rstrip().endswith("\\") and not code.startswith("#") and after and after[0].startswith("-"):
+            yield Hit(each.line + 1, {"shown": " ".join(after[:2])})
+
+
+def blanks_around_equals(context: Context) -> Iterator[Hit]:
+    for command in context.script.commands:
+        raw = [word.raw for word in command.words]
+        if (
+            raw[1:2] == ["="]
+            and re.fullmatch(r"[A-Za-z_]\w*", raw[0])
+            and raw[0] not in ("test", "expr", "echo", "printf", "let")
+        ):
+            yield Hit(command.line, {"name": raw[0]})
+
+
+def never_set(context: Context) -> Iterator[Hit]:
+    """Find a variable that is read and never set, beside one of nearly that name that is set and never read."""
+    text = context.script.text
+    nodes = [each for top in parse_loosely(Lexer(text, 1).run()) for each in top.walk()]
+    given = {name for each in nodes for name in each.writes()}
+    read = {name for name in names_read(text) if not re.search(rf"\$\{{{name}:?[-+=?]|-[zn] \"?\$\{{?{name}\b", text)}
+    for name in sorted(read - given):
+        near = difflib.get_close_matches(name, given - names_read(text), 1, _NEAR_NAME) if len(name) > 3 else []
+        line = next((number for number, code in context.script.code_lines() if re.search(rf"\$\{{?{name}\b", code)), 0)
+        if near and line and not name.startswith("SLURM_"):
+            yield Hit(line, {"name": name, "near": near[0]})
+
+
+_NEAR_NAME = 0.85
+
 CHECKS = {
+    "comment-in-command": comment_in_command,
+    "blanks-around-equals": blanks_around_equals,
+    "never-set": never_set,
     "typographic": typographic,
     "continuation": continuation,
     "joined-lines": joined_lines,
@@ -362,13 +404,21 @@ def rank_in_batch_scope(context: Context) -> Iterator[Hit]:
                 yield Hit(each.line, {"name": each.name, "value": each.text})
 
 
+_NODE_RANK = re.compile(r"--(?:node|machine)[-_]rank[= ]?\$\{?SLURM_\w+\}?")
+
+
 def rank_frozen(context: Context) -> Iterator[Hit]:
     """Find `srun ... $SLURM_PROCID`: the batch shell replaces it before srun sees it."""
     for command in context.script.commands:
         if TASK in command.within or FILE in command.within or not set(command.names) & set(_STARTERS):
             continue
-        for word in command.words:
+        written = " ".join(word.raw for word in command.words)
+        dynamic = re.search(r"rdzv[-_]backend[= ]['\"]?(?:c10d|etcd)", written)  # it numbers the nodes itself
+        for before, word in zip(("", *command.names), command.words):
             frozen = _PER_TASK & set(word.active)
+            if frozen and dynamic:
+                rest = _NODE_RANK.sub("", f"{before if before.endswith('rank') else ''} {word.raw}")
+                frozen &= set(re.findall(r"(?<!\\)\$\{?(\w+)", rest))
             if frozen:
                 yield Hit(word.line, {"name": sorted(frozen)[0]})
 
@@ -407,9 +457,11 @@ def launched_on_one_node(context: Context) -> Iterator[Hit]:
     if not context.script.directives or (context.nodes or 1) < 2:
         return
     for command in context.script.commands:
-        if not command.within and re.match(
-            r"(?:\S*/)?(?:torchrun|python[\d.]* -m torch\.distributed\.run)\b", command.text
-        ):
+        try:
+            found = None if command.within or not command.names else find_launcher(command.names)
+        except Problem:
+            continue
+        if found and found.kind in ("torchrun", "launch"):
             yield Hit(command.line, {"nodes": str(context.nodes)})
 
 
@@ -488,13 +540,16 @@ def scontrol_in_container(context: Context) -> Iterator[Hit]:
 
 
 def gpus_task_by_task(context: Context) -> Iterator[Hit]:
+    """Find GPUs handed out task by task where a task has neighbours on its node."""
     script = context.script
-    per_node, total = script.option("ntasks-per-node", "tasks-per-node"), script.option("ntasks")
-    alone = per_node.value == "1" if per_node else bool(total and total.value == str(context.nodes or 1))
-    for each in script.directives:
-        handed_out = each.name == "gpus-per-task" or (each.name == "gpu-bind" and each.value != "none")
-        if handed_out and not alone:  # a task that is alone on its node has all of them
-            yield Hit(each.line)
+    steps = [each for each in script.commands if each.name == "srun" and SUBSTITUTION not in each.within]
+    shared = [each for each in steps if context.tasks_on_a_node(each) > 1]
+    for name, value, line in [
+        *((name, value, each.line) for each in shared for name, value in options(each.names)),
+        *((each.name, each.value, each.line) for each in script.directives if shared),
+    ]:
+        if name == "gpus-per-task" or name == "gpu-bind" and value not in ("none", "N"):
+            yield Hit(line)
 
 
 SLURM_CHECKS = {

@@ -9,7 +9,7 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tup
 
 from drumbeat.base.data import load, names
 from drumbeat.base.light_dataclass import dataclass
-from drumbeat.commands.script import Script, options
+from drumbeat.commands.script import Command, Script, options
 from drumbeat.findings.model import SEVERITIES
 
 LONGEST_FIXED = 4000  # a longer line is no person's line
@@ -57,6 +57,24 @@ class Context(NamedTuple):
         return bool(script.directives or script.late) or any(
             command.name == "srun" and "substitution" not in command.within for command in script.commands
         )
+
+    def tasks_on_a_node(self, command: Command) -> int:
+        """Return how many tasks a step has on each node: its own options, then the script's; 2 where a variable says it."""
+        flags, script = dict(options(command.names)), self.script
+        own = {name: flags.get(name, "") for name in ("ntasks-per-node", "tasks-per-node", "ntasks", "nodes")}
+        if command.name != "srun":
+            own = {**own, "ntasks": flags.get("np", "") or flags.get("ntasks", "")}
+        per_node, total = own["ntasks-per-node"] or own["tasks-per-node"], own["ntasks"]
+        said = script.option("ntasks-per-node", "tasks-per-node")
+        if not per_node and (not total or total.lstrip("$").strip("{}") in ("SLURM_NTASKS", "SLURM_NPROCS")):
+            all_tasks = script.option("ntasks")
+            per_node, total = said.value if said else "", all_tasks.value if all_tasks and not said else ""
+        nodes = int(own["nodes"]) if own["nodes"].isdecimal() else self.nodes or 1
+        if per_node or total:
+            return (
+                int(per_node) if per_node.isdecimal() else -(-int(total) // max(1, nodes)) if total.isdecimal() else 2
+            )
+        return 1
 
     @property
     def nodes(self) -> Optional[int]:

@@ -113,7 +113,7 @@ def _judge(
     block: Block, script: Optional[Script], around: str, whole: bool, returns: bool, read_file: Read
 ) -> Iterator[Tuple[Rule, Hit]]:
     if script is None:
-        yield from _python(block.text, block.line, whole)
+        yield from _python(block.text, block.line, whole, read_file)
         return
     context = Context(script, whole, returns, around, {}, read_file)
     for rule in rules():
@@ -126,7 +126,7 @@ def _judge(
             for line, words in _matches(rule, script):
                 yield rule, Hit(line, words)
     for piece in script.python:
-        yield from _python(piece.text, piece.line, False)
+        yield from _python(piece.text, piece.line, False, read_file)
 
 
 def _wanted(rule: Rule, text: str) -> bool:
@@ -135,9 +135,9 @@ def _wanted(rule: Rule, text: str) -> bool:
     return not (rule.without and compiled(rule.without).search(text))
 
 
-def _python(text: str, first: int, whole: bool) -> Iterator[Tuple[Rule, Hit]]:
+def _python(text: str, first: int, whole: bool, read_file: Read) -> Iterator[Tuple[Rule, Hit]]:
     code = pages.lines(text, first)
-    program = python_program.parse(text, first, whole)
+    program = python_program.parse(text, first, whole, read_file)
     joined = "\n".join(line for _, line in code)
     for rule in rules():
         if rule.check in pages.CHECKS:

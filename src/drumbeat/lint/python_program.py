@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 import re
+import sys
 import warnings
 from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
@@ -25,12 +26,13 @@ class Program(NamedTuple):
     text: str
     first: int  # line of its first line in the file
     complete: bool  # a whole script, not an excerpt
+    read: Callable[[str], str] = lambda path: ""  # the text of a file beside it; '' if it is not there
 
     def line(self, node: ast.AST) -> int:
         return self.first + int(getattr(node, "lineno", 1)) - 1
 
 
-def parse(text: str, first: int, complete: bool) -> Optional[Program]:
+def parse(text: str, first: int, complete: bool, read: Callable[[str], str] = lambda path: "") -> Optional[Program]:
     """Parse; None if it is not Python that can be read: an excerpt with dots, another language."""
     try:
         with warnings.catch_warnings():
@@ -40,7 +42,7 @@ def parse(text: str, first: int, complete: bool) -> Optional[Program]:
         return None
     if sum(1 for _ in ast.walk(tree)) > _MOST_NODES:
         return None
-    return Program(tree, text, first, complete or "__main__" in text)
+    return Program(tree, text, first, complete or "__main__" in text, read)
 
 
 def _name(node: ast.AST) -> str:
@@ -83,6 +85,37 @@ def one_process(program: Program) -> Iterator[Hit]:
     back = next(_calls(program.tree, "backward"), None)
     if program.complete and back and in_one_process(program.text):
         yield Hit(program.line(back))
+
+
+# Whatever may give ranks one model or one gradient: a name that the program uses, not one that it only imports.
+_MAY_AVERAGE = re.compile(
+    r"(?i)parallel|ddp|fsdp|shard|reduce|gather|broadcast|all_to_all|accelerat|deepspeed|lightning|fabric|trainer|horovod|hvd"
+    r"|drumbeat|pipelin|rpc|isend|irecv|^send$|^recv$|dtensor|distribute_|replicate|average|federat|zero_?r|engine|colossal"
+)
+_SAY_NOTHING = frozenset(["torch", "torchvision", "torchaudio", "numpy", "datasets", "PIL", "tqdm", "pandas", "timm"])
+_STANDARD = frozenset(
+    ["os", "sys", "time", "math", "random", "json", "argparse", "pathlib", "typing", "datetime", "logging"]
+)
+
+
+def nothing_averaged(program: Program) -> Iterator[Hit]:
+    """Find ranks that make a process group and train, each a model of its own. A module that cannot be read may do more."""
+    back = next(_calls(program.tree, "backward"), None)
+    begins, steps = next(_calls(program.tree, "init_process_group"), None), next(_calls(program.tree, "step"), None)
+    if not (program.complete and back and begins and steps):
+        return
+    known = _SAY_NOTHING | _STANDARD | getattr(sys, "stdlib_module_names", frozenset())
+    for node in ast.walk(program.tree):
+        word = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+        if _MAY_AVERAGE.search(word):
+            return
+        named = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        named += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        own = [module for module in named if module.split(".")[0] not in known]
+        texts = [program.read(module.replace(".", "/") + ".py") if module else "" for module in own]
+        if any(not text or _MAY_AVERAGE.search(text) for text in texts):
+            return
+    yield Hit(program.line(back))
 
 
 def sampler_missing(program: Program) -> Iterator[Hit]:
@@ -288,6 +321,7 @@ def _pattern(node: ast.AST) -> bool:
 
 CHECKS: Dict[str, Callable[[Program], Iterator[Hit]]] = {
     "one-process": one_process,
+    "nothing-averaged": nothing_averaged,
     "sampler-missing": sampler_missing,
     "set-epoch-missing": set_epoch_missing,
     "device-missing": device_missing,

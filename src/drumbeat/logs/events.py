@@ -12,6 +12,7 @@ from drumbeat.findings.model import Evidence
 from drumbeat.logs.meaning.rules import REPORT, Match
 from drumbeat.logs.meaning.senses import PROGRAM, remedy, sense
 from drumbeat.logs.nccl.communicators import Communicators, Process
+from drumbeat.logs.nccl.grammar import Record
 from drumbeat.logs.read.labels import Labels
 from drumbeat.logs.read.launchers import FirstFailure
 from drumbeat.logs.read.prefixes import Line
@@ -62,6 +63,7 @@ class Event:
     meant: str = ""  # the code of plain words, read with the log's own words for ranks
     task: Optional[int] = None  # of srun -l, as its line begins
     rank_is_task: bool = False  # no other words name the rank
+    of_table: bool = False  # an entry of a launcher's table, and not the one that it calls the first
 
     @property
     def sense(self) -> str:
@@ -97,9 +99,8 @@ def rank_of_file(file: str) -> Optional[int]:
 class Events:
     def __init__(self) -> None:
         self._first: List[Event] = []
-        self._latest: Dict[
-            _Source, Event
-        ] = {}  # of sources that have had their room: a log may repeat itself to its end
+        # of sources that have had their room: a log may repeat itself to its end
+        self._latest: Dict[_Source, Event] = {}
         self.counts: Dict[str, int] = {}  # rule -> how often, also of those not kept
         self.marks: Set[str] = set()
         self.mark_lines: Dict[Tuple[str, str], List[int]] = {}  # mark and file -> the numbers of its first lines
@@ -126,10 +127,10 @@ class Events:
         match: Match,
         line: Line,
         evidence: Evidence,
-        host: str = "",
-        pid: int = 0,
-        device: Optional[int] = None,
+        record: Optional[Record] = None,
+        of_table: bool = False,
     ) -> None:
+        """`record`: NCCL's own head of the line. `of_table`: an entry of a launcher's table that is not its root cause."""
         rule = match.rule
         if rule.role == REPORT and len(self.reported) < MAX_SOURCES:
             self.reported.add((rule.id, evidence.file or ""))
@@ -137,7 +138,7 @@ class Events:
         self._place(rule.code, evidence)
         named = match.groups.get("rank", "").strip()
         rank = int(named) if named.isdigit() else line.rank
-        host = match.groups.get("host", "").strip() or host or line.host or ""
+        host = match.groups.get("host", "").strip() or (record.host if record else "") or line.host or ""
         local = False
         if rank is None:
             rank, reported_host, local = _reported(evidence.text)
@@ -151,12 +152,13 @@ class Events:
             rank=rank if rank is not None else owner[0],
             local=local,
             host=host or owner[1],
-            pid=pid,
-            device=device,
+            pid=record.pid if record else 0,
+            device=record.device if record else None,
             time=line.time,
             level=line.level or ("I" if match.talk else ""),
             task=line.task,
             rank_is_task=line.rank_is_task,
+            of_table=of_table,
         )
         self._keep((rule.id, evidence.file or "", rank, host), event, most)
 
@@ -283,6 +285,11 @@ class Events:
         else:
             self._first.append(event)
         self._per_source[source] = count + 1
+
+
+def is_reported(text: str) -> bool:
+    """Return True if a launcher or scheduler speaks of a process that it started."""
+    return bool(_REPORTED.search(text)) or text.startswith(("srun: ", "slurmstepd: "))
 
 
 def _reported(text: str) -> Tuple[Optional[int], str, bool]:

@@ -35,9 +35,8 @@ class Log:
     missing_ranks: Tuple[int, ...] = ()  # of the world, that wrote nothing here
     several_runs: bool = False  # appended to one another: which line belongs to which is not known
     survived: Tuple[Survived, ...] = ()  # tracebacks that did not end their process
-    begins: Mapping[str, int] = field(
-        default_factory=dict
-    )  # file -> first line of its last run, where it holds several
+    # file -> first line of its last run, where it holds several
+    begins: Mapping[str, int] = field(default_factory=dict)
     nan_from: Optional[Evidence] = None  # the line from which on the loss was NaN, to the end
     last_errors: Mapping[str, Evidence] = field(default_factory=dict)  # file -> its last error that no rule knows
     steps: Steps = field(default_factory=Steps)  # behind errors

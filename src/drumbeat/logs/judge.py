@@ -11,14 +11,14 @@ from dataclasses import replace
 from typing import Dict, List, Optional, Sequence, Tuple
 
 from drumbeat.base.ranges import Places, merged
-from drumbeat.causes.events import OUTSIDE, RECORD, WAITS
-from drumbeat.causes.first import First
-from drumbeat.causes.first import first as earliest
+from drumbeat.causes.events import OUTSIDE, RECORD, WAITS, First
+from drumbeat.causes.events import first as earliest
 from drumbeat.causes.table import CONSEQUENCES, NOBODYS_FAULT, kind_of
 from drumbeat.findings.model import CERTAIN, ERROR, INFO, LIKELY, UNKNOWN, WARNING, Evidence, Finding
 from drumbeat.logs.events import Event, RankOf
 from drumbeat.logs.failure import AT_THE_END, EARLIER_RUNS, NO_FAILURE, NOT_KNOWN, WORDS, Failure, Log
 from drumbeat.logs.meaning.conditions import Whole, holds, with_settings
+from drumbeat.logs.meaning.essence import message
 from drumbeat.logs.meaning.grammar import names_itself
 from drumbeat.logs.meaning.rules import (
     CAUSE,
@@ -40,7 +40,7 @@ from drumbeat.logs.read.launchers import NOTICED, FirstFailure
 from drumbeat.logs.read.progress import CODE as NAN_LOSS
 from drumbeat.logs.read.progress import NOT_FINITE, nan_among_the_last
 from drumbeat.logs.read.tracebacks import CUT_OFF
-from drumbeat.logs.tiers import BARE, SAID, UNEXPLAINED, WAITED, WARNED, Tiers, most_specific
+from drumbeat.logs.tiers import BARE, SAID, UNEXPLAINED, WAITED, WARNED, Tiers, most_specific, of_tool
 
 # How events are shown: one finding for an event, one for each code of many, with lines of several ranks as evidence.
 
@@ -61,9 +61,8 @@ def finding_of(event: Event, ranks: RankOf, first: bool = True) -> Finding:
         where, sure = (event.evidence, *event.beside), LIKELY if event.sense else CERTAIN
         own = not known or known.rule.blames == SELF and known.rule.role in (CAUSE, SYMPTOM)
         rank = rank_in(event.exception) if event.said and rank is None and own else rank
-        return Finding(
-            event.code, ERROR, event.exception, cause, fix, where, host=event.host, rank=rank, confidence=sure
-        )
+        title = message(event.exception) if event.said else event.exception
+        return Finding(event.code, ERROR, title, cause, fix, where, host=event.host, rank=rank, confidence=sure)
     rule = event.match.rule
     severity = rule.severity if rule.role != CONSEQUENCE else INFO
     severity = WARNING if rule.role == NOTE and severity == ERROR else severity
@@ -206,8 +205,10 @@ class NamedRank:
         return first if here and not finding.local and finding.rank not in (None, first.rank) else None
 
     def _of_nobody(self, event: Event) -> bool:
-        """It concerns the job, or the launcher itself raised it: which rank that saw fail is another matter."""
-        return _blames(event) == JOB or (event.evidence.file, event.number) in self._log.by_launcher
+        """It concerns the job, the launcher itself raised it, or a tool of the script did: which rank the launcher saw
+        fail is another matter."""
+        of_launcher = (event.evidence.file, event.number) in self._log.by_launcher
+        return _blames(event) == JOB or of_launcher or of_tool(event)
 
     def _reported(self, finding: Finding) -> Finding:
         """The rank of the launcher's reports, if all are about the same one."""
@@ -271,12 +272,10 @@ def with_record(failure: Failure, log: Log, unheard: Tuple[int, ...] = ()) -> Fa
     """Add the lines that the answer rests on; without any, it is not certain. `unheard`: ranks without a word about it."""
     unseen = []
     if log.missing_ranks:
-        unseen.append(f"{_ranks(log.missing_ranks)}: wrote nothing in these logs")
+        unseen.append(f"{_ranks(log.missing_ranks)}: no line of their communicator in these logs")
     unheard = tuple(rank for rank in unheard if rank not in log.missing_ranks)
     if unheard:
-        maybe = (
-            "" if log.nranks else "; a log may be missing"
-        )  # of a known world, those without any line are named above
+        maybe = "" if log.nranks else "; a log may be missing"  # of a known world, these are named above
         unseen.append(f"{_ranks(unheard)}: no line about this{maybe}")
     if failure.answer == NO_FAILURE:
         seen = tuple(f"{file}:{log.begins.get(file, 1)}-{last}" for file, last in list(log.ends.items())[:64])
@@ -469,9 +468,7 @@ class _Judge:
         if found.unexplained:
             why = f"the first line that names a cause; {self._before(found)} stands before it"
         passed = [each for each in map(self.tiers.survived, self.live) if each and each.span.rank == event.rank]
-        named = named and all(
-            each.wrote_on for each in passed
-        )  # else the last exception may follow from the one before
+        named = named and all(each.wrote_on for each in passed)  # else the last may follow from the one before
         others = self._merged([cause for cause in causes if cause.code != finding.code] + self.tiers[SYMPTOM])
         other = self.named.first_of_others(finding)
         if other is not None:
@@ -525,10 +522,13 @@ class _Judge:
     def _of_symptoms(self, rest: Failure, event: Optional[Event], found: First) -> Failure:
         why = "no line names a cause; this is what can be seen of it"
         symptoms = self.tiers[SYMPTOM]
-        if event is None:
-            others = tuple(self.extra[1:]) + rest.others
-            finding = self.extra[0]
-            return replace(rest, answer=finding.code, confidence=LIKELY, finding=finding, why_first=why, others=others)
+        differs = next((each for each in self.extra if each.code == "collective-desync"), None)
+        if event is None or differs is not None and event.code in WAITED:
+            finding = differs or self.extra[0]
+            others = tuple(each for each in self.extra if each is not finding) + self._merged(symptoms) + rest.others
+            known = finding.confidence if differs and event else LIKELY
+            why = "the ranks' calls differ, so they wait for each other" if differs else why
+            return replace(rest, answer=finding.code, confidence=known, finding=finding, why_first=why, others=others)
         telling = [event for event in symptoms if event.code not in BARE]
         unexplained = [event for event in self.tiers[UNEXPLAINED] if event.match is None]
         if not telling and unexplained and {event.code for event in symptoms} <= {"aborted"}:
@@ -540,6 +540,7 @@ class _Judge:
         named = rule is not None and rule.names_itself and len({e.code for e in telling or symptoms}) == 1
         named = named and not unexplained and not self._may_follow(event) and not all(e.mention for e in alike)
         named = named and not self.tiers.trained_behind() and not found.unexplained
+        named = named and not all(map(self.tiers.may_have_been_outlived, alike))
         return replace(
             rest,
             answer=finding.code,
@@ -569,8 +570,8 @@ class _Judge:
         first = self.first if self.first and self.first.exit_code and self.first.rank is not None else None
         if lost and first and all(self.ranks.rank(event) not in (None, first.rank) for event in lost):
             return self._reported_only(rest, first)  # who lost a peer is known, and so is who was lost
-        if lost:
-            event = self._first_of(lost)
+        if lost:  # a line that names the lost peer says more than one that sends to the other logs
+            event = self._first_of([each for each in lost if each.match and each.match.groups.get("rank")] or lost)
             return replace(
                 rest,
                 answer=event.code,

@@ -26,7 +26,7 @@ from drumbeat.logs.nccl.transport import Transport, judge
 from drumbeat.logs.read.attempts import GOOD_ENDS, GoodEnds, Runs, is_good_end, speaker
 from drumbeat.logs.read.attempts import WORDS as RUN_WORDS
 from drumbeat.logs.read.flight import Dump, compare
-from drumbeat.logs.read.launchers import LOCAL_RANK, ROOT_CAUSE, ElasticSummary, Timeouts
+from drumbeat.logs.read.launchers import FAILURES, LOCAL_RANK, ROOT_CAUSE, ElasticSummary, Timeouts
 from drumbeat.logs.read.prefixes import (
     ESCAPE,
     MAX_LINE,
@@ -39,7 +39,7 @@ from drumbeat.logs.read.prefixes import (
 )
 from drumbeat.logs.read.progress import CODE as NAN_LOSS
 from drumbeat.logs.read.progress import Losses, Steps
-from drumbeat.logs.read.records import COMMAND, KEPT, OF_A_RUN, Tails, Work, last_work, telling
+from drumbeat.logs.read.records import COMMAND, KEPT, OF_A_RUN, TWICE, Tails, Work, last_work, once, telling
 from drumbeat.logs.read.templates import Dull
 from drumbeat.logs.read.tracebacks import (
     ARROW,
@@ -60,13 +60,20 @@ from drumbeat.logs.tiers import is_own_failure
 # Tracebacks whose end is not in the log: read by what their last frame was about to raise, where that is shown.
 
 
-def add_cut_tracebacks(events: Events, rules: Rulebook, sequence: int, file: str, tracebacks: Tracebacks) -> None:
-    """Add them as events, likely at best: their messages were never seen."""
+PIECES = 3  # lines below an exception's name in which its message may follow
+SOURCE = 3  # lines below a frame that belong to it
+
+
+def add_cut_tracebacks(
+    events: Events, rules: Rulebook, sequence: int, file: str, end: int, tracebacks: Tracebacks
+) -> None:
+    """Add them as events, likely at best: their messages were never seen. What stands at the `end` of a file was not caught."""
     for rank, number, raised in tracebacks.unfinished():
         frame, _, at = raised.frame.rpartition(":")
         place = f'File "{frame}", line {at}' if frame else HEADER
         evidence = Evidence(place if CUT_OFF in raised.text else raised.text, file, number)
         line = Line("", rank)
+        raised = replace(raised, caught=raised.caught and number + SOURCE < end)
         matches = [match for match in rules.match(raised.text) if match.rule.role in (CAUSE, SYMPTOM)]
         for match in matches:
             events.add_match(sequence, replace(match, mention=True), line, evidence)
@@ -83,12 +90,24 @@ _LEVELS = (
     "ERROR", "CRITICAL", "FATAL", "[Error]", "[error]", "[Critical]", "[critical]", "[Fatal]", "[fatal]",
     "Error: ", "error: ", "Fatal: ", "fatal: ", "Aborting", "Exiting", "Giving up", "Exception has occurred", "Check failed: ",
 )  # fmt: skip
-_OWN = (HEADER, _FRAME, _IPYTHON_FRAME, ROOT_CAUSE, LOCAL_RANK, _TEST_TABLE, *_ENQUEUED, FATAL, STACK, *_LEVELS)
+_OWN = (
+    HEADER,
+    _FRAME,
+    _IPYTHON_FRAME,
+    FAILURES,
+    ROOT_CAUSE,
+    LOCAL_RANK,
+    _TEST_TABLE,
+    *_ENQUEUED,
+    FATAL,
+    STACK,
+    *_LEVELS,
+)
 _ARROW = ARROW.encode()
 _GLOG_ERROR = re.compile(rb"\b[EF]\d{4} \d\d:\d\d:\d\d")  # E0516 10:49:24.165000 10143 path.py:874]
 _GLOG_SHAPES = (b"E0000 00:00:00", b"F0000 00:00:00")
 # Of lines that tell something without any word of a rule.
-_SIGNS = (ESCAPE, *BARE_SIGNS, _ARROW, *_GLOG_SHAPES, *communicators.SIGNS)
+_SIGNS = (ESCAPE, b"EErr", *BARE_SIGNS, _ARROW, *_GLOG_SHAPES, *communicators.SIGNS)
 MAX_TEXT = 1000  # of an evidence line
 MAX_FILES = 100_000
 MAX_REPEATS = 4_000  # lines of one shape from which something is still learnt
@@ -122,9 +141,8 @@ class Reader:
         self._prefilter = Prefilter([*self.rules.literals, *own], MAX_REPEATS)
         self._tracebacks: Dict[str, Tracebacks] = {}
         self._ends: Dict[str, int] = {}  # file -> number of its last line
-        self._last_errors: Dict[
-            str, Evidence
-        ] = {}  # file -> its last line that a logger calls an error and no rule knows
+        # file -> its last line that a logger calls an error and no rule knows
+        self._last_errors: Dict[str, Evidence] = {}
         self._failed: Set[str] = set()  # files whose last words speak of a failure
         self._good_ends = GoodEnds()
         self._tails = Tails()
@@ -180,7 +198,7 @@ class Reader:
             number = first + start
             shapes = b"\n".join(chunk).translate(SHAPE).split(b"\n")
             shapes = shapes if len(shapes) == len(chunk) else [raw.translate(SHAPE) for raw in chunk]
-            for begin in self.runs.look(file, number, shapes) if self.recorded is None else ():
+            for begin in self.runs.look(file, number, shapes, chunk) if self.recorded is None else ():
                 at = max(begin - number, 0)
                 self._feed_chunk(file, number, chunk[:at], shapes[:at], before)
                 self.events.ends_of_run(file)
@@ -246,7 +264,8 @@ class Reader:
 
     def feed(self, file: str, number: int, raw: bytes) -> None:
         """One line, with or without its newline. `number` counts from 1 within `file`."""
-        if self.recorded is None and self.runs.look(file, number, (raw.rstrip(b"\r\n").translate(SHAPE),)):
+        line = raw.rstrip(b"\r\n")
+        if self.recorded is None and self.runs.look(file, number, (line.translate(SHAPE),), (line,)):
             self.events.ends_of_run(file)
         self._chunk = number, ()
         self._feed_line(file, number, raw)
@@ -361,9 +380,11 @@ class Reader:
         self.runs.finish(self._ends)
         for file, first in self.elastic.begins.items():
             self.runs.starts.setdefault(file, []).append(first)
-        for file in {file for file, _ in self.runs.by_opening}:
-            if not self._stands_alone(file, self.runs.begins[file]):
-                self.runs.withdraw(file)
+        for file in {file for file, _ in self.runs.guessed}:
+            while (file, begin := self.runs.begins.get(file, 0)) in self.runs.guessed:
+                if self._stands_alone(file, begin):
+                    break
+                self.runs.withdraw(file, begin)
         begins, earlier = self.runs.begins, self._earlier()
         for file, first in begins.items():
             self.events.drop(file, first)
@@ -379,9 +400,9 @@ class Reader:
         if self._good_ends.last(file) >= first or self.steps.goes_on(file, first):
             return True
         own = [event for event in self.events.kept if event.evidence.file == file and is_own_failure(event)]
+        after = [event for event in own if event.number >= first]
         before = {_shape(event) for event in own if event.number < first}
-        after = {_shape(event) for event in own if event.number >= first}
-        return bool(after) and not after & before
+        return bool(after) and (self.runs.guessed.get((file, first), False) or _shape(after[0]) not in before)
 
     def _earlier(self) -> Tuple[Finding, ...]:
         """A line about each earlier run, newest last."""
@@ -400,10 +421,11 @@ class Reader:
 
     def _finish_tracebacks(self) -> None:
         for file, tracebacks in self._tracebacks.items():
-            add_cut_tracebacks(self.events, self.rules, self.lines, file, tracebacks)
+            add_cut_tracebacks(self.events, self.rules, self.lines, file, self._ends.get(file, 0), tracebacks)
         self._tracebacks.clear()
 
     def _feed(self, file: str, number: int, raw: bytes) -> None:
+        raw = once(raw) if b"rr" in raw and TWICE.search(raw) else raw
         found = self._prefilter(raw)
         few = self._dull is self._dull_at_first
         found = found if few else tuple(number for number in found if number < len(self.rules.literals))
@@ -450,24 +472,27 @@ class Reader:
         self.events.labels.note(file, number, decode(raw), line)
         matched = False
         quoted = bool(COMMAND.match(text)) or bool(tracebacks and tracebacks.inside(line))
+        was_open = self.elastic.open
+        self.elastic.feed(text, file, number)
+        entry = self.elastic.entry
+        if entry is not None:  # a line of a launcher's table is about its entry's rank
+            line = replace(line, rank=entry.rank, host=entry.host, time=entry.seconds)
         if found and is_good_end(text):  # benchmarks begin theirs as a shell's prompt may look: `# Avg bus bandwidth`
             self._good_ends.add(file, number, speaker(text, line.rank, line.host))
         if found and not quoted:
             record = next(grammar.records(text), None) if "NCCL" in text else None
-            host, pid, device = (record.host, record.pid, record.device) if record else ("", 0, None)
             for match in self.rules.match(text, found):
                 matched = matched or (match.rule.role != NOTE and not match.rule.conditional)
                 if match.rule.role == REPORT and (match.rule.id, file) not in self.events.reported:
                     self._look_above(file, number)
-                self.events.add_match(self.lines, match, line, evidence, host, pid, device)
+                of_table = entry is not None and not self.elastic.root
+                self.events.add_match(self.lines, match, line, evidence, record, of_table)
                 if match.rule.code == NAN_LOSS:
                     self.losses.nan(file, evidence)
             self.losses.value(file, evidence)
             self.events.add_marks(self.rules.marks(text, found), file, number)
             self.timeouts.feed(line, evidence)
             self._test_rank(text)
-        was_open = self.elastic.open
-        self.elastic.feed(text, file, number)
         if self.runs.feed(without_colour(decode(raw)), file, number) or (was_open and not self.elastic.open):
             self._end_of_run(file, number)
         logged = line.level in ("E", "F") and not matched and not quoted and file in self._ends
@@ -497,6 +522,9 @@ class Reader:
         if raised is not None and raised.ignored and "SignalException" not in raised.text:
             self.events.forget(file, evidence.line or 0)
         elif raised is not None:
+            if raised.text.isidentifier():
+                raised = replace(raised, text=raised.text + self._message_below(line, evidence.line or 0))
+                evidence = replace(evidence, text=clipped(raised.text, MAX_TEXT))
             self.events.add_traceback(raised, line, file, evidence.line or 0)
             if raised.own_frame:  # a place inside a library alone helps nobody
                 self.events.locate(file, evidence.line or 0, raised.where)
@@ -508,6 +536,19 @@ class Reader:
         if (matched or bare or raised is not None) and file in self._ends:
             self.steps.error(file, evidence.line or 0, evidence.text)
         return bare or raised is not None
+
+    def _message_below(self, named: Line, number: int) -> str:
+        """The message of an exception that was written in pieces, each of which came as a line: name, colon, and the rest."""
+        first, chunk = self._chunk
+        message = ""
+        for raw in chunk[number - first + 1 : number - first + 1 + PIECES] if number >= first else ():
+            line = clean(decode(raw))
+            if line.rank != named.rank or not (message or line.text.startswith(":")):
+                break
+            message += line.text
+            if len(message.strip(": ")) > 0:
+                break
+        return message if message.strip(": ") else ""
 
     def _test_rank(self, text: str) -> None:
         """nccl-tests prints which rank runs where, whatever NCCL itself logs."""

@@ -155,7 +155,8 @@ def _who(finding: Finding) -> str:
     rank = f"{'local ' if finding.local else ''}rank {finding.rank}" if finding.rank is not None else ""
     rank = "" if finding.title.endswith(f" {rank}") else rank  # it says so itself
     host = f"on {finding.host}" if finding.host else ""
-    return f" ({' '.join(part for part in (rank, host) if part)})" if rank or host else ""
+    who = " ".join(part for part in (rank, host) if part)
+    return f" ({who})" if who and not finding.title.endswith((f" {who}", f"({who})")) else ""
 
 
 def _where(evidence: Tuple[Evidence, ...]) -> str:

@@ -8,17 +8,17 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from dataclasses import replace
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Dict, List, Optional, Sequence, Set, Tuple
 
 from drumbeat.causes import events as order
-from drumbeat.causes.events import may_follow
-from drumbeat.causes.first import consequences
-from drumbeat.causes.table import NOBODYS_FAULT, kind_of
+from drumbeat.causes.events import consequences, may_follow
+from drumbeat.causes.table import CONSEQUENCES, NOBODYS_FAULT, kind_of
 from drumbeat.findings.model import ERROR, Finding
-from drumbeat.logs.events import Event, RankOf
+from drumbeat.logs.events import Event, RankOf, is_reported
 from drumbeat.logs.failure import AT_THE_END, Log
 from drumbeat.logs.meaning.grammar import is_listed
 from drumbeat.logs.meaning.rules import CAUSE, CONSEQUENCE, NOISE, NOTE, OTHER, REPORT, ROLES, SYMPTOM
+from drumbeat.logs.meaning.senses import PROGRAM, rank_in
 from drumbeat.logs.read.launchers import NOTICED, FirstFailure
 from drumbeat.logs.read.tracebacks import CUT_OFF, Survived
 
@@ -37,10 +37,23 @@ WAITED = frozenset({"collective-timeout"})
 BARE = ("aborted", "cancelled", "time-limit", "nccl-error", "terminated")
 # Signs that a process ended; any other symptom may be lived through.
 _ENDS = NOBODYS_FAULT | {"killed", "segfault", "bus-error", "aborted", "illegal-instruction", "watchdog-stuck"}
+_DEATHS = _ENDS - NOBODYS_FAULT - {"watchdog-stuck"}
 _STEP_ENDS = re.compile(r"\*\*\* STEP |srun: (?:launch/slurm: _step_signal: )?Terminating |Job step aborted")
 _TIME_LIMIT = "DUE TO TIME LIMIT"
 TEARDOWN = 60  # seconds before a time limit is logged in which ranks end because of it
 _TEARDOWN = re.compile(r"(?i)shut ?down|SignalException|KeyboardInterrupt|SIGTERM|terminat|closed|interrupted")
+# How tools and libraries begin errors behind which a run goes on: pip, compilers, make, apt, conda, npm, git, downloads;
+# Slurm's set-up of a step, caches of compiled kernels, a Lustre client.
+_OF_TOOLS = re.compile(
+    r"\s*[\u2502|\u00d7\u2570\u256d] *\S|Failed to build \w|E: |Err:\d+ |fatal: "
+    r"|\s*(?:ERROR|error): (?:subprocess-exited|metadata-gen|Could not (?:find a v|install|build|open req)"
+    r"|Failed (?:building|to build)|No matching dist|Command errored|command ['\"]|could not compile|failed to solve)"
+    r"|\s*(?:g?make|cmake)(?:\[\d+\])?: |\s*ninja: |\s*(?:CMake|configure:?|dpkg:|FAILED:|npm|yarn) (?:[Ee]rr(?:or|!)|\S+\.o\b)"
+    r"|\s*(?:\S*/)?(?:g\+\+|gcc|c\+\+|clang\S*|nvcc|cc1plus|ld|collect2)(?: (?:fatal|error)| ?: )"
+    r"|(?:Conda|Mamba|LibMamba|PackagesNotFound|ResolvePackage|EnvironmentNameNot|UnsatisfiableEr)\w*(?:Error|Found)?:"
+    r"|slurmstepd: error: (?:Unable|Could not|Setting)\b|MIOpen\(\w+\): |Lustre(?:Error)?: |mlx[45]_core "
+    r"|(?:curl|wget|tar|unzip|gzip|rsync|git|cp|mv|rm|ln|mkdir|rmdir|chmod|modprobe|ulimit|umount|mount): "
+)
 _ELASTIC_FAILED = re.compile(r"\bfailed \(exitcode: -?\d+\) local_rank: \d+")
 
 
@@ -54,9 +67,8 @@ class Tiers:
         self.record = _record(first, live) if first else None
         self.lived_through = False  # errors were left out because the work was done in the end
         self.passed_over = False  # errors were left out because training went on behind them
-        self._step_ends: Dict[
-            Optional[str], int
-        ] = {}  # file -> the first line that says that srun or slurmstepd ended a step
+        # file -> the first line that says that srun or slurmstepd ended a step
+        self._step_ends: Dict[Optional[str], int] = {}
         for event in live:
             if event.code in ("step-cancelled", "terminated-by-launcher") and _STEP_ENDS.search(event.evidence.text):
                 self._step_ends.setdefault(event.evidence.file, event.number)
@@ -65,6 +77,7 @@ class Tiers:
         for event in live:
             self.tiers[NOTE if self.survived(event) else self._tier(event)].append(event)
         self._put_behind_the_death()
+        self._put_behind_what_went_on()
         self._sort_out()
 
     def __getitem__(self, tier: str) -> List[Event]:
@@ -87,11 +100,36 @@ class Tiers:
             return
         for tier in (CAUSE, SYMPTOM, WARNED, UNEXPLAINED):
             pairs = [(event, self.in_order(event, tier)) for event in self.tiers[tier]]
-            behind = consequences(
-                [self.record, *(each for event, each in pairs if event.code != "oom-kill")], NOTICED
-            )  # which says why
+            others = (each for event, each in pairs if event.code != "oom-kill")  # which says why
+            behind = consequences([self.record, *others], NOTICED)
             self.tiers[tier] = [event for event, each in pairs if each not in behind]
             self.tiers[CONSEQUENCE] += [event for event, each in pairs if each in behind]
+
+    def _put_behind_what_went_on(self) -> None:
+        """A death that nobody reports of a rank, and that no other failure follows before hundreds of lines were written or
+        steps were made, ended a helper or a command of the script: not the run."""
+        failing = sorted((each for tier in _FAILING for each in self.tiers[tier]), key=lambda each: each.number)
+        for event in [each for each in self.tiers[SYMPTOM] if each.code in _DEATHS and not self._of_a_rank(each)]:
+            behind = (
+                each.number - event.number
+                for each in failing
+                if each.evidence.file == event.evidence.file and each.code not in (event.code, *NOBODYS_FAULT)
+            )
+            next_one = min((lines for lines in behind if lines >= 0), default=None)
+            quiet = self.log.after(event) if next_one is None else next_one
+            if quiet > CAUGHT_LINES or next_one is None and self.log.trains_on(event):
+                self.tiers[SYMPTOM].remove(event)
+                self.tiers[NOTE].append(event)
+                self.lived_through = True
+
+    def may_have_been_outlived(self, event: Event) -> bool:
+        """Hundreds of lines follow a death that nobody reports of a rank."""
+        return event.code in _DEATHS and self.log.after(event) > CAUGHT_LINES and not self._of_a_rank(event)
+
+    def _of_a_rank(self, event: Event) -> bool:
+        """Return True if a launcher or scheduler says so of a rank, or the line names it."""
+        first = self.first is not None and self.first.evidence.file == event.evidence.file
+        return first or event.rank is not None or bool(event.host) or is_reported(event.evidence.text)
 
     def _put_behind_the_time_limit(self) -> None:
         """Slurm ended the job: what was raised after that, or in the seconds before it as ranks got their signal, follows."""
@@ -101,17 +139,42 @@ class Tiers:
             self.tiers[tier] = [event for event in self.tiers[tier] if event not in behind]
             self.tiers[NOTE] += [event for event in behind if event.match]
 
+    def _put_behind_its_cause(self) -> None:
+        """An exception that tells of another member, whose own fate other words explain: these are the cause."""
+        causes = [event for event in self.tiers[SAID] if event.code not in (PROGRAM, *CONSEQUENCES)]
+        explained_ones = {rank for event in causes for rank in self._tells_of(event)}
+        for tier in (CAUSE, UNEXPLAINED) if explained_ones else ():
+            told = [
+                event
+                for event in self.tiers[tier]
+                if event.match is None
+                and event.code in (PROGRAM, *CONSEQUENCES)
+                and (self._tells_of(event) - {self.ranks.rank(event)}) & explained_ones
+            ]
+            self.tiers[tier] = [event for event in self.tiers[tier] if event not in told]
+            self.tiers[CONSEQUENCE] += told
+
+    def _tells_of(self, event: Event) -> Set[int]:
+        """The members that its words name, and its speaker where they name none."""
+        file, named = event.evidence.file or "", rank_in(event.exception)
+        found = self.log.labels.named(file, event.number) | ({named} if named is not None else set())
+        own = self.ranks.rank(event)
+        return found or ({own} if own is not None else set())
+
     def in_order(self, event: Event, tier: str) -> order.Event:
         """The event as the judge of order takes it. A line of the launcher's own table is its record."""
         kind, file, record = _kind(event, tier), event.evidence.file or "", self.record
         if record and kind == order.OUTSIDE and file == record.source and 0 <= event.sequence - record.order <= TABLE:
             return replace(record, order=event.sequence)
         place = order.Place(self.ranks.rank(event) if not self.ranks.local(event) else None, host=event.host or "")
-        return order.Event(kind, place, event.time, event.time, event.sequence, file)
+        when = None if _ELASTIC_FAILED.search(event.evidence.text) else event.time  # torchrun says so in the end
+        return order.Event(kind, place, when, when, event.sequence, file)
 
     def _tier(self, event: Event) -> str:
         if event.number <= self._restarted.get(event.evidence.file, 0):
             return NOTE if event.match and event.match.rule.role in (CAUSE, SYMPTOM, NOTE) else NOISE
+        if _survivable(event) and self._lived_through(event):
+            return NOTE if event.match and event.match.rule.role != CONSEQUENCE else NOISE
         if event.said:
             return NOISE if self._done_before(event) and event.level not in ("E", "F") else SAID
         if event.match is None and event.level in ("I", "W") and not event.bare:
@@ -119,6 +182,8 @@ class Tiers:
         if event.match is None:
             return UNEXPLAINED if event.bare else CAUSE
         rule = event.match.rule
+        if event.of_table and self.first is not None and self.ranks.rank(event) != self.first.rank:
+            return CONSEQUENCE  # the launcher had seen another rank fail, and ended this one
         if rule.severity != ERROR and rule.role in (CAUSE, SYMPTOM):
             return NOTE
         if rule.fallback and (self._lived_through(event) or self._connects_after(event)):
@@ -131,8 +196,6 @@ class Tiers:
             return NOTE
         if event.mention and event.rank is None and (self._good_end_after(event) or self.log.trains_on(event)):
             return NOISE if rule.role in (REPORT, CONSEQUENCE) else NOTE
-        if rule.survivable and self._lived_through(event):
-            return NOISE if rule.role == CONSEQUENCE else NOTE
         if (rule.role == CONSEQUENCE or event.code == "terminated") and self._done_before(event):
             return NOISE
         if event.code == "killed" and self._killed_by_srun(event):
@@ -225,16 +288,20 @@ class Tiers:
         )
 
     def _without_trained_on(self, causes: List[Event]) -> List[Event]:
-        """An error behind which training went on, step by step, did not end it: one of the same rank at the end did."""
-        last = {(event.evidence.file, event.rank): event for event in sorted(causes, key=lambda each: each.number)}
+        """An error behind which training went on, step by step, did not end it: one of the same rank at the end did, or any
+        where no rank is known and no traceback ends there (whose words may come before what was printed earlier)."""
+        in_order = sorted(causes, key=lambda each: each.number)
+        last = {(each.evidence.file, rank): each for each in in_order for rank in (each.rank, None)}
         passed = [
             event
             for event in causes
-            if (end := last[(event.evidence.file, event.rank)]).number > event.number + MESSAGE_LINES
+            if (end := last[(event.evidence.file, event.rank)]).number > event.number
             and end.code != event.code
+            and (end.rank == event.rank and end.number > event.number + MESSAGE_LINES
+                 or not self.log.is_raised(event, MESSAGE_LINES))
             and self.log.after(end) <= AT_THE_END + MESSAGE_LINES
             and self.log.trained_between(event, end)
-        ]
+        ]  # fmt: skip
         self.passed_over = self.passed_over or bool(passed)
         self.tiers[NOTE] += [event for event in passed if event.match]
         return [event for event in causes if event not in passed]
@@ -308,6 +375,7 @@ class Tiers:
         if any(event.code in NOBODYS_FAULT and event.code != "terminated" for event in tiers[SYMPTOM]):
             tiers[CONSEQUENCE] += [event for event in tiers[SYMPTOM] if event.code == "terminated"]
             tiers[SYMPTOM] = [event for event in tiers[SYMPTOM] if event.code != "terminated"]
+        self._put_behind_its_cause()
         known = [event for event in tiers[CAUSE] if event.match and not event.mention]
         near = Nearby(known)
         for tier in (CAUSE, UNEXPLAINED):
@@ -389,8 +457,14 @@ def _ended_by(event: Event, limit: Event) -> bool:
     return limit.number - event.number <= AT_THE_END and bool(_TEARDOWN.search(event.exception))
 
 
+def of_tool(event: Event) -> bool:
+    """Return True for a line of no rank, of a tool or library behind whose errors a run goes on."""
+    return event.rank is None and bool(_OF_TOOLS.match(event.evidence.text))
+
+
 def _survivable(event: Event) -> bool:
-    return event.match is not None and event.match.rule.survivable
+    """Return True for a line of a script, which goes on behind it."""
+    return event.match is not None and event.match.rule.survivable or of_tool(event)
 
 
 # Events that another one explains: in the same traceback, on the same line, passed on, or lived through by their rank.
@@ -421,12 +495,13 @@ def explained(exception: Event, known: Nearby) -> bool:
 
 
 def without_reraised(causes: List[Event]) -> List[Event]:
-    """An exception that only passes on what a worker or replica raised: the worker's own stands below it."""
+    """An exception that only passes on what a worker or replica raised, or has no words of its own before those that it quotes:
+    the worker's own stands below it."""
     near = Nearby(causes)
     return [
         event
         for event in causes
-        if not (event.match is None and _RERAISED.search(event.exception))
+        if not (event.match is None and (_RERAISED.search(event.exception) or event.exception.rstrip().endswith(":")))
         or not near.between(event.evidence.file, event.number + 1, event.number + 299)
     ]
 

@@ -21,13 +21,9 @@ from drumbeat.machine.vendors import vendor_of
 _COLLECTIVES = ("libnccl.so*", "librccl.so*")
 _PLUGINS = ("libnccl-net*.so*", "librccl-net*.so*", "librccl-anp*.so*")
 _PROVIDERS = {
-    "mlx5_core": "libmlx5*.so*",
-    "bnxt_re": "libbnxt_re*.so*",
-    "ionic_rdma": "libionic*.so*",
-    "efa": "libefa*.so*",
-    "irdma": "libirdma*.so*",
-    "hfi1": "libhfi1verbs*.so*",
-}
+    "mlx5_core": "libmlx5*.so*", "bnxt_re": "libbnxt_re*.so*", "ionic_rdma": "libionic*.so*", "efa": "libefa*.so*",
+    "irdma": "libirdma*.so*", "hfi1": "libhfi1verbs*.so*",
+}  # fmt: skip
 _PROVIDER_FOLDERS = ("libibverbs",)  # below a library folder, where rdma-core keeps them
 _COMMENTS = {  # what stands before the version among a library's constants
     "libnccl.so": "NCCL version ",
@@ -65,33 +61,29 @@ def read(
     for driver in sorted({device.driver for device in rdma if device.driver}):
         if driver in _PROVIDERS:
             matching = _matching(loader, (*providers, *folders), _PROVIDERS[driver])
-            found += [dataclasses.replace(one, digest=host.digest(one.path or "")) for one in matching] or [
-                Library(_PROVIDERS[driver].replace("*", ""), why_not=_NOT_FOUND)
-            ]
+            missing = Library(_PROVIDERS[driver].replace("*", ""), why_not=_NOT_FOUND)
+            found += [dataclasses.replace(one, digest=host.digest(one.path or "")) for one in matching] or [missing]
     return tuple(found)
 
 
 def versions(libraries: Sequence[Library]) -> Dict[str, str]:
     """Return versions for Facts.versions: the first of each, which is the one a process would load."""
-    found: Dict[str, str] = {}
-    for start, name in (("libnccl.so", "nccl"), ("librccl.so", "rccl"), ("libfabric.so", "libfabric")):
-        for library in libraries:
-            if library.name.startswith(start) and library.version:
-                found.setdefault(name, library.version)
-    return found
+    starts = {"nccl": "libnccl.so", "rccl": "librccl.so", "libfabric": "libfabric.so"}
+    known = [(library.name, library.version) for library in libraries if library.version]
+    found = {name: next((own for file, own in known if file.startswith(start)), "") for name, start in starts.items()}
+    return {name: version for name, version in found.items() if version}
 
 
 def _named(loader: Loader, folders: Sequence[str], soname: str, expected: bool) -> List[Library]:
-    path = loader.find(soname)
-    for folder in folders:
-        path = path or (f"{folder}/{soname}" if soname in loader.names(folder) else None)
+    elsewhere = (f"{folder}/{soname}" for folder in folders if soname in loader.names(folder))
+    path = loader.find(soname) or next(elsewhere, None)
     if path:
         return [_library(loader, soname, path)]
     return [Library(soname, why_not=_NOT_FOUND)] if expected else []
 
 
 def _matching(loader: Loader, folders: Sequence[str], pattern: str, by_soname: bool = False) -> List[Library]:
-    """Every file once, however many names and links lead to it: the loader's first stays."""
+    """List every matching file once, however many names and links lead to it: under the loader's first name."""
     found: Dict[str, Library] = {}
     for folder in folders:
         for name in sorted(fnmatch.filter(loader.names(folder), pattern), key=natural):
@@ -123,13 +115,10 @@ def _version(loader: Loader, name: str, path: str) -> Optional[str]:
 
 
 def _own_version(loader: Loader, name: str, path: str) -> Optional[str]:
-    for start, comment in _COMMENTS.items():
-        about = loader.about(path) if name.startswith(start) else None
-        for start_at, size in about.constants if about else ():
-            version = loader.host.version_in(path, comment, start_at, size)
-            if version:
-                return version
-    return None
+    comment = next((comment for start, comment in _COMMENTS.items() if name.startswith(start)), None)
+    about = loader.about(path) if comment else None
+    versions = (loader.host.version_in(path, comment or "", *piece) for piece in (about.constants if about else ()))
+    return next(filter(None, versions), None)
 
 
 def _pkgconfig_version(loader: Loader, name: str, real: str) -> Optional[str]:
@@ -139,24 +128,18 @@ def _pkgconfig_version(loader: Loader, name: str, real: str) -> Optional[str]:
 
 
 def _folder_version(real: str) -> Optional[str]:
-    """`/opt/cray/libfabric/1.22.0/lib64`"""
-    for part in reversed(os.path.dirname(real).split("/")):
-        found = re.fullmatch(r"v?(\d+\.\d+(?:\.\d+)*)(?:[-+].*)?", part)
-        if found:
-            return found.group(1)
-    return None
+    """Read `1.22.0` from /opt/cray/libfabric/1.22.0/lib64."""
+    parts = reversed(os.path.dirname(real).split("/"))
+    found = (re.fullmatch(r"v?(\d+\.\d+(?:\.\d+)*)(?:[-+].*)?", part) for part in parts)
+    return next((match.group(1) for match in found if match), None)
 
 
 def _wheel_version(loader: Loader, real: str) -> Optional[str]:
-    """`site-packages/nvidia_nccl_cu12-2.27.3.dist-info` stands beside `site-packages/nvidia`."""
-    site = real.partition("/nvidia/nccl/")[0]
-    if site == real:
-        return None
-    for name in loader.names(site):
-        found = re.fullmatch(r"nvidia_nccl_cu\d+-(\d+(?:\.\d+)+)\.dist-info", name)
-        if found:
-            return found.group(1)
-    return None
+    """Read it from `site-packages/nvidia_nccl_cu12-2.27.3.dist-info`, which stands beside `site-packages/nvidia`."""
+    site, inside, _ = real.partition("/nvidia/nccl/")
+    names = loader.names(site) if inside else ()
+    found = (re.fullmatch(r"nvidia_nccl_cu\d+-(\d+(?:\.\d+)+)\.dist-info", name) for name in names)
+    return next((match.group(1) for match in found if match), None)
 
 
 # Versions of what Python brings, read from the folders of its packages: nothing is imported.
@@ -167,8 +150,8 @@ _DIST = regex(r"(?P<name>[A-Za-z0-9_.]+)-(?P<version>\d[^-]*)\.(?:dist|egg)-info
 
 
 def all_versions(host: Host, program: str = "", workdir: str = "/") -> Dict[str, object]:
-    """Every package of the environment that `program` (the first word of a command) belongs to, by its name: what a run
-    records once. Where it is in none, of the folders that `versions` reads."""
+    """List every package of the environment that `program` (the first word of a command) belongs to, by its name: what a run
+    records once. Outside any environment: of the folders that `package_versions` reads."""
     loader = Loader(host, None)
     places = host.environ.get("PATH", "").split(":")[:64] if os.path.basename(program) == program else [""]
     paths = (os.path.normpath(os.path.join(workdir, place, program)) for place in places if program)

@@ -28,12 +28,7 @@ MODULES = {
 TOOLS: Dict[str, Tuple[Tuple[str, ...], ...]] = {
     "deepspeed": (("ds_report",),),
     "horovod": (("horovodrun", "--check-build"),),
-    "mpi": (
-        ("ompi_info", "--parsable", "--all"),
-        ("mpichversion",),
-        ("ucx_info", "-v"),
-        ("mpirun", "--version"),
-    ),
+    "mpi": (("ompi_info", "--parsable", "--all"), ("mpichversion",), ("ucx_info", "-v"), ("mpirun", "--version")),
 }
 _VARIABLES = ("CRAY_MPICH_VERSION", "CRAY_ACCEL_TARGET", "MPICH_GPU_SUPPORT_ENABLED", "ROCM_PATH", "CUDA_HOME")
 
@@ -83,26 +78,21 @@ class FrameworkAnswers:
 
 
 def ask(host: Host, framework: str, python: str, gpus: Tuple[str, ...] = ()) -> FrameworkAnswers:
-    tools = {argv[0]: host.command(argv, SECONDS) for argv in TOOLS.get(framework, ()) if _there(host, argv[0])}
+    folders = [folder for folder in host.environ.get("PATH", "").split(":") if folder]
+    there = [argv for argv in TOOLS.get(framework, ()) if any(host.resolve(f"{each}/{argv[0]}") for each in folders)]
     return FrameworkAnswers(
         framework,
         python,
         _probe(host.command([python, "-c", _PROBE, ",".join(MODULES[framework])], SECONDS)),
-        tools,
+        {argv[0]: host.command(argv, SECONDS) for argv in there},
         {name: host.environ[name] for name in _VARIABLES if name in host.environ},
         _stale_locks(host) if framework == "deepspeed" else (),
         gpus,
     )
 
 
-def _there(host: Host, program: str) -> bool:
-    return any(
-        host.resolve(os.path.join(folder, program)) for folder in host.environ.get("PATH", "").split(":") if folder
-    )
-
-
 def _probe(text: Optional[str]) -> Mapping[str, Any]:
-    """Modules may print while they are imported: the last line of ours counts."""
+    """Read the probe's answer: the last line with our mark, as modules may print while they are imported."""
     lines = [line for line in (text or "").splitlines() if line.startswith("drumbeat:")]
     try:
         found = json.loads(lines[-1][len("drumbeat:") :]) if lines else {}
@@ -112,7 +102,7 @@ def _probe(text: Optional[str]) -> Mapping[str, Any]:
 
 
 def _stale_locks(host: Host, older_than: float = 600.0) -> Tuple[str, ...]:
-    """Lock files of torch's extension builds that nobody has touched for minutes: whoever waits for one waits for ever."""
+    """List lock files of torch's extension builds untouched for minutes: whoever waits for one waits for ever."""
     environ = host.environ
     root = environ.get("TORCH_EXTENSIONS_DIR") or os.path.join(environ.get("HOME", "/"), ".cache", "torch_extensions")
     locks: List[str] = []

@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import struct
 from typing import Callable, Dict, Iterable, List, Mapping, Optional, Set, Tuple, TypeVar
 
 from drumbeat.base.redact import is_secret
-from drumbeat.machine import container, fabric, identity, libraries, network, topology, vendors
+from drumbeat.machine import fabric, identity, libraries, network, topology, vendors
 from drumbeat.machine.host import Host
-from drumbeat.machine.model import (
-    Container,
-    Cpus,
-    CxiDevice,
-    Facts,
-    Gpu,
-    Identity,
-    Kernel,
-    Library,
-    Limits,
-    RdmaDevice,
-)
+from drumbeat.machine.model import Container, Cpus, CxiDevice, Facts, Gpu, Identity, Kernel, Library, Limits, RdmaDevice
 from drumbeat.machine.parse import cpulist, integer, line, natural
+from drumbeat.machine.sample import memory
 from drumbeat.machine.topology import Device
 from drumbeat.machine.vendors import peer_memory
 
@@ -70,18 +61,14 @@ def matters(name: str) -> bool:
 
 
 def secret(name: str, value: str) -> bool:
-    """True for what looks secret, and for values of a size that could hide anything."""
+    """Return true for what looks secret, and for values of a size that could hide anything."""
     return is_secret(name, value) or len(value) > _VALUE_LIMIT
 
 
 def for_capture(environ: Mapping[str, str]) -> Dict[str, str]:
-    """All that any reader asks for, without what looks secret."""
-    return {
-        name: environ[name]
-        for name in sorted(environ)
-        if (matters(name) or name in _IDENTITY_NAMES or name.startswith(_IDENTITY_PREFIXES))
-        and not secret(name, environ[name])
-    }
+    """Return all that any reader asks for, without what looks secret."""
+    identity = [name for name in environ if name in _IDENTITY_NAMES or name.startswith(_IDENTITY_PREFIXES)]
+    return {**read(environ), **{name: environ[name] for name in identity if not secret(name, environ[name])}}
 
 
 T = TypeVar("T")
@@ -97,37 +84,36 @@ def gather(host: Host) -> Facts:
             notes.append(f"{subject}: {type(error).__name__}: {str(error)[:200]}")
             return otherwise
 
-    no_gpus: Tuple[Gpu, ...] = ()
-    no_rdma: Tuple[RdmaDevice, ...] = ()
-    no_cxi: Tuple[CxiDevice, ...] = ()
-    no_libraries: Tuple[Library, ...] = ()
-    no_versions: Dict[str, str] = {}
-    arch = ask("arch", lambda: _arch(host), None)
-    found_gpus = ask("gpus", lambda: vendors.detect(host), no_gpus)
-    found_gpus = ask("gpu health", lambda: vendors.with_health(host, found_gpus), found_gpus)
-    found_rdma = ask("rdma", lambda: network.read_rdma(host), no_rdma)
-    found_cxi = ask("cxi", lambda: network.read_cxi(host), no_cxi)
+    # Newer kernels have a file for it; before, the program we run as says.
+    machine = "/proc/sys/kernel/arch"
+    arch = ask("arch", lambda: line(host, machine) or libraries.architecture(host, "/proc/self/exe"), None)
+    gpus: Tuple[Gpu, ...] = ask("gpus", lambda: vendors.detect(host), ())
+    found_gpus = ask("gpu health", lambda: vendors.with_health(host, gpus), gpus)
+    found_rdma: Tuple[RdmaDevice, ...] = ask("rdma", lambda: network.read_rdma(host), ())
+    found_cxi: Tuple[CxiDevice, ...] = ask("cxi", lambda: network.read_cxi(host), ())
     devices: Tuple[Device, ...] = (*found_gpus, *found_rdma, *found_cxi)
     paths = [device.pci_path for device in devices]
-    libraries = ask("libraries", lambda: fabric.read(host, arch, found_gpus, found_rdma, found_cxi), no_libraries)
-    versions = ask("versions", lambda: {**vendors.versions(host), **fabric.versions(libraries)}, no_versions)
-    versions = {**versions, **ask("packages", lambda: fabric.package_versions(host), no_versions)}
+    found: Tuple[Library, ...] = ask(
+        "libraries", lambda: fabric.read(host, arch, found_gpus, found_rdma, found_cxi), ()
+    )
+    versions: Dict[str, str] = ask("versions", lambda: {**vendors.versions(host), **fabric.versions(found)}, {})
+    packages: Dict[str, str] = ask("packages", lambda: fabric.package_versions(host), {})
     facts = Facts(
         host=ask("host", host.hostname, "unknown"),
         arch=arch,
         os=ask("os", lambda: _os(host), None),
         python=ask("python", host.python, None),
-        memory_bytes=ask("memory", lambda: _memory(host), None),
+        memory_bytes=ask("memory", lambda: memory(host)["total"] or None, None),
         cpus=ask("cpus", lambda: read_cpus(host), Cpus()),
         gpus=found_gpus,
         rdma=found_rdma,
         cxi=found_cxi,
         interfaces=ask("interfaces", lambda: network.read_interfaces(host), ()),
-        libraries=libraries,
-        versions=versions,
+        libraries=found,
+        versions={**versions, **packages},
         limits=ask("limits", lambda: read_limits(host), Limits()),
         kernel=ask("kernel", lambda: read_kernel(host, paths), Kernel()),
-        container=ask("container", lambda: container.read(host), Container()),
+        container=ask("container", lambda: read_container(host), Container()),
         identity=ask("identity", lambda: identity.read(host, notes), Identity()),
         environment=ask("environment", lambda: read(host.environ), {}),
         gpus_on_bus=ask("gpus", lambda: vendors.gpus_on_bus(host), {}),
@@ -141,7 +127,7 @@ def gather(host: Host) -> Facts:
 
 
 def gaps(facts: Facts) -> Tuple[str, ...]:
-    """Holes that a reader of these facts should know of: no exception, only silence where an answer was due."""
+    """List holes that a reader of these facts should know of: no exception, only silence where an answer was due."""
     holes: List[str] = []
     if not facts.cpus.online:
         holes.append("cpus: /sys/devices/system/cpu says nothing")
@@ -158,41 +144,21 @@ def gaps(facts: Facts) -> Tuple[str, ...]:
             holes.append(f"gpus: none of {count} {vendor} GPUs on the bus is open to us: {why}")
     for gpu in facts.gpus:
         numa = 0 if len(facts.cpus.numa) == 1 else gpu.numa  # with one node, firmware need not say which
-        missing = [
-            word
-            for word, value in (("PCI address", gpu.pci), ("memory", gpu.memory_bytes), ("NUMA node", numa))
-            if value is None
-        ]
+        due = {"PCI address": gpu.pci, "memory": gpu.memory_bytes, "NUMA node": numa}
+        missing = [word for word, value in due.items() if value is None]
         if missing and not gpu.integrated:
             holes.append(f"gpus: {' and '.join(missing)} of {gpu.vendor} GPU {gpu.index}")
     for device in facts.rdma:
-        for port in device.ports:
-            if port.link_layer is None or port.state is None:
-                holes.append(f"rdma: state or link layer of {device.name} port {port.port}")
-        if not device.ports:
-            holes.append(f"rdma: ports of {device.name}")
+        unread = [port.port for port in device.ports if port.link_layer is None or port.state is None]
+        holes += [f"rdma: state or link layer of {device.name} port {port}" for port in unread]
+        holes += [] if device.ports else [f"rdma: ports of {device.name}"]
     return tuple(holes)
 
 
-def _arch(host: Host) -> Optional[str]:
-    """Newer kernels have a file for it; before, the program we run as says."""
-    return line(host, "/proc/sys/kernel/arch") or libraries.architecture(host, "/proc/self/exe")
-
-
 def _os(host: Host) -> Optional[str]:
-    for path in ("/etc/os-release", "/usr/lib/os-release"):
-        for entry in (host.read(path) or "").splitlines():
-            if entry.startswith("PRETTY_NAME="):
-                return entry.partition("=")[2].strip().strip("\"'") or None
-    return None
-
-
-def _memory(host: Host) -> Optional[int]:
-    for entry in (host.read("/proc/meminfo") or "").splitlines():
-        if entry.startswith("MemTotal:"):
-            kilobytes = integer(entry.split()[1]) if len(entry.split()) > 1 else None
-            return kilobytes * 1024 if kilobytes else None
-    return None
+    texts = (host.read(path) or "" for path in ("/etc/os-release", "/usr/lib/os-release"))
+    found = (re.search(r"^PRETTY_NAME=(.*)$", text, re.MULTILINE) for text in texts)
+    return next((match.group(1).strip().strip("\"'") or None for match in found if match), None)
 
 
 # CPUs: NUMA nodes, cores that share a level 3 cache, hardware threads, and which of them we may use.
@@ -217,10 +183,12 @@ _ARM = {
 
 
 def read_cpus(host: Host) -> Cpus:
-    online = cpulist(line(host, f"{_CPU}/online")) or _listed(host)
+    numbers = (integer(name[3:]) for name in host.list(_CPU) if name.startswith("cpu"))
+    listed = tuple(sorted(number for number in numbers if number is not None and number >= 0))
+    online = cpulist(line(host, f"{_CPU}/online")) or listed
     allowed = host.affinity()
     l3 = _groups(online, lambda cpu: _l3(host, cpu))
-    siblings = _groups(online, lambda cpu: _siblings(host, cpu))
+    siblings = _groups(online, lambda cpu: _siblings(host, f"{_CPU}/cpu{cpu}/topology"))
     isolated = cpulist(line(host, f"{_CPU}/isolated")) or ()
     return Cpus(
         model=_model(host),
@@ -245,21 +213,11 @@ def held_back(l3: Tuple[Group, ...], siblings: Tuple[Group, ...], allowed: Group
     return tuple(thread for group in cores for place in missing[0] for thread in threads[group[place]])
 
 
-def _listed(host: Host) -> Group:
-    """Return the CPUs by their folders if `online` cannot be read."""
-    numbers = (integer(name[3:]) for name in host.list(_CPU) if name.startswith("cpu"))
-    return tuple(sorted(number for number in numbers if number is not None and number >= 0))
-
-
 def _numa(host: Host) -> Dict[str, Group]:
-    nodes: Dict[str, Group] = {}
-    for name in sorted(host.list(_NODE), key=natural):
-        if name.startswith("node") and name[4:].isdecimal():
-            text = host.read(f"{_NODE}/{name}/cpulist")
-            cpus = cpulist(text)
-            if cpus is not None:  # memory-only nodes (GH200's HBM) have an empty list: they are nodes all the same
-                nodes[name[4:]] = cpus
-    return nodes
+    """Map NUMA nodes to their CPUs; memory-only nodes (GH200's HBM) have an empty list, and are nodes all the same."""
+    names = [name for name in host.list(_NODE) if name.startswith("node") and name[4:].isdecimal()]
+    lists = {name[4:]: cpulist(host.read(f"{_NODE}/{name}/cpulist")) for name in sorted(names, key=natural)}
+    return {node: cpus for node, cpus in lists.items() if cpus is not None}
 
 
 def _l3(host: Host, cpu: int) -> Optional[Group]:
@@ -271,8 +229,7 @@ def _l3(host: Host, cpu: int) -> Optional[Group]:
     return None
 
 
-def _siblings(host: Host, cpu: int) -> Optional[Group]:
-    base = f"{_CPU}/cpu{cpu}/topology"
+def _siblings(host: Host, base: str) -> Optional[Group]:
     return cpulist(line(host, f"{base}/thread_siblings_list") or line(host, f"{base}/core_cpus_list"))
 
 
@@ -292,11 +249,8 @@ def _groups(cpus: Group, group_of: Callable[[int], Optional[Group]]) -> Tuple[Gr
 def _model(host: Host) -> Optional[str]:
     # One CPU says it for all; the whole file takes the kernel 50 ms on a big node.
     text = (host.data("/proc/cpuinfo", 0, 8192) or b"").decode("utf-8", "replace")
-    about: Dict[str, str] = {}
-    for entry in text.splitlines():
-        name, colon, value = entry.partition(":")
-        if colon and value.strip():
-            about.setdefault(name.strip(), value.strip())
+    entries = [entry.partition(":") for entry in text.splitlines()]
+    about = {name.strip(): value.strip() for name, _, value in reversed(entries) if value.strip()}  # the first counts
     if "CPU part" in about:  # 64-bit ARM has no name here
         maker, part = about.get("CPU implementer", "unknown"), about["CPU part"]
         return _ARM.get(maker, {}).get(part) or f"ARM implementer {maker} part {part}"
@@ -321,7 +275,7 @@ def read_limits(host: Host) -> Limits:
 
 
 def _memory_limit(host: Host) -> Optional[int]:
-    """The tightest limit on the way up: a parent's holds for its children too."""
+    """Return the tightest limit on the way up: a parent's holds for its children too."""
     limits: List[int] = []
     for controller, file in (("", "memory.max"), ("memory", "memory.limit_in_bytes")):
         for folder in _folders(host, controller):
@@ -334,20 +288,13 @@ def _memory_limit(host: Host) -> Optional[int]:
 
 
 def _cpuset(host: Host) -> Tuple[int, ...]:
-    for controller, file in (
-        ("", "cpuset.cpus.effective"),
-        ("cpuset", "cpuset.effective_cpus"),
-        ("cpuset", "cpuset.cpus"),
-    ):
-        for folder in _folders(host, controller):
-            cpus = cpulist(line(host, f"{folder}/{file}"))
-            if cpus:
-                return cpus
-    return ()
+    files = (("", "cpuset.cpus.effective"), ("cpuset", "cpuset.effective_cpus"), ("cpuset", "cpuset.cpus"))
+    paths = (f"{folder}/{file}" for controller, file in files for folder in _folders(host, controller))
+    return next(filter(None, (cpulist(line(host, path)) for path in paths)), ())
 
 
 def _folders(host: Host, controller: str) -> List[str]:
-    """Our own cgroup and its parents, innermost first. In a container the mount may start at our own."""
+    """List our own cgroup and its parents, innermost first. In a container the mount may start at our own."""
     path = ""
     for entry in (host.read("/proc/self/cgroup") or "").splitlines():
         fields = entry.split(":", 2)
@@ -366,7 +313,7 @@ _ACS_REDIRECTS = 0b11101  # source validation, P2P request and completion redire
 
 
 def read_kernel(host: Host, device_paths: Iterable[Optional[str]] = ()) -> Kernel:
-    """`device_paths` are the PCI paths of GPUs and NICs: their bridges are the ones whose ACS matters."""
+    """Read kernel settings. `device_paths`: the PCI paths of GPUs and NICs, whose bridges are those whose ACS matters."""
     balancing = line(host, "/proc/sys/kernel/numa_balancing")
     return Kernel(
         release=line(host, "/proc/sys/kernel/osrelease"),
@@ -396,13 +343,10 @@ def _iommu(host: Host) -> Optional[str]:
 
 
 def _acs(host: Host, device_paths: Iterable[Optional[str]]) -> Optional[bool]:
-    """Only root may read that far into a bridge's configuration; for others it stays unknown."""
+    """Return true if a bridge redirects with ACS. Only root may read that far into its configuration; else None."""
     bridges = {part for path in device_paths if path for part in path.split("/")[1:-1]}
-    answers = []
-    for bridge in sorted(bridges):
-        config = host.data(f"/sys/bus/pci/devices/{bridge}/config", 0, 4096)
-        if config and len(config) > 256:
-            answers.append(acs_on(config))
+    configs = (host.data(f"/sys/bus/pci/devices/{bridge}/config", 0, 4096) for bridge in sorted(bridges))
+    answers = [acs_on(config) for config in configs if config and len(config) > 256]
     return any(answers) if answers else None
 
 
@@ -425,3 +369,59 @@ def _ports(host: Host) -> Optional[Tuple[int, int]]:
     if len(numbers) != 2 or numbers[0] is None or numbers[1] is None:
         return None
     return (numbers[0], numbers[1])
+
+
+# A container, its runtime, and the architecture of its image.
+
+_INIT = ("systemd", "init", "runit", "openrc-init")
+_CGROUP_SIGNS = (
+    ("kubepods", "kubernetes"), ("libpod", "podman"), ("containers/storage", "podman"), ("docker", "docker"),
+    ("enroot", "enroot"),
+)  # fmt: skip
+
+
+def read_container(host: Host) -> Container:
+    runtime, image = _runtime(host)
+    if runtime is None:
+        # A first process that is an init system is a whole machine's; anything else leaves it open.
+        inside = False if line(host, "/proc/1/comm") in _INIT or _disk_is_root(host) else None
+        return Container(inside)
+    return Container(True, runtime, image, libraries.architecture(host, "/bin/sh"))
+
+
+def _runtime(host: Host) -> Tuple[Optional[str], Optional[str]]:
+    environ = host.environ
+    for name in ("APPTAINER", "SINGULARITY"):
+        if environ.get(f"{name}_CONTAINER"):
+            return name.lower(), environ[f"{name}_CONTAINER"]
+    if host.resolve("/.singularity.d"):
+        return "singularity", None
+    if environ.get("KUBERNETES_SERVICE_HOST"):
+        return "kubernetes", None
+    if _disk_is_root(host):
+        return None, None  # a machine that was made from an image: its marks came along, a container they do not prove
+    if host.resolve("/run/.containerenv"):
+        found = re.search(r'^image="([^"\n]*)"', host.read("/run/.containerenv") or "", re.MULTILINE)
+        return "podman", found.group(1) if found else None
+    if host.resolve("/.dockerenv"):
+        return "docker", None
+    signs = (host.read("/proc/1/cgroup") or "") + _root_mount(host)
+    named = next((runtime for sign, runtime in _CGROUP_SIGNS if sign in signs), environ.get("container"))
+    return named or None, None
+
+
+def _disk_is_root(host: Host) -> bool:
+    """Return true if / is a disk of this machine. A container's is an overlay, a bind mount, or a loop device."""
+    fields = _root_mount(host).split(" - ")
+    source = fields[1].split()[1] if len(fields) == 2 and len(fields[1].split()) > 1 else ""
+    whole = fields[0].split()[3:4] == ["/"]  # a bind mount shows the folder that it came from
+    disk = re.fullmatch(r"/dev/(root|vd[a-z]+\d*|sd[a-z]+\d*|nvme\d+n\d+(p\d+)?|xvd[a-z]+\d*)", source)
+    return whole and disk is not None
+
+
+def _root_mount(host: Host) -> str:
+    for entry in (host.read("/proc/self/mountinfo") or "").splitlines():
+        fields = entry.split()
+        if len(fields) > 4 and fields[4] == "/":
+            return entry
+    return ""

@@ -23,21 +23,38 @@ SEARCH_LIMIT = 64 << 20
 DIGEST_LIMIT = 16 << 20
 
 
-class LiveHost:
-    """This machine."""
+class Files:
+    """Answers that are read from files of this machine, which another machine's paths may stand for."""
+
+    def _real(self, path: str) -> str:
+        """Return the path on this machine; empty, which nothing can be read from, if there is none."""
+        return path
 
     def read(self, path: str) -> Optional[str]:
         data = self.data(path, 0, READ_LIMIT)
         return None if data is None else data.decode("utf-8", "replace")
 
     def data(self, path: str, start: int, size: int) -> Optional[bytes]:
-        return read_piece(path, start, size)
+        return _read_piece(self._real(path), start, size)
 
     def version_in(self, path: str, text: str, start: int, size: int) -> Optional[str]:
-        return version_in_piece(path, text, start, size)
+        """Read in blocks that overlap a little, so that a library of 300 MB costs one block of memory."""
+        wanted = re.compile(re.escape(text.encode()) + rb"(?:: )?(\d{1,4}(?:\.\d{1,6}){1,3})")
+        block, overlap = 4 << 20, len(text) + 40
+        end = start + min(size, SEARCH_LIMIT)
+        for at in range(start, end, block):
+            found = wanted.search(self.data(path, at, min(block, end - at) + overlap) or b"")
+            if found:
+                return found.group(1).decode()
+        return None
 
     def digest(self, path: str) -> Optional[str]:
-        return digest_of(path)
+        data = self.data(path, 0, DIGEST_LIMIT + 1)
+        return hashlib.sha256(data).hexdigest() if data and len(data) <= DIGEST_LIMIT else None
+
+
+class LiveHost(Files):
+    """This machine."""
 
     def list(self, path: str) -> List[str]:
         try:
@@ -67,7 +84,6 @@ class LiveHost:
         return dict(os.environ)
 
     def addresses(self) -> Optional[Dict[str, Tuple[str, ...]]]:
-
         try:
             return addresses()
         except (OSError, ValueError):
@@ -80,10 +96,7 @@ class LiveHost:
             return ()
 
     def limit(self, name: str) -> Optional[int]:
-        number = getattr(resource, "RLIMIT_" + name.upper(), None)
-        if number is None:
-            return None
-        soft = resource.getrlimit(number)[0]
+        soft = resource.getrlimit(getattr(resource, "RLIMIT_" + name.upper()))[0]
         return -1 if soft == resource.RLIM_INFINITY else soft
 
     def disk_bytes(self, path: str) -> Optional[int]:
@@ -100,8 +113,8 @@ class LiveHost:
         return sys.version.split()[0]
 
 
-def read_piece(path: str, start: int, size: int) -> Optional[bytes]:
-    """A pipe left in place of a file must not hold us: O_NONBLOCK makes it read as empty."""
+def _read_piece(path: str, start: int, size: int) -> Optional[bytes]:
+    """Read a piece of a file; O_NONBLOCK makes a pipe left in its place read as empty, so that it does not hold us."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError):
@@ -109,40 +122,17 @@ def read_piece(path: str, start: int, size: int) -> Optional[bytes]:
     try:
         if start:
             os.lseek(file, start, os.SEEK_SET)
-        pieces: List[bytes] = []
-        left = size
-        while left > 0:
-            piece = os.read(file, min(left, 1 << 20))
+        data = b""
+        while len(data) < size:
+            piece = os.read(file, min(size - len(data), 1 << 20))
             if not piece:
                 break
-            pieces.append(piece)
-            left -= len(piece)
-        return b"".join(pieces)
+            data += piece
+        return data
     except (OSError, ValueError, OverflowError):
         return None
     finally:
         os.close(file)
-
-
-def digest_of(path: str) -> Optional[str]:
-    data = read_piece(path, 0, DIGEST_LIMIT + 1)
-    return hashlib.sha256(data).hexdigest() if data and len(data) <= DIGEST_LIMIT else None
-
-
-def version_in_piece(path: str, text: str, start: int, size: int) -> Optional[str]:
-    """Read in blocks that overlap a little, so that a library of 300 MB costs one block of memory."""
-    wanted = re.compile(re.escape(text.encode()) + rb"(?:: )?(\d{1,4}(?:\.\d{1,6}){1,3})")
-    block, overlap = 4 << 20, len(text) + 40
-    end = start + min(size, SEARCH_LIMIT)
-    while start < end:
-        piece = read_piece(path, start, min(block, end - start) + overlap)
-        if not piece:
-            return None
-        found = wanted.search(piece)
-        if found:
-            return found.group(1).decode()
-        start += block
-    return None
 
 
 def _output(argv: Sequence[str], timeout: float) -> Optional[str]:
@@ -205,7 +195,14 @@ def addresses(timeout: float = 1.0) -> Dict[str, Tuple[str, ...]]:
     names = dict(socket.if_nameindex())
     found: Dict[str, List[str]] = {}
     for message in netlink(0, _RTM_GETADDR, struct.pack("=B3x", socket.AF_UNSPEC), timeout):
-        _one(message, names, found)
+        if len(message) < 8:
+            continue
+        family, prefix, _flags, _scope, index = struct.unpack_from("=BBBBI", message)
+        values = netlink_values(message, 8)
+        # On point-to-point links IFA_ADDRESS is the far end; IFA_LOCAL, where given, is ours.
+        address = values.get(_IFA_LOCAL) or values.get(_IFA_ADDRESS)
+        if family in _FAMILIES and address and index in names:
+            found.setdefault(names[index], []).append(f"{socket.inet_ntop(family, address)}/{prefix}")
     return {name: tuple(items) for name, items in found.items()}
 
 
@@ -235,14 +232,3 @@ def netlink_values(message: bytes, at: int) -> Dict[int, bytes]:
         values[kind] = message[at + 4 : at + length]
         at += (length + 3) & ~3
     return values
-
-
-def _one(message: bytes, names: Dict[int, str], found: Dict[str, List[str]]) -> None:
-    if len(message) < 8:
-        return
-    family, prefix, _flags, _scope, index = struct.unpack_from("=BBBBI", message)
-    values = netlink_values(message, 8)
-    # On point-to-point links IFA_ADDRESS is the far end; IFA_LOCAL, where given, is ours.
-    address = values.get(_IFA_LOCAL) or values.get(_IFA_ADDRESS)
-    if family in _FAMILIES and address and index in names:
-        found.setdefault(names[index], []).append(f"{socket.inet_ntop(family, address)}/{prefix}")

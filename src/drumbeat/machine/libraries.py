@@ -23,26 +23,26 @@ _ENTRIES = 400
 _WEAK = 2
 
 
-class Need(NamedTuple):
-    """One version that a library wants from another; the numbers are places in its string table."""
+class Want(NamedTuple):
+    """A symbol version that must be found in another library."""
 
-    library: int
+    library: str
     hash: int
-    name: int
+    name_at: int  # where in the file its name is
 
 
-def needed(host: Host, path: str, place: int) -> Tuple[Need, ...]:
-    """The chain of Verneed entries, each with its chain of Vernaux."""
+def needed(host: Host, path: str, place: int, strings: int) -> Tuple[Want, ...]:
+    """Read the chain of Verneed entries, each with its chain of Vernaux. `strings` is the place of the string table."""
     data = host.data(path, place, _NEED_LIMIT) or b""
-    found: List[Need] = []
+    found: List[Want] = []
     at = 0
     for _ in range(_ENTRIES):
         _version, _count, library, first, following = struct.unpack_from("<HHIII", data, at)
-        inner = at + first
+        inner, library_name = at + first, text_at(host, path, strings + library)
         for _ in range(_ENTRIES):
             value, flags, _other, name, step = struct.unpack_from("<IHHII", data, inner)
             if not flags & _WEAK:
-                found.append(Need(library, value, name))
+                found.append(Want(library_name, value, strings + name))
             if not step:
                 break
             inner += step
@@ -53,7 +53,7 @@ def needed(host: Host, path: str, place: int) -> Tuple[Need, ...]:
 
 
 def defined(host: Host, path: str, place: int) -> Optional[Tuple[int, ...]]:
-    """Hashes of the versions a library offers; None where the chain is longer than we read."""
+    """Read hashes of the versions a library offers; None if the chain is longer than we read."""
     data = host.data(path, place, _DEFINE_LIMIT) or b""
     found: List[int] = []
     at = 0
@@ -79,15 +79,6 @@ _RUNPATH_LIMIT = 4096
 
 
 @dataclass(frozen=True)
-class Want:
-    """A symbol version that must be found in another library."""
-
-    library: str
-    hash: int
-    name_at: int  # where in the file its name is
-
-
-@dataclass(frozen=True)
 class Elf:
     machine: str
     soname: Optional[str]
@@ -106,7 +97,7 @@ def architecture(host: Host, path: str) -> Optional[str]:
 
 
 def parse(host: Host, path: str) -> Optional[Elf]:
-    """None: not a 64-bit little-endian ELF file, or a damaged one."""
+    """Parse an ELF file; None if it is not a 64-bit little-endian one, or damaged."""
     try:
         return _parse(host, path)
     except (struct.error, ValueError, LookupError, OverflowError):
@@ -160,13 +151,7 @@ def _dynamic(
     def text(offset: int, limit: int = NAME_LIMIT) -> str:
         return text_at(host, path, strings + offset, limit)
 
-    wants: Tuple[Need, ...] = ()
-    if _DT_VERNEED in last:
-        wants = needed(host, path, _file_offset(last[_DT_VERNEED], loads))
-    libraries = {place: text(place) for place in {need.library for need in wants}}
-    offers = None
-    if _DT_VERDEF in last:
-        offers = defined(host, path, _file_offset(last[_DT_VERDEF], loads))
+    needs, definitions = last.get(_DT_VERNEED), last.get(_DT_VERDEF)
     paths = [text(value, _RUNPATH_LIMIT) for tag, value in entries if tag in (_DT_RPATH, _DT_RUNPATH)]
     return Elf(
         machine=machine,
@@ -174,8 +159,8 @@ def _dynamic(
         needed=tuple(text(value) for tag, value in entries if tag == _DT_NEEDED),
         runpath=tuple(part for path_list in paths for part in path_list.split(":") if part),
         constants=constants,
-        wants=tuple(Want(libraries[need.library], need.hash, strings + need.name) for need in wants),
-        offers=offers,
+        wants=() if needs is None else needed(host, path, _file_offset(needs, loads), strings),
+        offers=None if definitions is None else defined(host, path, _file_offset(definitions, loads)),
     )
 
 
@@ -227,7 +212,7 @@ class Loader:
         return self._elf[path]
 
     def find(self, soname: str, first: Tuple[str, ...] = ()) -> Optional[str]:
-        """`first` are the run paths of who asks."""
+        """Find a library as the loader would; `first` are the run paths of the file that needs it."""
         for folder in (*self.given, *first):
             if soname in self.names(folder):
                 return f"{folder}/{soname}"
@@ -239,7 +224,7 @@ class Loader:
         return None
 
     def why_not(self, path: str) -> Tuple[Optional[bool], str]:
-        """Can it be loaded, and if not, why: the first thing missing, with who asked for it."""
+        """Return whether it can be loaded, and if not, why: the first thing missing, with who asked for it."""
         seen: Dict[str, None] = {path: None}
         queue: List[Tuple[str, int, str]] = [(path, 0, "")]
         while queue:
@@ -247,12 +232,12 @@ class Loader:
             about = self.about(current)
             by = f" (needed by {asked_by})" if asked_by else ""
             if about is None:
-                if self.host.data(current, 0, 4) is None:
-                    return False, f"{current} cannot be read{by}"
-                return False, f"{current} is not a 64-bit shared library{by}"
+                unread = self.host.data(current, 0, 4) is None
+                return False, f"{current} {'cannot be read' if unread else 'is not a 64-bit shared library'}{by}"
             if self.arch and about.machine != self.arch:
                 return False, f"{current} is built for {about.machine}, this machine is {self.arch}{by}"
-            folders = tuple(_origin(part, current) for part in about.runpath)
+            own = os.path.dirname(current)
+            folders = tuple(part.replace("${ORIGIN}", own).replace("$ORIGIN", own) for part in about.runpath)
             for name in about.needed:
                 found = self.find(name, folders)
                 if found is None:
@@ -273,13 +258,8 @@ class Loader:
         return text_at(self.host, path, missing[0].name_at) if missing else ""
 
 
-def _origin(part: str, path: str) -> str:
-    folder = os.path.dirname(path)
-    return part.replace("${ORIGIN}", folder).replace("$ORIGIN", folder)
-
-
 def parse_cache(data: bytes) -> Dict[str, str]:
-    """soname -> path. The file begins with the old format's table on some systems; ours is found by its mark."""
+    """Map sonames to paths. The file begins with the old format's table on some systems; ours is found by its mark."""
     start = data.find(_CACHE_MAGIC)
     if start < 0:
         return {}
@@ -304,18 +284,10 @@ def _text(data: bytes, at: int) -> str:
 
 # When they are not on the library path. Patterns: versions age.
 _USUAL = (
-    "/opt/rocm/lib",
-    "/opt/cray/libfabric/*/lib64",
-    "/opt/amazon/ofi-nccl/lib",
-    "/opt/amazon/ofi-nccl/lib/*",
-    "/opt/amazon/efa/lib",
-    "/opt/aws-ofi-nccl/lib",
-    "/opt/aws-ofi-rccl",
-    "/opt/libfabric/lib",
-    "/opt/nccl/lib",
-    "/usr/local/lib",
-    "/usr/local/nccl/lib",
-)
+    "/opt/rocm/lib", "/opt/cray/libfabric/*/lib64", "/opt/amazon/ofi-nccl/lib", "/opt/amazon/ofi-nccl/lib/*",
+    "/opt/amazon/efa/lib", "/opt/aws-ofi-nccl/lib", "/opt/aws-ofi-rccl", "/opt/libfabric/lib", "/opt/nccl/lib",
+    "/usr/local/lib", "/usr/local/nccl/lib",
+)  # fmt: skip
 _MODULES = ("ROCM_PATH", "CUDA_HOME", "EBROOTLIBFABRIC", "EBROOTAWSMINOFIMINNCCL", "EBROOTNCCL")
 _IN_WHEELS = ("nvidia/nccl/lib", "torch/lib")
 _PACKAGES = ("lib/python3*/site-packages", "lib/python3*/dist-packages")
@@ -328,15 +300,10 @@ def search_folders(loader: Loader) -> Tuple[str, ...]:
     environ = loader.host.environ
     modules = [f"{environ[name]}/lib" for name in _MODULES if environ.get(name)]
     cached = [os.path.dirname(path) for path in loader.cache.values()]
-    folders = [*loader.given, *_wheels(loader), *cached, *loader.standard]
-    for pattern in (*modules, *_USUAL):
-        folders += glob(loader, pattern)
-    return tuple(dict.fromkeys(folders))
-
-
-def _wheels(loader: Loader) -> List[str]:
-    patterns = [f"{folder}/{inside}" for folder in package_folders(loader) for inside in _IN_WHEELS]
-    return [folder for pattern in patterns for folder in glob(loader, pattern) if loader.names(folder)]
+    wheels = [f"{folder}/{inside}" for folder in package_folders(loader) for inside in _IN_WHEELS]
+    in_wheels = (folder for pattern in wheels for folder in glob(loader, pattern) if loader.names(folder))
+    elsewhere = (folder for pattern in (*modules, *_USUAL) for folder in glob(loader, pattern))
+    return tuple(dict.fromkeys((*loader.given, *in_wheels, *cached, *loader.standard, *elsewhere)))
 
 
 def package_folders(loader: Loader) -> List[str]:
@@ -363,18 +330,15 @@ def visible_folders(loader: Loader, prefixes: Sequence[str]) -> List[str]:
     for folder in tuple(found):
         for name in host.list(folder):
             lines = (host.read(f"{folder}/{name}") or "").splitlines() if name.endswith(".pth") else []
-            added = (os.path.normpath(os.path.join(folder, line.strip())) for line in lines if _is_path(line))
+            # The other lines of a .pth file are comments, or code.
+            paths = (line.strip() for line in lines if not line.startswith(("#", "import ", "import\t")))
+            added = (os.path.normpath(os.path.join(folder, path)) for path in paths if path)
             found += [each for each in added if each not in found and host.list(each)]
     return found
 
 
-def _is_path(line: str) -> bool:
-    """The other lines of a .pth file are comments, or code."""
-    return bool(line.strip()) and not line.startswith(("#", "import ", "import\t"))
-
-
 def glob(loader: Loader, pattern: str) -> List[str]:
-    """Folders that fit, the newest version first. They need not be there."""
+    """List folders that match, the newest version first. They need not exist."""
     folders = ["/"]
     for part in pattern.strip("/").split("/"):
         if "*" in part:

@@ -26,7 +26,7 @@ class GpuHealth:
 
     ecc: Optional[bool] = None
     uncorrected_errors: Optional[int] = None  # of its memory, since the driver was loaded
-    remapped_rows: Optional[int] = None  # after uncorrectable errors
+    remapped_rows: Optional[int] = None  # after uncorrectable errors; on AMD, retired pages
     remap_pending: Optional[bool] = None
     remap_failed: Optional[bool] = None
     power_limit_w: Optional[float] = None
@@ -182,7 +182,7 @@ class Limits:
 @dataclass(frozen=True)
 class Container:
     inside: Optional[bool] = None
-    runtime: Optional[str] = None  # as machine/container.py names it
+    runtime: Optional[str] = None  # as machine/gather.py names it
     image: Optional[str] = None
     image_arch: Optional[str] = None
 
@@ -264,6 +264,7 @@ class Facts:
     nvme_disks: Optional[int] = None
     virtual_machine: Optional[bool] = None
     hypervisor: Optional[str] = None  # its name, where the machine is a virtual one and says so
+    driver_errors: Tuple[str, ...] = ()  # a driver's words in place of values, behind the GPU's address if it has one
     gpu_events: Optional[Tuple[str, ...]] = None  # Xid and amdgpu errors in the kernel's log; None: it may not be read
     schema: str = SCHEMA
 

@@ -8,7 +8,7 @@ from typing import Dict, List, Optional, Tuple
 
 from drumbeat.machine.host import Host
 from drumbeat.machine.model import CxiDevice, Gid, Interface, RdmaDevice, RdmaPort
-from drumbeat.machine.parse import integer, ip_text, line, natural, numa_node, number
+from drumbeat.machine.parse import figure, integer, ip_text, line, link_name, natural, numa_node, number
 from drumbeat.machine.topology import pci_of, pci_path
 
 _NET_CLASS = "/sys/class/net"
@@ -18,9 +18,8 @@ _Network = ipaddress.IPv4Network
 
 
 def read_interfaces(host: Host) -> Tuple[Interface, ...]:
-    addresses = host.addresses()
-    if addresses is None:
-        addresses = proc_addresses(host)
+    asked = host.addresses()
+    addresses = proc_addresses(host) if asked is None else asked
     names = [name for name in host.list(_NET_CLASS) if host.resolve(f"{_NET_CLASS}/{name}/ifindex")]
     names += [name for name in addresses if name not in names]
     return tuple(_interface(host, name, addresses.get(name, ())) for name in sorted(names, key=natural))
@@ -30,7 +29,6 @@ def _interface(host: Host, name: str, addresses: Tuple[str, ...]) -> Interface:
     base = f"{_NET_CLASS}/{name}"
     path = pci_path(host, f"{base}/device")
     speed = number(host, f"{base}/speed")
-    driver = host.resolve(f"{base}/device/driver")
     return Interface(
         name=name,
         up=_up(host, base),
@@ -38,7 +36,7 @@ def _interface(host: Host, name: str, addresses: Tuple[str, ...]) -> Interface:
         speed_mbps=speed if speed and speed > 0 else None,  # -1, or an error, while the link is down
         mtu=number(host, f"{base}/mtu"),
         kind=_kind(host, name),
-        driver=driver.rsplit("/", 1)[-1] if driver else None,
+        driver=link_name(host, f"{base}/device/driver"),
         pci=pci_of(path),
         numa=numa_node(host, f"{base}/device/numa_node"),
         pci_path=path,
@@ -59,10 +57,9 @@ def _kind(host: Host, name: str) -> Optional[str]:
     base = f"{_NET_CLASS}/{name}"
     if line(host, f"{base}/type") == _LOOPBACK_TYPE or name == "lo":
         return "loopback"
-    for kind, sign in (("bridge", "bridge"), ("bond", "bonding"), ("physical", "device")):
-        if host.resolve(f"{base}/{sign}"):
-            return kind
-    return "virtual" if host.list(base) else None
+    signs = {"bridge": "bridge", "bond": "bonding", "physical": "device"}
+    kind = next((kind for kind, sign in signs.items() if host.resolve(f"{base}/{sign}")), None)
+    return kind or ("virtual" if host.list(base) else None)
 
 
 def proc_addresses(host: Host) -> Dict[str, Tuple[str, ...]]:
@@ -117,8 +114,7 @@ def parse_routes(text: str) -> List[Tuple[_Network, str]]:
 
 def parse_if_inet6(text: str) -> List[Tuple[str, str]]:
     found: List[Tuple[str, str]] = []
-    for entry in text.splitlines():
-        fields = entry.split()
+    for fields in (entry.split() for entry in text.splitlines()):
         if len(fields) < 6 or len(fields[0]) != 32:
             continue
         value, prefix = integer(fields[0], 16), integer(fields[2], 16)
@@ -155,7 +151,7 @@ def _rdma_device(host: Host, name: str) -> RdmaDevice:
         netdevs=tuple(sorted(netdevs, key=natural)),
         ports=ports,
         firmware=line(host, f"{base}/fw_ver"),
-        bond="bond" in name or any(_bonded(host, netdev) for netdev in netdevs),
+        bond="bond" in name or any(host.resolve(f"{_NET_CLASS}/{netdev}/bonding") for netdev in netdevs),
         pci_path=path,
         model=line(host, f"{base}/hca_type"),
         openable=_openable(host, base),
@@ -171,15 +167,10 @@ def _openable(host: Host, base: str) -> Optional[bool]:
 
 
 def _driver(host: Host, base: str) -> Optional[str]:
-    driver = host.resolve(f"{base}/device/driver")
-    if driver:
-        module = driver.rsplit("/", 1)[-1]
+    module = link_name(host, f"{base}/device/driver")
+    if module:
         return _RDMA_DRIVERS.get(module, module)
     return "rxe" if host.read(f"{base}/parent") else None  # software RoCE names the interface below it
-
-
-def _bonded(host: Host, netdev: str) -> bool:
-    return host.resolve(f"/sys/class/net/{netdev}/bonding") is not None
 
 
 def _port(host: Host, base: str, port: int) -> RdmaPort:
@@ -206,7 +197,7 @@ def _gids(host: Host, base: str) -> Tuple[Gid, ...]:
 
 
 def parse_gid(text: Optional[str]) -> Optional[str]:
-    """`0000:…:ffff:0a00:0001` becomes `::ffff:10.0.0.1`; an empty entry, None."""
+    """Convert `0000:…:ffff:0a00:0001` to `::ffff:10.0.0.1`; None for an empty entry."""
     try:
         address = ipaddress.IPv6Address(text or "")
     except ValueError:
@@ -217,16 +208,13 @@ def parse_gid(text: Optional[str]) -> Optional[str]:
 
 
 def parse_rate(text: Optional[str]) -> Optional[float]:
-    """`400 Gb/sec (4X NDR)`"""
-    try:
-        rate = float((text or "").split()[0])
-    except (ValueError, IndexError):
-        return None
-    return rate if 0 < rate < 1e6 else None
+    """Read `400 Gb/sec (4X NDR)`."""
+    rate = figure(text)
+    return rate if rate and rate < 1e6 else None
 
 
 def _after_colon(text: Optional[str]) -> Optional[str]:
-    """`4: ACTIVE`"""
+    """Read `4: ACTIVE`."""
     return text.rpartition(":")[2].strip() or None if text else None
 
 
@@ -244,8 +232,7 @@ def read_cxi(host: Host) -> Tuple[CxiDevice, ...]:
 def _cxi_device(host: Host, name: str) -> CxiDevice:
     base = f"{_CXI_CLASS}/{name}"
     path = pci_path(host, f"{base}/device")
-    netdevs = sorted(host.list(f"{base}/device/net"), key=natural)
-    netdev = netdevs[0] if netdevs else None
+    netdev = next(iter(sorted(host.list(f"{base}/device/net"), key=natural)), None)
     speed = number(host, f"/sys/class/net/{netdev}/speed") if netdev else None
     return CxiDevice(
         name=name,

@@ -19,13 +19,12 @@ _PCI = regex(r"([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})\.([0-7])")
 
 def natural(name: str) -> List[Tuple[int, int, str]]:
     """Sort key under which mlx5_2 comes before mlx5_10."""
-    return [
-        (0, int(part[:18]), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"([0-9]+)", name) if part
-    ]
+    parts = filter(None, re.split(r"([0-9]+)", name))
+    return [(0, int(part[:18]), "") if part.isdecimal() else (1, 0, part) for part in parts]
 
 
 def line(host: Host, path: str) -> Optional[str]:
-    """The first line of a small file, or None where it is missing or empty."""
+    """Return the first line of a small file, or None if it is missing or empty."""
     text = host.read(path)
     if text is None:
         return None
@@ -46,14 +45,20 @@ def number(host: Host, path: str) -> Optional[int]:
     return integer(line(host, path))
 
 
+def link_name(host: Host, path: str) -> Optional[str]:
+    """Return the name of what a symbolic link leads to, such as a device's driver."""
+    target = host.resolve(path)
+    return target.rsplit("/", 1)[-1] if target else None
+
+
 def figure(text: Optional[str]) -> Optional[float]:
-    """The figure at the front of `173.0W`, `55 °C`, `34 %`; `N/A`, `[Not Supported]` and the like are unknown."""
+    """Return the figure at the front of `173.0W`, `55 °C`, `34 %`; `N/A`, `[Not Supported]` and the like are unknown."""
     found = _FIGURE.match(text or "")
     return float(found.group(1)) if found else None
 
 
 def size_in_bytes(text: Optional[str], unit: str = "") -> Optional[int]:
-    """`1.5 GB`; `unit` counts where the text names none."""
+    """Convert `1.5 GB` to bytes; `unit` counts if the text names none."""
     value, named = figure(text), _UNIT.search(text or "")
     scale = _UNITS.get(named.group() if named else unit)
     return None if value is None or scale is None else int(value * scale)
@@ -66,7 +71,7 @@ def numa_node(host: Host, path: str) -> Optional[int]:
 
 
 def cpulist(text: Optional[str]) -> Optional[Tuple[int, ...]]:
-    """`0-3,64-67` as the kernel writes it; an empty line is no CPU at all; None is not such a list."""
+    """Parse `0-3,64-67` as the kernel writes it; an empty line is no CPU at all. None: not such a list."""
     if text is None:
         return None
     cpus: Set[int] = set()
@@ -82,7 +87,7 @@ def cpulist(text: Optional[str]) -> Optional[Tuple[int, ...]]:
 
 
 def pci_address(text: Optional[str]) -> Optional[str]:
-    """`00000009:01:00.0` (nvidia-smi) or `0009:01:00.0` become the form sysfs uses."""
+    """Convert `00000009:01:00.0` (nvidia-smi) or `0009:01:00.0` to the form sysfs uses."""
     found = _PCI.search(text or "")
     if not found:
         return None
@@ -91,13 +96,13 @@ def pci_address(text: Optional[str]) -> Optional[str]:
 
 
 def properties(text: Optional[str]) -> Dict[str, str]:
-    """`name value` lines, as KFD writes them."""
+    """Parse `name value` lines, as KFD writes them."""
     pairs = [entry.split(None, 1) for entry in (text or "").splitlines()]
     return {pair[0]: pair[1].strip() for pair in pairs if len(pair) == 2}
 
 
 def ip_text(address: Union[ipaddress.IPv4Address, ipaddress.IPv6Address]) -> str:
-    """IPv4 inside IPv6 is written with dots on every Python."""
+    """Write an address, IPv4 inside IPv6 with dots on every Python."""
     mapped = getattr(address, "ipv4_mapped", None)
     return f"::ffff:{mapped}" if mapped else str(address)
 
@@ -108,7 +113,7 @@ NODES_LIMIT = 1 << 16
 
 
 def hosts_of(text: Optional[str], notes: List[str]) -> Tuple[str, ...]:
-    """The names in a host list such as `n[1-3]`."""
+    """Return the names in a host list such as `n[1-3]`."""
     try:
         return tuple(expand(text)) if text else ()
     except HostlistError as error:
@@ -123,11 +128,8 @@ def port(text: Optional[str]) -> Optional[int]:
 
 def gpu_count(environ: Mapping[str, str], names: Sequence[str]) -> Optional[int]:
     """Return the number of GPUs that the first usable of these variables gives, such as `4` or `a100:4`."""
-    for name in names:
-        match = re.fullmatch(r"(?:[A-Za-z][\w.-]*:)*([0-9]{1,4})", environ.get(name, ""))
-        if match:
-            return int(match.group(1))
-    return None
+    found = (re.fullmatch(r"(?:[A-Za-z][\w.-]*:)*([0-9]{1,4})", environ.get(name, "")) for name in names)
+    return next((int(match.group(1)) for match in found if match), None)
 
 
 def times(text: Optional[str]) -> int:
@@ -136,7 +138,7 @@ def times(text: Optional[str]) -> int:
 
 
 def index_of(name: str, hosts: Tuple[str, ...]) -> Optional[int]:
-    """The position of a host in the list, by its short name, if it is listed once."""
+    """Return the position of a host in the list, by its short name, if it is listed once."""
     short = name.split(".")[0]
     positions = [position for position, host in enumerate(hosts) if host.split(".")[0] == short]
     return positions[0] if len(positions) == 1 else None

@@ -19,7 +19,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, TypeVar
 
 from drumbeat.base.problem import Problem
 from drumbeat.machine import gather
-from drumbeat.machine.host import READ_LIMIT, Host, LiveHost, digest_of, read_piece, version_in_piece
+from drumbeat.machine.host import Files, Host, LiveHost
 
 T = TypeVar("T")
 CAPTURE_NAME = "capture.json"
@@ -27,6 +27,7 @@ CAPTURE_SCHEMA = 1
 _CAPTURE_LIMIT = 64 << 20
 _LINK_LIMIT = 40
 _NAMES_LIMIT = 1 << 16
+_MAKE_ONE = "make one on a node with: drumbeat facts --capture FILE.tar.gz"
 
 
 def open_host(place: Optional[str]) -> Host:
@@ -37,9 +38,7 @@ def open_host(place: Optional[str]) -> Host:
         return FolderHost(place)
     if os.path.isfile(place):
         return CaptureHost(place)
-    raise Problem(
-        f"{place}: no such folder or capture", "make one on a node with: drumbeat facts --capture FILE.tar.gz"
-    )
+    raise Problem(f"{place}: no such folder or capture", _MAKE_ONE)
 
 
 class _Told:
@@ -85,7 +84,7 @@ class _Told:
         return _text(self._told.get("python")) or "unknown"
 
 
-class FolderHost(_Told):
+class FolderHost(_Told, Files):
     """A folder in place of `/`."""
 
     def __init__(self, root: str) -> None:
@@ -93,19 +92,6 @@ class FolderHost(_Told):
         self._places: Dict[str, Optional[str]] = {}
         text = self.read("/.drumbeat/host.json")
         super().__init__(_json_object(text, f"{self.root}/.drumbeat/host.json") if text is not None else {})
-
-    def read(self, path: str) -> Optional[str]:
-        data = self.data(path, 0, READ_LIMIT)
-        return None if data is None else data.decode("utf-8", "replace")
-
-    def data(self, path: str, start: int, size: int) -> Optional[bytes]:
-        return read_piece(self._real(path), start, size)
-
-    def version_in(self, path: str, text: str, start: int, size: int) -> Optional[str]:
-        return version_in_piece(self._real(path), text, start, size)
-
-    def digest(self, path: str) -> Optional[str]:
-        return digest_of(self._real(path))
 
     def list(self, path: str) -> List[str]:
         try:
@@ -118,7 +104,6 @@ class FolderHost(_Told):
         return place if place is not None and os.path.lexists(self.root + place) else None
 
     def _real(self, path: str) -> str:
-        """Return the path on this machine; empty, which nothing can be read from, for a loop of links."""
         place = self._place(path)
         return "" if place is None else self.root + place
 
@@ -197,10 +182,8 @@ def _capture_text(path: str) -> str:
                     if file:
                         return file.read(_CAPTURE_LIMIT).decode("utf-8", "replace")
     except (OSError, EOFError, tarfile.TarError, zlib.error, ValueError) as error:
-        raise Problem(
-            f"{path}: not a capture: {error}", "make one with: drumbeat facts --capture FILE.tar.gz"
-        ) from None
-    raise Problem(f"{path}: has no {CAPTURE_NAME} in it", "make one with: drumbeat facts --capture FILE.tar.gz")
+        raise Problem(f"{path}: not a capture: {error}", _MAKE_ONE) from None
+    raise Problem(f"{path}: has no {CAPTURE_NAME} in it", _MAKE_ONE)
 
 
 def _json_object(text: str, where: str) -> Mapping[str, Any]:

@@ -12,12 +12,14 @@ _Rows = List[Tuple[str, str]]
 
 
 def table(facts: Facts) -> str:
+    unread = bool(facts.gpus) and facts.gpu_events is None
+    virtual = f"virtual{f' ({facts.hypervisor})' if facts.hypervisor else ''}"
     rows: _Rows = [
         ("host", f"{facts.host}, {_or(facts.arch)}, {_or(facts.os)}, kernel {_or(facts.kernel.release)}"),
         ("memory", _bytes(facts.memory_bytes)),
         *_cpus(facts),
         *_several("gpu", [_gpu(gpu, facts) for gpu in facts.gpus] or ["none found"]),
-        *_several("gpu event", _events(facts)),
+        *_several("gpu event", facts.gpu_events or ["unknown: the kernel's log may not be read"] * unread),
         *_several("rdma", [_rdma(device) for device in facts.rdma]),
         *_several("cxi", [f"{d.name}  {_or(d.netdev)}  {_gbps(d.speed_gbps)}  {_place(d)}" for d in facts.cxi]),
         *_several("interface", [_interface(one) for one in facts.interfaces]),
@@ -25,7 +27,7 @@ def table(facts: Facts) -> str:
         *_versions(facts),
         *_limits(facts),
         *_kernel(facts),
-        *_machine(facts),
+        *_several("machine", [virtual] * bool(facts.virtual_machine)),
         *_container(facts),
         *_identity(facts),
         *_several("set", [f"{name}={_short(value)}" for name, value in facts.environment.items()]),
@@ -45,12 +47,6 @@ def _several(name: str, texts: Sequence[str]) -> _Rows:
     return [(name, text) for text in texts]
 
 
-def _events(facts: Facts) -> List[str]:
-    if facts.gpus and facts.gpu_events is None:
-        return ["unknown: the kernel's log may not be read"]
-    return list(facts.gpu_events or ())
-
-
 def _or(value: Any) -> str:
     return "unknown" if value is None else str(value)
 
@@ -64,10 +60,9 @@ def _bytes(value: Optional[int]) -> str:
         return "unknown"
     if value < 0:
         return "unlimited"
-    for unit, size in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if value >= size:
-            return f"{value / size:.1f} {unit}".replace(".0 ", " ")
-    return f"{value} B"
+    units = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1))
+    unit, size = next((each for each in units if value >= each[1]), units[-1])
+    return f"{value / size:.1f} {unit}".replace(".0 ", " ")
 
 
 def _gbps(rate: Optional[float]) -> str:
@@ -136,12 +131,6 @@ def _health(gpu: Gpu) -> List[str]:
     if health.throttle:
         parts.append(f"slowed down by {', '.join(health.throttle)}")
     return parts
-
-
-def _machine(facts: Facts) -> _Rows:
-    if not facts.virtual_machine:
-        return []
-    return [("machine", f"virtual{f' ({facts.hypervisor})' if facts.hypervisor else ''}")]
 
 
 def _rdma(device: RdmaDevice) -> str:

@@ -9,14 +9,14 @@ from typing import List, Optional, Sequence, Tuple, TypeVar, Union
 from drumbeat.base.regex import regex
 from drumbeat.machine.host_protocol import Host
 from drumbeat.machine.model import CxiDevice, Gpu, Interface, PciLink, RdmaDevice
-from drumbeat.machine.parse import integer, line
+from drumbeat.machine.parse import figure, line, number
 
 _ROOT = regex(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 _FUNCTION = regex(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 
 def pci_path(host: Host, sysfs: str) -> Optional[str]:
-    """`pci0000:40/0000:40:01.1/0000:41:00.0`: root complex, bridges, device; from where a sysfs link ends."""
+    """Return `pci0000:40/0000:40:01.1/0000:41:00.0` (root complex, bridges, device), from where a sysfs link ends."""
     resolved = host.resolve(sysfs)
     if resolved is None:
         return None
@@ -40,28 +40,24 @@ _DEFAULT = "00000000"
 
 def pci_link(host: Host, device: str) -> Optional[PciLink]:
     """Read the PCI link of /sys/bus/pci/devices/ADDRESS; a device without a link (on the chip) has none."""
-    link = PciLink(
-        _speed(line(host, f"{device}/current_link_speed")),
-        integer(line(host, f"{device}/current_link_width")),
-        _speed(line(host, f"{device}/max_link_speed")),
-        integer(line(host, f"{device}/max_link_width")),
+    (speed, width), (most_speed, most_width) = (
+        (figure(line(host, f"{device}/{which}_link_speed")), number(host, f"{device}/{which}_link_width"))
+        for which in ("current", "max")
     )
-    return link if link.width else None
+    return PciLink(speed, width, most_speed, most_width) if width else None
 
 
 def default_route(host: Host) -> Optional[str]:
-    """The interface of the default route, IPv4 or IPv6; empty where there is none."""
-    known = False
-    for entry in (host.read("/proc/net/route") or "").splitlines()[1:]:
-        fields = entry.split()
-        known = True
+    """Return the interface of the default route, IPv4 or IPv6; empty if there is none, None if unknown."""
+    four = [entry.split() for entry in (host.read("/proc/net/route") or "").splitlines()[1:]]
+    six = [entry.split() for entry in (host.read("/proc/net/ipv6_route") or "").splitlines()]
+    for fields in four:
         if len(fields) > 7 and fields[1] == _DEFAULT and fields[7] == _DEFAULT:
             return fields[0]
-    for entry in (host.read("/proc/net/ipv6_route") or "").splitlines():
-        fields = entry.split()
+    for fields in six:
         if len(fields) == 10 and fields[1] == "00" and set(fields[0]) == {"0"} and set(fields[4]) != {"0"}:
             return fields[9]
-    return "" if known else None
+    return "" if four else None
 
 
 def nvme_disks(host: Host) -> Optional[int]:
@@ -90,19 +86,10 @@ def hypervisor(host: Host) -> Optional[str]:
     if named and named != "none":
         return named
     board = " ".join(line(host, f"/sys/class/dmi/id/{name}") or "" for name in ("sys_vendor", "product_name")).lower()
-    for sign, name in _HYPERVISORS:
-        if sign in board:
-            return name
     if "amazon ec2" in board and "metal" not in board:
         return "Amazon EC2"
     compatible = line(host, "/proc/device-tree/hypervisor/compatible")
-    return compatible.rstrip("\0") if compatible else None
-
-
-def _speed(text: Optional[str]) -> Optional[float]:
-    """'32.0 GT/s PCIe'"""
-    found = re.match(r"(\d{1,4}(?:\.\d{1,3})?) GT/s", text or "")
-    return float(found.group(1)) if found else None
+    return next((name for sign, name in _HYPERVISORS if sign in board), (compatible or "").rstrip("\0") or None)
 
 
 # Distance between two devices by their places in the PCI tree, in the words of `nvidia-smi topo`.
@@ -115,7 +102,7 @@ D = TypeVar("D", bound=Union[RdmaDevice, CxiDevice, Interface])
 
 
 def distance(one: Device, other: Device) -> Optional[str]:
-    """One of DISTANCES, or None where neither a tool, the PCI tree nor NUMA says."""
+    """Return one of DISTANCES, or None if neither a tool, the PCI tree nor NUMA tells."""
     if isinstance(one, Gpu) and not isinstance(other, Gpu) and one.links.get(other.name) in DISTANCES:
         return one.links[other.name]
     near = _tree_distance(one, other)
@@ -127,13 +114,10 @@ def distance(one: Device, other: Device) -> Optional[str]:
 
 
 def nearest(gpu: Gpu, devices: Sequence[D]) -> Tuple[D, ...]:
-    """Those devices that no other one is nearer to this GPU than; all of them where nothing is known."""
-    ranks = [(_rank(distance(gpu, device)), -_shared(gpu, device)) for device in devices]
+    """Return the devices nearest to this GPU; all of them if nothing is known."""
+    order = (*DISTANCES, None)
+    ranks = [(order.index(distance(gpu, device)), -_shared(gpu, device)) for device in devices]
     return tuple(device for device, rank in zip(devices, ranks) if rank == min(ranks))
-
-
-def _rank(name: Optional[str]) -> int:
-    return len(DISTANCES) if name is None else DISTANCES.index(name)
 
 
 def _shared(one: Device, other: Device) -> int:

@@ -23,13 +23,8 @@ from drumbeat.machine.model import Peers
 # Filled in by the shim, which alone knows it under a launcher.
 LOCAL_RANK_LATER = "{local_rank}"
 
-WITH_DRIVER = (
-    "torchrun",
-    "launch",
-    "accelerate",
-    "deepspeed",
-    "fabric",
-)  # kinds whose ranks get logs and cores of their own
+# kinds whose ranks get logs and cores of their own
+WITH_DRIVER = ("torchrun", "launch", "accelerate", "deepspeed", "fabric")
 
 
 @dataclass(frozen=True)

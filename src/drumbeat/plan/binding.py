@@ -254,7 +254,8 @@ def binding(order: Order, facts: Facts, node: int, peers: Optional[Peers] = None
     groups = _gpu_groups(order, chosen, total)
     findings += _about_gpus(order, facts, chosen, ranks, groups)
     cores = usable_cores(facts.cpus, order.reserved_cpus, order.threads_per_core)
-    cpus, threads, words, more = _cpus(order, facts, groups, cores)
+    alone = ranks == 1 and not order.emulated and order.visibility == "all" and bool(chosen.gpus)
+    cpus, threads, words, more = _cpus(order, facts, [chosen.gpus] if alone else groups, cores)
     findings += more
     nics = _nics(facts, peers, groups)
     slots = []
@@ -375,9 +376,17 @@ def _cpus(
     if len(cores) < total:
         words = f"{total} ranks share {len(cores)} core{'s' if len(cores) > 1 else ''}"
         return nothing, fair, words, [] if order.emulated else [_few(facts, words)]
-    numas = [group[0].numa if group and (group[0].numa or 0) >= 0 else None for group in groups]
-    turns = [group[0].index if group else rank for rank, group in enumerate(groups)]
-    shares, beside = place(numas, turns, cores)
+    # A rank has one seat beside each of its GPUs' NUMA nodes, and the cores of all its seats.
+    homes = [
+        tuple(dict.fromkeys(gpu.numa if (gpu.numa or 0) >= 0 else None for gpu in group)) or (None,) for group in groups
+    ]
+    if sum(map(len, homes)) > len(cores):
+        homes = [home[:1] for home in homes]
+    seats = [(rank, numa) for rank, home in enumerate(homes) for numa in home]
+    numas = [numa for _, numa in seats]
+    turns = [groups[rank][0].index if groups[rank] else rank for rank, _ in seats]
+    parts, beside = place(numas, turns, cores)
+    shares = [[core for (seat, _), part in zip(seats, parts) if seat == rank for core in part] for rank in range(total)]
     findings = _part_of_node(facts, groups, cores)
     sets = [tuple(sorted(cpu for core in share for cpu in core.cpus)) for share in shares]
     threads = min(len(share) for share in shares)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from typing import List, Optional, Sequence, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 
 from drumbeat.base.order import EnvVar, Order
 from drumbeat.findings.model import Finding
@@ -14,6 +14,19 @@ from drumbeat.plan.argv import AT_START
 from drumbeat.plan.environment import EXPORTED
 from drumbeat.plan.node_plan import Difference, NodePlan
 from drumbeat.plan.variables import COMPUTED, Computed, steers
+
+
+def request_words(order: Order) -> Dict[str, str]:
+    """Return what a scheduler is asked for on each node, by job and site, and the network that the traffic should take."""
+    request = order.resources
+    asked = [f"{request.gpus} GPUs"] if request.gpus else []
+    asked += [f"{request.cpus} cores"] if request.cpus else []
+    asked += [f"{request.memory} memory"] if request.memory else []
+    wanted = [] if order.expect.transport == "any" else [f"transport {order.expect.transport}"]
+    wanted += {True: ["GPU-direct"], False: ["no GPU-direct"], None: []}[order.expect.gdr]
+    ask = order.backend != "local" and asked
+    words = {"per node": ", ".join(asked) if ask else "", "expects": ", ".join(wanted)}
+    return {name: text for name, text in words.items() if text}
 
 
 def plan_lines(plan: NodePlan, explain: bool = False, width: Optional[int] = None) -> List[str]:

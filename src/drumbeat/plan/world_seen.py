@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from typing import Dict, List, Optional, Sequence, Set, Tuple
+from typing import Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.ranges import ranges
 from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import CERTAIN, LIKELY, UNKNOWN, WARNING, Evidence, Finding, Verdict
-from drumbeat.inspector.record import Row
+from drumbeat.inspector.record import ENOUGH, Row
 
 find = Catalog("plan")
 AS_PLANNED, SEVERAL, REPEATED, OTHER_SIZE = "as planned", "separate worlds", "repeated ranks", "another size"
+SILENT = "no exchange"
 
 _WITH_OURS = (
     "--nnodes=$NNODES --node_rank=$NODE_RANK --master_addr=$MASTER_ADDR --master_port=$MASTER_PORT "
@@ -57,18 +58,73 @@ def judge(rows: Sequence[Row], planned: Planned, final: bool) -> Optional[Verdic
         if size != total and complete and ((size == len(members) and everywhere) or final):
             return replace(_verdict(OTHER_SIZE, _other_size(size, planned), seen, members), count=size)
         if size == total and len(members) == total and (total == 1 or _together(members)):
-            summary = (
-                f"{_count(total, 'rank')} in one world (seen in {total} of {_count(total, 'process', 'processes')})"
-            )
-            # Other connections than those to the meeting point may be any program's.
-            met = total == 1 or all(row.joined or row.alone is None for row in members)
-            inner = members[0].inner if total == 1 else 0
-            if inner:
-                summary += f"; {inner} processes below it are connected to each other, and may be ranks of their own"
-            return Verdict(
-                "world", AS_PLANNED, CERTAIN if met and not inner else LIKELY, summary, seen=seen, count=total
-            )
+            return _one_world(members, seen)
     return _unnumbered(rows, ranks, planned, seen) if final else None
+
+
+def _one_world(members: Sequence[Row], seen: Tuple[str, ...]) -> Verdict:
+    """Certain if all have met, and have sent each other data: ranks that have only met may each train alone."""
+    total, inner = len(members), members[0].inner if len(members) == 1 else 0
+    # Other connections than those to the meeting point may be any program's.
+    met = total == 1 or all(row.joined or row.alone is None for row in members)
+    hidden = next((row.hidden for row in members if row.hidden), "")
+    proven = total == 1 or (not hidden and all(map(_exchanging(members), members)))
+    of_them = f"(seen in {total} of {_count(total, 'process', 'processes')})"
+    summary = f"{_count(total, 'rank')} {'in one world' if proven else 'connected'} {of_them}"
+    if hidden == "MPI":
+        summary = f"{_count(total, 'rank')} of one world by their numbers {of_them}"
+    if hidden:
+        summary += f"; what they exchange is not visible here ({hidden})"
+    if inner:
+        summary += f"; {inner} processes below it are connected to each other, and may be ranks of their own"
+    seen += ("bytes of the TCP connections between them",) if proven and total > 1 else ()
+    sure = CERTAIN if proven and met and not inner else LIKELY
+    unseen = (f"what they exchange: {hidden}",) if hidden else ()
+    return Verdict("world", AS_PLANNED, sure, summary, seen=seen, unseen=unseen, count=total)
+
+
+def _exchanging(rows: Sequence[Row]) -> Callable[[Row], bool]:
+    """Tell ranks that have sent data to other ones: on their node, to one whose connection has the same two ends, or over the
+    meeting point where no framework keeps a store of its own there."""
+    ends = {(row.node, end) for row in rows for end in row.ends}
+    nodes = {row.node for row in rows}
+
+    def exchanging(row: Row) -> bool:
+        others = nodes - {row.node}
+        left = any((node, (there, here)) in ends for here, there in row.ends for node in others)
+        return row.sent + (row.out if left else 0) + (0 if row.framework else row.met) >= ENOUGH
+
+    return exchanging
+
+
+def silent(rows: Sequence[Row], planned: Planned, seconds: float, steps: int) -> Optional[Finding]:
+    """Ranks of one world that have met, and sent nothing to anybody since then. One that speaks with a server is none."""
+    ranks = _ranks(rows, planned)
+    if len(ranks) < 2 or len(ranks) != planned.world_size or not all(row.proven for row in ranks):
+        return None
+    if (
+        any(row.hidden for row in ranks)
+        or sum(row.has_sent for row in ranks) > 1
+        or len({row.world for row in ranks}) > 1
+    ):
+        return None
+    torch = any(row.framework == "torch" for row in ranks)
+    return find(
+        "ranks-exchange-nothing", "torch" if torch else "",
+        ranks=len(ranks), seconds=seconds, steps=f" and {steps} reports of steps" if steps else "",
+        evidence=[
+            f"rank {row.rank}: process {row.pid} on node {row.node}: {row.sent + row.out} bytes, {row.met} more to meet"
+            for row in ranks[:_SHOWN]
+        ],
+        confidence=LIKELY, seen=(f"bytes of the TCP connections of {_count(len(ranks), 'process', 'processes')}",),
+    )  # fmt: skip
+
+
+def silence(finding: Finding) -> Verdict:
+    """Give the verdict that goes with such a finding."""
+    return Verdict(
+        "world", SILENT, LIKELY, "no bytes pass between the ranks while they train", (finding,), finding.seen
+    )
 
 
 def copies(rows: Sequence[Row], planned: Planned, training: bool = True) -> Optional[Finding]:

@@ -29,12 +29,9 @@ def from_command(argv: List[str]) -> Optional[Described]:
         return _torchtitan(Options(words))
     if "maxtext" in joined.lower() or any(word.startswith("model_name=") for word in words):
         return _maxtext(Options(words))
-    if "train" in words and any(
-        os.path.basename(word) in ("drumbeat", "drumbeat.pyz") for word in words[: words.index("train")]
-    ):
-        return _recipe(words[words.index("train") + 1 :])
-    if words[1:3] == ["-m", "drumbeat"] and len(words) > 4 and words[3] == "train":
-        return _recipe(words[4:])
+    at = words.index("train") if "train" in words else 0
+    if any(os.path.basename(word) in ("drumbeat", "drumbeat.pyz") for word in words[:at]):
+        return _recipe(words[at + 1 :])
     return None
 
 
@@ -145,9 +142,8 @@ def _dense_layers(text: str, layers: int) -> int:
     """Return the dense layers of Megatron's --moe-layer-freq: 1, 2, ..., or a list such as ([0]*3+[1]*58)."""
     if text.isdigit() and int(text):
         return layers - len(range(0, layers, int(text)))
-    total = 0
-    for kinds, times in re.findall(r"\[([01, ]*)\](?:\*(\d{1,6}))?", text):
-        total += kinds.count("0") * int(times or 1)
+    parts = re.findall(r"\[([01, ]*)\](?:\*(\d{1,6}))?", text)
+    total: int = sum(kinds.count("0") * int(times or 1) for kinds, times in parts)
     if not re.fullmatch(r"[\[\]()01, *+\d]+", text) or total > layers:
         raise Problem(f"--moe-layer-freq {text[:40]} is not read", "a number, or a list such as ([0]*3+[1]*58)")
     return total
@@ -339,10 +335,9 @@ def _recipe(words: List[str]) -> Described:
     elif recipe == "wide-resnet":
         raise Problem("drumbeat train wide-resnet: images of 32 x 32 are not modelled", "predict resnet, llama or bert")
     else:
-        fix = "--model FOLDER predicts training all of its weights, the most that LoRA can need"
-        raise Problem(
-            f"drumbeat train {recipe}: not modelled", fix if recipe == "finetune" else "predict llama, bert or resnet"
-        )
+        whole = "--model FOLDER predicts training all of its weights, the most that LoRA can need"
+        fix = whole if recipe == "finetune" else "predict llama, bert or resnet"
+        raise Problem(f"drumbeat train {recipe}: not modelled", fix)
     degrees = parse_layout(found.text("layout", "ddp"))
     shard = degrees.get("dp_shard", 1)
     layout = Layout(
@@ -398,11 +393,8 @@ def arguments_of(case: Case) -> Optional[str]:
 
 # Arguments that a layout may have to take away.
 _SWITCHES = (
-    "--sequence-parallel",
-    "--use-distributed-optimizer",
-    "--checkpoint-activations",
-    "--recompute-activations",
-)
+    "--sequence-parallel", "--use-distributed-optimizer", "--checkpoint-activations", "--recompute-activations",
+)  # fmt: skip
 _VALUED = (
     "--recompute-granularity", "--recompute-method", "--recompute-num-layers", "--num-layers-per-virtual-pipeline-stage",
     "--num-virtual-stages-per-pipeline-rank", "--zero-stage", "--parallelism.pipeline-parallel-layers-per-stage",
@@ -415,10 +407,8 @@ def with_arguments(command: Sequence[str], case: Case) -> List[str]:
     """Return a training command with the arguments of a case's layout in place of its own."""
     arguments = arguments_of(case)
     if arguments is None or case.framework.name == "deepspeed":
-        raise Problem(
-            f"{case.framework.name} takes this layout from no argument of its command",
-            f"set it in the program: {arguments or 'degrees as printed'}",
-        )
+        what = f"{case.framework.name} takes this layout from no argument of its command"
+        raise Problem(what, f"set it in the program: {arguments or 'degrees as printed'}")
     new = shlex.split(arguments)
     flags = {_flag(word) for word in new if word.startswith("--") and word != "--set"}
     flags |= {*_VALUED, "--layout"} if case.framework.name != "maxtext" else set()
@@ -455,24 +445,16 @@ def scheduled(layout: Layout, schedule: str) -> Layout:
 
 def parse_layout(text: str, per_node: int = 8) -> Dict[str, int]:
     """Read `ddp`, `fsdp`, ... or `dp_shard=4,tp=2`; -1 is the rest. `per_node`: GPUs of a node, the shards of `hsdp`."""
-    words = {
-        "ddp": {"dp_replicate": -1},
-        "fsdp": {"dp_shard": -1},
-        "hsdp": {"dp_shard": per_node},
-        "tp": {"tp": -1},
-        "pp": {"pp": -1},
-        "cp": {"cp": -1},
-    }
+    words = {"ddp": ("dp_replicate", -1), "fsdp": ("dp_shard", -1), "hsdp": ("dp_shard", per_node)}
+    words.update({name: (name, -1) for name in ("tp", "pp", "cp")})
     if text in words:
-        return words[text]
+        return dict([words[text]])
     known = ("dp", "dp_replicate", "dp_shard", "tp", "pp", "cp", "ep", "vp")
     found: Dict[str, int] = {}
     for part in text.split(","):
         key, _, value = part.partition("=")
         if key.strip() not in known or not re.fullmatch(r"-?\d{1,9}", value.strip()):
-            raise Problem(
-                f"layout {text[:60]!r}: {part[:40]!r} is not a degree",
-                f"write degrees such as dp_shard=4,tp=2 ({', '.join(known)})",
-            )
+            fix = f"write degrees such as dp_shard=4,tp=2 ({', '.join(known)})"
+            raise Problem(f"layout {text[:60]!r}: {part[:40]!r} is not a degree", fix)
         found[key.strip()] = int(value)
     return found

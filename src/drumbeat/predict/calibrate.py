@@ -18,23 +18,16 @@ SPREAD: Dict[str, float] = {
 def stack(items: Sequence[Any]) -> Any:
     """Turn records of numbers into one record of arrays."""
     numpy = need_numpy()
-    first = items[0]
-    values = {
-        field.name: numpy.array([getattr(item, field.name) for item in items], dtype=float)
-        if not isinstance(getattr(first, field.name), str)
-        else getattr(first, field.name)
-        for field in dataclasses.fields(first)
-    }
-    return type(first)(**values)
+    columns = {field.name: [getattr(item, field.name) for item in items] for field in dataclasses.fields(items[0])}
+    names = [name for name, values in columns.items() if isinstance(values[0], str)]
+    arrays = {name: numpy.array(values, dtype=float) for name, values in columns.items() if name not in names}
+    return type(items[0])(**arrays, **{name: columns[name][0] for name in names})
 
 
 def take(record: Any, rows: Any) -> Any:
     """Return the rows of a record of arrays."""
-    values = {}
-    for field in dataclasses.fields(record):
-        value = getattr(record, field.name)
-        values[field.name] = value if isinstance(value, str) or not hasattr(value, "shape") else value[rows]
-    return type(record)(**values)
+    values = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
+    return type(record)(**{name: each[rows] if hasattr(each, "shape") else each for name, each in values.items()})
 
 
 def need_numpy() -> Any:

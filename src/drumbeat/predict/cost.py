@@ -1,6 +1,6 @@
 """The time of one training step, term by term, from sizes alone: pure functions over plain numbers or arrays.
 
-`x` is the module that has `maximum`, `minimum`, `where`, `ceil` and `log2`: `drumbeat.predict.plain`, or numpy.
+`x` has `maximum`, `minimum`, `where`, `ceil` and `log2`: numpy, or `plain` for plain numbers.
 
 Compute    each matrix product takes its FLOPs at the achievable rate plus its bytes at the memory's rate; element-wise work
            moves every stored activation a few times; attention's core has a rate of its own; a layer takes no less time than
@@ -13,11 +13,21 @@ Overlap    what a framework hides is subtracted, and what it hides behind become
 
 from __future__ import annotations
 
+import math
+from types import SimpleNamespace
 from typing import Any, Dict, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.predict import shapes
 from drumbeat.predict.shapes import ConvNet, Model, Number
+
+plain = SimpleNamespace(
+    maximum=lambda a, b: a if a > b else b,
+    minimum=lambda a, b: a if a < b else b,
+    where=lambda condition, a, b: a if condition else b,
+    ceil=math.ceil,
+    log2=math.log2,
+)
 
 
 @dataclass(frozen=True)
@@ -173,11 +183,8 @@ def step(m: Model, w: Work, a: Layout, s: Software, h: Machine, c: Constants, x:
     for number, rows, inner, columns in shapes.layer_products(m, tokens, t, experts_here, expert_tokens):
         if not hasattr(number, "shape") and not number:
             continue
-        one = (
-            2 * rows * inner * columns / rate
-            + c.bytes * 2 * (rows * inner + inner * columns + rows * columns) / h.memory_rate
-        )
-        gemm = gemm + number * one
+        moved = 2 * (rows * inner + inner * columns + rows * columns)
+        gemm = gemm + number * (2 * rows * inner * columns / rate + c.bytes * moved / h.memory_rate)
     keys = x.where(s.flash > 0, shapes.visible_keys(m, w.seq), w.seq)
     aligned = x.where(m.head_dim % 8 == 0, 1.0, 0.3)
     small = m.head_dim / (m.head_dim + 32) * 1.25  # short heads fill the tensor cores less
@@ -213,8 +220,7 @@ def step(m: Model, w: Work, a: Layout, s: Software, h: Machine, c: Constants, x:
     # A layer, forward and backward with what is recomputed, is never faster than its launches.
     work = busy + tp_layer + cp_layer + ep_layer
     hidden_layer = (work * work + floor * floor) ** 0.5
-    layer = busy
-    slowed = layer * c.slowed * x.minimum(1.0, fsdp_layer / (layer + 1e-12))
+    slowed = busy * c.slowed * x.minimum(1.0, fsdp_layer / (busy + 1e-12))
     computing, gathering = hidden_layer * hidden_layer, fsdp_layer * fsdp_layer
     waits = ((computing * computing + gathering * gathering) ** 0.5) ** 0.5 - hidden_layer
     # The head: its product and the loss over the logits, on the last stage only.
@@ -257,12 +263,7 @@ def step(m: Model, w: Work, a: Layout, s: Software, h: Machine, c: Constants, x:
         "optimizer": optimizer,
     }
     total = count * slowest + fill + exposed + optimizer
-    named: Number = 0.0
-    for value in terms.values():
-        named = named + value
-    terms["stage imbalance"] = total - named
-    terms["total"] = total
-    return terms
+    return {**terms, "stage imbalance": total - sum(terms.values()), "total": total}
 
 
 def p2p_rate(a: Layout, h: Machine, c: Constants, x: Any) -> Number:

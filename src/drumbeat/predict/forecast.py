@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Dict, List, Optional, Tuple, Union
+from typing import Any, Dict, Iterator, List, Optional, Tuple, Union
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.problem import Problem
-from drumbeat.predict import cost, memory, plain, shapes
-from drumbeat.predict.cost import Constants, Layout, Work
+from drumbeat.predict import cost, memory, shapes
+from drumbeat.predict.cost import Constants, Layout, Work, plain
 from drumbeat.predict.frameworks import Framework, states_of
 from drumbeat.predict.machine import PRODUCTS, UNCALIBRATED, Basis, Cluster, interval, machine_of
 from drumbeat.predict.shapes import ConvNet, Model
+
+ONLY_DATA_PARALLEL = "only data parallelism is modelled for convolutional networks"
 
 
 @dataclass(frozen=True)
@@ -67,10 +69,8 @@ class Forecast:
         peak = peak_of(self.case.cluster.gpu)
         assert peak is not None
         kind = PRODUCTS.get(self.case.precision, self.case.precision)
-        model = self.case.model
-        flops = (
-            3 * model.forward_flops if isinstance(model, ConvNet) else shapes.flops_per_token(model, self.case.work.seq)
-        )
+        model, seq = self.case.model, self.case.work.seq
+        flops = 3 * model.forward_flops if isinstance(model, ConvNet) else shapes.flops_per_token(model, seq)
         return float(self.rate * flops / self.case.gpus / (peak.tflops[kind] * 1e12))
 
 
@@ -79,10 +79,8 @@ def forecast(case: Case, look_for_fix: bool = True) -> Forecast:
     check(case)
     machine = machine_of(case.cluster, case.precision)
     model, work, layout, software = case.model, case.work, case.layout, case.framework.software
-    if isinstance(model, ConvNet):
-        terms = cost.conv_step(model, work, layout, software, machine, case.constants, plain)
-    else:
-        terms = cost.step(model, work, layout, software, machine, case.constants, plain)
+    step: Any = cost.conv_step if isinstance(model, ConvNet) else cost.step
+    terms: Dict[str, float] = step(model, work, layout, software, machine, case.constants, plain)
     seconds = terms.pop("total")
     low, high = interval(seconds, case.basis)
     stages = stage_bytes(case)
@@ -127,70 +125,55 @@ def check(case: Case) -> None:
     a, work, model = case.layout, case.work, case.model
     if isinstance(model, ConvNet):
         if a.tp * a.pp * a.cp > 1:
-            raise Problem(
-                f"{model.name}: only data parallelism is modelled for convolutional networks",
-                "leave tp, pp and cp at 1",
-            )
+            raise Problem(f"{model.name}: {ONLY_DATA_PARALLEL}", "leave tp, pp and cp at 1")
     else:
-        rules: List[Tuple[int, int, str]] = [
-            (int(model.layers), int(a.pp), "layers by pp"),
-            (int(model.heads), int(a.tp), "heads by tp"),
-            (int(work.seq), int(a.cp), "tokens of a sequence by cp"),
+        rules = [
+            (model.layers, "layers", a.pp, "pp"),
+            (model.heads, "heads", a.tp, "tp"),
+            (work.seq, "tokens of a sequence", a.cp, "cp"),
         ]
         if model.experts:
-            rules.append((int(model.experts), int(a.ep), "experts by ep"))
-            rules.append((int(a.dp * a.cp), int(a.ep), "replicas (dp x cp) by ep"))
-        for whole, part, what in rules:
-            if part < 1 or whole < 1 or (whole % part and not (what == "layers by pp" and whole > part)):
-                raise Problem(
-                    f"{whole} {what.split(' by ')[0]} do not divide by {what.split(' by ')[1]} {part}",
-                    "choose another degree",
-                )
+            rules += [(model.experts, "experts", a.ep, "ep"), (a.dp * a.cp, "replicas (dp x cp)", a.ep, "ep")]
+        for whole, what, part, degree in rules:
+            # Stages may differ by a layer.
+            if part < 1 or whole < 1 or (whole % part and not (degree == "pp" and whole > part)):
+                words = f"{int(whole)} {what} do not divide by {degree} {int(part)}"
+                raise Problem(words, "choose another degree")
+    share = work.batch // a.dp
     if a.micro < 1 or work.batch < 1:
         raise Problem(f"batch {work.batch:g}, micro-batch {a.micro:g}", "both must be at least 1")
     if work.batch % a.dp:
-        raise Problem(
-            f"a batch of {work.batch:g} does not divide by {a.dp:g} replicas", "choose another batch or layout"
-        )
-    if (work.batch // a.dp) % a.micro:
-        raise Problem(
-            f"{work.batch // a.dp:g} samples per replica do not divide by a micro-batch of {a.micro:g}",
-            "choose another micro-batch",
-        )
+        words = f"a batch of {work.batch:g} does not divide by {a.dp:g} replicas"
+        raise Problem(words, "choose another batch or layout")
+    if share % a.micro:
+        words = f"{share:g} samples per replica do not divide by a micro-batch of {a.micro:g}"
+        raise Problem(words, "choose another micro-batch")
 
 
 def find_fix(case: Case) -> str:
     """Return the change that makes a case fit and costs least time, in words."""
     a = case.layout
-    tries: List[Tuple[str, Layout]] = []
     share = int(case.work.batch // a.dp)
-    for micro in sorted({n for n in (1, 2, 4, int(a.micro) // 2) if 0 < n < a.micro and share % n == 0}, reverse=True):
-        tries.append((f"micro-batch {micro}", dataclasses.replace(a, micro=micro)))
+    sizes = {n for n in (1, 2, 4, int(a.micro) // 2) if 0 < n < a.micro and share % n == 0}
+    changes: List[Tuple[str, Dict[str, Any]]] = [
+        (f"micro-batch {n}", {"micro": n}) for n in sorted(sizes, reverse=True)
+    ]
     if not isinstance(case.model, ConvNet):
         for level, name in ((1, "selective"), (2, "full")):
             if level > a.recompute:
-                tries.append((f"recompute {name}", dataclasses.replace(a, recompute=level)))
-                if a.micro > 1:
-                    tries.append(
-                        (f"recompute {name} and micro-batch 1", dataclasses.replace(a, recompute=level, micro=1))
-                    )
-        for zero in case.framework.stages:
-            if zero > a.zero and a.dp * a.cp > 1:
-                tries.append((f"shard the states over the replicas (ZeRO-{zero})", dataclasses.replace(a, zero=zero)))
-        wider = [each for each in _wider(a) if each[0] in case.framework.degrees]
+                changes.append((f"recompute {name}", {"recompute": level}))
+                changes += [(f"recompute {name} and micro-batch 1", {"recompute": level, "micro": 1})] * (a.micro > 1)
+        stages = [zero for zero in case.framework.stages if zero > a.zero and a.dp * a.cp > 1]
+        changes += [(f"shard the states over the replicas (ZeRO-{zero})", {"zero": zero}) for zero in stages]
+        wider = [(words, change) for degree, words, change in _wider(a) if degree in case.framework.degrees]
         least = min((zero for zero in case.framework.stages if zero), default=0)
-        tries += [(f"{name} {value}", changed) for name, value, changed in wider]
-        tries += [
-            (
-                f"{name} {value}, recompute full and ZeRO-{least}",
-                dataclasses.replace(changed, recompute=2, zero=max(least, a.zero)),
-            )
-            for name, value, changed in wider
-        ]
+        lean_states = {"recompute": 2, "zero": max(least, a.zero)}
+        changes += wider
+        changes += [(f"{words}, recompute full and ZeRO-{least}", {**change, **lean_states}) for words, change in wider]
     best: Optional[Tuple[float, str]] = None
-    for words, layout in tries:
+    for words, change in changes:
         try:
-            found = forecast(dataclasses.replace(case, layout=layout), look_for_fix=False)
+            found = forecast(dataclasses.replace(case, layout=dataclasses.replace(a, **change)), look_for_fix=False)
         except Problem:
             continue
         if found.verdict == "fits" and (best is None or found.seconds < best[0]):
@@ -204,11 +187,9 @@ def find_fix(case: Case) -> str:
     return "shorter sequences, or a smaller model" if sample > states else "more GPUs, or a smaller model"
 
 
-def _wider(a: Layout) -> List[Tuple[str, int, Layout]]:
-    """Return layouts with twice, four or eight times the tensor or pipeline parallelism on the same GPUs."""
-    found = []
-    for times in (2, 4, 8):
-        if a.dp % times == 0:
-            found.append(("tp", int(a.tp * times), dataclasses.replace(a, tp=a.tp * times, dp=a.dp // times, sp=1)))
-            found.append(("pp", int(a.pp * times), dataclasses.replace(a, pp=a.pp * times, dp=a.dp // times)))
-    return found
+def _wider(a: Layout) -> Iterator[Tuple[str, str, Dict[str, Any]]]:
+    """Yield changes to twice, four or eight times the tensor or pipeline parallelism on the same GPUs."""
+    for times in (times for times in (2, 4, 8) if a.dp % times == 0):
+        dp = a.dp // times
+        yield "tp", f"tp {int(a.tp * times)}", {"tp": a.tp * times, "dp": dp, "sp": 1}
+        yield "pp", f"pp {int(a.pp * times)}", {"pp": a.pp * times, "dp": dp}

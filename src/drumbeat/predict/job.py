@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 import re
 from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
 
@@ -39,12 +41,10 @@ _MOST_AT_ONCE, _MOST_TOKENS = 8, 16384  # samples of a micro-batch that is chose
 def recompute_named(words: str) -> int:
     """Return the level of none, selective, full, and of the words of frameworks and papers for them."""
     spelled = words.lower()
-    for level, names in (
-        (2, ("full", "all", "uniform", "block")),
-        (1, ("selective", "sac", "minimal", "attn", "core", "op")),
-    ):
-        if any(name in spelled for name in names):
-            return level
+    if any(name in spelled for name in ("full", "all", "uniform", "block")):
+        return 2
+    if any(name in spelled for name in ("selective", "sac", "minimal", "attn", "core", "op")):
+        return 1
     if spelled in ("none", "no", "off", "0", "false"):
         return 0
     raise Problem(f"recompute {words[:40]!r} is unknown", "none, selective or full")
@@ -96,18 +96,16 @@ def make_case(
             "choose another batch, layout or number of nodes",
         )
     if zero is None:
-        zero = (
-            int(said.zero) if said.zero >= 0 else (3 if framework.states.gathered and dp > 1 else (1 if dp > 1 else 0))
-        )
+        usual_zero = 0 if dp == 1 else 3 if framework.states.gathered else 1
+        zero = int(said.zero) if said.zero >= 0 else usual_zero
     share = batch // dp
     work = Work(wishes.seq or described.seq, batch)
     level = recompute_named(wishes.recompute) if wishes.recompute else int(said.recompute)
     micro = wishes.micro_batch or int(max(0, said.micro))
     if not micro and said.micro < 0:  # as a number of micro-batches
         if share % -said.micro:
-            raise Problem(
-                f"{share} samples per replica do not divide by {-said.micro} micro-batches", "choose another number"
-            )
+            words = f"{share} samples per replica do not divide by {-said.micro} micro-batches"
+            raise Problem(words, "choose another number")
         micro = share // -int(said.micro)
     layout = Layout(
         tp=degrees["tp"], pp=degrees["pp"], cp=degrees["cp"], ep=degrees["ep"], dp=dp, vp=degrees["vp"], zero=zero,
@@ -160,9 +158,8 @@ def _sensible(described: Described, wishes: Wishes, ep: int) -> None:
     if ep > 1 and not model.experts:
         raise Problem(f"{model.name} has no experts to spread over ep {ep}", "leave ep out")
     if wishes.seq and 0 < model.positions < wishes.seq:
-        raise Problem(
-            f"{model.name} has learned positions for {model.positions} tokens, not {wishes.seq}", "give a shorter --seq"
-        )
+        words = f"{model.name} has learned positions for {model.positions} tokens, not {wishes.seq}"
+        raise Problem(words, "give a shorter --seq")
 
 
 def _chosen(case: Case, share: int, keep_micro: bool, keep_recompute: bool) -> Case:
@@ -174,12 +171,11 @@ def _chosen(case: Case, share: int, keep_micro: bool, keep_recompute: bool) -> C
     best: Optional[Case] = None
     fastest = 0.0
     tried = case
-    for level in levels:
-        for micro in sizes:
-            tried = dataclasses.replace(case, layout=dataclasses.replace(case.layout, micro=micro, recompute=level))
-            found = forecast(tried, look_for_fix=False)
-            if found.verdict == "fits" and (best is None or found.seconds < fastest):
-                best, fastest = tried, found.seconds
+    for level, micro in itertools.product(levels, sizes):
+        tried = dataclasses.replace(case, layout=dataclasses.replace(case.layout, micro=micro, recompute=level))
+        found = forecast(tried, look_for_fix=False)
+        if found.verdict == "fits" and (best is None or found.seconds < fastest):
+            best, fastest = tried, found.seconds
     return best or tried
 
 
@@ -208,19 +204,15 @@ def _degrees(said: Layout, wished: Dict[str, int], gpus: int) -> Dict[str, int]:
         if value == 0 or value < (1 if name in ("ep", "vp") else -1) or wished.get(name) == 0:
             raise Problem(f"layout: {name}={wished.get(name, value)}", "a degree is a whole number above 0")
     if rest:
-        others = 1
-        for name in ("tp", "pp", "cp"):
-            others *= 1 if name in rest else found[name]
+        others = math.prod(found[name] for name in ("tp", "pp", "cp") if name not in rest)
         others *= max(1, wished.get("dp", 0), max(1, replicate) * max(1, shard))
         if gpus % others:
             raise Problem(f"layout: {gpus} GPUs do not divide by {others}", "choose other degrees")
         found[rest[0]] = gpus // others
     model = found["tp"] * found["pp"] * found["cp"]
     if gpus % model:
-        raise Problem(
-            f"{gpus} GPUs do not divide by tp {found['tp']} x pp {found['pp']} x cp {found['cp']} = {model}",
-            "choose other degrees or another number of nodes",
-        )
+        what = f"{gpus} GPUs do not divide by tp {found['tp']} x pp {found['pp']} x cp {found['cp']} = {model}"
+        raise Problem(what, "choose other degrees or another number of nodes")
     found["dp"] = gpus // model
     if wished.get("dp", -1) not in (-1, found["dp"]):
         raise Problem(
@@ -229,16 +221,13 @@ def _degrees(said: Layout, wished: Dict[str, int], gpus: int) -> Dict[str, int]:
         )
     replicas = found["dp"] * found["cp"]
     if (shard > 0 and replicas % shard) or (replicate > 0 and found["dp"] % replicate):
-        raise Problem(
-            f"{found['dp']} replicas do not divide by dp_replicate {max(1, replicate)} x dp_shard {max(1, shard)}",
-            "choose other degrees or another number of nodes",
-        )
+        what = f"{found['dp']} replicas do not divide by dp_replicate {max(1, replicate)} x dp_shard {max(1, shard)}"
+        raise Problem(what, "choose other degrees or another number of nodes")
     found["shard"] = min(max(0, shard), found["dp"] * found["cp"])
-    if wished:
-        if "dp_shard" in wished and wished["dp_shard"] != 1:
-            found["zero_said"] = 3
-        elif "dp_replicate" in wished:
-            found["zero_said"] = 0
+    if wished.get("dp_shard", 1) != 1:
+        found["zero_said"] = 3
+    elif "dp_replicate" in wished:
+        found["zero_said"] = 0
     return found
 
 

@@ -66,11 +66,9 @@ def precision_named(words: str) -> str:
         return spelled
     if "fp4" in spelled:
         raise Problem(f"precision {words}: 4-bit products are not modelled", "bf16, fp16, fp8, tf32 or fp32")
-    for name in ("fp8", "bf16", "fp16", "tf32", "fp32"):
-        if name in spelled:
-            return name
-    if spelled in ("amp", "mixed", "auto"):
-        return "fp16"
+    known = next((name for name in ("fp8", "bf16", "fp16", "tf32", "fp32") if name in spelled), None)
+    if known or spelled in ("amp", "mixed", "auto"):
+        return known or "fp16"
     raise Problem(f"precision {words[:40]!r} is unknown", "bf16, fp16, fp8, tf32 or fp32")
 
 
@@ -82,11 +80,8 @@ def machine_of(cluster: Cluster, precision: str = "bf16", matmul: Optional[float
     if products not in peak.tflops:
         raise Problem(f"{cluster.gpu} has no {precision}", f"it computes in {', '.join(peak.tflops)}")
     share = matmul or peak.matmul
-    half = (
-        peak.tflops.get("bf16", peak.tflops.get("fp16", 0.0))
-        if products not in ("fp32", "tf32")
-        else peak.tflops[products]
-    )
+    in_32_bits = products in ("fp32", "tf32")
+    half = peak.tflops[products] if in_32_bits else peak.tflops.get("bf16", peak.tflops.get("fp16", 0.0))
     # 8-bit products also quantise what they multiply: they gain less than the data sheet says.
     less = 0.85 if products == "fp8" else 1.0
     return Machine(

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Any, Dict, List, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
-from drumbeat.predict import plain, shapes
-from drumbeat.predict.cost import Layout, Software, Work
+from drumbeat.predict import shapes
+from drumbeat.predict.cost import Layout, Software, Work, plain
 from drumbeat.predict.shapes import Model, Number
 
 SLICE = 2 << 30
@@ -45,10 +45,8 @@ def held_parameters(m: Model, a: Layout, stage: Number, last: Number, x: Any) ->
     """Return the parameters of a rank of this stage, before sharding: all others, and routed experts'."""
     layers = x.ceil(m.layers / a.pp - 1e-9)
     share = shapes.moe_layers(m) / m.layers
-    per_layer = (
-        shapes.attention_parameters(m) + (1 - share) * shapes.mlp_parameters(m) + share * shapes.shared_parameters(m)
-    )
-    dense = layers * (per_layer / a.tp + shapes.small_parameters(m))
+    mlp = (1 - share) * shapes.mlp_parameters(m) + share * shapes.shared_parameters(m)
+    dense = layers * ((shapes.attention_parameters(m) + mlp) / a.tp + shapes.small_parameters(m))
     routed = layers * share * m.experts * shapes.expert_parameters(m) / (a.tp * a.ep)
     table = m.vocab * m.hidden / a.tp
     first = x.where(stage == 0, 1, 0)
@@ -136,18 +134,11 @@ def libraries(m: Model, a: Layout, s: Software, x: Any = plain) -> Number:
 
 def peak(m: Model, w: Work, a: Layout, s: Software, states: States, x: Any = plain) -> Number:
     """Return the bytes of the stage that needs most, without `libraries`."""
-    first = _sum(parts(m, w, a, s, states, 0, x.where(a.pp == 1, 1, 0), x))
-    last = _sum(parts(m, w, a, s, states, a.pp - 1, 1, x))
-    return x.maximum(first, last)
+    first = parts(m, w, a, s, states, 0, x.where(a.pp == 1, 1, 0), x)
+    last = parts(m, w, a, s, states, a.pp - 1, 1, x)
+    return x.maximum(sum(first.values()), sum(last.values()))
 
 
 def stages(m: Model, w: Work, a: Layout, s: Software, states: States) -> List[Dict[str, float]]:
     """Return the parts of every pipeline stage of one layout."""
     return [parts(m, w, a, s, states, stage, int(stage == a.pp - 1)) for stage in range(int(a.pp))]
-
-
-def _sum(found: Dict[str, Number]) -> Number:
-    total: Number = 0.0
-    for value in found.values():
-        total = total + value
-    return total

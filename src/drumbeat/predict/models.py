@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import functools
 import json
 import math
 import os
@@ -32,15 +31,10 @@ class Described:
     per_replica: Optional[int] = None  # samples of a replica and step, where the batch follows from it
 
 
-@functools.cache
-def _shapes() -> Any:
-    return load("drumbeat.predict", "shapes")
-
-
 def named(name: str) -> Described:
     """Find a model by its name in shapes.yaml, or a ResNet."""
     spelled = name.lower().replace("_", "-")
-    rows = _shapes()
+    rows = load("drumbeat.predict", "shapes")
     for row in rows:
         if spelled in (row["name"], *row.get("alias", [])):
             return Described(_model(row), int(row["seq"]))
@@ -53,10 +47,8 @@ def named(name: str) -> Described:
     known = [row["name"] for row in rows] + list(nets) + ["wide-resnet-50-2"]
     near = difflib.get_close_matches(spelled, known, 3)
     hint = f"did you mean {', '.join(near)}?" if near else f"known: {', '.join(known)}"
-    raise Problem(
-        f"unknown model {name!r}",
-        f"{hint} Or give a config.json" if hint.endswith("?") else f"{hint}; or give a config.json",
-    )
+    what = f"unknown model {name!r}"
+    raise Problem(what, f"{hint} Or give a config.json" if near else f"{hint}; or give a config.json")
 
 
 def _model(row: Dict[str, Any]) -> Model:
@@ -156,9 +148,8 @@ class Config:
                 continue
             good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
             if not good or value != int(value) or not least <= value <= 10_000_000:
-                raise Problem(
-                    f"config.json: {key} is {str(value)[:40]!r}", f"a whole number from {least} to 10,000,000 is needed"
-                )
+                fix = f"a whole number from {least} to 10,000,000 is needed"
+                raise Problem(f"config.json: {key} is {str(value)[:40]!r}", fix)
             return int(value)
         if default is None:
             raise Problem(f"config.json: {' or '.join(keys)} is missing", "a complete config.json is needed")
@@ -179,9 +170,8 @@ def from_config(path: str) -> Tuple[Model, int]:
     except OSError as error:
         raise Problem(f"{path}: {error.strerror}", "give a config.json or a model's name") from None
     except (ValueError, RecursionError) as error:
-        raise Problem(
-            f"{path} is not JSON: {str(error).splitlines()[0][:100]}", "give the model's config.json"
-        ) from None
+        why = str(error).splitlines()[0][:100]
+        raise Problem(f"{path} is not JSON: {why}", "give the model's config.json") from None
     if not isinstance(config, dict):
         raise Problem(f"{path} is not a config.json", "it must be an object with the model's sizes")
     folder, file = os.path.split(os.path.abspath(path))
@@ -207,9 +197,8 @@ def config_model(config: Dict[str, Any], name: str) -> Tuple[Model, int]:
     layers = c.count("num_hidden_layers", "n_layer", "n_layers", "num_layers")
     nope = c.count("qk_nope_head_dim", default=0)
     if not nope and not config.get("head_dim") and hidden % heads:
-        raise Problem(
-            f"config.json: {heads} heads do not divide {hidden}", "hidden_size must be a multiple of the heads"
-        )
+        words = f"config.json: {heads} heads do not divide {hidden}"
+        raise Problem(words, "hidden_size must be a multiple of the heads")
     head_dim = nope or c.count("head_dim", default=hidden // heads)
     kv = _kv_heads(kind, c, heads)
     usual = 4 * hidden if family.classic else None
@@ -221,10 +210,9 @@ def config_model(config: Dict[str, Any], name: str) -> Tuple[Model, int]:
     )
     expert_ffn = c.count("moe_intermediate_size", default=ffn) if experts else 0
     dense = _dense_layers(c, config, layers) if experts else 0
-    shared = 0
-    if experts:
-        shared = c.count("n_shared_experts", default=0, least=0) * expert_ffn
-        shared = shared or c.count("shared_expert_intermediate_size", default=0, least=0)
+    shared = c.count("n_shared_experts", default=0, least=0) * expert_ffn if experts else 0
+    if experts and not shared:
+        shared = c.count("shared_expert_intermediate_size", default=0, least=0)
     seq = c.count("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", default=2048)
     learned = seq + family.positions if family.positions >= 0 else 0
     q_rank = c.count("q_lora_rank", default=0, least=0)
@@ -247,11 +235,10 @@ def config_model(config: Dict[str, Any], name: str) -> Tuple[Model, int]:
     if kind == "falcon" and c.yes("bias"):
         bias = "qkvoif"
     norms = family.norms
-    if kind == "falcon" and (
-        (c.yes("new_decoder_architecture") and c.count("num_ln_in_parallel_attn", default=2) == 2)
-        or (not c.yes("new_decoder_architecture") and not c.yes("parallel_attn", True))
-    ):
-        norms = 2
+    if kind == "falcon":
+        new = c.yes("new_decoder_architecture")
+        two = c.count("num_ln_in_parallel_attn", default=2) == 2 if new else not c.yes("parallel_attn", True)
+        norms = 2 if two else norms
     moe = layers - dense if experts else 0
     size = {
         "q": heads * head_dim, "k": kv * head_dim, "v": kv * head_dim, "o": hidden,
@@ -289,9 +276,7 @@ def config_model(config: Dict[str, Any], name: str) -> Tuple[Model, int]:
 
 
 def _kv_heads(kind: str, c: Config, heads: int) -> int:
-    if kind == "falcon" and not c.yes("new_decoder_architecture"):
-        return 1 if c.yes("multi_query", True) else heads
-    if kind == "gpt_bigcode":
+    if kind == "gpt_bigcode" or (kind == "falcon" and not c.yes("new_decoder_architecture")):
         return 1 if c.yes("multi_query", True) else heads
     return c.count("num_key_value_heads", "num_kv_heads", default=heads)
 

@@ -95,15 +95,8 @@ def _from_plain(line: Dict[str, Any]) -> Optional[Seen]:
     try:
         model: Any = (ConvNet if line["kind"] == "ConvNet" else Model)(**line["model"])
         framework = FRAMEWORKS[line["framework"]]
-        case = Case(
-            model,
-            Work(**line["work"]),
-            Layout(**line["layout"]),
-            framework,
-            Cluster(**line["cluster"]),
-            str(line["precision"]),
-            framework.constants,
-        )
+        work, layout, cluster = Work(**line["work"]), Layout(**line["layout"]), Cluster(**line["cluster"])
+        case = Case(model, work, layout, framework, cluster, str(line["precision"]), framework.constants)
         predicted, measured = float(line["predicted"]), float(line["measured"])
         machine_of(case.cluster, case.precision)
     except Exception:  # a line of another version, or a damaged one, is not evidence
@@ -131,26 +124,17 @@ def calibrated(prior: Constants, seen: Sequence[Seen], framework: str) -> Tuple[
         numpy = need_numpy()
     except Exception:
         return prior, UNCALIBRATED
-    arrays = tuple(
-        stack(part)
-        for part in (
-            [each.case.model for each in rows],
-            [each.case.work for each in rows],
-            [each.case.layout for each in rows],
-            [each.case.framework.software for each in rows],
-            [machine_of(each.case.cluster, each.case.precision) for each in rows],
-        )
-    )
+    cases = [each.case for each in rows]
+    parts = zip(*((c.model, c.work, c.layout, c.framework.software, machine_of(c.cluster, c.precision)) for c in cases))
+    model, work, layout, software, machine = map(stack, parts)
     measured = numpy.array([each.measured for each in rows])
-    model, work, layout, software, machine = arrays
     constants, _ = fit(
         lambda c: step(model, work, layout, software, machine, c, numpy)["total"], measured, prior, noise=0.03
     )
     words = f"{len(rows)} earlier run{'s' if len(rows) > 1 else ''} with this framework on such GPUs"
     wider = 1 + 1 / math.sqrt(len(rows))
-    return constants, dataclasses.replace(
-        CALIBRATED, words=words, low=CALIBRATED.low * wider, high=CALIBRATED.high * wider
-    )
+    low, high = CALIBRATED.low * wider, CALIBRATED.high * wider
+    return constants, dataclasses.replace(CALIBRATED, words=words, low=low, high=high)
 
 
 def with_verify(
@@ -159,23 +143,19 @@ def with_verify(
     """Replace usual shares by what `drumbeat verify` measured: the all-reduce's bus bandwidth, and a matrix product."""
     told: List[str] = []
     machine = machine_of(cluster, "bf16" if cluster.gpu != "V100" else "fp16")
-    rates = [
-        float(row["busbw"]) for row in results.get("collectives") or () if row.get("op") in ("all_reduce", "all-reduce")
-    ]
-    if rates and int(results.get("world_size") or 0) > 1:
-        best = max(rates) * 1e9
+    rows = [row for row in results.get("collectives") or () if row.get("op") in ("all_reduce", "all-reduce")]
+    if rows and int(results.get("world_size") or 0) > 1:
+        best = max(float(row["busbw"]) for row in rows) * 1e9
         if nodes > 1:
             constants = dataclasses.replace(constants, nic=min(1.2, best / machine.nic))
-            told.append(f"network {best / 1e9:.0f} GB/s per node")
         else:
             constants = dataclasses.replace(constants, link=min(1.2, best / machine.link))
-            told.append(f"links {best / 1e9:.0f} GB/s per GPU")
+        told.append(f"network {best / 1e9:.0f} GB/s per node" if nodes > 1 else f"links {best / 1e9:.0f} GB/s per GPU")
     products = [float(row["tflops"]) for row in (results.get("gemm") or {}).get("ranks") or ()]
     if products and (results.get("gemm") or {}).get("dtype") == "bfloat16":
         median = sorted(products)[len(products) // 2] * 1e12
-        constants = dataclasses.replace(
-            constants, product=constants.product * min(1.1, max(0.5, median / machine.flops))
-        )
+        share = min(1.1, max(0.5, median / machine.flops))
+        constants = dataclasses.replace(constants, product=constants.product * share)
         told.append(f"matrix product {median / 1e12:.0f} TFLOP/s")
     return constants, MEASURED if told else UNCALIBRATED, told
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, List, Optional, Sequence, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.problem import Problem
 from drumbeat.predict import cost, memory
 from drumbeat.predict.calibrate import need_numpy, take
 from drumbeat.predict.cost import Layout
-from drumbeat.predict.forecast import Case, Forecast, forecast
+from drumbeat.predict.forecast import ONLY_DATA_PARALLEL, Case, Forecast, forecast
 from drumbeat.predict.frameworks import states_of
 from drumbeat.predict.machine import machine_of
 from drumbeat.predict.shapes import ConvNet, Model
@@ -92,19 +92,16 @@ def best(case: Case, many: int = 10) -> Tuple[List[Case], Ranking]:
     """Return the best layouts as cases, without those that differ from a better one in nothing that matters."""
     ranking = rank(case, grid(case))
     chosen: List[Case] = []
-    seen: Dict[Any, float] = {}
+    seen = set()
+    searched = [field.name for field in dataclasses.fields(Layout) if field.name not in ("bubble", "flight")]
     for i in range(len(ranking.seconds)):
-        values = {
-            field.name: _plain(getattr(ranking.layouts, field.name)[i])
-            for field in dataclasses.fields(Layout)
-            if field.name not in ("bubble", "flight")
-        }
+        numbers = {name: float(getattr(ranking.layouts, name)[i]) for name in searched}
+        values = {name: int(number) if number.is_integer() else number for name, number in numbers.items()}
         layout = dataclasses.replace(case.layout, **values)
         key = (layout.tp, layout.pp, layout.ep, layout.vp, layout.zero, layout.recompute, layout.micro / layout.cp)
-        if key in seen:
-            continue
-        seen[key] = float(ranking.seconds[i])
-        chosen.append(dataclasses.replace(case, layout=layout))
+        if key not in seen:
+            seen.add(key)
+            chosen.append(dataclasses.replace(case, layout=layout))
         if len(chosen) == many:
             break
     return chosen, ranking
@@ -112,47 +109,39 @@ def best(case: Case, many: int = 10) -> Tuple[List[Case], Ranking]:
 
 def usual(case: Case, winner: float) -> List[str]:
     """Say why the layouts that people try first are not the best. `winner`: seconds of the best."""
-    gpus, node = case.gpus, min(case.gpus, case.cluster.gpus_per_node)
+    gpus, node, zero = case.gpus, min(case.gpus, case.cluster.gpus_per_node), min(1, case.framework.stages[-1])
     tries = {
         "data parallelism alone": Layout(dp=gpus, zero=1 if gpus > 1 and 1 in case.framework.stages else 0),
         "sharded data parallelism (ZeRO-3, FSDP)": Layout(dp=gpus, zero=3),
-        "tensor parallelism over a node": Layout(
-            tp=node, dp=gpus // node, zero=min(1, case.framework.stages[-1]), sp=1
-        ),
+        "tensor parallelism over a node": Layout(tp=node, dp=gpus // node, zero=zero, sp=1),
         "pipeline over nodes, tensor parallelism inside": Layout(tp=node, pp=max(1, gpus // node), dp=1, sp=1),
     }
-    lines = []
-    for name, layout in tries.items():
-        found: Optional[Forecast] = None
-        why = ""
-        for recompute in (0, 1, 2):
-            changed = dataclasses.replace(
-                layout, recompute=recompute, bubble=case.layout.bubble, flight=case.layout.flight
-            )
-            try:
-                found = forecast(dataclasses.replace(case, layout=changed), look_for_fix=False)
-            except Problem as problem:
-                why = f"not possible: {problem.what}"
-                break
-            if found.verdict == "fits":
-                break
-        if found is not None and not why:
-            cannot = layout.zero not in (*case.framework.stages, 0, 1)
-            if found.verdict != "fits":
-                why = f"{found.verdict}: {found.memory / 2**30:.0f} of {case.cluster.memory_gib:.0f} GiB"
-            elif cannot:
-                why = f"{case.framework.name} does not shard so"
-            else:
-                busy = ("products", "attention", "element-wise")
-                lost = {key: value for key, value in found.terms.items() if key not in busy}
-                most = max(lost, key=lambda key: lost[key]) if lost else "nothing"
-                part = lost.get(most, 0.0) / found.seconds
-                slower = found.seconds / winner - 1
-                why = f"{slower:+.0%}; largest loss: {most}, {part:.0%} of the step"
-                if slower <= SAME:
-                    why = f"{slower:+.0%}: as good, within what can be told apart"
-        lines.append(f"{name}: {why}")
-    return lines
+    return [f"{name}: {_why_not(case, layout, winner)}" for name, layout in tries.items()]
+
+
+def _why_not(case: Case, layout: Layout, winner: float) -> str:
+    found: Optional[Forecast] = None
+    for recompute in (0, 1, 2):
+        schedule = {"bubble": case.layout.bubble, "flight": case.layout.flight}
+        changed = dataclasses.replace(layout, recompute=recompute, **schedule)
+        try:
+            found = forecast(dataclasses.replace(case, layout=changed), look_for_fix=False)
+        except Problem as problem:
+            return f"not possible: {problem.what}"
+        if found.verdict == "fits":
+            break
+    assert found is not None
+    if found.verdict != "fits":
+        return f"{found.verdict}: {found.memory / 2**30:.0f} of {case.cluster.memory_gib:.0f} GiB"
+    if layout.zero not in (*case.framework.stages, 0, 1):
+        return f"{case.framework.name} cannot shard this way"
+    slower = found.seconds / winner - 1
+    if slower <= SAME:
+        return f"{slower:+.0%}: as good, too close to tell apart"
+    busy = ("products", "attention", "element-wise")
+    lost = {key: value for key, value in found.terms.items() if key not in busy}
+    most = max(lost, key=lambda key: lost[key]) if lost else "nothing"
+    return f"{slower:+.0%}; largest loss: {most}, {lost.get(most, 0.0) / found.seconds:.0%} of the step"
 
 
 def pareto(points: Sequence[Tuple[float, float]]) -> List[bool]:
@@ -166,14 +155,7 @@ def simplest(layouts: Sequence[Layout], seconds: Sequence[float]) -> int:
     return min(near, key=lambda i: (layouts[i].pp, layouts[i].tp, layouts[i].cp, layouts[i].micro, seconds[i]))
 
 
-def _plain(value: Any) -> Any:
-    number = float(value)
-    return int(number) if number == int(number) else number
-
-
 def _transformer(case: Case) -> Model:
     if isinstance(case.model, ConvNet):
-        raise Problem(
-            f"{case.model.name}: only data parallelism is modelled for convolutional networks", "leave out --search"
-        )
+        raise Problem(f"{case.model.name}: {ONLY_DATA_PARALLEL}", "leave out --search")
     return case.model

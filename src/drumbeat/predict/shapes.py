@@ -8,7 +8,7 @@ The input embedding is a lookup and counts nothing; recomputation is work of the
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Tuple
+from typing import Any, List, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.problem import Problem
@@ -70,14 +70,11 @@ def check(model: Model) -> Model:
         if name in ("name", "small", "once"):
             continue
         if not isinstance(value, int) or isinstance(value, bool) or not int(name in needed) <= value <= 10_000_000:
-            raise Problem(
-                f"{model.name}: {name} is {str(value)[:40]}",
-                f"a whole number from {int(name in needed)} to 10,000,000 is needed",
-            )
+            what = f"{model.name}: {name} is {str(value)[:40]}"
+            raise Problem(what, f"a whole number from {int(name in needed)} to 10,000,000 is needed")
     if model.heads % model.kv_heads:
-        raise Problem(
-            f"{model.name}: {model.heads} heads do not divide by {model.kv_heads} key-value heads", "check the config"
-        )
+        what = f"{model.name}: {model.heads} heads do not divide by {model.kv_heads} key-value heads"
+        raise Problem(what, "check the config")
     if not model.ffn and not model.expert_ffn:
         raise Problem(f"{model.name}: the width of its MLP is missing", "check the config")
     if model.experts and not (0 < model.topk <= model.experts and model.dense_layers <= model.layers):
@@ -92,9 +89,8 @@ def check(model: Model) -> Model:
 def attention_parameters(m: Model) -> Number:
     """Return the matmul parameters of one layer's attention."""
     plain = m.hidden * m.head_dim * (2 * m.heads + 2 * m.kv_heads)
-    queries = m.q_rank * (m.hidden + m.heads * (m.head_dim + m.rope_dim)) + (m.q_rank == 0) * m.hidden * m.heads * (
-        m.head_dim + m.rope_dim
-    )
+    width = m.heads * (m.head_dim + m.rope_dim)
+    queries = m.q_rank * (m.hidden + width) + (m.q_rank == 0) * m.hidden * width
     keys = m.hidden * (m.kv_rank + m.rope_dim) + m.kv_rank * m.heads * (m.head_dim + m.value_dim)
     latent = queries + keys + m.heads * m.value_dim * m.hidden
     return (m.kv_rank > 0) * latent + (m.kv_rank == 0) * plain
@@ -219,10 +215,9 @@ def activation_bytes(m: Model, tp: Number, sp: Number, flash: Number, seq: Numbe
     q = m.heads * m.head_dim
     kv = m.kv_heads * m.head_dim
     scores = (1 - flash) * m.heads * seq / tp * (2 + 2 * 1 + 1 * m.classic)
-    mlp_width = (1 - moe_layers(m) / m.layers) * m.ffn + moe_layers(m) / m.layers * (
-        m.topk * m.expert_ffn + m.shared_ffn
-    )
-    dispatched = moe_layers(m) / m.layers * m.topk * h * 2
+    share = moe_layers(m) / m.layers
+    mlp_width = (1 - share) * m.ffn + share * (m.topk * m.expert_ffn + m.shared_ffn)
+    dispatched = share * m.topk * h * 2
     latent = (m.kv_rank > 0) * 2 * (m.q_rank + m.kv_rank + m.rope_dim + 2 * m.heads * (m.head_dim + m.rope_dim) / tp)
     qkv = (m.kv_rank == 0) * 2 * (q + 2 * kv) / tp
     out = 2 * ((m.kv_rank > 0) * m.heads * m.value_dim + (m.kv_rank == 0) * q) / tp
@@ -233,13 +228,7 @@ def activation_bytes(m: Model, tp: Number, sp: Number, flash: Number, seq: Numbe
 
 def resnet(depth: int = 50, width: int = 64, size: int = 224, classes: int = 1000, wide: int = 1) -> ConvNet:
     """Count a ResNet (v1.5: the stride is in the 3 x 3 convolution) layer by layer."""
-    plans: Dict[int, Tuple[int, ...]] = {
-        18: (2, 2, 2, 2),
-        34: (3, 4, 6, 3),
-        50: (3, 4, 6, 3),
-        101: (3, 4, 23, 3),
-        152: (3, 8, 36, 3),
-    }
+    plans = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
     blocks, expansion = plans[depth], 1 if depth < 50 else 4
     total = [0.0, 0.0, 0.0, 0]  # parameters, multiply-adds, activations, layers
 

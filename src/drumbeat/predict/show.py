@@ -20,11 +20,8 @@ NOT_MODELLED = (
 
 
 def layout_words(a: Layout) -> str:
-    parts = [
-        f"{name} {int(getattr(a, name))}"
-        for name in ("tp", "pp", "cp", "ep", "dp")
-        if getattr(a, name) > 1 or name == "dp"
-    ]
+    degrees = [(name, int(getattr(a, name))) for name in ("tp", "pp", "cp", "ep", "dp")]
+    parts = [f"{name} {value}" for name, value in degrees if value > 1 or name == "dp"]
     parts += [f"vp {int(a.vp)}"] if a.vp > 1 else []
     parts += [schedule_name(a)] if a.pp > 1 and (a.bubble, a.flight) != (1.0, 0) else []
     parts += [f"ZeRO-{int(a.zero)}"] if a.zero else []
@@ -55,9 +52,8 @@ def amount(number: float) -> str:
 def memory_words(found: Forecast) -> str:
     size = found.case.cluster.memory_gib
     stage = max(range(len(found.stages)), key=lambda i: sum(found.stages[i].values()))
-    parts = ", ".join(
-        f"{name} {value / 2**30:.1f}" for name, value in found.stages[stage].items() if value > 0.05 * 2**30
-    )
+    shares = {name: value / 2**30 for name, value in found.stages[stage].items()}
+    parts = ", ".join(f"{name} {share:.1f}" for name, share in shares.items() if share > 0.05)
     where = f" on stage {stage} of {len(found.stages)}" if len(found.stages) > 1 else ""
     fix = f"; to make it fit: {found.fix}" if found.fix else ""
     return f"{found.memory / 2**30:.1f} of {size:.0f} GiB{where} ({parts}){fix}"
@@ -72,16 +68,12 @@ def lines_of(
     parts = [(value / total, name) for name, value in found.terms.items() if value > 0.005 * total]
     nodes = case.gpus // cluster.gpus_per_node or 1
     place = f"{nodes} x {min(case.gpus, cluster.gpus_per_node)} {cluster.gpu}"
-    size = (
-        f"{int(case.work.batch)} images"
-        if found.unit == "images"
-        else f"{int(case.work.batch)} x {int(case.work.seq)} tokens"
-    )
+    length = "images" if found.unit == "images" else f"x {int(case.work.seq)} tokens"
     slow, fast = found.per_step / found.high, found.per_step / found.low
     rows = [
         ("model", model_words(case)),
         ("on", f"{place}; {layout_words(case.layout)}; {case.precision}, {case.framework.name}"),
-        ("batch", f"{size} per step"),
+        ("batch", f"{int(case.work.batch)} {length} per step"),
         (found.verdict, memory_words(found)),
         ("step", f"{seconds_words(found.seconds)} (90 %: {seconds_words(found.low)} to {seconds_words(found.high)})"),
         (
@@ -92,14 +84,10 @@ def lines_of(
         ("where", ", ".join(f"{name} {share:.0%}" for share, name in sorted(parts, reverse=True))),
     ]
     if naive is not None:
-        rows.append(
-            ("naive", f"{seconds_words(naive)} if every GPU kept its speed on the fewest nodes that this layout needs")
-        )
-    rows += (
-        whole_lines(whole, found.unit, r)
-        if whole
-        else [("whole run", f"--tokens N: time and cost of so many {found.unit}")]
-    )
+        rule = "if every GPU kept its speed on the fewest nodes that this layout needs"
+        rows.append(("naive", f"{seconds_words(naive)} {rule}"))
+    hint = ("whole run", f"--tokens N: time and cost of so many {found.unit}")
+    rows += whole_lines(whole, found.unit, r) if whole else [hint]
     rows += [("assumed", assumed)] if assumed else []
     rows += [("basis", f"{case.basis.name}: {case.basis.words}; {past}"), ("not in it", NOT_MODELLED)]
     return [f"{label:<13}{text}" for label, text in rows]
@@ -181,10 +169,8 @@ def pareto_lines(found: Sequence[Forecast], good: Sequence[bool]) -> List[str]:
     rows = []
     for each, pays in sorted(zip(found, good), key=lambda pair: pair[0].case.gpus):
         hours = 1e9 / each.rate / 3600
-        words = layout_words(each.case.layout)
-        rows.append(
-            (str(each.case.gpus), words, f"{hours:.3g}", f"{hours * each.case.gpus:.3g}", "" if pays else "beaten")
-        )
+        gpus, words = each.case.gpus, layout_words(each.case.layout)
+        rows.append((str(gpus), words, f"{hours:.3g}", f"{hours * gpus:.3g}", "" if pays else "beaten"))
     return [f"time against GPU-hours, at the same batch (per 1e9 {found[0].unit}):", "", *table(titles, rows)]
 
 

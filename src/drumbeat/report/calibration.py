@@ -16,7 +16,6 @@ from drumbeat.predict.goodput import FAILURE_SOURCE, GPU_HOURS_PER_FAILURE
 from drumbeat.predict.past import Seen
 from drumbeat.report.gather import figures_of
 from drumbeat.report.predicted import case_of_run, seen_of
-from drumbeat.runfolder.run import Run
 
 _NEWEST = 40  # runs that are looked at
 _MOST = 8  # that are learned from
@@ -41,10 +40,8 @@ def evidence(wanted: Sequence[str], environ: Mapping[str, str]) -> Evidence:
             continue
         one = seen_of(run, figures_of(run))
         if one is None:
-            raise Problem(
-                f"{name}: no model, layout or step time is known of this run",
-                "give runs of a framework that predict reads",
-            )
+            words = f"{name}: no model, layout or step time is known of this run"
+            raise Problem(words, "give runs of a framework that predict reads")
         found.seen.append(one)
     return found
 
@@ -56,27 +53,19 @@ def own_runs(gpu: str, known: Collection[str], environ: Mapping[str, str]) -> Ev
         if run.run_id in known or len(found.seen) >= _MOST:
             continue
         try:
-            if not _on(run, gpu):
+            facts, results = run.facts(0), run.results(RESULTS)
+            names = {each.name for each in facts.gpus if not each.integrated and each.name} if facts else set()
+            if {peak.name for peak in map(peak_of, names) if peak} != {gpu}:
                 continue
-            results = run.results(RESULTS)
+            order = None if results is not None else run.order()
             if results is not None:
                 found.verified = found.verified or [(results, len(run.nodes()))]  # the newest
-                continue
-            order, facts = run.order(), run.facts(0)
-            if order is None or case_of_run(order, facts, order.nodes, order.world_size) is None:
-                continue
-            one = seen_of(run, figures_of(run))
+            elif order is not None and case_of_run(order, facts, order.nodes, order.world_size) is not None:
+                one = seen_of(run, figures_of(run))
+                found.seen += [one] if one else []
         except (Problem, RecordError, OSError):
             continue
-        found.seen += [one] if one else []
     return found
-
-
-def _on(run: Run, gpu: str) -> bool:
-    facts = run.facts(0)
-    names = {each.name for each in facts.gpus if not each.integrated and each.name} if facts else set()
-    peaks = {peak.name for peak in map(peak_of, names) if peak}
-    return peaks == {gpu}
 
 
 def failure_rate(environ: Mapping[str, str]) -> Tuple[float, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
-from typing import Iterator, List
+from typing import List
 
 from drumbeat.base.problem import Problem
 from drumbeat.metrics.trackers import MODULES, open_tracker
@@ -31,7 +31,7 @@ def export(run: Run, where: str) -> List[str]:
     kind, _, place = where.partition("=")
     if kind not in ("csv", *MODULES) or not place:
         raise Problem(f"--export {where}: unknown", _PLACES)
-    count = _csv(list(metrics_in_order(run)), place) if kind == "csv" else _export(run, kind, place)
+    count = _csv(_metrics_in_order(run), place) if kind == "csv" else _export(run, kind, place)
     return _written(count, run.run_id, kind, place)
 
 
@@ -41,13 +41,11 @@ def _written(count: int, name: str, kind: str, place: str) -> List[str]:
     return [f"{count:,} records of {name} written to {kind} {place}"]
 
 
-def metrics_in_order(run: Run) -> Iterator[Metric]:
+def _metrics_in_order(run: Run) -> List[Metric]:
     """Return the metrics of all nodes, by the lead's clock."""
     offsets = run.clock_offsets()
-    found = [
-        metric._replace(t=metric.t + offsets.get(node, 0.0)) for node in run.nodes() for metric in run.metrics(node)
-    ]
-    return iter(sorted(found, key=lambda metric: metric.t))
+    both = ((offsets.get(node, 0.0), metric) for node in run.nodes() for metric in run.metrics(node))
+    return sorted((metric._replace(t=metric.t + offset) for offset, metric in both), key=lambda metric: metric.t)
 
 
 def _csv(metrics: List[Metric], path: str) -> int:
@@ -68,7 +66,7 @@ def _csv(metrics: List[Metric], path: str) -> int:
 
 def _export(run: Run, kind: str, place: str) -> int:
     """Export the lowest rank's metrics: it reports what all ranks share."""
-    metrics = list(metrics_in_order(run))
+    metrics = _metrics_in_order(run)
     lowest = min((metric.rank for metric in metrics), default=0)
     metrics = [metric for metric in metrics if metric.rank == lowest and metric.step is not None and figures(metric)]
     if metrics:

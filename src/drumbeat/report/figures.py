@@ -8,7 +8,10 @@ from typing import Dict, List, Optional, Tuple
 from drumbeat.base.light_dataclass import dataclass
 
 Point = Tuple[float, float]  # seconds since the start, value
+Span = Tuple[int, int, float, float, float, int]  # first and last step, least, median, most, slowest rank
 LOSS, VALIDATION = "loss", "validation loss"  # titles of curves that share a chart
+PER = (" per device", " per rank")  # how the unit of a stated rate ends that is not the whole job's
+MEAN_STATED, OWN_SUMMARY = "mean of what the program prints", "the program's own summary"  # how a speed is known
 NOT_RECORDED = "how it ended is not recorded"  # the outcome of a log
 
 
@@ -84,9 +87,7 @@ class Steps:
     least: float
     median: float
     most: float
-    spans: Tuple[
-        Tuple[int, int, float, float, float, int], ...
-    ]  # first and last step, least, median, most, slowest rank
+    spans: Tuple[Span, ...]
     slowest: Optional[int] = None
     first: int = 0  # to
     last: int = 0  # it stands out in these steps,
@@ -152,6 +153,7 @@ class Figures:
     gpus: Optional[int] = None  # of all nodes; 0: none
     cores: Optional[int] = None  # distinct ones that its ranks had; None: not known
     world: str = ""  # why its ranks are not the one training that was planned
+    world_unproven: str = ""  # what was seen of its world, where that does not prove one training
     emulated: bool = False
     seconds: Optional[float] = None  # without the time in a queue
     gpu_hours: Optional[float] = None
@@ -189,9 +191,7 @@ class Figures:
     notes: Tuple[Note, ...] = ()
     setting: Setting = field(default_factory=Setting)
     curves: Dict[str, List[Point]] = field(default_factory=dict)  # title with its unit -> points
-    steps_at: List[Point] = field(
-        default_factory=list
-    )  # seconds as those of the curves, step made then; empty: not known
+    steps_at: List[Point] = field(default_factory=list)  # seconds as in the curves, step made then; empty: not known
 
     @property
     def size(self) -> Optional[int]:

@@ -7,61 +7,41 @@ from typing import Any, Sequence, Tuple
 
 from drumbeat.predict.forecast import Forecast
 from drumbeat.predict.show import NOT_MODELLED, layout_words, memory_words, model_words, seconds_words
-from drumbeat.report.chart import Look, line_chart
-from drumbeat.report.tables import document
+from drumbeat.report.tables import document, rows_table
+from drumbeat.verify.chart import Look, line_chart
 
-_COLOURS = [
-    "#0072b2",
-    "#d55e00",
-    "#009e73",
-    "#cc79a7",
-    "#56b4e9",
-    "#e69f00",
-    "#f0e442",
-    "#999999",
-    "#88aacc",
-    "#a04000",
-]
+_COLOURS = (
+    "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#f0e442", "#999999", "#88aacc", "#a04000",
+)  # fmt: skip
 
 
 def page_of(
-    found: Forecast,
-    many: Sequence[Forecast],
-    naive: Sequence[float],
-    seen: Sequence[Any],
-    whole: Sequence[Tuple[str, str]] = (),
-) -> str:
+    found: Forecast, many: Sequence[Forecast], naive: Sequence[float], seen: Sequence[Any], whole: Sequence[Tuple[str, str]]
+) -> str:  # fmt: skip
     """Return the page of one prediction; `many`: of other node counts; `seen`: measured runs; `whole`: lines on the whole run."""
     case = found.case
+    gpus = f"{case.gpus} x {case.cluster.gpu}"
     facts = [
         ("model", model_words(case)),
-        (
-            "on",
-            f"{case.gpus} x {case.cluster.gpu}; {layout_words(case.layout)}; {case.precision}, {case.framework.name}",
-        ),
+        ("on", f"{gpus}; {layout_words(case.layout)}; {case.precision}, {case.framework.name}"),
         (found.verdict, memory_words(found)),
         ("step", f"{seconds_words(found.seconds)} (90 %: {seconds_words(found.low)} to {seconds_words(found.high)})"),
         *whole,
         ("basis", f"{case.basis.name}: {case.basis.words}"),
         ("not in it", NOT_MODELLED),
     ]
-    rows = "".join(f"<tr><th>{escape(label)}</th><td>{escape(text)}</td></tr>" for label, text in facts)
-    body = [f"<h1>{escape(case.model.name)} on {case.gpus} x {escape(case.cluster.gpu)}</h1>", f"<table>{rows}</table>"]
-    body += [f"<h2>A step of {seconds_words(found.seconds)}</h2>", waterfall(found)]
-    stages = [
-        (f"stage {i}", {name: value / 2**30 for name, value in parts.items()}) for i, parts in enumerate(found.stages)
-    ]
-    body += [
+    stages = [{name: value / 2**30 for name, value in parts.items()} for parts in found.stages]
+    body = [
+        f"<h1>{escape(case.model.name)} on {escape(gpus)}</h1>",
+        rows_table(facts),
+        f"<h2>A step of {seconds_words(found.seconds)}</h2>",
+        waterfall(found),
         f"<h2>Memory per stage, of {case.cluster.memory_gib:.0f} GiB</h2>",
-        stacked(stages, "GiB", case.cluster.memory_gib),
-    ]
-    body += [
+        stacked([(f"stage {i}", parts) for i, parts in enumerate(stages)], "GiB", case.cluster.memory_gib),
         "<h2>Scaling, and time against cost</h2>",
         f'<div class="plots">{scaling(many, naive, seen)}{against_cost(many)}</div>',
     ]
-    return document(f"drumbeat predict: {case.model.name}", body).replace(
-        "Made by drumbeat report", "Made by drumbeat predict"
-    )
+    return document(f"drumbeat predict: {case.model.name}", body, "drumbeat predict")
 
 
 def waterfall(found: Forecast) -> str:

@@ -15,22 +15,26 @@ from drumbeat.base.record import RecordError
 from drumbeat.base.regex import regex
 from drumbeat.desk.runs import find_run
 from drumbeat.desk.state import state_of
-from drumbeat.findings.model import INFO, OK, UNKNOWN, WARNING, Finding, Verdict
+from drumbeat.findings.model import CERTAIN, INFO, OK, UNKNOWN, WARNING, Finding
 from drumbeat.machine.model import GpuSample
 from drumbeat.machine.peaks import peak_of
 from drumbeat.report.figures import (
     LOSS,
+    MEAN_STATED,
+    OWN_SUMMARY,
+    PER,
     VALIDATION,
     Figures,
     GpuUse,
     Note,
     Phases,
+    Point,
     Slowest,
     Speed,
     Steps,
     Traffic,
     Utilisation,
-)
+)  # fmt: skip
 from drumbeat.report.intervals import CLOSE, Reports, error_of_mean, quantile, thinned
 from drumbeat.report.predicted import compared, remember_run
 from drumbeat.report.printed_log import figures_of_log
@@ -40,12 +44,11 @@ from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.events import Event
 from drumbeat.runfolder.files import decode
 from drumbeat.runfolder.layout import RunFolder
-from drumbeat.runfolder.ledger import QUEUE, training_share
 from drumbeat.runfolder.lines import count, duration, lasted_words, not_finite_words, trend
 from drumbeat.runfolder.progress import Progress, StepTimes, slowest_rank, stands_out, step_times
 from drumbeat.runfolder.records import Metric, Sample, parse_metric
 from drumbeat.runfolder.run import Run, lead_now
-from drumbeat.runfolder.state import Condition, Hang, hangs_of, ranks_seen, seconds_of
+from drumbeat.runfolder.state import QUEUE, Condition, Hang, hangs_of, ranks_seen, seconds_of, training_share
 
 # Telemetry of a run's GPUs and network ports, added up over all nodes.
 
@@ -93,16 +96,14 @@ class Devices:
 
     def most(self, name: str, unit: float = 1.0) -> Optional[float]:
         values = [getattr(gpu, name) for readings in self._gpus.values() for _, gpu in readings]
-        known = [value / unit for value in values if value is not None]
-        return max(known, default=None)
+        return max((value / unit for value in values if value is not None), default=None)
 
-    def energy(self, begin: Optional[float] = None, end: Optional[float] = None) -> Optional[float]:
+    def energy(self, begin: float = -math.inf, end: float = math.inf) -> Optional[float]:
         """Return joules of all GPUs between two times: by their energy counters, else power integrated over the samples."""
         total, measured = 0.0, False
         for readings in self._gpus.values():
             for first, second, joules in _spent(readings):
-                low = max(first, begin if begin is not None else first)
-                high = min(second, end if end is not None else second)
+                low, high = max(first, begin), min(second, end)
                 if high > low:
                     total, measured = total + joules * (high - low) / (second - first), True
         return total * self.of if measured else None
@@ -123,20 +124,19 @@ class Devices:
     def curve(self, name: str) -> List[Tuple[float, float]]:
         """Return the mean over all GPUs, at most one point per second."""
         at: Dict[int, List[float]] = {}
-        for readings in self._gpus.values():
-            for t, gpu in readings:
-                value = getattr(gpu, name)
-                if value is not None:
-                    at.setdefault(int(t), []).append(value)
+        for t, gpu in itertools.chain.from_iterable(self._gpus.values()):
+            value = getattr(gpu, name)
+            if value is not None:
+                at.setdefault(int(t), []).append(value)
         return [(float(t), statistics.fmean(values)) for t, values in sorted(at.items())]
 
     def traffic(self) -> Dict[str, Traffic]:
         """Return traffic from the first sample to the last; RDMA ports (`mlx5_0:1`) count apart from network interfaces."""
         found: Dict[str, List[Tuple[int, int]]] = {}
         for (_, port), counted in self._ports.items():
-            passed = tuple(_passed([each[side] for each in counted]) for side in (0, 1))
-            if passed[0] is not None and passed[1] is not None:
-                found.setdefault("rdma" if ":" in port else "ethernet", []).append((passed[0], passed[1]))
+            received, sent = map(_passed, zip(*counted))
+            if received is not None and sent is not None:
+                found.setdefault("rdma" if ":" in port else "ethernet", []).append((received, sent))
         return {
             kind: Traffic(*(round(part * self.of) for part in (len(ports), *map(sum, zip(*ports)))))
             for kind, ports in found.items()
@@ -161,7 +161,7 @@ def _spent(readings: List[Tuple[float, GpuSample]]) -> Iterator[Tuple[float, flo
             yield first, second, (watts + later) / 2 * (second - first)
 
 
-def _passed(counter: List[Optional[int]]) -> Optional[int]:
+def _passed(counter: Sequence[Optional[int]]) -> Optional[int]:
     """Return how far a counter went up; one that was reset counts on from there."""
     known = [value for value in counter if value is not None]
     if len(known) < 2:
@@ -174,7 +174,6 @@ def _whole(value: object) -> Optional[int]:
 
 
 _AT = RunFolder("")  # names relative to the run folder
-_PER = (" per device", " per rank")  # how the unit of a stated rate ends that is not the whole job's
 _LATE_MS, _LATE_SHARE = 5.0, 0.02  # a rank that is later than both of these stands out
 _FEW_SPANS = 3  # in a row: a rank that is slower for less does not count
 _READ_MS = 250.0  # to which the times of printed lines are known
@@ -222,6 +221,7 @@ def figures_of(run: Run, now: Optional[float] = None) -> Figures:
     slowest, no_slowest = _slowest(reports)
     phases = Phases() if progress.laps or progress.rough else _phases(reports, speed, batch, progress.seconds)
     nodes = summary.nodes if summary else (order.nodes if order else None)
+    made = [(max(0.0, step.t - run.record.created), float(number)) for number, step in reports.steps.items()]
     return Figures(
         name=run.run_id,
         source=run.path,
@@ -233,6 +233,7 @@ def figures_of(run: Run, now: Optional[float] = None) -> Figures:
         gpus=gpus,
         cores=_cores(run) if nodes_here and len(nodes_here) <= _MANY else None,
         world=state.world.title if state.world else "",
+        world_unproven="" if state.world else _unproven(events),
         emulated=bool(order and order.nodes_emulated),
         seconds=seconds,
         gpu_hours=gpus * seconds / 3600 if gpus and seconds is not None else None,
@@ -270,7 +271,7 @@ def figures_of(run: Run, now: Optional[float] = None) -> Figures:
         notes=(*_unread(run), *_short(state.condition, progress), *_notes(events, state.failure, hangs_of(events))),
         setting=setting,
         curves=_curves(reports, devices, run.record.created, speed),
-        steps_at=[] if progress.laps else _steps_at(reports, run.record.created),
+        steps_at=[] if progress.laps else thinned(sorted(made)),
     )
 
 
@@ -297,10 +298,9 @@ def _unread(run: Run) -> List[Note]:
     return []
 
 
-def _short(said: Condition, progress: Progress) -> List[Note]:
-    return (
-        [Note(WARNING, f"finished, but {said.detail}")] if said.detail and said.detail == progress.short_words else []
-    )
+def _short(condition: Condition, progress: Progress) -> List[Note]:
+    short = condition.detail and condition.detail == progress.short_words
+    return [Note(WARNING, f"finished, but {condition.detail}")] if short else []
 
 
 # Of large runs a part is read, so that a report costs about the same however many ranks they had: of metrics the reports of the
@@ -371,14 +371,13 @@ def _speed(
     if rate is None:
         return None
     value, unit = rate
-    how = f"reported {progress.counts}s, first to last" + (
-        "; times of printed lines, to about 0.25 s on an idle node" if reports.printed else ""
-    )
+    how = f"reported {progress.counts}s, first to last"
+    how += "; times of printed lines, to about 0.25 s on an idle node" if reports.printed else ""
     hung = reports.hung
     if not (progress.tokens or progress.samples) and unit != f"{progress.counts}s/s":
-        how, hung = "as the program states it" if reports.stated else "the program's own summary", 0.0
+        how, hung = MEAN_STATED if reports.stated and "rate" not in reports.summary else OWN_SUMMARY, 0.0
     factor = 1
-    for words, many in zip(_PER, (gpus or ranks, ranks)):
+    for words, many in zip(PER, (gpus or ranks, ranks)):
         if unit.endswith(words) and many:
             factor, unit = many, unit[: -len(words)]
             how = f"the program's own figure{words}, times {many}"
@@ -427,21 +426,14 @@ def _gpu_use(devices: Devices, progress: Progress, speed: Optional[Speed], gpus:
     unit = "token" if progress.tokens else "sample"
     if not work and speed and speed.unit in ("tokens/s", "samples/s"):
         work, unit = speed.value * progress.seconds, speed.unit[:-3]
-    training = devices.energy(progress.first_t, progress.last_t)
-    whole = devices.energy()
+    first, last, whole = progress.first_t, progress.last_t, devices.energy()
+    training = devices.energy(-math.inf if first is None else first, math.inf if last is None else last)
     return GpuUse(
-        devices.count,
-        devices.mean("busy"),
-        devices.mean("power"),
-        devices.most("memory_used", 2**30),
-        devices.most("temperature"),
-        None if whole is None else whole / 3.6e6,
-        devices.energy_how(),
-        training / work if training is not None and work else None,
-        unit if work else "",
-        devices.slowed(),
+        devices.count, devices.mean("busy"), devices.mean("power"), devices.most("memory_used", 2**30),
+        devices.most("temperature"), None if whole is None else whole / 3.6e6, devices.energy_how(),
+        training / work if training is not None and work else None, unit if work else "", devices.slowed(),
         devices.nodes if devices.of > 1 else None,
-    )
+    )  # fmt: skip
 
 
 def _slowest(reports: Reports) -> Tuple[Optional[Slowest], str]:
@@ -481,9 +473,8 @@ def _steps_by_rank(nodes: Sequence[StepTimes]) -> Optional[Steps]:
     if len(longest) < _FEW_SPANS:
         return steps
     first, last = longest[0].number * width, (longest[-1].number + 1) * width - 1
-    return replace(
-        steps, slowest=longest[0].slowest, first=first, last=last, seconds=max(each.most for each in longest)
-    )
+    most = max(each.most for each in longest)
+    return replace(steps, slowest=longest[0].slowest, first=first, last=last, seconds=most)
 
 
 def _step_ms(reports: Reports) -> Optional[float]:
@@ -510,6 +501,13 @@ def _phases(reports: Reports, speed: Optional[Speed], batch: Optional[float], se
     return Phases(step, reports.mean("data_ms"), least, waiting, how)
 
 
+def _unproven(events: Sequence[Event]) -> str:
+    """Return what the last attempt's verdict about its world says, where that is less than one training, and not for lack of
+    sight."""
+    said = [each.verdict for each in events if isinstance(each, kinds.VerdictGiven) and each.verdict.check == "world"]
+    return said[-1].summary if said and said[-1].confidence != CERTAIN and not said[-1].unseen else ""
+
+
 def _notes(events: Sequence[Event], failure: Optional[Finding], hangs: Sequence[Hang]) -> List[Note]:
     found: List[Note] = []
     if failure is not None:
@@ -519,7 +517,9 @@ def _notes(events: Sequence[Event], failure: Optional[Finding], hangs: Sequence[
             mine = [hang for hang in hangs if hang.finding == event.finding and hang.t >= event.t]
             found.append(_note(event.finding, mine[0].seconds if mine else None))
         elif isinstance(event, kinds.VerdictGiven):
-            found.append(Note(INFO, _verdict(event.verdict)))
+            verdict = event.verdict
+            sure = "" if verdict.answer == UNKNOWN else f" ({verdict.confidence})"
+            found.append(Note(INFO, f"{verdict.check}: {verdict.words}{sure}"))
         elif isinstance(event, kinds.Failed) and event.finding != failure:
             found.append(Note(INFO, f"attempt {event.attempt + 1} ended: {event.finding.title}"))
         elif isinstance(event, kinds.Decided):
@@ -539,14 +539,7 @@ def _note(finding: Finding, hung: Optional[float] = None) -> Note:
     return Note(finding.severity, f"{where}{finding.title}{lasted}{cause}", finding.fix)
 
 
-def _verdict(verdict: Verdict) -> str:
-    sure = "" if verdict.answer == UNKNOWN else f" ({verdict.confidence})"
-    return f"{verdict.check}: {verdict.words}{sure}"
-
-
-def _curves(
-    reports: Reports, devices: Devices, begin: float, speed: Optional[Speed]
-) -> Dict[str, List[Tuple[float, float]]]:
+def _curves(reports: Reports, devices: Devices, begin: float, speed: Optional[Speed]) -> Dict[str, List[Point]]:
     curves = {
         LOSS: reports.loss,
         VALIDATION: list(dict.fromkeys(reports.validation)),
@@ -556,10 +549,6 @@ def _curves(
     }
     shifted = {name: [(max(0.0, t - begin), value) for t, value in sorted(points)] for name, points in curves.items()}
     return {name: thinned(points) for name, points in shifted.items() if len(points) > 1}
-
-
-def _steps_at(reports: Reports, begin: float) -> List[Tuple[float, float]]:
-    return thinned(sorted((max(0.0, step.t - begin), float(number)) for number, step in reports.steps.items()))
 
 
 def _both(first: Optional[float], last: Optional[float]) -> Optional[Tuple[float, float]]:

@@ -15,26 +15,8 @@ _BLOCKS = 20  # neighbouring intervals are alike; means of blocks are less so
 _FEWEST = 4  # blocks that an interval of confidence needs
 # Two-sided 95 % points of Student's distribution by degrees of freedom.
 _STUDENT = (
-    12.71,
-    4.30,
-    3.18,
-    2.78,
-    2.57,
-    2.45,
-    2.36,
-    2.31,
-    2.26,
-    2.23,
-    2.20,
-    2.18,
-    2.16,
-    2.14,
-    2.13,
-    2.12,
-    2.11,
-    2.10,
-    2.09,
-)
+    12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13, 2.12, 2.11, 2.10, 2.09,
+)  # fmt: skip
 _LARGEST = 1e18  # any script may report anything
 CLOSE = 1.0  # seconds: printed lines are read about four times per second
 _FEWEST_REPORTS = 3  # at which ranks are compared
@@ -109,8 +91,6 @@ class Reports:
             self.work, self.unit = 1.0, unit
         self.times = total / self.work if total and self.work else 1.0
 
-    # -- what it says ------------------------------------------------------------------------------------------------
-
     @property
     def too_close(self) -> bool:
         """Return true if steps come so fast that the times at which their lines were read do not tell them apart."""
@@ -165,9 +145,8 @@ class Reports:
 
 
 def _is_number(value: Any) -> bool:
-    return (
-        isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < _LARGEST
-    )  # NaN compares false
+    real = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return real and abs(value) < _LARGEST  # NaN compares false
 
 
 def error_of_mean(values: Sequence[float]) -> Optional[float]:
@@ -189,8 +168,6 @@ def thinned(points: Sequence[Tuple[float, float]], most: int = 400) -> List[Tupl
     """Return means of neighbours, so that a plot of any run stays small."""
     if len(points) <= most:
         return list(points)
-    found = []
-    for number in range(most):
-        part = points[number * len(points) // most : (number + 1) * len(points) // most]
-        found.append((statistics.fmean(t for t, _ in part), statistics.fmean(value for _, value in part)))
-    return found
+    ends = [number * len(points) // most for number in range(most + 1)]
+    parts = (zip(*points[begin:end]) for begin, end in zip(ends, ends[1:]))
+    return [(statistics.fmean(times), statistics.fmean(values)) for times, values in parts]

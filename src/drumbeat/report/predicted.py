@@ -36,13 +36,9 @@ def case_of_run(
 
 
 def compared(
-    order: Optional[Order],
-    facts: Optional[Facts],
-    nodes: Optional[int],
-    gpus: Optional[int],
-    phases: Phases,
+    order: Optional[Order], facts: Optional[Facts], nodes: Optional[int], gpus: Optional[int], phases: Phases,
     ledger: Mapping[str, float],
-) -> Optional[Foreseen]:
+) -> Optional[Foreseen]:  # fmt: skip
     """Predict a run from its command and GPUs, and compare."""
     try:
         case = case_of_run(order, facts, nodes, gpus)
@@ -57,13 +53,8 @@ def compared(
 
 
 def _off(
-    terms: Mapping[str, float],
-    predicted: float,
-    high: float,
-    measured: float,
-    phases: Phases,
-    ledger: Mapping[str, float],
-) -> str:
+    terms: Mapping[str, float], predicted: float, high: float, measured: float, phases: Phases, ledger: Mapping[str, float]
+) -> str:  # fmt: skip
     """Name what makes a run slower than predicted: the largest excess that was measured, else computing."""
     spent = sum(ledger.values())
     lost = sum(ledger.get(name, 0.0) for name in ("lost", "restart", "hang"))

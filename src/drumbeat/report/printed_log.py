@@ -9,16 +9,26 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from drumbeat.base.problem import Problem
 from drumbeat.metrics.printed import Reader
-from drumbeat.report.figures import LOSS, NOT_RECORDED, VALIDATION, Figures, Phases, Setting, Speed
+from drumbeat.report.figures import (
+    LOSS,
+    MEAN_STATED,
+    NOT_RECORDED,
+    OWN_SUMMARY,
+    PER,
+    VALIDATION,
+    Figures,
+    Phases,
+    Setting,
+    Speed,
+)
 from drumbeat.report.intervals import error_of_mean, quantile, thinned
 from drumbeat.report.setting import precision_in
 from drumbeat.runfolder.lines import not_finite_words, trend
-from drumbeat.runfolder.progress import AS_PRINTED, Progress
+from drumbeat.runfolder.progress import AS_PRINTED, Progress, StatedRates
 from drumbeat.runfolder.records import Metric, parse_metric
 
 _CHUNK = 1 << 20
 _LARGEST = 2 << 30  # bytes
-_PER = (" per device", " per rank")
 
 
 def figures_of_log(path: str) -> Figures:
@@ -28,7 +38,7 @@ def figures_of_log(path: str) -> Figures:
     ends: Dict[str, Any] = {}
     rates: List[float] = []
     times: List[float] = []
-    unit = ""
+    unit, stated, timed = "", StatedRates(), StatedRates()
     for metric in metrics:
         progress.add(metric)
         if metric.kind == "summary":
@@ -37,10 +47,12 @@ def figures_of_log(path: str) -> Figures:
             unit = metric.unit or unit
         elif metric.kind in ("step", "throughput") and metric.rate is not None:
             rates.append(metric.rate)
+            stated.add_rate(metric.rate, metric.step)
             unit = metric.unit
         took = metric.more.get("step_time")
         if metric.kind == "step" and isinstance(took, float) and took > 0:
             times.append(took)
+            timed.add_rate(1 / took, metric.step)
     trained = progress.step is not None or progress.first_loss is not None or bool(progress.not_finite)
     known = (trained, ends, progress.first_validation, progress.accuracy, progress.target_reached)
     if not any(value not in (None, False, {}) for value in known) and not (times or _all_ranks(unit)):
@@ -49,6 +61,9 @@ def figures_of_log(path: str) -> Figures:
             "docs/metrics.md says which lines are read; a run folder works too",
         )
     gpus = _gpus(ends)
+    if not (rates or "rate" in ends):
+        rates, stated, unit = [1 / each for each in times], timed, f"{progress.step_is or 'step'}s/s"
+    has_speed = (rates or "rate" in ends) and (trained or ends or _all_ranks(unit))
     numbered = [(at, metric) for at, metric in enumerate(metrics) if metric.step is not None and metric.kind == "step"]
     return Figures(
         name=os.path.basename(path),
@@ -70,7 +85,7 @@ def figures_of_log(path: str) -> Figures:
         validation_not_finite=progress.validation_not_finite,
         accuracy=progress.accuracy,
         target_reached=progress.target_reached,
-        speed=_speed(rates, times, ends, unit, gpus, progress) if trained or ends or _all_ranks(unit) else None,
+        speed=_speed(rates, ends, stated, unit, gpus) if has_speed else None,
         no_utilisation="FLOPs are not in the output",
         phases=Phases(step=1e3 * statistics.fmean(times) if times else None),
         setting=Setting(precision=precision_in(_head(path))),
@@ -127,20 +142,14 @@ def _gpus(ends: Dict[str, Any]) -> Optional[int]:
     return int(both[0] * both[1]) if both[0] and both[1] else None
 
 
-def _speed(
-    rates: List[float], times: List[float], ends: Dict[str, Any], unit: str, gpus: Optional[int], progress: Progress
-) -> Optional[Speed]:
-    if not rates and "rate" not in ends:
-        if not times:
-            return None
-        rates, unit = [1 / each for each in times], f"{progress.step_is or 'step'}s/s"
-    factor, how = 1, "the program's own summary" if "rate" in ends else "mean of what the program prints"
-    for words in _PER:
+def _speed(rates: List[float], ends: Dict[str, Any], stated: StatedRates, unit: str, gpus: Optional[int]) -> Speed:
+    factor, how = 1, OWN_SUMMARY if "rate" in ends else MEAN_STATED
+    for words in PER:
         if unit.endswith(words) and gpus:
             factor, unit = gpus, unit[: -len(words)]
             how = f"the program's own figure{words}, times {gpus}"
     rates = [rate * factor for rate in rates]
-    value = factor * ends["rate"] if "rate" in ends else statistics.fmean(rates)
+    value = factor * ends.get("rate", stated.mean)
     if not rates:
         return Speed(value, unit, how)
     low, high = quantile(rates, 0.1), quantile(rates, 0.9)

@@ -60,9 +60,8 @@ def differences(runs: Sequence[Figures], batch_is_explained: bool) -> List[Diffe
 
 
 def _each(room: str, values: Mapping[str, Mapping[str, str]]) -> List[Difference]:
-    names = sorted({key for each in values.values() for key in each})
     found: List[Difference] = []
-    for name in names:
+    for name in sorted({key for each in values.values() for key in each}):
         told = {run: each.get(name, "") for run, each in values.items()}
         found += _difference(f"{room}: {name}", told, breaks=name not in _MINOR)
     if room == "software" and len(found) > 8:
@@ -116,9 +115,7 @@ class Row:
     throughput: float
     speedup: Optional[float]  # None as the efficiency
     efficiency: Optional[float]  # None: steps per second of a batch that is not known say nothing about it
-    error: Optional[
-        float
-    ]  # half of the 95 % interval of the efficiency; None: too few reports, or too wide to say anything
+    error: Optional[float]  # half of the 95 % interval of the efficiency; None: too few reports, or too wide to tell
     ideal: Optional[float]
     seconds: Optional[float]
     accuracy: Optional[float]
@@ -152,17 +149,14 @@ def compare(runs: Sequence[Figures]) -> Comparison:
     left_out = {run.name: why for run in runs for why in [_unusable(run)] if why}
     usable = [run for run in runs if run.name not in left_out]
     units = {run.speed.unit for run in usable if run.speed}
-    if (
-        len({unit.replace(AS_PRINTED, "") for unit in units}) == 1
-    ):  # one program, which says of some runs whose figure it is
-        units = {min(units, key=len)}
+    if len({unit.replace(AS_PRINTED, "") for unit in units}) == 1:
+        units = {min(units, key=len)}  # one program, which says of some runs whose figure it is
     if len(units) > 1:
         raise Problem(f"the runs count different things: {', '.join(sorted(units))}", "compare runs of one program")
     if len(usable) < 2:
         why = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
-        raise Problem(
-            f"fewer than two runs can be compared ({why or 'give at least two'})", "drumbeat report RUN RUN ..."
-        )
+        words = f"fewer than two runs can be compared ({why or 'give at least two'})"
+        raise Problem(words, "drumbeat report RUN RUN ...")
     ordered = sorted(usable, key=lambda run: run.size or 0)  # those of one size as they were named
     baseline = ordered[0]
     kind, why = scaling_kind(ordered)
@@ -171,9 +165,8 @@ def compare(runs: Sequence[Figures]) -> Comparison:
     same = kind == REPEATED and (len(batches) < len(ordered) or _equal(batches))
     found = differences(ordered, same or kind in (STRONG, WEAK))
     size_is = "GPUs" if all(run.gpus for run in ordered) else "ranks"
-    return Comparison(
-        units.pop(), size_is, baseline.name, kind, why, rows, tuple(found), tuple(_questions(rows, ordered)), left_out
-    )
+    questions = tuple(_questions(rows, ordered))
+    return Comparison(units.pop(), size_is, baseline.name, kind, why, rows, tuple(found), questions, left_out)
 
 
 def scaling_kind(runs: Sequence[Figures]) -> Tuple[str, str]:
@@ -181,10 +174,8 @@ def scaling_kind(runs: Sequence[Figures]) -> Tuple[str, str]:
     nodes = sorted({run.nodes for run in runs if run.nodes})
     if len({run.size for run in runs}) == 1 and len(nodes) > 1:
         size = f"{runs[0].size} {'GPUs' if runs[0].gpus else 'ranks'}"
-        return (
-            REPEATED,
-            f"every run has {size}, on {' or '.join(map(str, nodes))} nodes: only the nodes differ in number",
-        )
+        many = " or ".join(map(str, nodes))
+        return REPEATED, f"every run has {size}, on {many} nodes: only the nodes differ in number"
     if len({run.size for run in runs}) == 1:
         return REPEATED, "all runs have the same size: they repeat or vary one another"
     whole = [run.batch for run in runs]
@@ -217,9 +208,7 @@ def _row(run: Figures, baseline: Figures, kind: str) -> Row:
     assert run.speed and baseline.speed and run.size and baseline.size
     ratio = run.size / baseline.size
     speedup = run.speed.value / baseline.speed.value
-    parts = [
-        (each.speed.error / each.speed.value) for each in (run, baseline) if each.speed and each.speed.error is not None
-    ]
+    parts = [each.error / each.value for each in (run.speed, baseline.speed) if each.error is not None]
     grown = _grown(run, baseline, ratio, kind)
     ideal: Optional[float] = ratio
     if run.speed.unit.startswith("steps/s"):  # they say nothing unless the batch is known
@@ -234,11 +223,8 @@ def _row(run: Figures, baseline: Figures, kind: str) -> Row:
         no_error = "" if 2 * error <= efficiency else "the spread within the runs is too large to give an interval"
         error = None if no_error else error
     step = run.phases.step
-    lost = (
-        step * (1 - efficiency)
-        if grown and step is not None and efficiency is not None and run is not baseline
-        else None
-    )
+    told = grown and step is not None and efficiency is not None and run is not baseline
+    lost = (step or 0.0) * (1 - (efficiency or 0.0)) if told else None
     return Row(
         run.name, run.nodes, run.size, run.speed.value, speedup if ideal else None, efficiency, error,
         baseline.speed.value * ideal if ideal else None,
@@ -302,12 +288,13 @@ def _questions(rows: Sequence[Row], runs: Sequence[Figures]) -> List[str]:
         )
     printed = [run.name for run in runs if run.speed and run.speed.unit.endswith(AS_PRINTED)]
     if 0 < len(printed) < len(runs):
-        found.append(
-            f"{', '.join(printed)}: the program does not say whether its figure is one rank's or the whole job's"
-        )
+        who = ", ".join(printed)
+        found.append(f"{who}: the program does not say whether its figure is one rank's or the whole job's")
     for run in runs:
         if run.world:
             found.append(f"{run.name} is not one training: {run.world}")
+        if run.world_unproven:
+            found.append(f"{run.name} is not proven to be one training: {run.world_unproven}")
         if run.outcome not in (FINISHED, NOT_RECORDED):
             found.append(f"{run.name} did not finish ({run.outcome}): its figures are those of the part that was done")
         if run.speed and run.speed.hung:
@@ -316,10 +303,8 @@ def _questions(rows: Sequence[Row], runs: Sequence[Figures]) -> List[str]:
             found.append(f"{run.name}: loss {run.loss_not_finite}")
     if any(run.emulated for run in runs):
         found.append("emulated nodes share one machine: their speed-up says nothing about a cluster")
-    shares = {run.name: run.training_s for run in runs if run.training_s is not None and run.training_s < _LONG_ENOUGH}
-    if shares:
-        names = ", ".join(shares)
-        found.append(
-            f"less than {_LONG_ENOUGH:g} s of training in {names}: start-up effects may weigh more than scaling"
-        )
+    brief = [run.name for run in runs if run.training_s is not None and run.training_s < _LONG_ENOUGH]
+    if brief:
+        words = f"less than {_LONG_ENOUGH:g} s of training in {', '.join(brief)}"
+        found.append(f"{words}: start-up effects may weigh more than scaling")
     return found

@@ -21,13 +21,15 @@ _TARGET = regex(r"--?target[-_](?:accuracy|acc)[= ]+([0-9.]+)")
 
 def setting_of(run: Run, order: Optional[Order], facts: Optional[Facts], setup: Mapping[str, Any]) -> Setting:
     command = shlex.join(order.command) if order else ""
+    packages = run.packages().get("packages")
+    named = {str(name): str(version) for name, version in packages.items()} if isinstance(packages, dict) else {}
     return Setting(
         command=command,
         precision=str(setup.get("precision") or precision_in(command)),
         layout=str(setup.get("layout") or ""),
         code=code_words(run),
         image=_image(run.code(), order),
-        software={**(facts.versions if facts else {}), **_packages(run.packages()), "drumbeat": run.record.version},
+        software={**(facts.versions if facts else {}), **named, "drumbeat": run.record.version},
         hardware=_hardware(facts),
         site=order.site if order else "",
     )
@@ -66,11 +68,6 @@ def _image(code: Mapping[str, Any], order: Optional[Order]) -> str:
     image = os.path.basename(order.container.image.rstrip("/"))
     digest = code.get("image_digest")
     return f"{image} ({str(digest)[:19]})" if digest else image
-
-
-def _packages(recorded: Mapping[str, Any]) -> Dict[str, str]:
-    packages = recorded.get("packages")
-    return {str(name): str(version) for name, version in packages.items()} if isinstance(packages, dict) else {}
 
 
 def _hardware(facts: Optional[Facts]) -> Dict[str, str]:

@@ -11,11 +11,11 @@ from html import escape
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from drumbeat.findings.model import ERROR
-from drumbeat.report.chart import Look, line_chart, share_bar
 from drumbeat.report.figures import LOSS, NOT_RECORDED, VALIDATION, Figures
 from drumbeat.report.scaling import FINISHED, NOT, NOT_KNOWN, STRONG, WEAK, Comparison, Row
 from drumbeat.report.text import end_words, rows, size_words, speed_words
 from drumbeat.runfolder.lines import duration, part_words
+from drumbeat.verify.chart import Look, line_chart, share_bar
 
 # A report as one HTML file: tables and inline SVG. It opens from disk and asks for nothing else.
 
@@ -50,26 +50,23 @@ def page_of(figures: Figures) -> str:
     charts = charts_of(figures)
     body = [_verdict(figures)]
     body += ['<div class="plots">', *charts.values(), "</div>"] if charts else []
-    return document(f"drumbeat report: {figures.name}", [*body, "<h2>Details</h2>", _table(rows(figures)[1:])])
+    return document(f"drumbeat report: {figures.name}", [*body, "<h2>Details</h2>", rows_table(rows(figures)[1:])])
 
 
 def _verdict(figures: Figures) -> str:
     """Return how the run ended, what was wrong and its fix, and the figures that most people look for."""
     wrong = [note for note in figures.notes if note.severity == ERROR or figures.outcome != FINISHED and note.fix]
-    state = (
-        "ok" if figures.outcome == FINISHED and not wrong else "error" if wrong or figures.outcome == "failed" else ""
-    )
+    bad = wrong or figures.outcome == "failed"
+    state = "error" if bad else "ok" if figures.outcome == FINISHED else ""
     lines = [f'<p class="end">{escape(end_words(figures))}</p>']
     for note in wrong[:3]:
         lines.append(f"<p>{escape(note.text)}</p>")
         lines += [f"<p><b>Fix:</b> {escape(note.fix)}</p>"] if note.fix else []
     told = dict(rows(figures))
-    words = [
-        size_words(figures),
-        speed_words(figures) if figures.speed else "",
-        f"loss {told['loss']}" if figures.loss else "",
-    ]
-    lines.append(f"<p>{escape('; '.join(word for word in words if word))}</p>")
+    words = [size_words(figures)]
+    words += [speed_words(figures)] if figures.speed else []
+    words += [f"loss {told['loss']}"] if figures.loss else []
+    lines.append(f"<p>{escape('; '.join(words))}</p>")
     return f'<section class="verdict {state}"><h1>{escape(figures.name)}</h1>{"".join(lines)}</section>'
 
 
@@ -89,9 +86,8 @@ def charts_of(figures: Figures) -> Dict[str, str]:
         if title != VALIDATION or LOSS not in figures.curves:
             file, over = "-".join(name.lower().replace(",", "").split()), "seconds since the command"
             if unit == "loss" and len(figures.steps_at) > 1:
-                series = {
-                    each: [(_step_at(t, figures.steps_at), value) for t, value in series[each]] for each in series
-                }
+                at = figures.steps_at
+                series = {each: [(_step_at(t, at), value) for t, value in own] for each, own in series.items()}
                 over = figures.step_is or "step"
             found[file] = line_chart(name, series, over, unit, Look(zero=unit != "loss"))
     return found
@@ -105,73 +101,49 @@ def _step_at(t: float, steps: Sequence[Tuple[float, float]]) -> float:
     return round(first + (second - first) * min(max(share, 0.0), 1.0))
 
 
-def document(title: str, body: Sequence[str]) -> str:
+def document(title: str, body: Sequence[str], command: str = "drumbeat report") -> str:
     made = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
-    return "\n".join(
-        [
-            '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">",
-            f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>",
-            *body,
-            f'<p class="soft">Made by drumbeat report, {made}.</p></body></html>\n',
-        ]
-    )
+    return f"""<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<title>{escape(title)}</title><style>{_STYLE}</style></head><body>
+{chr(10).join(body)}
+<p class="soft">Made by {command}, {made}.</p></body></html>
+"""
 
 
-def _table(found: Sequence[Tuple[str, str]]) -> str:
-    lines: List[str] = [f"<tr><th>{escape(label)}</th><td>{escape(text)}</td></tr>" for label, text in found]
+def rows_table(found: Sequence[Tuple[str, str]]) -> str:
+    lines = (f"<tr><th>{escape(label)}</th><td>{escape(text)}</td></tr>" for label, text in found)
     return f"<table>{''.join(lines)}</table>"
 
 
-FORMATS = ("markdown", "csv", "latex")
 _WORDS = {True: "yes", False: "no", None: "not known"}
 
 
 def cells(comparison: Comparison) -> Tuple[List[str], List[List[str]]]:
     """Return the table that people put into a paper: header and one row per run. A column of which nothing is known is
     left out."""
-    size = comparison.size_is
-    header = [
-        "run",
-        "nodes",
-        size,
-        f"throughput ({comparison.unit})",
-        "speed-up",
-        "efficiency",
-        "time",
-        "target reached",
-    ]
+    header = ["run", "nodes", comparison.size_is, f"throughput ({comparison.unit})", "speed-up", "efficiency", "time"]
+    header.append("target reached")
     rows = [_cells(row) for row in comparison.rows]
-    if not _all_finished(comparison):
-        header = [*header, "end"]
-        rows = [
-            [*cells, _WORDS[None] if row.outcome == NOT_RECORDED else row.outcome]
-            for cells, row in zip(rows, comparison.rows)
-        ]
+    ends = [_WORDS[None] if row.outcome == NOT_RECORDED else row.outcome for row in comparison.rows]
+    if not {*ends} <= {FINISHED, _WORDS[None]}:
+        header, rows = [*header, "end"], [[*cells, end] for cells, end in zip(rows, ends)]
     shown = [at for at in range(len(header)) if not {row[at] for row in rows} <= {_WORDS[None], NOT}]
     return [header[at] for at in shown], [[row[at] for at in shown] for row in rows]
 
 
-def _all_finished(comparison: Comparison) -> bool:
-    """Return true if all runs finished, or their ends are not recorded, as in logs."""
-    return all(row.outcome in (FINISHED, NOT_RECORDED) for row in comparison.rows)
-
-
 def _cells(row: Row) -> List[str]:
     interval = f" ± {100 * row.error:.1f}" if row.error is not None and row.error > 0 else ""
+    accuracy = f" ({row.accuracy:.4g})" if row.accuracy is not None else ""
     efficiency = "not known" if row.efficiency is None else f"{100 * row.efficiency:.1f}{interval} %"
     return [
         row.name,
         str(row.nodes) if row.nodes else "not known", str(row.size), f"{row.throughput:,.0f}" if row.throughput >= 100 else
         f"{row.throughput:.3g}", "not known" if row.speedup is None else f"{row.speedup:.2f}", efficiency,
-        duration(row.seconds) if row.seconds is not None else NOT, _target(row),
+        duration(row.seconds) if row.seconds is not None else NOT, _WORDS[row.target_reached] + accuracy,
     ]  # fmt: skip
-
-
-def _target(row: Row) -> str:
-    accuracy = f" ({row.accuracy:.4g})" if row.accuracy is not None else ""
-    return _WORDS[row.target_reached] + accuracy
 
 
 def markdown(comparison: Comparison) -> str:
@@ -185,16 +157,17 @@ def csv_text(comparison: Comparison) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     names = (
-        "run",
-        "nodes",
-        comparison.size_is.lower(),
         "throughput",
         "unit",
         "speedup",
         "efficiency",
         "efficiency_error",
+        "ideal_throughput",
+        "seconds",
+        "accuracy",
     )
-    writer.writerow([*names, "ideal_throughput", "seconds", "accuracy", "target_reached", "step_ms", "lost_ms", "end"])
+    size = comparison.size_is.lower()
+    writer.writerow(["run", "nodes", size, *names, "target_reached", "step_ms", "lost_ms", "end"])
     for row in comparison.rows:
         reached = "" if row.target_reached is None else str(row.target_reached).lower()
         values = [
@@ -208,22 +181,15 @@ def csv_text(comparison: Comparison) -> str:
             row.error,
         ]
         values += [row.ideal, row.seconds, row.accuracy, reached, row.step_ms, row.lost_ms, row.outcome]
-        writer.writerow(
-            ["" if value is None else f"{value:.6g}" if isinstance(value, float) else value for value in values]
-        )
+        writer.writerow([f"{each:.6g}" if isinstance(each, float) else "" if each is None else each for each in values])
     return out.getvalue()
 
 
 def latex(comparison: Comparison) -> str:
     header, rows = cells(comparison)
-    lines = [
-        r"\begin{tabular}{l" + "r" * (len(header) - 1) + "}",
-        r"\hline",
-        " & ".join(map(_tex, header)) + r" \\",
-        r"\hline",
-    ]
-    lines += [" & ".join(map(_tex, row)) + r" \\" for row in rows]
-    return "\n".join([*lines, r"\hline", r"\end{tabular}"]) + "\n"
+    head, *lines = (" & ".join(map(_tex, row)) + r" \\" for row in (header, *rows))
+    begin = r"\begin{tabular}{l" + "r" * (len(header) - 1) + "}"
+    return "\n".join([begin, r"\hline", head, r"\hline", *lines, r"\hline", r"\end{tabular}"]) + "\n"
 
 
 def _tex(text: str) -> str:
@@ -238,11 +204,8 @@ def text(comparison: Comparison, width: int = 80) -> List[str]:
     short = [{throughput: comparison.unit, "target reached": "target"}.get(name, name).upper() for name in header]
     widths = [max(len(each[place]) for each in [short, *rows]) for place in range(len(header))]
     lines = ["  ".join(f"{cell:<{wide}}" for cell, wide in zip(row, widths)).rstrip() for row in [short, *rows]]
-    lines += [""] + [
-        line
-        for paragraph in said(comparison)
-        for line in textwrap.wrap(paragraph, width, subsequent_indent="  ", break_on_hyphens=False)
-    ]
+    for paragraph in ("", *said(comparison)):
+        lines += textwrap.wrap(paragraph, width, subsequent_indent="  ", break_on_hyphens=False) or [""]
     return lines
 
 
@@ -253,15 +216,9 @@ def said(comparison: Comparison) -> List[str]:
     if any(row.error for row in comparison.rows):
         found.append("efficiency ± 95 % interval, from the spread within the runs; days and nodes differ by more")
     found += [f"efficiency of {row.name}: {row.no_error}" for row in comparison.rows if row.no_error]
-    for row in comparison.rows[1:]:
-        found.append(loss_words(row, comparison))
-    sources = {
-        each.kind: each.source
-        for row in comparison.rows
-        if (row.lost_ms or 0) > 0
-        for each in row.losses
-        if each.ms is not None
-    }
+    found += [loss_words(row, comparison) for row in comparison.rows[1:]]
+    lost = [each for row in comparison.rows if (row.lost_ms or 0) > 0 for each in row.losses]
+    sources = {each.kind: each.source for each in lost if each.ms is not None}
     found += [f"{kind}: measured as {source}" for kind, source in sources.items()]
     broken = [each.text() for each in comparison.differences if each.breaks]
     if broken:
@@ -300,13 +257,15 @@ def page(comparison: Comparison) -> str:
     words = f"{cell[4]} times as fast on {last.size} {comparison.size_is} as on {comparison.rows[0].size}"
     words = f"{words}: {cell[5]} of ideal" if last.efficiency is not None else "speed-up and efficiency: not known"
     verdict = f'<p class="end">{escape(end)}</p><p>{escape(words)}</p>{broken}'
-    parts = [
-        f'<section class="verdict {"error" if broken else "ok"}"><h1>{len(comparison.rows)} runs</h1>{verdict}</section>'
-    ]
-    parts += [f'<div class="scroll"><table><tr>{head}</tr>{body}</table></div>']
-    parts += ['<div class="plots">', *charts_of_comparison(comparison).values(), "</div>"]
     notes = "".join(f"<li>{escape(each)}</li>" for each in said(comparison))
-    return document("drumbeat report: scaling", [*parts, f"<ul>{notes}</ul>"])
+    parts = [
+        f'<section class="verdict {"error" if broken else "ok"}"><h1>{len(comparison.rows)} runs</h1>{verdict}</section>',
+        f'<div class="scroll"><table><tr>{head}</tr>{body}</table></div>',
+        '<div class="plots">',
+        *charts_of_comparison(comparison).values(),
+        f"</div>\n<ul>{notes}</ul>",
+    ]
+    return document("drumbeat report: scaling", parts)
 
 
 def charts_of_comparison(comparison: Comparison) -> Dict[str, str]:
@@ -317,29 +276,18 @@ def charts_of_comparison(comparison: Comparison) -> Dict[str, str]:
     efficiency, full = [(x, 100 * share) for x, _, share in shown], [(x, 100.0) for x, _, _ in shown]
     spread = {(x, row.throughput): row.throughput * row.error / share for x, row, share in shown if row.error}
     shares = {(x, 100 * share): 100 * row.error for x, row, share in shown if row.error}
-    return {
-        "throughput": line_chart(
-            "throughput, with its 95 % interval" if spread else "throughput",
-            {"measured": measured, "ideal": ideal},
-            comparison.size_is,
-            comparison.unit,
-            Look(dots=True, errors={"measured": spread}),
-        ),
-        "efficiency": line_chart(
-            "efficiency, with its 95 % interval" if shares else "efficiency",
-            {"measured": efficiency, "ideal": full},
-            comparison.size_is,
-            "% of ideal",
-            Look(dots=True, errors={"measured": shares}),
-        ),
+    charts = {
+        "throughput": (measured, ideal, spread, comparison.unit),
+        "efficiency": (efficiency, full, shares, "% of ideal"),
     }
-
-
-RENDER: Dict[str, Callable[[Comparison], str]] = {"markdown": markdown, "csv": csv_text, "latex": latex}
+    return {
+        name: line_chart(
+            f"{name}, with its 95 % interval" if errors else name, {"measured": points, "ideal": expected},
+            comparison.size_is, unit, Look(dots=True, errors={"measured": errors}),
+        ) for name, (points, expected, errors, unit) in charts.items()
+    }  # fmt: skip
 
 
 def rendered(comparison: Comparison, name: Optional[str], width: int) -> str:
-    return RENDER[name](comparison) if name else "\n".join(text(comparison, width)) + "\n"
-
-
-__all__: Sequence[str] = ("FORMATS", "RENDER", "cells", "page", "rendered", "said", "text")
+    render: Dict[str, Callable[[Comparison], str]] = {"markdown": markdown, "csv": csv_text, "latex": latex}
+    return render[name](comparison) if name else "\n".join(text(comparison, width)) + "\n"

@@ -7,11 +7,10 @@ from typing import List, Optional, Tuple
 
 from drumbeat.base.redact import printable
 from drumbeat.predict.goodput import FAILURE_SOURCE, reliability_of
-from drumbeat.report.figures import Figures, Foreseen, GpuUse, Steps, Traffic
-from drumbeat.runfolder.ledger import QUEUE, TRAINING
+from drumbeat.report.figures import Figures, Foreseen, GpuUse, Steps
 from drumbeat.runfolder.lines import WHOSE_RATE, count, duration, ledger_words, loss_text, part_words, speed
 from drumbeat.runfolder.progress import AS_PRINTED
-from drumbeat.runfolder.state import GOING_ON
+from drumbeat.runfolder.state import GOING_ON, QUEUE, TRAINING
 
 NOT = "not measured"
 _LABEL = 11
@@ -35,37 +34,33 @@ def rows(figures: Figures) -> List[Tuple[str, str]]:
         found.append(("time", ledger_words(figures.ledger, figures.training_share)))
     if figures.training_share is not None:
         found.append(("ETTR", ettr_words(figures)))
-    found.append(("GPU-hours", _gpu_hours(figures)))
+    hours = NOT if figures.gpu_hours is None else f"{figures.gpu_hours:.3g}"
+    found.append(("GPU-hours", "0: no GPU" if figures.gpus == 0 else hours))
     if figures.step is not None:
+        steps = f" of {figures.steps:,}" if figures.steps else ""
         counted = f" of this {figures.steps_of}" if figures.steps_of else ""
-        found.append(
-            (
-                figures.step_is or "step",
-                f"{figures.step:,}" + (f" of {figures.steps:,}" if figures.steps else "") + counted,
-            )
-        )
+        found.append((figures.step_is or "step", f"{figures.step:,}{steps}{counted}"))
     losses = [_went(figures.loss, figures.loss_not_finite, figures.loss_trend)]
     validation = _went(figures.validation, figures.validation_not_finite)
     losses.append(f"validation {validation}" if validation else "")
-    found.append(("loss", "; ".join(words for words in losses if words) or NOT))
-    found.append(("target", target_words(figures)))
-    found.append(("throughput", speed_words(figures)))
-    found.append(("spread", spread_words(figures)))
-    found.append(("batch", f"{figures.batch:,.0f} {figures.batch_unit} per step, all ranks" if figures.batch else NOT))
-    found.append(("MFU", mfu_words(figures)))
-    found += gpu_rows(figures.gpu, figures.gpus)
-    found.append(("network", network_words(figures)))
-    found.append(("slowest", slowest_words(figures)))
+    found += [
+        ("loss", "; ".join(words for words in losses if words) or NOT),
+        ("target", target_words(figures)),
+        ("throughput", speed_words(figures)),
+        ("spread", spread_words(figures)),
+        ("batch", f"{figures.batch:,.0f} {figures.batch_unit} per step, all ranks" if figures.batch else NOT),
+        ("MFU", mfu_words(figures)),
+        *gpu_rows(figures.gpu, figures.gpus),
+        ("network", network_words(figures)),
+        ("slowest", slowest_words(figures)),
+    ]
     if figures.steps_by_rank:
-        found.append(("by rank", steps_words(figures.steps_by_rank)))
-    found.append(
-        (f"in {'an' if figures.step_is == 'epoch' else 'a'} {figures.step_is or 'step'}", phase_words(figures))
-    )
+        found.append(("by rank", steps_words(figures.steps_by_rank, figures.step_is or "step")))
+    found.append((f"per {figures.step_is or 'step'}", phase_words(figures)))
     if figures.foreseen:
         found.append(("predicted", foreseen_words(figures.foreseen)))
-    found += [
-        (note.severity, f"{note.text}{': ' + note.fix if note.fix else ''}") for note in figures.notes[:_MOST_NOTES]
-    ]
+    notes = figures.notes[:_MOST_NOTES]
+    found += [(note.severity, f"{note.text}: {note.fix}" if note.fix else note.text) for note in notes]
     if len(figures.notes) > _MOST_NOTES:
         found.append(("", f"{len(figures.notes) - _MOST_NOTES} more findings: --json shows them"))
     setting = figures.setting
@@ -96,17 +91,12 @@ def software_words(name: str, version: str, gpus: Optional[int]) -> str:
 def ettr_words(figures: Figures) -> str:
     """Return the effective training time ratio with its parts; of a job that was queued again, over all of its starts."""
     parts, held = figures.ledger, sum(figures.ledger.values()) - figures.ledger.get(QUEUE, 0.0)
-    lost = {
-        name: seconds for name, seconds in parts.items() if name not in (QUEUE, TRAINING) and seconds >= held / 1000
-    }
-    most = sorted(lost, key=lambda name: -lost[name])
+    lost = {name: spent for name, spent in parts.items() if name not in (QUEUE, TRAINING) and spent >= held / 1000}
+    longest = sorted(lost, key=lambda name: -lost[name])
+    most = ", ".join(f"{part_words(name, parts)} {lost[name] / held:.1%}" for name in longest)
     words = [f"{figures.training_share:.1%} of the time on its nodes"]
     words += [f"over {figures.starts} starts of the job"] if figures.starts > 1 else []
-    words += (
-        [f"the rest: {', '.join(f'{part_words(name, parts)} {lost[name] / held:.1%}' for name in most)}"]
-        if most
-        else []
-    )
+    words += [f"the rest: {most}"] if most else []
     if parts.get(QUEUE, 0.0) > 0:
         words.append(f"{parts[TRAINING] / sum(parts.values()):.1%} with the queue")
     if figures.gpus and held > _LONG:
@@ -129,12 +119,6 @@ def size_words(figures: Figures) -> str:
     return ", ".join(parts) + (" (nodes emulated on one machine)" if figures.emulated else "")
 
 
-def _gpu_hours(figures: Figures) -> str:
-    if figures.gpus == 0:
-        return "0: no GPU"
-    return NOT if figures.gpu_hours is None else f"{figures.gpu_hours:.3g}"
-
-
 def target_words(figures: Figures) -> str:
     accuracy = f"accuracy {figures.accuracy:.4g}" if figures.accuracy is not None else ""
     if figures.target_reached is None:
@@ -149,11 +133,8 @@ def speed_words(figures: Figures) -> str:
         return f"{NOT}: {figures.no_speed}" if figures.no_speed else NOT
     shared = not found.unit.startswith(("tokens", "samples"))  # all ranks make each step or epoch together
     size = 0 if shared or found.unit.endswith(AS_PRINTED) else figures.size
-    each = (
-        f"; {speed(found.value / size, found.unit, rough=found.rough)} per {'GPU' if figures.gpus else 'rank'}"
-        if size
-        else ""
-    )
+    whose = "GPU" if figures.gpus else "rank"
+    each = f"; {speed(found.value / size, found.unit, rough=found.rough)} per {whose}" if size else ""
     how = WHOSE_RATE if found.unit.endswith(AS_PRINTED) else found.how
     return f"{speed(found.value, found.unit, rough=found.rough)}{each} ({how})"
 
@@ -183,15 +164,11 @@ def gpu_rows(use: Optional[GpuUse], gpus: Optional[int]) -> List[Tuple[str, str]
     if use is None:
         why = "no GPU" if gpus == 0 else NOT
         return [("GPU use", why), ("energy", why)]
-    parts = []
-    if use.busy is not None:
-        parts.append(f"busy {use.busy:.0f} %")
-    if use.power_w is not None:
-        parts.append(f"{use.power_w:.0f} W per GPU")
-    if use.memory_gib is not None:
-        parts.append(f"at most {use.memory_gib:.1f} GiB")
-    if use.temperature is not None:
-        parts.append(f"at most {use.temperature:.0f} C")
+    figures = (
+        ("busy {:.0f} %", use.busy), ("{:.0f} W per GPU", use.power_w), ("at most {:.1f} GiB", use.memory_gib),
+        ("at most {:.0f} C", use.temperature),
+    )  # fmt: skip
+    parts = [words.format(value) for words, value in figures if value is not None]
     parts += [f"slowed by {reason} {share:.0%} of the time" for reason, share in use.slowed.items() if share >= 0.01]
     where = f" of {use.sampled_nodes} nodes" if use.sampled_nodes else ""
     words = f"{', '.join(parts)} ({count(use.samples, 'sample')}{where}, start to end)" if parts else NOT
@@ -210,24 +187,20 @@ def network_words(figures: Figures) -> str:
         return f"{NOT}: {figures.network_why}"
     if not figures.network:
         return NOT
-    words = "; ".join(f"{_kind(kind)} {_traffic(each)}" for kind, each in sorted(figures.network.items()))
+    kinds = {"ethernet": "interfaces", "rdma": "RDMA ports"}
+    words = "; ".join(
+        f"{kinds[kind]} received {size_text(each.received)}, sent {size_text(each.sent)}"
+        for kind, each in sorted(figures.network.items())
+    )
     return f"{words} (everything on these hosts)"
 
 
-def _kind(kind: str) -> str:
-    return {"ethernet": "interfaces", "rdma": "RDMA ports"}[kind]
-
-
-def _traffic(each: Traffic) -> str:
-    return f"received {size_text(each.received)}, sent {size_text(each.sent)}"
-
-
 def size_text(count_: float) -> str:
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if count_ < 1000 or unit == "TB":
+    for unit in ("B", "kB", "MB", "GB"):
+        if count_ < 1000:
             return f"{count_:.3g} {unit}"
         count_ /= 1000
-    raise AssertionError
+    return f"{count_:.3g} TB"
 
 
 def slowest_words(figures: Figures) -> str:
@@ -237,11 +210,12 @@ def slowest_words(figures: Figures) -> str:
     return f"rank {slow.rank} on node {slow.node}: {slow.ms:.1f} ms; {slow.how}"
 
 
-def steps_words(steps: Steps) -> str:
-    words = f"{steps.least:.3g} to {steps.most:.3g} s per step, median {steps.median:.3g} s"
+def steps_words(steps: Steps, counts: str) -> str:
+    """`counts`: name of what a step number counts."""
+    words = f"{steps.least:.3g} to {steps.most:.3g} s per {counts}, median {steps.median:.3g} s"
     if steps.slowest is None:
         return f"{words}; no rank is slower than the others for long"
-    when = f"in steps {steps.first:,} to {steps.last:,}, with up to {steps.seconds:.3g} s"
+    when = f"in {counts}s {steps.first:,} to {steps.last:,}, with up to {steps.seconds:.3g} s"
     return f"{words}; rank {steps.slowest} is slowest {when}"
 
 
@@ -249,12 +223,8 @@ def phase_words(figures: Figures) -> str:
     phases = figures.phases
     if phases.step is None:
         return NOT
-    named = (
-        ("input", phases.input),
-        ("communication", phases.communication),
-        ("waiting for slower ranks", phases.waiting),
-    )
-    parts = [f"{name} {ms:.1f} ms" if ms is not None else f"{name} {NOT}" for name, ms in named]
+    named = {"input": phases.input, "communication": phases.communication, "waiting for slower ranks": phases.waiting}
+    parts = [f"{name} {ms:.1f} ms" if ms is not None else f"{name} {NOT}" for name, ms in named.items()]
     return f"mean {phases.step:.1f} ms: {', '.join(parts)}" + (f" ({phases.how})" if phases.how else "")
 
 

@@ -11,6 +11,7 @@ import os
 import socket
 import stat
 import time
+from contextlib import suppress
 from dataclasses import field
 from typing import Any, BinaryIO, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
@@ -33,10 +34,8 @@ def replace(path: str, text: str, mode: int = 0o644) -> None:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError:
-        try:
+        with suppress(OSError):
             os.unlink(temporary)
-        except OSError:
-            pass
         raise
 
 

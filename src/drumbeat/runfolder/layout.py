@@ -46,6 +46,7 @@ import os
 import signal
 import stat
 import tempfile
+from contextlib import suppress
 from typing import Any, Dict, List, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
@@ -198,14 +199,11 @@ class StopFile:
         """Return where to begin. Requests to an earlier start of this run no longer count, except that it was cancelled.
         There was an earlier one if the scheduler says so (`started_before`), or if a lead left `events`."""
         position = 0
-        try:
-            with open(self.path, "rb") as file:
-                for line in file:
-                    if line.split()[:1] == [b"CANCEL"] or not line.endswith(b"\n"):
-                        break
-                    position += len(line)
-        except OSError:
-            pass  # nobody has asked
+        with suppress(OSError), open(self.path, "rb") as file:  # no such file: nobody has asked
+            for line in file:
+                if line.split()[:1] == [b"CANCEL"] or not line.endswith(b"\n"):
+                    break
+                position += len(line)
         return position if started_before or os.path.exists(events) else 0
 
 

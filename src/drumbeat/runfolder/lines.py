@@ -10,9 +10,9 @@ from typing import Collection, List, Mapping, Optional, Sequence, Tuple
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.ranges import named_ranks, numbers
 from drumbeat.findings.model import Finding, shown
-from drumbeat.runfolder.ledger import TRAINING, UNKNOWN
 from drumbeat.runfolder.progress import AS_PRINTED, Progress
 from drumbeat.runfolder.run import Log, Run, lost_spares
+from drumbeat.runfolder.state import TRAINING, UNKNOWN
 from drumbeat.runfolder.summary import Affected, Summary
 
 # Current use of a run's GPUs: one line for `status`.
@@ -228,18 +228,21 @@ _DOUBTS = {
 }
 
 
+_GO_ON = "start the same command to go on"
+
+
 def end_words(summary: Summary) -> str:
     took = duration(summary.elapsed)
     if summary.outcome == "requeue":
-        return (
-            f"cancelled after {took}; its ranks ask to be started again (exit code 75): start the same command to go on"
-        )
+        return f"cancelled after {took}; its ranks ask to be started again (exit code 75): {_GO_ON}"
     if summary.outcome == "doubtful":
         why = _DOUBTS.get(summary.failure.code if summary.failure else "", "but what was written last is a failure")
         return f"doubtful: finished in {took}, {why}; exit code {summary.exit_code}"
     if summary.outcome == "time-limit":
         return f"time-limit reached after {took}, exit code {summary.exit_code}"
     short = summary.progress.short_words if summary.outcome == "finished" else ""
+    if summary.outcome == "cancelled" and summary.attempts and summary.attempts[-1].resumable:
+        return f"cancelled after {took}, exit code {summary.exit_code}; its ranks saved and ended with 75: {_GO_ON}"
     after = "after" if summary.outcome == "cancelled" else "in"
     return f"{summary.outcome} {after} {took}, exit code {summary.exit_code}" + (f", but {short}" if short else "")
 
@@ -287,7 +290,7 @@ def _lines_at_start(path: str) -> int:
 _FEW = 5  # losses: of fewer, the first and the last one say all
 _BLOCKS = 20  # means of neighbours, between which a lasting trend shows
 _SURE = 3.0  # standard deviations
-_TINY = 0.005  # of the loss: a change that nobody looks for
+_TINY, _MUCH = 0.005, 0.1  # of the loss: a change that nobody looks for, and one that reads as a trend
 
 
 def trend(losses: Sequence[float]) -> str:
@@ -301,14 +304,15 @@ def trend(losses: Sequence[float]) -> str:
     if not _changed(first, last) or (
         abs(last - first) <= _SURE * _noise(losses) * math.sqrt(2 / size) and abs(_order(losses)) < _SURE
     ):
-        return f"about the same, {loss_text(first)} at first and {loss_text(last)} at the end{of}"
+        ends = f"{loss_text(first)} at first and {loss_text(last)} at the end{of}"
+        return f"too noisy to tell, {ends}" if _changed(first, last, _MUCH) else f"about the same, {ends}"
     if (last < first) == (losses[-1] < losses[0]):
         return ""
     return f"{'fell' if last < first else 'rose'} from {loss_text(first)} to {loss_text(last)}{of}"
 
 
-def _changed(first: float, last: float) -> bool:
-    return abs(last - first) > _TINY * max(abs(first), abs(last))
+def _changed(first: float, last: float, least: float = _TINY) -> bool:
+    return abs(last - first) > least * max(abs(first), abs(last))
 
 
 def _noise(losses: Sequence[float]) -> float:
@@ -352,7 +356,11 @@ def loss_words(progress: Progress, losses: Sequence[float] = ()) -> str:
 
 def not_finite_words(progress: Progress) -> str:
     since = progress.not_finite_since
-    return progress.not_finite + ("" if since is None or progress.laps else f" since {progress.counts} {since}")
+    if since is None or progress.laps:
+        return progress.not_finite
+    words = progress.not_finite if progress.not_finite_first in ("", progress.not_finite) else "not finite"
+    now = "" if words == progress.not_finite else f" (now {progress.not_finite})"
+    return f"{words} since {progress.counts} {since}{now}"
 
 
 def _went(

@@ -14,6 +14,7 @@ import os
 import stat
 import sys
 import time
+from contextlib import suppress
 from typing import Any, BinaryIO, Callable, Collection, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
@@ -342,7 +343,5 @@ def _size(path: str) -> int:
 
 
 def _remove(path: str) -> None:
-    try:
+    with suppress(FileNotFoundError):
         os.unlink(path)
-    except FileNotFoundError:
-        pass

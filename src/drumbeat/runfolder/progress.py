@@ -21,7 +21,15 @@ _UNKNOWN = (None, "")
 # After no step for longer than both of these (as in the hang watcher) the time left is unknown.
 _QUIET = 5.0  # seconds
 _QUIET_TIMES = 5.0  # times the usual time between two reports
-_LOSSES = ("first_loss", "first_loss_step", "last_loss", "last_loss_step", "not_finite", "not_finite_since")
+_LOSSES = (
+    "first_loss",
+    "first_loss_step",
+    "last_loss",
+    "last_loss_step",
+    "not_finite",
+    "not_finite_since",
+    "not_finite_first",
+)
 _VALIDATIONS = ("first_validation", "last_validation", "validation_not_finite")
 # Values that belong together: each group is that of the first node that has any of it.
 _OF_FIRST_NODE = (
@@ -31,7 +39,54 @@ _OF_FIRST_NODE = (
     _VALIDATIONS,
     ("saved",),
     ("phase",),
+    ("reported_rate", "reported_unit"),
 )
+
+
+@dataclass
+class StatedRates:
+    """Speed of a printed series of rates: all work over the time that the values themselves imply, so a value counts for as long
+    as the steps took that it stands for, however coarsely its line was read. The first value does not count once there is
+    another: it holds the warm-up. Of several ranks, the lowest one's count; a program's own summary replaces its series."""
+
+    rank: Optional[int] = None
+    unit: str = ""
+    values: int = 0
+    step: Optional[int] = None  # of the last value
+    steps: float = 1.0  # between the last two that name theirs
+    work: float = 0.0
+    seconds: float = 0.0  # times the work of a step; only the ratio has a meaning
+
+    def __post_init__(self) -> None:
+        self.step = self.step if self.step is not None and is_count(self.step) else None
+
+    def is_for(self, metric: Metric) -> bool:
+        return self.rank is None or metric.rank <= self.rank
+
+    def add(self, metric: Metric) -> float:
+        """Add the rate of a metric and return the speed so far."""
+        assert metric.rate is not None
+        if metric.kind == "summary" or (metric.rank, metric.unit) != (self.rank, self.unit):
+            self.rank, self.unit, self.values, self.step = metric.rank, metric.unit, 0, None
+        self.add_rate(metric.rate, metric.step)
+        return metric.rate if metric.kind == "summary" else self.mean
+
+    def add_rate(self, rate: float, step: Optional[int]) -> None:
+        if step is not None:
+            if self.step is not None and step > self.step:
+                self.steps = float(step - self.step)
+            self.step = step
+        if not 0 < rate < math.inf:
+            return
+        self.values += 1
+        if self.values < 3:  # the first one so far: the second replaces it
+            self.work = self.seconds = 0.0
+        self.work += self.steps
+        self.seconds += self.steps / rate
+
+    @property
+    def mean(self) -> float:
+        return self.work / self.seconds if self.seconds else 0.0
 
 
 @dataclass
@@ -45,7 +100,8 @@ class Progress:
     last_loss: Optional[float] = None  # the last finite one
     last_loss_step: Optional[int] = None
     not_finite: str = ""  # the loss reported last, where it is nan, inf or -inf
-    not_finite_since: Optional[int] = None  # the first step of those
+    not_finite_since: Optional[int] = None  # the first step of those,
+    not_finite_first: str = ""  # and its loss
     saved: Optional[int] = None  # step of the last checkpoint that was reported
     first_validation: Optional[float] = None
     last_validation: Optional[float] = None
@@ -64,7 +120,7 @@ class Progress:
     printed: bool = False  # steps were read from printed lines: their times are those of the reading
     tokens: float = 0.0  # since each rank's first report: what came before it also held the warm-up
     samples: float = 0.0
-    reported_rate: Optional[float] = None  # where a script prints its own throughput
+    reported_rate: Optional[float] = None  # where a script prints its own throughput: see StatedRates
     reported_unit: str = ""
     spent: Dict[str, float] = field(default_factory=dict)  # kind -> seconds, as reported by the lowest rank
     ranks: int = 0  # that have reported a step
@@ -76,6 +132,7 @@ class Progress:
                 setattr(self, name, unknown)
         self.paces: Dict[int, RankPace] = {}
         self.times = StepTimes()
+        self.stated = StatedRates()
         self._reporting: Set[int] = set()
         self._lowest: Optional[int] = None  # of the ranks that have reported anything
         self._previous: Tuple[Optional[int], Optional[float]] = (None, None)  # the lowest rank's last step, its epoch
@@ -98,8 +155,8 @@ class Progress:
             self.accuracy = metric.accuracy if math.isfinite(metric.accuracy) else None
         if metric.target_reached is not None:
             self.target_reached = metric.target_reached
-        if metric.rate is not None:
-            self.reported_rate, self.reported_unit = metric.rate, metric.unit
+        if metric.rate is not None and self.stated.is_for(metric):
+            self.reported_rate, self.reported_unit = self.stated.add(metric), metric.unit
         if metric.kind == "validation" and metric.loss is not None and lowest:
             self._add_validation(metric.loss)
         elif metric.kind == "checkpoint" and metric.step is not None:
@@ -186,9 +243,10 @@ class Progress:
             self.first_loss = None
         if not math.isfinite(loss):
             self.not_finite_since = self.not_finite_since if self.not_finite else step
+            self.not_finite_first = self.not_finite_first if self.not_finite else str(loss)
             self.not_finite = str(loss)
             return
-        self.not_finite, self.not_finite_since = "", None
+        self.not_finite, self.not_finite_since, self.not_finite_first = "", None, ""
         if self.first_loss is None:
             self.first_loss, self.first_loss_step = loss, step
         self.last_loss, self.last_loss_step = loss, step
@@ -316,6 +374,7 @@ class Progress:
             **({PACES: [list(to_plain(each).values()) for each in self.paces.values()]} if paced else {}),
             **({TIMES: [self.times.width, [list(each) for each in self.times.spans()]]} if paced else {}),
             **self.to_plain(),
+            "stated": to_plain(self.stated),
             "reporting": sorted(self._reporting),
             "lowest": self._lowest,
             "previous": list(self._previous),
@@ -337,6 +396,7 @@ class Progress:
                 raise RecordError(f"{PACES}: no number of reports")
             progress.paces[pace.rank] = pace
         progress.times = StepTimes.restored(data.get(TIMES))
+        progress.stated = from_plain(StatedRates, data.get("stated", {}))
         progress._lowest = lowest if isinstance(lowest, int) else None
         began = data.get("stage_began")
         progress._stage_began = float(began) if isinstance(began, (int, float)) else None
@@ -366,7 +426,6 @@ def merged(parts: Iterable[Tuple[Progress, float]]) -> Progress:
         if first:
             total.accuracy, total.target_reached = part.accuracy, part.target_reached
             total.spent = part.spent
-            total.reported_rate, total.reported_unit = part.reported_rate, part.reported_unit
         first = False
     return total
 

@@ -36,7 +36,6 @@ from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.events import Event, parse_event
 from drumbeat.runfolder.files import Files, Tail, decode, read_json
 from drumbeat.runfolder.layout import NodeFolder, RunFolder, stop_line
-from drumbeat.runfolder.ledger import PARTS, ledger
 from drumbeat.runfolder.progress import PACES, Progress, merged
 from drumbeat.runfolder.records import (
     SO_FAR,
@@ -49,7 +48,7 @@ from drumbeat.runfolder.records import (
     parse_sample,
     parse_so_far,
 )  # fmt: skip
-from drumbeat.runfolder.state import ranks_seen
+from drumbeat.runfolder.state import PARTS, ledger, ranks_seen
 from drumbeat.runfolder.summary import AttemptEnd, RunRecord, Summary, parse_summary, read_run_record
 
 if TYPE_CHECKING:
@@ -427,15 +426,14 @@ class Run:
             text, whole = self.files.end(_AT.node(node).metrics, size)
             lines = text.split("\n")[:-1]
             part = _part(lines, node, paced)
-            if part is None and (
-                whole or size >= _FAR
-            ):  # an earlier drumbeat kept no paces, or nothing was added up yet
+            # an earlier drumbeat kept no paces, or nothing was added up yet
+            if part is None and (whole or size >= _FAR):
                 part = _part(lines, node, paced=False) or (_added(Progress(), lines, node) if whole else None)
             size *= 8
         return part
 
     def ledger(self, now: float, progress: Progress) -> Dict[str, float]:
-        """Return the time spent in each part of ledger.py: by the summary, else as far as the events tell at `now`."""
+        """Return the time spent in each part of the ledger: by the summary, else as far as the events tell at `now`."""
         try:
             summary = self.summary()
         except RecordError:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+from contextlib import suppress
 from dataclasses import field
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
@@ -21,10 +22,9 @@ from drumbeat.findings.model import Finding
 from drumbeat.machine.model import Facts
 from drumbeat.runfolder.files import Files, read_json, replace, replace_json
 from drumbeat.runfolder.layout import SCHEMA, RunFolder
-from drumbeat.runfolder.ledger import QUEUE, training_share
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.records import Member, is_count
-from drumbeat.runfolder.state import Hang, seconds_of
+from drumbeat.runfolder.state import QUEUE, Hang, seconds_of, training_share
 
 _MOST_GROUPS = 8  # of ranks that ended in the same way
 _MOST_ATTEMPTS = 24
@@ -39,6 +39,7 @@ class AttemptEnd:
     outcome: str  # finished, doubtful, failed, cancelled, time-limit, requeue; cut off: its node, or the whole job, was killed
     exit_code: Optional[int]
     finding: Optional[Finding] = None
+    resumable: bool = False  # it was cancelled, and its ranks ended with 75
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class Summary:
     throughput: Optional[Throughput] = None
     spares: int = 0  # nodes that were asked for beyond `nodes`
     replaced: Tuple[str, ...] = ()  # which of them took whose place
-    ledger: Dict[str, float] = field(default_factory=dict)  # part -> seconds; see ledger.py
+    ledger: Dict[str, float] = field(default_factory=dict)  # part -> seconds; see state.py
     gpus: Optional[int] = None  # of all nodes; None: not known
     gpu_hours: Optional[float] = None  # GPUs times the time that the job held its nodes
     training_share: Optional[float] = None  # effective training time ratio; None: no steps were reported
@@ -268,10 +269,8 @@ def _text(path: str) -> str:
 def forget_end(folder: RunFolder) -> None:
     """Remove the recorded end of a job that starts again."""
     for path in (folder.summary, folder.verdict):
-        try:
+        with suppress(FileNotFoundError):
             os.unlink(path)
-        except FileNotFoundError:
-            pass
 
 
 # run.json: what is known about a run from its first moment.

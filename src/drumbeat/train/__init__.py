@@ -10,8 +10,7 @@ import importlib.util
 import sys
 from typing import TYPE_CHECKING, Any, List
 
-from drumbeat.base.installed import pip_install
-from drumbeat.base.problem import Problem
+from drumbeat.base.problem import Problem, pip_install
 from drumbeat.base.signals import EXIT_REQUEUE
 
 if TYPE_CHECKING:
@@ -54,7 +53,5 @@ def __dir__() -> List[str]:
 def require_torch() -> None:
     for package in ("torch", "numpy"):
         if importlib.util.find_spec(package) is None:
-            raise Problem(
-                f"training needs {package}, which this Python ({sys.executable}) does not have",
-                f"{pip_install('torch')}, or a Python that has it, with drumbeat's src folder on PYTHONPATH",
-            )
+            fix = f"{pip_install('torch')}, or a Python that has it, with drumbeat's src folder on PYTHONPATH"
+            raise Problem(f"training needs {package}, which this Python ({sys.executable}) does not have", fix)

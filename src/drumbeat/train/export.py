@@ -41,9 +41,8 @@ def read_config(folder: str) -> Dict[str, Any]:
         with open(path, encoding="utf-8") as file:
             config: Dict[str, Any] = json.load(file)
     except (OSError, ValueError) as error:
-        raise Refusal(
-            f"{path}: {getattr(error, 'strerror', None) or error}", "give a folder as save_pretrained writes it"
-        ) from None
+        what = f"{path}: {getattr(error, 'strerror', None) or error}"
+        raise Refusal(what, "give a folder as save_pretrained writes it") from None
     return config
 
 

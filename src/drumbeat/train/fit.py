@@ -62,7 +62,7 @@ def device_bytes(device: torch.device) -> Optional[int]:
 
 
 def best_precision(device: torch.device, sharded: bool) -> str:
-    """bf16 where the device computes in it: with fp32 masters in the optimizer, or FSDP's own fp32 shards."""
+    """Return bf16 if the device computes in it: with fp32 masters in the optimizer, or FSDP's own fp32 shards."""
     if device.type != "cuda" or not torch.cuda.is_bf16_supported(including_emulation=False):
         return "fp32"
     return "bf16" if sharded else "bf16-master"
@@ -81,7 +81,8 @@ def fit(
     least: int = 1,
     saved: int = 0,
 ) -> Fit:
-    """`pieces`: over how many ranks the state is divided; `share`: samples of one rank and step, of which a micro-batch
+    """Choose micro-batch and recomputation. `pieces`: over how many ranks the state is divided; `share`: samples of one
+    rank and step, of which a micro-batch
     is a divisor; `least`: micro-batches that there must be; `saved`: bytes of state per parameter that the optimizer does not
     need. `recompute` and `micro` are kept where they are given."""
     size = 4 if precision in ("fp32", "tf32") else 2

@@ -23,7 +23,7 @@ from drumbeat.train.safetensors import Segment, Tensors
 
 
 def config_of(model: nn.Module) -> Optional[Dict[str, Any]]:
-    """As config.json has it; None for a model of another kind."""
+    """Return the config as config.json has it; None for a model of another kind."""
     if hasattr(model, "hugging_face_config"):
         return model.hugging_face_config()  # type: ignore[operator,no-any-return]
     config = getattr(model, "config", None)
@@ -31,9 +31,8 @@ def config_of(model: nn.Module) -> Optional[Dict[str, Any]]:
     if plain is None:
         return None
     learnt = {lora.KEY: model.drumbeat_lora} if hasattr(model, "drumbeat_lora") else {}
-    kind = next(
-        kind for kind in type(model).__mro__ if not issubclass(kind, FSDPModule)
-    )  # FSDP makes a class of its own
+    # FSDP makes a class of its own.
+    kind = next(kind for kind in type(model).__mro__ if not issubclass(kind, FSDPModule))
     return {**plain(), "architectures": [kind.__name__], **learnt}
 
 
@@ -54,9 +53,8 @@ def segments_of(model: nn.Module, tensors: Tensors) -> Dict[str, List[Segment]]:
     except ImportError:
         raise Refusal("weights=FOLDER needs transformers 5", "update it, or use from_pretrained(FOLDER)") from None
     changes, own = get_model_conversion_mapping(model), model.state_dict()
-    renamings, converters = (
-        [each for each in changes if isinstance(each, c)] for c in (WeightRenaming, WeightConverter)
-    )
+    renamings = [each for each in changes if isinstance(each, WeightRenaming)]
+    converters = [each for each in changes if isinstance(each, WeightConverter)]
     prefix = model.base_model_prefix or None
     found: Dict[str, Dict[Any, List[str]]] = {}
     for name in sorted(tensors.places, key=dot_natural_key):
@@ -69,9 +67,8 @@ def segments_of(model: nn.Module, tensors: Tensors) -> Dict[str, List[Segment]]:
         kind = [(type(each).__name__, getattr(each, "dim", None)) for each in used.operations] if used else []
         if kind and kind not in (_STACKED, [*_STACKED, ("Concatenate", 1)]):
             words = ", ".join(f"{name} {dim}" for name, dim in kind)
-            raise Refusal(
-                f"weights: transformers changes {target} while it loads ({words})", "use from_pretrained(FOLDER)"
-            )
+            what = f"weights: transformers changes {target} while it loads ({words})"
+            raise Refusal(what, "use from_pretrained(FOLDER)")
         columns = [names.get(pattern, []) for pattern in used.source_patterns] if used else names.values()
         order = [name for together in zip(*columns) for name in together]
         segments[target] = [(name, 0, (tensors.places[name].shape or (1,))[0]) for name in order]
@@ -203,7 +200,7 @@ class Contexts:
         return self._known[self.length]
 
     def at(self, length: int) -> Context:
-        """From now on sequences are this long."""
+        """Set the length of the sequences from now on."""
         self.length = length
         if length not in self._known:
             self._known[length] = Context(self.mesh, self.kind, length, self.heads, self.kv_heads)
@@ -225,16 +222,14 @@ class Contexts:
             places = self.at(next(tensors_of(batch)).shape[1]).places
             return map_tensors(batch, lambda x: x[:, places])
         known = ("input_ids", "labels", "attention_mask")
-        odd = (
-            [name for name in batch if name not in known] if isinstance(batch, Mapping) else ["a batch that is no dict"]
-        )
+        named = isinstance(batch, Mapping)
+        odd = [name for name in batch if name not in known] if named else ["a batch that is no dict"]
         if odd or "labels" not in batch:
             raise Refusal(f"layout cp: {(odd or ['no labels'])[0]} in the batch", f"it takes {', '.join(known)}")
         mask, ids, labels = batch.get("attention_mask"), batch["input_ids"], batch["labels"]
         if mask is not None and bool((mask[:, 1:] > mask[:, :-1]).any()):
-            raise Refusal(
-                "layout cp: a row is padded on its left", "pad on the right: causal attention never looks there"
-            )
+            what = "layout cp: a row is padded on its left"
+            raise Refusal(what, "pad on the right: causal attention never looks there")
         rows, length = ids.shape
         places = self.at(-(-length // (2 * self.mesh.size())) * 2 * self.mesh.size()).places
         shifted = torch.cat((labels[:, 1:], torch.full_like(labels[:, :1], IGNORE)), 1)
@@ -273,7 +268,7 @@ class FusedLoss:
 
     @staticmethod
     def of(model: nn.Module) -> Optional[FusedLoss]:
-        """None where a model has no plain head, or a loss that it cannot be given."""
+        """Return the fused loss; None if a model has no plain head, or a loss that cannot be replaced."""
         head: Any = getattr(model, "get_output_embeddings", lambda: None)()
         loss = getattr(model, "loss_function", None)
         fits = is_causal(model) and type(head) is nn.Linear and head.bias is None

@@ -47,7 +47,7 @@ CLASSES, ACCURACY = Summed(_classes_loss, _rows), Summed(_accuracy, _rows)
 
 
 def refuse_for_images(settings: Settings) -> None:
-    """Called first of all: a layout or precision that image models do not have must not cost the making of data.
+    """Refuse a layout or precision that image models do not have, before any data are made.
 
     `tp` and `cp` are refused by name too: in one process they would quietly mean nothing."""
     layout = Layout.parse(settings.layout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import signal
 import time
@@ -13,20 +14,17 @@ import torch
 
 from drumbeat.base.signals import EXIT_REQUEUE
 from drumbeat.train.checkpoint.checkpoints import Checkpoints, Saved
-from drumbeat.train.checkpoint.digest import Digest, digest
 from drumbeat.train.checkpoint.snapshots import Snapshots
-from drumbeat.train.checkpoint.state import TrainingState
+from drumbeat.train.checkpoint.state import Digest, TrainingState, digest
 from drumbeat.train.data.stream import Stream
+from drumbeat.train.judge import Judge
 from drumbeat.train.measure.communication import Communication
-from drumbeat.train.measure.meter import VALIDATION, Meter, own_seconds
-from drumbeat.train.measure.mfu import Utilisation
-from drumbeat.train.measure.reporting import Reporter
-from drumbeat.train.refusal import Refusal
+from drumbeat.train.measure.meter import VALIDATION, Meter, Reporter, Utilisation, own_seconds
+from drumbeat.train.refusal import Refusal, Stopped
 from drumbeat.train.settings import Settings
 from drumbeat.train.step import Outcome
-from drumbeat.train.stopping import StopTogether
 from drumbeat.train.trainer import Loss, Trainer
-from drumbeat.train.trouble import Trouble
+from drumbeat.train.world import StopTogether
 
 _QUIET = 10.0  # seconds without a line, between two reports, after which one says where training is
 
@@ -113,7 +111,10 @@ def _train(
                 spoke = time.monotonic()
             if reporting or stopped:
                 spoke = time.monotonic()
-                now = _report_step(settings, unit, reporter, meter, trainer, gathered, utilisation, communication)
+                tokens = stream.tokens(len(gathered))
+                now = _report_step(
+                    settings, unit, reporter, meter, trainer, gathered, tokens, utilisation, communication
+                )
                 figures |= now
                 losses.append(now["loss"])
                 gathered.clear()
@@ -126,9 +127,8 @@ def _train(
                     continue
             if stopped or last:
                 meter.start()  # the last step is over: a last save is no part of it
-            save = checkpoints is not None and (
-                stopped or (settings.save_every and (last or _due(settings.save_every, done)))
-            )
+            wanted = stopped or (settings.save_every and (last or _due(settings.save_every, done)))
+            save = checkpoints is not None and wanted
             if checkpoints is not None:
                 _saved(reporter, checkpoints.poll())
                 if save:  # before validating: what has been trained is not lost to whatever happens there
@@ -172,9 +172,8 @@ def _train(
     code = 0
     if stopped:
         code = EXIT_REQUEUE if checkpoints is not None else 128 + (stop.number or signal.SIGTERM)
-    return Result(
-        done, losses, checks, stopped, {**figures, **meter.percentiles()}, meter.step_ms, code, tuple(digests)
-    )
+    figures |= meter.percentiles()
+    return Result(done, losses, checks, stopped, figures, meter.step_ms, code, tuple(digests))
 
 
 def _setup_words(unit: str, trainer: Trainer, utilisation: Optional[Utilisation]) -> Dict[str, Any]:
@@ -195,14 +194,16 @@ def _report_step(
     meter: Meter,
     trainer: Trainer,
     gathered: List[Outcome],
+    tokens: Optional[int],
     utilisation: Optional[Utilisation],
     communication: Communication,
 ) -> Dict[str, float]:
-    """The figures of the steps since the last report. The one place where the host waits for the device."""
+    """The figures of the steps since the last report. The one place where the host waits for the device. `tokens`: of these
+    steps, on all ranks, where not each is a target."""
     phases = meter.take()
     done, step, world = trainer.steps, trainer.inner, trainer.world
     last = trainer.result(gathered[-1])
-    targets = float(torch.stack([outcome.targets for outcome in gathered]).sum())
+    work = tokens or float(torch.stack([outcome.targets for outcome in gathered]).sum())
     shared: Dict[str, float] = {"loss": float(last.loss), "grad_norm": float(last.norm)}
     shared.update({name: float(value) for name, value in last.metrics.items()})
     skipped = int(step.skipped)
@@ -212,14 +213,14 @@ def _report_step(
         shared["rescaled_steps"] = int(step.rescaled)
     step_ms = sum(phases.values())
     if step_ms:
-        shared[f"{unit}_per_s"] = targets / len(gathered) / step_ms * 1e3
+        shared[f"{unit}_per_s"] = work / len(gathered) / step_ms * 1e3
         shared.update({f"{phase}_ms": ms for phase, ms in phases.items()})
         if utilisation is not None:
             shared.update(utilisation.of(shared[f"{unit}_per_s"] / world.size))
     if world.device.type == "cuda":
         shared["memory_gib"] = torch.cuda.max_memory_allocated(world.device) / 2**30
     watched = communication.take()
-    own = {unit: round(targets / world.size), **watched, **own_seconds(phases, watched)}
+    own = {unit: round(work / world.size), **watched, **own_seconds(phases, watched)}
     reporter.figures("step", done, own, shared, settings.steps)
     reporter.say(_line(done, settings.steps, unit, {**own, **shared}))
     return {**own, **shared}
@@ -327,3 +328,44 @@ def _too_often(saved: Saved) -> str:
         f"training waited {saved.waited:.1f} s for the checkpoint of step {saved.step}, which took {saved.seconds:.0f} s "
         "to write: save less often, or to faster storage"
     )
+
+
+# Losses that are not numbers, and losses that jump: reported, stopped at, or gone back from, leaving out the samples that led
+# there. The steps that are reported are examined, and every step before it is saved: the newest checkpoint and the newest
+# snapshot are always good. Every rank has the same figures, so every rank decides the same.
+
+
+_SO_OFTEN = 5  # times to go back to the same step
+SKIPPED = "skipped.jsonl"
+
+
+class Trouble(Judge):
+    """The judge of a recipe, which can go back: it has the stream of samples and a folder of checkpoints."""
+
+    def __init__(self, settings: Settings, trainer: Trainer, stream: Stream) -> None:
+        super().__init__(settings.on_nan, settings.on_spike, back=True)
+        self.settings, self.trainer, self.stream = settings, trainer, stream
+        self.start(trainer.skipped)
+        self._back_to = self._times = 0
+        for name in ("on_nan", "on_spike"):
+            if getattr(settings, name) == "back" and not (settings.checkpoint and settings.save_every):
+                raise Refusal(f"{name}=back without checkpoints", "give checkpoint=FOLDER and save_every=STEPS")
+
+    def go_back(self, problem: Stopped, say: Callable[[str], None]) -> None:
+        """Load the newest state that was saved, and leave out the samples since then."""
+        done, sample = self.trainer.steps, self.stream.sample
+        step = self.trainer.restore(self.settings.checkpoint)
+        self._times = self._times + 1 if step == self._back_to else 1
+        if not step or self._times > _SO_OFTEN:
+            why = f"tried {_SO_OFTEN} times from step {step}" if step else "nothing is saved yet"
+            raise type(problem)(f"{problem.what}; going back does not help: {why}", problem.fix)
+        first, self._back_to = self.stream.sample, step
+        self.start(self.trainer.skipped)
+        self.stream.load_state_dict({"sample": sample})
+        say(
+            f"{problem.what}: back to step {step}{self.trainer.loaded_from}; samples {first} to {sample - 1} are left out"
+        )
+        if self.trainer.world.lead:
+            note = {"why": problem.what, "step": done, "back_to": step, "samples": [first, sample - 1]}
+            with open(os.path.join(self.settings.checkpoint, SKIPPED), "a", encoding="utf-8") as file:
+                file.write(json.dumps(note) + "\n")

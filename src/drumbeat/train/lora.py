@@ -58,15 +58,11 @@ def load_adapter(model: nn.Module, folder: str) -> nn.Module:
             config: Dict[str, Any] = json.load(file)
     except (OSError, ValueError) as error:
         raise Refusal(f"{folder}/{CONFIG}: {error}", "give a folder as peft's save_pretrained writes it") from None
-    odd = [
-        name
-        for name in ("use_dora", "use_rslora", "modules_to_save", "rank_pattern", "alpha_pattern")
-        if config.get(name)
-    ]
+    others = ("use_dora", "use_rslora", "modules_to_save", "rank_pattern", "alpha_pattern")
+    odd = [name for name in others if config.get(name)]
     if config.get("peft_type") != "LORA" or odd:
-        raise Refusal(
-            f"{folder}: {(odd or [str(config.get('peft_type'))])[0]} is not built", "give a plain LoRA adapter"
-        )
+        what = f"{folder}: {(odd or [str(config.get('peft_type'))])[0]} is not built"
+        raise Refusal(what, "give a plain LoRA adapter")
     tensors = Tensors(os.path.join(folder, WEIGHTS))
     # The config may name layers by patterns; the tensors are those of the layers that they have met.
     end = ".lora_A.weight"

@@ -137,11 +137,10 @@ def _encode(x: Tensor, codes: Tensor, scale: Tensor, signed: bool) -> None:
     blocks = _blocks(x)
     scale.copy_(blocks.abs().amax(-1))
     part = blocks / scale.clamp(min=torch.finfo(torch.float32).tiny).unsqueeze(-1)
-    part = (
-        part.abs().sqrt().copysign(part).mul(127).round().add(127)
-        if signed
-        else part.sqrt().sqrt().mul(255).round().clamp(1)
-    )
+    if signed:
+        part = part.abs().sqrt().copysign(part).mul(127).round().add(127)
+    else:
+        part = part.sqrt().sqrt().mul(255).round().clamp(1)
     codes.copy_(part.flatten(-2)[..., : codes.shape[-1]])
 
 
@@ -258,17 +257,9 @@ def _update(
 
 
 def _update8(
-    p: Tensor,
-    grad: Tensor,
-    master: Tensor,
-    mean: Tensor,
-    mean_scale: Tensor,
-    square: Tensor,
-    square_scale: Tensor,
-    numbers: Tensor,
-    scale: Tensor,
-    skip: Tensor,
-) -> None:
+    p: Tensor, grad: Tensor, master: Tensor, mean: Tensor, mean_scale: Tensor, square: Tensor, square_scale: Tensor,
+    numbers: Tensor, scale: Tensor, skip: Tensor,
+) -> None:  # fmt: skip
     means, squares = _decoded(mean, mean_scale, True), _decoded(square, square_scale, False)
     _update(p, grad, master, means, squares, numbers, scale, skip)
     _encode(means, mean, mean_scale, True)

@@ -45,9 +45,8 @@ class Precision:
                 "use bf16",
             )
         if self.name == "bf16-master" and sharded:
-            raise Refusal(
-                "precision bf16-master with FSDP would keep fp32 weights twice: FSDP has them in its shards", "use bf16"
-            )
+            what = "precision bf16-master with FSDP would keep fp32 weights twice: FSDP has them in its shards"
+            raise Refusal(what, "use bf16")
 
     def prepare(self, model: nn.Module, sharded: bool, blocks: str = "") -> None:
         """Set the type of the weights and replace layers; call it before anything is wrapped."""

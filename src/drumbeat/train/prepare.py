@@ -18,7 +18,7 @@ from drumbeat.train.hugging_face import Attention, Contexts, FusedLoss, fast_att
 from drumbeat.train.judge import Judge
 from drumbeat.train.optim import AdamW8, MasterAdamW, OffloadedAdamW
 from drumbeat.train.parallel.layout import Layout
-from drumbeat.train.parallel.meshes import Meshes
+from drumbeat.train.parallel.meshes import Meshes, gathered
 from drumbeat.train.parallel.parallelize import Sharding, find_blocks, parallelize, shards
 from drumbeat.train.parallel.pipeline import INNER, Pipeline, make_stages, refuse_for_pipelines
 from drumbeat.train.parallel.tensor_plan import Plan, read_plan
@@ -172,15 +172,12 @@ def _refuse(layout: Layout, model: nn.Module, optimizer: torch.optim.Optimizer, 
     if accumulate < 1:
         raise Refusal(f"accumulate={accumulate}", "1 or more micro-batches per step")
     if optimizer.state:
-        raise Refusal(
-            "the optimizer has made steps already", "call setup before the first one, and trainer.load to resume"
-        )
+        what = "the optimizer has made steps already"
+        raise Refusal(what, "call setup before the first one, and trainer.load to resume")
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
-        raise Refusal(
-            f"{type(optimizer).__name__} calls the model several times in each of its steps",
-            "use an optimizer of one step",
-        )
+        what = f"{type(optimizer).__name__} calls the model several times in each of its steps"
+        raise Refusal(what, "use an optimizer of one step")
     known = {id(p) for p in model.parameters()}
     if any(id(p) not in known for group in optimizer.param_groups for p in group["params"]):
         raise Refusal("the optimizer holds a parameter that the model does not have", "make it from model.parameters()")
@@ -188,15 +185,12 @@ def _refuse(layout: Layout, model: nn.Module, optimizer: torch.optim.Optimizer, 
 
 def _refuse_empty(model: nn.Module, weights: Any) -> None:
     if not weights and not hasattr(model, "init_parameter"):
-        raise Refusal(
-            "the model has no weights: it was built on the meta device", "pass weights=FOLDER, or build it on the CPU"
-        )
+        what = "the model has no weights: it was built on the meta device"
+        raise Refusal(what, "pass weights=FOLDER, or build it on the CPU")
     for name, buffer in model.named_buffers():
         if buffer.is_meta:
-            raise Refusal(
-                f"{name}, a buffer, has no values: it was built on the meta device",
-                "build the model inside `with train.on_meta():`, which leaves buffers alone",
-            )
+            what = f"{name}, a buffer, has no values: it was built on the meta device"
+            raise Refusal(what, "build the model inside `with train.on_meta():`, which leaves buffers alone")
 
 
 @torch.no_grad()
@@ -206,9 +200,7 @@ def same_weights(model: nn.Module) -> None:
         return
     tensors: Dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     text = "\n".join(f"{name} {tuple(t.shape)} {t.dtype}" for name, t in tensors.items())
-    own, all_ = hashlib.sha256(text.encode()).hexdigest(), [""] * dist.get_world_size()
-    dist.all_gather_object(all_, own)
-    if len(set(all_)) > 1:
+    if len(set(gathered(hashlib.sha256(text.encode()).hexdigest()))) > 1:
         raise Refusal("the ranks built different models", "names, shapes and types of all parameters must be the same")
     for tensor in tensors.values():
         raw = tensor.detach().contiguous().flatten().view(torch.uint8)  # bytes: not every backend sends every type
@@ -238,8 +230,6 @@ def with_masters(optimizer: torch.optim.Optimizer, precision: str) -> torch.opti
     if isinstance(optimizer, (AdamW8, OffloadedAdamW)):
         return optimizer  # it keeps masters itself
     if type(optimizer) is not torch.optim.AdamW or any(group["amsgrad"] for group in optimizer.param_groups):
-        raise Refusal(
-            f"precision {precision} keeps fp32 copies of the weights in the optimizer, which is built for AdamW",
-            "use torch.optim.AdamW, or precision bf16",
-        )
+        what = f"precision {precision} keeps fp32 copies of the weights in the optimizer, which is built for AdamW"
+        raise Refusal(what, "use torch.optim.AdamW, or precision bf16")
     return MasterAdamW(optimizer.param_groups)

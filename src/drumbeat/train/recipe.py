@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from drumbeat.train.checkpoint.generators import seed_generators
+from drumbeat.train.checkpoint.state import seed_generators
 from drumbeat.train.data.stream import Samples
 from drumbeat.train.fit import SAVED_BYTES, Transformer, best_precision, device_bytes, fit
 from drumbeat.train.layers.cross_entropy import IGNORE
@@ -37,9 +37,8 @@ def resolved(settings: S, world: World, meshes: Meshes, shape: Optional[Transfor
     precision, accumulate, recompute = settings.precision, settings.accumulate or 1, settings.recompute
     optimizer = getattr(settings, "optimizer", "adamw")
     if optimizer == "adamw-offload" and (sharded or layout.tp > 1):
-        raise Refusal(
-            "optimizer=adamw-offload updates whole weights", "with shards use optimizer=adamw and offload=yes"
-        )
+        what = "optimizer=adamw-offload updates whole weights"
+        raise Refusal(what, "with shards use optimizer=adamw and offload=yes")
     if precision == "auto":
         precision = best_precision(world.device, sharded or shape is None or optimizer == "muon")
     if recompute not in ("auto", *RECOMPUTE):
@@ -63,12 +62,8 @@ def resolved(settings: S, world: World, meshes: Meshes, shape: Optional[Transfor
         )
         accumulate = settings.accumulate or max(1, share // found.micro)
         recompute = found.recompute
-        if (
-            settings.recompute == "auto"
-            and recompute == "selective"
-            and layout.pp > 1
-            and settings.schedule in SPLIT_BACKWARD
-        ):
+        split = layout.pp > 1 and settings.schedule in SPLIT_BACKWARD
+        if settings.recompute == "auto" and recompute == "selective" and split:
             recompute = "full"
         if world.lead and found.memory is not None:
             print(f"chosen: {found.says()}; learning rate {settings.lr:g} after {warmup} steps", flush=True)

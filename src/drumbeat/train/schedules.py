@@ -9,7 +9,7 @@ Schedule = Callable[[int], float]  # the step, from 0
 
 
 def wsd(steps: int, warmup: int, down: float = 0.3) -> Schedule:
-    """Up over `warmup` steps, level, then straight down over the last part (`down`) of all."""
+    """Rise over `warmup` steps, stay level, then go straight down over the last part (`down`) of all."""
 
     def factor(step: int) -> float:
         return min(1.0, (step + 1) / max(1, warmup), (steps - step) / max(1.0, down * steps))
@@ -18,7 +18,7 @@ def wsd(steps: int, warmup: int, down: float = 0.3) -> Schedule:
 
 
 def cosine(steps: int, warmup: int, least: float = 0.0) -> Schedule:
-    """Up over `warmup` steps, then half a cosine down to `least`."""
+    """Rise over `warmup` steps, then go half a cosine down to `least`."""
 
     def factor(step: int) -> float:
         along = min(1.0, max(0, step - warmup) / max(1, steps - warmup))
@@ -28,7 +28,7 @@ def cosine(steps: int, warmup: int, least: float = 0.0) -> Schedule:
 
 
 def linear(steps: int, warmup: int, least: float = 0.0) -> Schedule:
-    """Up over `warmup` steps, then straight down to `least`."""
+    """Rise over `warmup` steps, then go straight down to `least`."""
 
     def factor(step: int) -> float:
         along = min(1.0, max(0, step - warmup) / max(1, steps - warmup))

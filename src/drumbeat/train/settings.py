@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import os
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Dict, List, Type, TypeVar, get_type_hints
+from typing import Any, ClassVar, Dict, List, Optional, Sequence, Type, TypeVar, get_type_hints
 
 from drumbeat.train.refusal import Refusal
 
@@ -27,8 +28,9 @@ WORDS = {
 BATCHES = {"llama": 32, "experts": 32, "bert": 32, "resnet": 256, "wide-resnet": 2048}
 
 
-def option(default: Any, help: str) -> Any:
-    return field(default=default, metadata={"help": help})
+def option(default: Any, help: str, *, reads: Optional[Sequence[str]] = None, holds: str = "") -> Any:
+    """`reads`: it is a path that must exist, or one of these words. `holds`: a file that the folder must have."""
+    return field(default=default, metadata={"help": help, "reads": reads, "holds": holds})
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ class TokenSettings(Settings):
 
 
 def fill(kind: Type[T], texts: List[str]) -> T:
-    """`["steps=20", "lr=1e-3"]` -> settings; an unknown key or a wrong value is one clear line."""
+    """Turn `["steps=20", "lr=1e-3"]` into settings; an unknown key or a wrong value is refused in one line."""
     kinds = get_type_hints(kind)
     known = [f.name for f in dataclasses.fields(kind)]
     values = {}
@@ -121,7 +123,25 @@ def fill(kind: Type[T], texts: List[str]) -> T:
         if key in kind.UNUSED:
             raise Refusal(f"this recipe does not use '{key}'", kind.UNUSED[key])
         values[key] = _read(key, value, kinds[key])
+    for each in dataclasses.fields(kind):
+        if values.get(each.name) and each.metadata.get("reads") is not None:
+            values[each.name] = os.path.expanduser(values[each.name])
+            _check_path(each, values[each.name])
     return kind(**values)
+
+
+def _check_path(option: Any, value: str) -> None:
+    """Refuse a folder or file that is not there, before anything is loaded; of several with weights (a:0.7,b:0.3), each."""
+    fix = f"{option.name} takes: {option.metadata['help']}"
+    for path in [value] if os.path.exists(value) else value.split(","):
+        folder, colon, weight = path.rpartition(":")
+        path = os.path.expanduser(folder if colon and weight.replace(".", "").isdigit() else path)
+        if path in option.metadata["reads"]:
+            continue
+        if not os.path.exists(path):
+            raise Refusal(f"{option.name}={path}: no such file or folder", fix)
+        if option.metadata["holds"] and not os.path.isfile(os.path.join(path, option.metadata["holds"])):
+            raise Refusal(f"{option.name}={path}: there is no {option.metadata['holds']} in it", fix)
 
 
 def _read(key: str, value: str, kind: Any) -> Any:

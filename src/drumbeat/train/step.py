@@ -63,10 +63,8 @@ class Step:
         self.parts, self.optimizer, self.loss, self.meshes = list(parts), optimizer, loss, meshes
         self.precision, self.device, self.clip, self.pipeline = precision, device, clip, pipeline
         if meshes.layout.pp > 1 and pipeline is None:
-            raise Refusal(
-                "layout pp: this step has no pipeline, so every rank would train the whole model",
-                "use train.setup, which cuts the model into stages, or another layout",
-            )
+            what = "layout pp: this step has no pipeline, so every rank would train the whole model"
+            raise Refusal(what, "use train.setup, which cuts the model into stages, or another layout")
         self.sharded = shards(meshes)
         self.cast_by_fsdp = self.sharded and all(fsdp_casts(part) for part in parts)
         self.scaler = precision.scaler(device)
@@ -232,10 +230,8 @@ def refuse_unused(model: nn.Module) -> Iterator[None]:
     if missing:
         names = list(missing.values())
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        raise Refusal(
-            f"{names[0]}{more} had no part in the loss: with ddp every parameter needs a gradient in every step",
-            "freeze what is not used (requires_grad_(False)), or use layout fsdp",
-        )
+        what = f"{names[0]}{more} had no part in the loss: with ddp every parameter needs a gradient in every step"
+        raise Refusal(what, "freeze what is not used (requires_grad_(False)), or use layout fsdp")
 
 
 @contextmanager

@@ -36,7 +36,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from drumbeat import metrics
-from drumbeat.train.checkpoint.checkpoints import Checkpoints, first_line, gathered, write_state
+from drumbeat.train.checkpoint.checkpoints import Checkpoints, first_line, write_state
 from drumbeat.train.checkpoint.folder import candidates, name_of
 from drumbeat.train.checkpoint.snapshots import VARIABLE, Snapshots
 from drumbeat.train.checkpoint.state import MEAN, TrainingState, named_parameters
@@ -47,15 +47,14 @@ from drumbeat.train.hugging_face import Contexts, FusedLoss, config_of, folder_o
 from drumbeat.train.judge import Judge
 from drumbeat.train.layers.cross_entropy import IGNORE
 from drumbeat.train.measure.profile import Profile, Profiler
-from drumbeat.train.parallel.meshes import Meshes
+from drumbeat.train.parallel.meshes import Meshes, gathered
 from drumbeat.train.parallel.pipeline import Pipeline
-from drumbeat.train.parallel.statistics import agreed_statistics, mean_statistics
+from drumbeat.train.parallel.replicas import agreed_statistics, mean_statistics
 from drumbeat.train.parallel.uncut import Uncut, refuse_different, sketch
 from drumbeat.train.precision import Precision
 from drumbeat.train.refusal import Refusal
 from drumbeat.train.step import Outcome, Step, full_tensor, loss_parallelism, refuse_whole_sizes
-from drumbeat.train.stopping import StopTogether
-from drumbeat.train.world import World, leave
+from drumbeat.train.world import StopTogether, World, leave
 
 Mean = Callable[[nn.Module, Any], Any]  # (model, batch) -> mean loss, or (mean loss, {name: mean})
 
@@ -75,7 +74,8 @@ B = TypeVar("B", Batches, Stream)
 
 
 class Result(NamedTuple):
-    """Of one step, over all ranks. The tensors are on the device: reading one, as float(result.loss) does, waits for it."""
+    """Result of one step, over all ranks. The tensors are on the device: reading one, as float(result.loss) does, waits
+    for it."""
 
     step: int  # optimizer steps so far, this one included
     loss: Tensor  # mean over the batch of all ranks
@@ -197,7 +197,7 @@ class Trainer:
         return self._registered(stream)
 
     def _registered(self, batches: B) -> B:
-        """Its position is saved and loaded from now on."""
+        """Save and load its position from now on."""
         self._all_batches.append(batches)
         if len(self._positions) >= len(self._all_batches):
             batches.load_state_dict(self._positions[len(self._all_batches) - 1])
@@ -229,8 +229,8 @@ class Trainer:
     def advance(
         self, batch: Any, loss: Optional[Loss] = None, mark: Callable[[str], None] = lambda phase: None
     ) -> Outcome:
-        """As `step`, without the means over all ranks, which `result` makes of what this returns: for loops that look at some
-        steps only. `mark(phase)` is called when a phase is over."""
+        """Make a step as `step` does, without the means over all ranks, which `result` makes of what this returns: for
+        loops that look at some steps only. `mark(phase)` is called when a phase is over."""
         self._loss, self._sums = loss or returned_loss, {}
         pieces = (
             [(piece, True) for piece in batch] if isinstance(batch, Pieces) else micro_batches(batch, self.accumulate)
@@ -307,7 +307,7 @@ class Trainer:
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Inside, the weights are their running means (`setup(ema=...)`): to evaluate or to export."""
+        """Replace the weights, inside, by their running means (`setup(ema=...)`): to evaluate or to export."""
         kept = {p: p.detach().clone() for p in self.inner.parameters if MEAN in self.optimizer.state.get(p, {})}
         with torch.no_grad():
             for p in kept:
@@ -416,9 +416,7 @@ class Trainer:
     def _reduced(self, loss: Tensor, divisor: Tensor) -> Tuple[Tensor, Dict[str, Tensor]]:
         names, pipe = sorted(self._sums), self.meshes.one("pp")
         if pipe is not None:  # only the last stage has seen them
-            every: List[Any] = [None] * pipe.size()
-            dist.all_gather_object(every, names, group=pipe.get_group())
-            names = max(every, key=len)
+            names = max(gathered(names, pipe.get_group()), key=len)
         nothing = torch.zeros((), device=self.world.device)
         values = torch.stack([loss.detach().float(), *(self._sums.get(name, nothing) / divisor for name in names)])
         for mesh in (self.meshes.tokens, pipe):
@@ -500,7 +498,7 @@ class Trainer:
         return step
 
     def restore(self, folder: str) -> int:
-        """As `load`, without the line."""
+        """Load as `load` does, without the line."""
         checkpoints, wanted = self.checkpoints(folder), ["trainer", "sample"]
         loaded, self.loaded_from = None, ""
         if VARIABLE in os.environ:
@@ -524,7 +522,7 @@ class Trainer:
         return self.steps
 
     def checkpoints(self, folder: str, keep: Optional[int] = None) -> Checkpoints:
-        """Those in `folder`, with the config that an export needs beside them."""
+        """Return the checkpoints in `folder`, with the config that an export needs beside them."""
         if folder not in self._checkpoints:
             if self.world.lead:
                 keep_config(folder, config_of(self.module), folder_of(self.module) or self.weights)
@@ -540,7 +538,7 @@ class Trainer:
         return self._checkpoints[folder]
 
     def snapshots(self, folder: str) -> Snapshots:
-        """Those in memory that belong to the checkpoints in `folder`."""
+        """Return the snapshots in memory that belong to the checkpoints in `folder`."""
         checkpoints = self.checkpoints(folder)
         if folder not in self._snapshots:
             replicas = self.meshes.one("dp_replicate")
@@ -549,7 +547,7 @@ class Trainer:
         return self._snapshots[folder]
 
     def use_snapshots(self, folder: str) -> Snapshots:
-        """From now on snapshots are taken; a save to `folder` takes one too."""
+        """Take snapshots from now on; a save to `folder` takes one too."""
         snapshots = self.checkpoints(folder).snapshots = self.snapshots(folder)
         snapshots.refuse_unavailable()
         return snapshots
@@ -571,8 +569,8 @@ class Trainer:
         return self._stop.agreed()
 
     def report(self, result: Result, every: int = 10) -> None:
-        """Every so many steps: a line on rank 0, the figures for drumbeat's own views (`drumbeat status`), and what on_nan and
-        on_spike of `setup` say about losses that are not finite or jump. Call it on every rank."""
+        """Report every so many steps: a line on rank 0, the figures for drumbeat's own views (`drumbeat status`), and what
+        on_nan and on_spike of `setup` say about losses that are not finite or jump. Call it on every rank."""
         self._unreported = result if result.step % every else None
         if self._unreported is None:
             self._report(result)

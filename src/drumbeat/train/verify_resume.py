@@ -16,6 +16,7 @@ from typing import Any, List
 import torch.distributed as dist
 
 from drumbeat.train.loop import Result
+from drumbeat.train.parallel.meshes import gathered
 from drumbeat.train.settings import Settings
 
 
@@ -54,10 +55,7 @@ def _mistakes(whole: Result, first: Result, second: Result, half: int) -> List[s
     if len(whole.losses) != len(pieces):
         found.append(f"{len(pieces)} steps were made instead of {len(whole.losses)}")
     found += [f"{name} differs after step {whole.step}" for name in whole.digests[-1].differs_from(second.digests[-1])]
-    every: List[Any] = [found]
-    if dist.is_initialized():
-        every = [None] * dist.get_world_size()
-        dist.all_gather_object(every, found)
+    every = gathered(found)
     return [text if len(every) == 1 else f"rank {rank}: {text}" for rank, texts in enumerate(every) for text in texts]
 
 

@@ -46,7 +46,7 @@ def materialize(part: nn.Module, device: Union[str, torch.device]) -> None:
 
 @torch.no_grad()
 def init_sharded(part: nn.Module, init: Callable[[str, Tensor], None], device: torch.device) -> None:
-    """`init(name, out)` fills one whole parameter, on `device`; this rank keeps its part."""
+    """Draw initial weights. `init(name, out)` fills one whole parameter, on `device`; this rank keeps its part."""
     for name, parameter in named_parameters([part]):
         whole = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
         init(name, whole)
@@ -78,7 +78,7 @@ class Source:
         self.tensors, self.segments = tensors, segments
 
     def shape_of(self, name: str, here: Sequence[int]) -> Tuple[int, ...]:
-        """Empty: it is not there. `here`: the shape of the model's parameter."""
+        """Return the shape; empty if it is not there. `here`: the shape of the model's parameter."""
         pieces = self.segments.get(name) or [(name, 0, 0)]
         if any(source not in self.tensors for source, _, _ in pieces):
             return ()
@@ -136,9 +136,8 @@ def load(parts: Sequence[nn.Module], source: Source, must_have: bool) -> str:
         seen += 1
     if must_have and (missing or resized):
         name = (missing + resized)[0]
-        what = f"{name} is not in {source.tensors.path}" + (
-            " with this shape" if source.shape_of(name, held[name].shape) else ""
-        )
+        shape = " with this shape" if source.shape_of(name, held[name].shape) else ""
+        what = f"{name} is not in {source.tensors.path}{shape}"
         raise Refusal(f"{what}, and a model on the meta device has no values of its own", "build it on the CPU")
     if not seen:
         raise Refusal(f"{source.tensors.path} has no tensor of this model", "give the weights of a model of its kind")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
+import time
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, List, Tuple
+from types import FrameType
+from typing import Any, List, Optional, Tuple
 
 import torch
 import torch.distributed as dist
@@ -13,6 +16,7 @@ import torch.distributed as dist
 from drumbeat.base.folders import make_private
 from drumbeat.inrank import stacks
 from drumbeat.train.parallel import meshes
+from drumbeat.train.parallel.meshes import once_per_world
 from drumbeat.train.refusal import Refusal
 
 
@@ -85,10 +89,8 @@ def _device(local_rank: int, local_size: int) -> torch.device:
     count = torch.accelerator.device_count()
     index = 0 if count == 1 else local_rank  # one visible device a rank is a launcher's way of binding
     if index >= count:
-        raise Refusal(
-            f"local rank {local_rank} of {local_size}, but only {count} devices are visible",
-            "start fewer ranks per node",
-        )
+        what = f"local rank {local_rank} of {local_size}, but only {count} devices are visible"
+        raise Refusal(what, "start fewer ranks per node")
     torch.accelerator.set_device_index(index)
     return torch.device(kind.type, index)
 
@@ -120,3 +122,60 @@ def keep_kernels() -> str:
         for name in _NAMES:
             os.environ.setdefault(name, os.path.join(place, name.split("_")[0].lower()))
     return problem
+
+
+# Stop together: a signal reaches ranks at different moments, and a rank that stops alone leaves the others waiting.
+# Each step every rank says whether it was told to stop; the answers are combined in the background, between CPUs, and
+# read one step later. So all ranks learn it at the same step, and no step waits for it.
+
+
+# A launcher's stop signal, Ctrl-C, a scheduler's notice before the end, a closed terminal.
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
+_SECOND = 1.0  # seconds: a launcher in the same terminal passes Ctrl-C on, so an echo follows the first one at once
+
+
+class StopTogether:
+    """Notes stop signals while it is open. A second Ctrl-C ends the process at once, saved or not."""
+
+    def __init__(self) -> None:
+        self.number = 0  # the signal that this rank was sent; after `agreed()` said yes: that any rank was sent
+        self._first_interrupt: Optional[float] = None
+        self._group = once_per_world(_cpu_group, "stop") if dist.is_initialized() else None
+        self._flag = torch.zeros((), dtype=torch.int32)
+        self._work: Optional[Any] = None
+        # A signal that the caller ignores (nohup, a background job of sh) stays ignored.
+        handled = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+        self._before = {number: signal.signal(number, self._on_signal) for number in handled}
+
+    def _on_signal(self, number: int, _frame: Optional[FrameType]) -> None:
+        self.number = self.number or number
+        if number == signal.SIGINT:
+            now = time.monotonic()
+            if self._first_interrupt is not None and now - self._first_interrupt > _SECOND:
+                signal.signal(number, signal.SIG_DFL)
+                os.kill(os.getpid(), number)
+            self._first_interrupt = self._first_interrupt or now
+
+    def agreed(self) -> bool:
+        """Return true if any rank had been asked to stop when it last called this. Call it once per step on every rank."""
+        if self._group is None:
+            return self.number != 0
+        answer = 0
+        if self._work is not None:
+            self._work.wait()
+            answer = int(self._flag)
+        self._flag = torch.tensor(self.number, dtype=torch.int32)
+        self._work = dist.all_reduce(self._flag, dist.ReduceOp.MAX, group=self._group, async_op=True)
+        self.number = answer or self.number
+        return answer != 0
+
+    def close(self) -> None:
+        if self._work is not None:
+            self._work.wait()
+            self._work = None
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+
+def _cpu_group() -> Any:
+    return dist.new_group(backend="gloo")

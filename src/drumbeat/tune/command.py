@@ -14,7 +14,7 @@ from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.problem import Problem
-from drumbeat.jobfile.fields import literal
+from drumbeat.jobfile.check import literal
 from drumbeat.jobfile.resources import DEGREES, fill, places
 from drumbeat.train.parallel.layout import Layout
 from drumbeat.train.refusal import Refusal
@@ -115,9 +115,8 @@ class Tunable:
         """Return the text to put into the job."""
         if self.recipe:
             sets = self._sets(point, global_batch)
-            return " ".join(
-                [*(["--set", *sets] if sets else []), *(["--layout", point.layout] if point.layout else [])]
-            )
+            words = [*(["--set", *sets] if sets else []), *(["--layout", point.layout] if point.layout else [])]
+            return " ".join(words)
         return ", ".join(f"{{{name}}} -> {value}" for name, value in self.values(point).items())
 
 
@@ -128,13 +127,8 @@ def _from_the_start(hook: Optional[str]) -> Optional[str]:
 
 
 def tunable(
-    command: Tuple[str, ...],
-    expanded: Sequence[str],
-    kind: str,
-    given: Mapping[str, str],
-    world: int,
-    ranks_per_node: int,
-) -> Tunable:
+    command: Tuple[str, ...], expanded: Sequence[str], kind: str, given: Mapping[str, str], world: int, ranks_per_node: int
+) -> Tunable:  # fmt: skip
     """Return the command as something to tune `kind` of (batch, hook, layout); a Problem if it takes no such thing."""
     recipe = find_recipe(expanded)
     found = places(command)
@@ -145,13 +139,11 @@ def tunable(
         if "--verify-resume" in expanded or "--settings" in expanded:
             raise Problem("the command does not train: it has --verify-resume or --settings", "leave that out")
         return Tunable(command, recipe, (), {}, world, ranks_per_node)
-    wanted = {"batch": "{batch}", "hook": "{hook}", "layout": "{layout}"}[kind]
-    takes = kind in found or (kind == "layout" and any(name in DEGREES for name in found))
-    if not takes:
-        raise Problem(
-            f"no {wanted} in the command",
-            f"write {wanted} where the {kind} goes, such as: python train.py --{kind} {wanted}; recipes need none",
-        )
+    wanted = f"{{{kind}}}"
+    if kind not in found and not (kind == "layout" and set(DEGREES) & set(found)):
+        example = f"python train.py --{kind} {wanted}"
+        fix = f"write {wanted} where the {kind} goes, such as: {example}; recipes need none"
+        raise Problem(f"no {wanted} in the command", fix)
     unknown = [name for name in given if name not in found and not (name == "layout" and set(DEGREES) & set(found))]
     if unknown:
         raise Problem(f"--with {unknown[0]}=...: the command has no {{{unknown[0]}}}")
@@ -198,7 +190,9 @@ def own_batch(command: Sequence[str], expanded: Sequence[str]) -> Optional[int]:
     except (OSError, ValueError, SyntaxError, RecursionError):
         return None
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and _name(node.func) in _DECLARES and option in map(_text, node.args):
+        if not isinstance(node, ast.Call) or getattr(node.func, "attr", getattr(node.func, "id", "")) not in _DECLARES:
+            continue
+        if any(isinstance(each, ast.Constant) and each.value == option for each in node.args):
             values = [keyword.value for keyword in node.keywords if keyword.arg == "default"]
             found = [value.value for value in values if isinstance(value, ast.Constant)]
             return found[0] if found and type(found[0]) is int and found[0] > 0 else None
@@ -213,11 +207,3 @@ def _option(command: Sequence[str]) -> Optional[str]:
         if equals and value == "{batch}" and name.startswith("-"):
             return name
     return None
-
-
-def _name(function: ast.expr) -> str:
-    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
-
-
-def _text(argument: ast.expr) -> object:
-    return argument.value if isinstance(argument, ast.Constant) else None

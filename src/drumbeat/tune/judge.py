@@ -10,6 +10,7 @@ import math
 import re
 import statistics
 from dataclasses import field
+from itertools import takewhile
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
@@ -67,14 +68,11 @@ def _slower_by(one: Result, fastest: Result) -> float:
 
 def _simplest(fastest: Result, known: Sequence[Result], first: Result, kind: str) -> Tuple[Result, str]:
     """Return the first that is as fast as the fastest: hooks and layouts are tried from the plain one on."""
-    for each in known:
-        if each is not fastest and _slower_by(each, fastest) <= noise(each, fastest):
-            return each, (
-                f"no difference above the noise: {fastest.point.says()} was {_slower_by(each, fastest):.1%} faster, and "
-                f"{_noise_words(each, fastest)} is what these trials can tell apart"
-            )
-        if each is fastest:
-            break
+    for each in takewhile(lambda each: each is not fastest, known):
+        if _slower_by(each, fastest) <= noise(each, fastest):
+            faster = f"{fastest.point.says()} was {_slower_by(each, fastest):.1%} faster"
+            limit = f"{_noise_words(each, fastest)} is what these trials can tell apart"
+            return each, f"no difference above the noise: {faster}, and {limit}"
     return fastest, "the fastest" + _against(fastest, first, kind)
 
 
@@ -252,12 +250,7 @@ class Observed:
     @property
     def measured(self) -> int:
         """Count the steps after the warm-up."""
-        if self.by_rate or not self.reports:
-            return max(0, len(self.rates) - self.warm_up)
-        return min(self._measured(seen) for seen in self.reports.values())
-
-    def _measured(self, seen: List[TrialReport]) -> int:
-        return max(0, seen[-1].step - seen[0].step + 1 - self.warm_up)
+        return max(0, self.steps - self.warm_up)
 
     def speed(self, samples_a_step: Optional[float] = None) -> Optional[Tuple[float, str]]:
         """Return the speed of all ranks together; none if too little was seen. `samples_a_step` is used if nothing is
@@ -284,8 +277,7 @@ class Observed:
         else:
             parts = [part for part in map(self._after_warm_up, self.reports.values()) if part is not None]
             found = [_standard_error(_step_seconds(ref, after)) for ref, after in parts]
-        known = [error for error in found if error is not None]
-        return max(known) if known else None
+        return max((error for error in found if error is not None), default=None)
 
     def _after_warm_up(self, seen: List[TrialReport]) -> Optional[Tuple[TrialReport, List[TrialReport]]]:
         """Return the report at which the clock starts, and those after it. In a short trial, half of it is warm-up."""

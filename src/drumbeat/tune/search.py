@@ -90,11 +90,10 @@ def next_batch(candidates: Sequence[int], start: int, history: Sequence[Tried]) 
     low, upper = _fits(history, lasting), min((tried.batch for tried in history if tried.outcome == OOM), default=None)
     blocked = next((tried for tried in history if tried.outcome not in (OK, OOM)), None)
     if blocked is not None:
+        ended = f"batch {blocked.batch} ended with {blocked.outcome}"
         if low is None or blocked.long:
-            return Done(
-                f"batch {blocked.batch} ended with {blocked.outcome}, and nothing says that memory ran out", low
-            )
-        return _confirmed(low, history, f"batch {blocked.batch} ended with {blocked.outcome}: none above it was tried")
+            return Done(f"{ended}, and nothing says that memory ran out", low)
+        return _confirmed(low, history, f"{ended}: none above it was tried")
     if low is None:
         assert upper is not None
         below = bisect_left(candidates, upper)
@@ -104,9 +103,8 @@ def next_batch(candidates: Sequence[int], start: int, history: Sequence[Tried]) 
     above = bisect_right(candidates, low)
     if upper is None:
         if above == len(candidates):
-            return _confirmed(
-                low, history, "no larger one is allowed (--largest, --global-batch), and memory did not run out"
-            )
+            why = "no larger one is allowed (--largest, --global-batch), and memory did not run out"
+            return _confirmed(low, history, why)
         return Next(candidates[max(above, bisect_right(candidates, 2 * low) - 1)])
     end = bisect_left(candidates, upper)
     if above < end:
@@ -244,12 +242,8 @@ class Cost:
 
     def says(self) -> str:
         size = f"{self.nodes} node{'s' if self.nodes > 1 else ''}, {self.ranks} ranks"
-        if self.gpu_hours is None:
-            spent = "GPUs not known"
-        elif not self.gpus:
-            spent = "no GPU"
-        else:
-            spent = f"{self.gpus} GPUs: {self.gpu_hours:.2f} GPU-hours at most"
+        spent = f"{self.gpus} GPUs: {self.gpu_hours:.2f} GPU-hours at most" if self.gpu_hours else "no GPU"
+        spent = "GPUs not known" if self.gpu_hours is None else spent
         return f"at most {self.trials} trials, {self.seconds} s; {size}, {spent}"
 
 

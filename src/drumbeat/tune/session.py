@@ -14,13 +14,12 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 from drumbeat import backends
 from drumbeat.backends.contract import Request
 from drumbeat.base.light_dataclass import dataclass
-from drumbeat.base.order import Order
 from drumbeat.base.problem import Problem
 from drumbeat.base.processes import become_subreaper
 from drumbeat.base.record import RecordError, from_plain, to_plain
 from drumbeat.bundle.build import cached_bundle
 from drumbeat.desk.start.create import no_place
-from drumbeat.jobfile.fields import literal
+from drumbeat.jobfile.check import literal
 from drumbeat.jobfile.job import Job
 from drumbeat.jobfile.resources import NAMES, fill
 from drumbeat.runfolder.files import read_json, replace, replace_json
@@ -148,12 +147,11 @@ def _one(tuning: Tuning, trial: Trial, shown: Shown, interruption: Interruption)
     seen = watched.seen
     must = recipe or bool(asked.rate) or any(each.steps for each in tuning.results)
     outcome, why = classify(ended, seen, must, asked.silence)
-    speed = seen.speed(_samples(tuning.plan, trial))
+    speed, unit = seen.speed(_samples(tuning.plan, trial)) or (None, "")
     return Result(
-        trial.point, outcome, why, round(time.monotonic() - begun, 1), seen.steps, seen.measured,
-        speed[0] if speed else None, speed[1] if speed else "", seen.loss_after(limits.steps),
-            seen.memory_gib or _used_gib(watched.run),
-        watched.run.path if watched.run else "", trial.long, seen.spread(),
+        trial.point, outcome, why, round(time.monotonic() - begun, 1), seen.steps, seen.measured, speed, unit,
+        seen.loss_after(limits.steps), seen.memory_gib or _used_gib(watched.run), watched.run.path if watched.run else "",
+        trial.long, seen.spread(),
     )  # fmt: skip
 
 
@@ -221,14 +219,11 @@ def make_request(tuning: Tuning) -> Request:
     order = tuning.place.order
     asked_for = order.time_limit if tuning.job.where("time") == "--time" else None  # the file's is that of a training
     needed = float(-(-(tuning.cost.seconds + _MARGIN) // 60) * 60)
+    resources = dataclasses.replace(order.resources, array="")
     order = dataclasses.replace(
-        order,
-        name=tuning.name,
-        folder=tuning.folder,
-        time_limit=asked_for or needed,
-        stop_grace=float(GRACE),
-        resources=dataclasses.replace(order.resources, array=""),
-    )
+        order, name=tuning.name, folder=tuning.folder, time_limit=asked_for or needed, stop_grace=float(GRACE),
+        resources=resources,
+    )  # fmt: skip
     why = "`drumbeat tune --submit` sends exactly this file."
     return backends.get(order.backend).render_command(order, "_tune", REQUEST, _request_text(tuning), why)
 
@@ -246,15 +241,10 @@ def submit(tuning: Tuning, request: Request, environ: Mapping[str, str]) -> str:
 
 
 def _request_text(tuning: Tuning) -> str:
-    program = tuning.place.order.program
-    request = {"asked": tuning.asked, "job": _sized(tuning), "folder": tuning.folder, "program": program}
+    order = tuning.place.order  # the job gets the size that its cost was worked out for
+    job = dataclasses.replace(tuning.job, nodes=order.nodes, ranks_per_node=order.ranks_per_node or None)
+    request = {"asked": tuning.asked, "job": job, "folder": tuning.folder, "program": order.program}
     return json.dumps(to_plain(request), indent=2) + "\n"
-
-
-def _sized(tuning: Tuning) -> Any:
-    """Return the job with the size that its cost was worked out for."""
-    order: Order = tuning.place.order
-    return to_plain(dataclasses.replace(tuning.job, nodes=order.nodes, ranks_per_node=order.ranks_per_node or None))
 
 
 def read_request(path: str) -> Tuple[Asked, Job, str]:
@@ -319,10 +309,7 @@ def table(kind: str, results: Sequence[Result], refused: Sequence[Result]) -> Li
     head = (*first, "outcome", "speed", "memory", *loss, "seconds", "run")
     rows: List[Tuple[str, ...]] = [head]
     for each in results:
-        point = each.point
-        said = (
-            (str(point.batch), str(point.accumulate or "-")) if kind == "batch" else (point.hook or point.layout or "",)
-        )
+        said = tuple(str(getattr(each.point, name) or "-") for name in first)
         memory = f"{each.memory_gib:.1f} GiB" if each.memory_gib is not None else "-"
         outcome = each.outcome + (", longer" if each.long else "")
         speed = speed_text(each).replace("speed ", "") if each.outcome == OK else "-"
@@ -351,11 +338,8 @@ def closing(
 ) -> List[Tuple[str, str]]:
     if broken:
         return [("broken", ended), ("why", broken.why), ("look", f"drumbeat diagnose {broken.run}")]
-    lines: List[Tuple[str, str]] = []
-    if judgement.largest:
-        lines.append(("largest", f"{judgement.largest.point.says()}: {ended}"))
-    else:
-        lines.append(("ended", ended))
+    largest = judgement.largest
+    lines = [("largest", f"{largest.point.says()}: {ended}") if largest else ("ended", ended)]
     fastest = judgement.fastest
     lines.append(("fastest", f"{fastest.point.says()}, {speed_text(fastest)}" if fastest else "unknown"))
     if judgement.recommended:

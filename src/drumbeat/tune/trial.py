@@ -175,13 +175,8 @@ Progress = Callable[[Observed, float], None]
 
 
 def run_trial(
-    job: Job,
-    limits: Limits,
-    rate: Optional[re.Pattern[str]],
-    output: str,
-    interruption: Interruption,
-    progress: Progress,
-) -> Tuple[Ended, Watched]:
+    job: Job, limits: Limits, rate: Optional[re.Pattern[str]], output: str, interruption: Interruption, progress: Progress
+) -> Tuple[Ended, Watched]:  # fmt: skip
     """Start, watch and end a trial; a Problem if it could not be started at all."""
     watched = Watched(Observed(limits.warm_up, by_rate=rate is not None), rate)
     begun = watched.last_step = time.monotonic()
@@ -245,15 +240,10 @@ def _ended(why: str, watched: Watched, limits: Limits, seconds: float, status: O
         why = STEPS
     elif why in (STEPS, TIME, SILENCE) and run and failed_before_stop(run):
         why = ENDED  # another rank had reported all of its steps, or nobody could tell yet
-    return Ended(
-        why,
-        round(seconds, 1),
-        code,
-        summary.failure if summary and why == ENDED else None,
-        in_logs(run) if run and why != INTERRUPTED else (),
-        refusal(run) if run and why == ENDED and code == 2 else "",
-        summary.outcome if summary else "",
-    )
+    failure = summary.failure if summary and why == ENDED else None
+    others = in_logs(run) if run and why != INTERRUPTED else ()
+    said = refusal(run) if run and why == ENDED and code == 2 else ""
+    return Ended(why, round(seconds, 1), code, failure, others, said, summary.outcome if summary else "")
 
 
 def _fork(job: Job, output: str) -> Tuple[int, int]:

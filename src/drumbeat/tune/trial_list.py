@@ -7,7 +7,7 @@ import re
 import time
 from bisect import bisect_right
 from dataclasses import field
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Dict, Mapping, Optional, Sequence, Tuple, Union
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import Order
@@ -127,10 +127,8 @@ def make_plan(
 def _data_ranks(asked: Asked, tunable: Tunable, order: Order) -> int:
     """Count how many ways the samples of a step are split."""
     if order.launcher == "once" and not asked.data_ranks:
-        raise Problem(
-            "the command starts its ranks itself, so how many of them share a step's samples is not known",
-            "add --data-ranks N",
-        )
+        words = "the command starts its ranks itself, so how many of them share a step's samples is not known"
+        raise Problem(words, "add --data-ranks N")
     if asked.data_ranks:
         if order.launcher != "once" and order.world_size % asked.data_ranks:
             raise Problem(f"--data-ranks {asked.data_ranks} does not divide {order.world_size} ranks")
@@ -150,10 +148,8 @@ def _batches(asked: Asked, tunable: Tunable, order: Order, own: Optional[int]) -
         start = asked.start or min(own or 1, largest)
     else:
         if total % ranks:
-            raise Problem(
-                f"{total} samples per step cannot be split evenly over {ranks} data ranks",
-                f"try --global-batch {-(-total // ranks) * ranks}",
-            )
+            words = f"{total} samples per step cannot be split evenly over {ranks} data ranks"
+            raise Problem(words, f"try --global-batch {-(-total // ranks) * ranks}")
         batches = tuple(each for each in divisors(total // ranks) if each <= (asked.largest or total))
         start = _start(asked, tunable, batches, total // ranks, own)
     return Plan("batch", most_trials(batches, start), ranks, total, start, batches, own_batch=own)
@@ -172,17 +168,13 @@ def _global_batch(asked: Asked, tunable: Tunable) -> Optional[int]:
     if tunable.recipe:
         found = asked.global_batch or tunable.recipe.batch
         if found is None:
-            raise Problem(
-                "the number of samples per step is not known",
-                "add --global-batch N, or --set batch=N to the command",
-            )
+            fix = "add --global-batch N, or --set batch=N to the command"
+            raise Problem("the number of samples per step is not known", fix)
         return found
     takes = "accumulate" in tunable.places and "accumulate" not in tunable.given
     if takes and not asked.global_batch:
-        raise Problem(
-            "{accumulate} is filled in so that a step's samples stay the same, but their number is not known",
-            "add --global-batch N",
-        )
+        words = "{accumulate} is filled in so that a step's samples stay the same, but their number is not known"
+        raise Problem(words, "add --global-batch N")
     if asked.global_batch and not takes:
         raise Problem(
             f"--global-batch {asked.global_batch}: no {{accumulate}} in the command",
@@ -197,22 +189,16 @@ def _layouts(asked: Asked, tunable: Tunable, order: Order, gpu_gib: Optional[flo
     if tunable.recipe:
         total = total or tunable.recipe.batch
     elif "batch" in tunable.places and "batch" not in tunable.given and not total:
-        raise Problem(
-            "{batch} depends on how many ranks share a step's samples, but the number of samples is not known",
-            "add --global-batch N, or --with batch=N for a batch that stays as it is",
-        )
-    points: List[Point] = []
-    refused: List[Result] = []
+        what = "{batch} depends on how many ranks share a step's samples, but the number of samples is not known"
+        raise Problem(what, "add --global-batch N, or --with batch=N for a batch that stays as it is")
     if order.launcher == "once":
         raise Problem("the command starts its ranks itself, so which layouts they could have is not known")
     named = [read_layout(text, order.world_size, order.ranks_per_node) for text in asked.layouts]
-    for layout in named or ranked(order.world_size, order.ranks_per_node):
-        point, why = _layout_point(layout, tunable, total)
-        why = why or too_large(layout, asked.parameters, gpu_gib)
-        if why:
-            refused.append(Result(point, REFUSED, why, 0.0))
-        else:
-            points.append(point)
+    layouts = named or ranked(order.world_size, order.ranks_per_node)
+    both = [(layout, _layout_point(layout, tunable, total)) for layout in layouts]
+    judged = [(point, why or too_large(each, asked.parameters, gpu_gib)) for each, (point, why) in both]
+    points = [point for point, why in judged if not why]
+    refused = [Result(point, REFUSED, why, 0.0) for point, why in judged if why]
     if not points:
         raise Problem(f"none of {len(refused)} layouts is possible: {refused[0].point.says()}: {refused[0].why}")
     wanted = min(asked.candidates, len(points))
@@ -245,38 +231,26 @@ class Place:
     gpus: Optional[int]  # of all nodes; none: not known
     gpu_gib: Optional[float] = None  # memory of one, where it is known
 
-    @property
-    def world(self) -> int:
-        return self.order.world_size
-
 
 def place_here(job: Job, environ: Mapping[str, str]) -> Place:
     """Describe this machine, or the allocation whose shell or batch script this is."""
     place = find_place(LiveHost())
     if place.kind == INSIDE or environ.get("NODE_RANK"):
-        raise Problem(
-            "this is one task or one machine of several: a tuning starts its trials on all nodes itself",
-            "type it once, in the batch script or the shell of the allocation; or drumbeat tune ... --submit",
-        )
+        fix = "type it once, in the batch script or the shell of the allocation; or drumbeat tune ... --submit"
+        raise Problem("this is one task or one machine of several: a tuning starts its trials on all nodes itself", fix)
     site = site_of(job, place, environ)
     check_not_login(place, site, "tune")
+    own = [gpu for gpu in detect(LiveHost()) if not gpu.integrated]
+    sizes = [gpu.memory_bytes for gpu in own if gpu.memory_bytes]
+    gpu_gib = min(sizes) / 2**30 if sizes else None
     if place.kind == ALLOCATION:
         order = make_order(job, site, place, environ)
-        gpus = place.identity.gpus
-        return Place(order, None if gpus is None else gpus * order.nodes, _gpu_gib())
+        given = place.identity.gpus
+        return Place(order, None if given is None else given * order.nodes, gpu_gib)
     order = make_order(job, site, dataclasses.replace(place, kind=HERE), environ)
     check_inside(order)
-    gpus = order.gpus if order.gpus is not None else _gpu_count()
-    return Place(order, gpus if order.emulated else gpus * order.nodes, _gpu_gib())
-
-
-def _gpu_count() -> int:
-    return len([gpu for gpu in detect(LiveHost()) if not gpu.integrated])
-
-
-def _gpu_gib() -> Optional[float]:
-    sizes = [gpu.memory_bytes for gpu in detect(LiveHost()) if not gpu.integrated and gpu.memory_bytes]
-    return min(sizes) / 2**30 if sizes else None
+    gpus = order.gpus if order.gpus is not None else len(own)
+    return Place(order, gpus if order.emulated else gpus * order.nodes, gpu_gib)
 
 
 def seconds_left() -> Optional[float]:
@@ -338,10 +312,8 @@ class Asked:
         except re.error as error:
             raise Problem(f"--rate {self.rate!r} is not a regular expression: {error}") from None
         if made.groups != 1:
-            raise Problem(
-                f"--rate {self.rate!r} has {made.groups} groups, and one must hold the number",
-                r"such as --rate '([0-9.]+) samples/s'",
-            )
+            what = f"--rate {self.rate!r} has {made.groups} groups, and one must hold the number"
+            raise Problem(what, r"such as --rate '([0-9.]+) samples/s'")
         return made
 
     @property

@@ -3,7 +3,7 @@ Pure."""
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import COLLECTIVES, Floor
@@ -38,9 +38,7 @@ def judge_pairs(results: Mapping[str, Any], emulated: bool) -> Verdict:
         return Verdict("pairs", "unknown", "unknown", "one rank has no partner")
     if emulated:
         return Verdict("pairs", "unknown", "unknown", f"{len(pairs)} tried, all work; on one machine rates say nothing")
-    findings = ()
-    for kind in ("between", "inside"):
-        findings += tuple(_slow(results, ways_of(pairs, kind), kind))
+    findings = tuple(each for kind in ("between", "inside") for each in _slow(results, ways_of(pairs, kind), kind))
     if findings:
         return Verdict("pairs", "slow", "likely", findings[0].title, findings)
     rates = [pair[way] for pair in pairs for way in ("a_to_b", "b_to_a")]
@@ -52,12 +50,9 @@ def ways_of(pairs: List[Mapping[str, Any]], kind: str) -> List[Way]:
     ways = []
     for pair in pairs:
         if pair["kind"] == kind:
-            ways += [Way(pair["a"], pair["b"], pair["a_to_b"]), Way(pair["b"], pair["a"], pair["b_to_a"])]
-    if not ways:
-        return []
-    rates = sorted(way.rate for way in ways)
-    usual = rates[len(rates) // 2]
-    return [Way(way.sender, way.receiver, way.rate, way.rate < _SLOW * usual) for way in ways]
+            ways += [(pair["a"], pair["b"], pair["a_to_b"]), (pair["b"], pair["a"], pair["b_to_a"])]
+    rates = sorted(rate for _, _, rate in ways)
+    return [Way(sender, receiver, rate, rate < _SLOW * rates[len(rates) // 2]) for sender, receiver, rate in ways]
 
 
 def _slow(results: Mapping[str, Any], ways: List[Way], kind: str) -> List[Finding]:
@@ -65,7 +60,7 @@ def _slow(results: Mapping[str, Any], ways: List[Way], kind: str) -> List[Findin
     left = [way for way in ways if way.slow]
     if not left:
         return []
-    host_of = {each["rank"]: f"node {each['node']} ({each['host']})" for each in results["ranks"]}
+    host_of = _hosts(results)
     rank_of = {rank: f"rank {rank} on {host}" for rank, host in host_of.items()}
     usual = sorted(way.rate for way in ways)[len(ways) // 2]
     findings = []
@@ -90,7 +85,7 @@ def _parts(results: Mapping[str, Any], rank: Optional[int], kind: str) -> str:
     """Name what may be at fault, as far as the names are known."""
     if rank is None:
         return "its NIC, cable or switch port"
-    known: Mapping[str, Any] = next((each for each in results["ranks"] if each["rank"] == rank), {})
+    known = _rank(results, rank)
     gpu = f"GPU {known.get('local_rank')}" if known.get("gpu") else "its device"
     if kind == "inside":
         return f"{gpu} or its links"
@@ -101,40 +96,36 @@ def _all_its_fault(mine: List[Way], ways: List[Way], end: str, place: Mapping[in
     """Return true if all its ways are slow, with several partners, and each partner has a similar way that is not, or is
     far faster: on a busy network others are slow too, but not as slow."""
     other = "receiver" if end == "sender" else "sender"
-    partners: Set[str] = {place[getattr(way, other)] for way in mine}
-    if len(partners) < 2 or not all(way.slow for way in mine):
-        return False
     own = {place[getattr(way, end)] for way in mine}
-    fastest: Dict[str, float] = {}
+    fastest: Dict[str, float] = {}  # of the ways to each partner
     for way in mine:
         partner = place[getattr(way, other)]
         fastest[partner] = max(fastest.get(partner, 0.0), way.rate)
-    fine: Dict[str, bool] = dict.fromkeys(partners, False)
-    for way in ways:
-        partner = place[getattr(way, other)]
-        if partner in fine and place[getattr(way, end)] not in own:
-            fine[partner] = fine[partner] or not way.slow or fastest[partner] < _SLOW * way.rate
-    return all(fine.values())
+    if len(fastest) < 2 or not all(way.slow for way in mine):
+        return False
+    others = [(place[getattr(way, other)], way) for way in ways if place[getattr(way, end)] not in own]
+    known = [(partner, way) for partner, way in others if partner in fastest]
+    return fastest.keys() == {to for to, way in known if not way.slow or fastest[to] < _SLOW * way.rate}
 
 
 def _finding(
     results: Mapping[str, Any], words: str, rank: Optional[int], ways: List[Way], end: str, usual: float
 ) -> Finding:
     rates = ", ".join(f"{way.sender} to {way.receiver}: {way.rate:.3g}" for way in ways[:6])
-    host = next((each["host"] for each in results["ranks"] if each["rank"] == getattr(ways[0], end)), None)
+    host = _rank(results, getattr(ways[0], end)).get("host")
     return find("slow-pair", what=words, rates=rates, usual=usual, rank=rank, host=host)
 
 
 def _broken(results: Mapping[str, Any], pairs: List[Mapping[str, Any]], pair: Mapping[str, Any]) -> Finding:
-    hosts = {each["rank"]: f"node {each['node']} ({each['host']})" for each in results["ranks"]}
-    a, b = pair["a"], pair["b"]
-    works = [
-        rank for rank in (a, b) if any(rank in (one["a"], one["b"]) and "error" not in one for one in pairs)
-    ]  # fmt: skip
-    return find(
-        "broken-pair", a=a, b=b, here=hosts.get(a), there=hosts.get(b), error=pair["error"],
-        works=", ".join(f"rank {rank}" for rank in works), rank=a,
-    )  # fmt: skip
+    hosts, a, b = _hosts(results), pair["a"], pair["b"]
+    fine = {rank for one in pairs if "error" not in one for rank in (one["a"], one["b"])}
+    works = ", ".join(f"rank {rank}" for rank in (a, b) if rank in fine)
+    here, there = hosts.get(a), hosts.get(b)
+    return find("broken-pair", a=a, b=b, here=here, there=there, error=pair["error"], works=works, rank=a)
+
+
+def _hosts(results: Mapping[str, Any]) -> Dict[int, str]:
+    return {each["rank"]: f"node {each['node']} ({each['host']})" for each in results["ranks"]}
 
 
 find = Catalog("verify")
@@ -200,11 +191,11 @@ def node_network(results: Mapping[str, Any], peer: Peer) -> Network:
     facts = peer.facts
     if results["backend"] == "nccl":
         rates = _fast_ports(facts)
+        if None in rates:
+            return Network(None, 0, "an active port does not say its rate")
         if rates:
-            if any(rate is None for _, rate in rates):
-                return Network(None, 0, "an active port does not say its rate")
-            total = sum(rate or 0.0 for _, rate in rates) / 8
-            return Network(total, len(rates), f"{len(rates)} active NICs, {total * 8:g} Gb/s together")
+            total = sum(rate or 0.0 for rate in rates)
+            return Network(total / 8, len(rates), f"{len(rates)} active NICs, {total:g} Gb/s together")
     interface, why = _interface(results, peer)
     if interface is None:
         return Network(None, 0, why)
@@ -213,10 +204,10 @@ def node_network(results: Mapping[str, Any], peer: Peer) -> Network:
     return Network(interface.speed_mbps / 8000, 1, f"{interface.name}, {interface.speed_mbps / 1000:g} Gb/s")
 
 
-def _fast_ports(facts: Facts) -> List[Tuple[str, Optional[float]]]:
-    """Return RDMA ports that are up, and Slingshot NICs: name, Gb/s."""
-    ports = [(device.name, port.rate_gbps) for device in facts.rdma for port in device.ports if port.state == "ACTIVE"]
-    return ports or [(device.name, device.speed_gbps) for device in facts.cxi]
+def _fast_ports(facts: Facts) -> List[Optional[float]]:
+    """Return the Gb/s of RDMA ports that are up, else of Slingshot NICs."""
+    ports = [port.rate_gbps for device in facts.rdma for port in device.ports if port.state == "ACTIVE"]
+    return ports or [device.speed_gbps for device in facts.cxi]
 
 
 def _interface(results: Mapping[str, Any], peer: Peer) -> Tuple[Optional[Interface], str]:
@@ -226,13 +217,10 @@ def _interface(results: Mapping[str, Any], peer: Peer) -> Tuple[Optional[Interfa
     wanted = named.get("NCCL_SOCKET_IFNAME" if results["backend"] == "nccl" else "GLOO_SOCKET_IFNAME", "")
     names = [name for name in wanted.lstrip("=").split(",") if name and not name.startswith("^")]
     for interface in peer.facts.interfaces:
-        if interface.name in names or (not names and _holds(interface.addresses, peer.address)):
+        own = [address.split("/")[0] for address in interface.addresses]
+        if interface.name in names if names else peer.address in own:
             return interface, ""
     return None, f"no interface is called {wanted}" if names else f"no interface has the address {peer.address}"
-
-
-def _holds(addresses: Sequence[str], address: str) -> bool:
-    return any(each.split("/")[0] == address for each in addresses)
 
 
 def _inside(results: Mapping[str, Any], peers: Peers, per_node: int) -> Tuple[Optional[float], str]:
@@ -243,9 +231,7 @@ def _inside(results: Mapping[str, Any], peers: Peers, per_node: int) -> Tuple[Op
         return None, "one rank per node: nothing crosses a link inside it"
     (name,) = names
     rate = gpu_link_rate(name, per_node)
-    return rate, f"{name}: " + (
-        f"{rate:g} GB/s each way between GPUs" if rate else "the rate of its links is not known"
-    )
+    return rate, f"{name}: {f'{rate:g} GB/s each way between GPUs' if rate else 'the rate of its links is not known'}"
 
 
 def _all_unknown(why: str) -> Dict[str, Ceiling]:
@@ -301,19 +287,11 @@ def _rows(results: Mapping[str, Any], bounds: Mapping[str, Ceiling]) -> List[Col
         measured = [one for one in results["collectives"] if one["op"] == op and one["dtype"] == "float32"]
         if not measured:
             continue
-        largest, smallest = max(measured, key=_bytes), min(measured, key=_bytes)
+        measured.sort(key=lambda one: int(one["bytes"]))
+        largest = {name: measured[-1][name] for name in ("bytes", "seconds", "algbw", "busbw")}
         ratio = largest["busbw"] / ceiling.bound if ceiling.bound else None
-        rows.append(
-            CollectiveRow(
-                op, largest["bytes"], largest["seconds"], largest["algbw"], largest["busbw"], smallest["seconds"], ceiling,
-                ratio,
-            )
-        )  # fmt: skip
+        rows.append(CollectiveRow(op, **largest, latency=measured[0]["seconds"], ceiling=ceiling, ratio=ratio))
     return rows
-
-
-def _bytes(measured: Mapping[str, Any]) -> int:
-    return int(measured["bytes"])
 
 
 def _values(results: Mapping[str, Any]) -> Verdict:
@@ -393,16 +371,13 @@ def _bandwidth(rows: List[CollectiveRow], alone: bool) -> Verdict:
     if not known:
         why = rows[0].ceiling.why if rows else "nothing was measured"
         return Verdict("bandwidth", "unknown", "unknown", f"no ceiling to compare with: {why}")
-    findings = []
-    short = []
-    for row in known:
-        usual = row.ceiling.usual or 0.0
-        if row.busbw >= _LOW * usual:
-            continue
-        if row.bytes / (usual * 1e9) < _LONG_ENOUGH:
-            short.append(row.op)
-            continue
-        findings.append(find("low-bandwidth", op=row.op, busbw=row.busbw, usual=usual, why=row.ceiling.why))
+    low = [(row, row.ceiling.usual or 0.0) for row in known if row.busbw < _LOW * (row.ceiling.usual or 0.0)]
+    short = [row for row, usual in low if row.bytes / (usual * 1e9) < _LONG_ENOUGH]
+    findings = [
+        find("low-bandwidth", op=row.op, busbw=row.busbw, usual=usual, why=row.ceiling.why)
+        for row, usual in low
+        if row not in short
+    ]
     if findings:
         return Verdict("bandwidth", "low", "likely", findings[0].title, tuple(findings))
     best = max(known, key=lambda row: row.ratio or 0.0)
@@ -415,21 +390,15 @@ def _bandwidth(rows: List[CollectiveRow], alone: bool) -> Verdict:
 def _floors(
     results: Mapping[str, Any], rows: List[CollectiveRow], floors: Mapping[str, Floor], nodes: int
 ) -> Optional[Verdict]:  # fmt: skip
-    asked = [
-        (row, floors[row.op]) for row in rows if row.op in floors and floors[row.op].nodes in (None, nodes)
-    ]  # fmt: skip
+    asked = [(row, floors[row.op]) for row in rows if row.op in floors and floors[row.op].nodes in (None, nodes)]
     if not asked:
         return None
     measured = tuple(row.op for row, _ in asked)
-    findings = []
+    variant, findings = "quick" if results["quick"] else "", []
     for row, floor in asked:
         if row.busbw < floor.busbw:
-            findings.append(
-                find(
-                    "below-floor", "quick" if results["quick"] else "", op=row.op, busbw=row.busbw, floor=floor.busbw,
-                    source=floor.source, bytes=row.bytes,
-                )
-            )  # fmt: skip
+            about = {"op": row.op, "busbw": row.busbw, "floor": floor.busbw, "source": floor.source, "bytes": row.bytes}
+            findings.append(find("below-floor", variant, **about))
     if findings:
         return Verdict("floor", "missed", "certain", findings[0].title, tuple(findings), measured)
     return Verdict("floor", "met", "certain", f"{len(asked)} of the site's floors are met", seen=measured)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import List, Optional, Tuple
+from typing import Optional, Tuple
 
 from drumbeat.backends.contract import ALIVE, QUEUED, RUNNING, UNKNOWN
 from drumbeat.base.light_dataclass import dataclass
@@ -11,6 +11,7 @@ from drumbeat.runfolder.lines import mean_of, not_finite_words
 from drumbeat.runfolder.progress import Slowest
 from drumbeat.runfolder.state import condition
 from drumbeat.watch.model import Check, RunView
+from drumbeat.watch.node_view import sum_of
 
 
 @dataclass(frozen=True)
@@ -123,12 +124,12 @@ def head_of(view: RunView, standing: Standing, now: float) -> Head:
         gpus=sum(len(node.gpus) for node in nodes),
         gpu_use=sum(part for part, _ in weighted) / sum(count for _, count in weighted) if weighted else None,
         gpu_memory=mean_of([node.means["memory"] for node in nodes]),
-        power=_sum([node.means["power"] for node in nodes]),
-        energy=_sum([node.energy for node in nodes]),
+        power=sum_of([node.means["power"] for node in nodes]),
+        energy=sum_of([node.energy for node in nodes]),
         throttled=sum(node.slowed for node in nodes),
         network_why="not measured: the ranks talk over loopback" if view.emulated else "",
-        received=None if view.emulated else _sum([node.received for node in nodes]),
-        sent=None if view.emulated else _sum([node.sent for node in nodes]),
+        received=None if view.emulated else sum_of([node.received for node in nodes]),
+        sent=None if view.emulated else sum_of([node.sent for node in nodes]),
         slowest=view.slowest(),
         checks=tuple(view.checks()),
         failure=view.failure or (None if standing.goes_on else standing.failure),
@@ -153,8 +154,3 @@ def _elapsed(view: RunView, standing: Standing, now: float) -> Optional[float]:
     if not standing.goes_on:
         return view.now - begin if view.now and begin else None
     return max(0.0, now - begin) if begin else None
-
-
-def _sum(values: List[Optional[float]]) -> Optional[float]:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None

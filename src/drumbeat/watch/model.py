@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import replace
-from typing import Deque, Dict, Iterable, List, Mapping, Optional, Tuple
+from typing import Callable, Deque, Dict, Iterable, List, Mapping, Optional, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import Order
@@ -73,9 +73,7 @@ class RunState:
         self.verdicts: Dict[str, Dict[int, Verdict]] = {}
         self._reporter: Optional[int] = None  # the lowest rank that has reported
         self._announced: Optional[Tuple[str, Optional[int]]] = None  # kind and step of the work that it said begins
-        self._marked: Optional[Tuple[str, Optional[int]]] = (
-            None  # the last report that was marked; None if it had no step
-        )
+        self._marked: Optional[Tuple[str, Optional[int]]] = None  # the last marked report; None if it had no step
         self.offsets: Dict[int, float] = {}
 
     def node(self, number: int) -> NodeView:
@@ -255,11 +253,14 @@ _WRONG_CLOCK = 3600.0  # seconds by which a clock may be wrong; a record beyond 
 class RunView(RunState):
     # -- what comes in -----------------------------------------------------------------------------------------------
 
-    def members(self, members: Iterable[Member]) -> None:
-        """Take the members in: hosts and clocks."""
-        for member in members:
-            self.offsets[member.node] = member.clock_offset
-            self.node(member.node).host = member.host
+    def take(self, records: Iterable[object], members: Callable[[], Iterable[Member]]) -> None:
+        """Add records; at each new attempt ask for the members, which have hosts and clocks."""
+        for record in records:
+            if isinstance(record, kinds.AttemptStarted):
+                for member in members():
+                    self.offsets[member.node] = member.clock_offset
+                    self.node(member.node).host = member.host
+            self.add(record)
 
     def add(self, record: object) -> None:
         self.changes += 1
@@ -346,9 +347,8 @@ class RunView(RunState):
             self._reporter = metric.rank
         rank = self.ranks.get(metric.rank)
         if rank is None:
-            rank = self.ranks[metric.rank] = self.node(metric.node).ranks[metric.rank] = RankView(
-                metric.rank, metric.node
-            )
+            rank = RankView(metric.rank, metric.node)
+            self.ranks[metric.rank] = self.node(metric.node).ranks[metric.rank] = rank
         rank.add(metric, t)
         work = metric.tokens if metric.tokens is not None else metric.samples
         if metric.kind == "step" and work:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import field
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.regex import regex
@@ -64,9 +64,9 @@ class NodeView:
         if seconds > 0:
             self.cpu_busy = _busy(self._cpu, sample.cpu)
             self.received, self.sent = traffic(self._network, sample.network, seconds)
-            used = [_energy(before, after, seconds) for before, after in _pairs(self.gpus, sample.gpus)]
-            if any(joules is not None for joules in used):
-                self.energy = (self.energy or 0.0) + sum(joules or 0.0 for joules in used)
+            before = {gpu.index: gpu for gpu in self.gpus}
+            pairs = [(before[gpu.index], gpu) for gpu in sample.gpus if gpu.index in before]
+            self.energy = sum_of([self.energy, *(_energy(old, new, seconds) for old, new in pairs)])
         self.memory_used, self.memory_total = _whole(sample.memory.get("used")), _whole(sample.memory.get("total"))
         self.gpus = sample.gpus or self.gpus  # where vendor tools are asked, not every sample has them
         self.sampled, self._cpu, self._network = t, sample.cpu, sample.network
@@ -77,19 +77,22 @@ class NodeView:
                 self.curves[name].add(t, value)
 
     def _means(self) -> Dict[str, Optional[float]]:
-        traffic_now = [value for value in (self.received, self.sent) if value is not None]
-        power = [gpu.power for gpu in self.gpus if gpu.power is not None]
         return {
             "gpu_use": mean_of([gpu.busy for gpu in self.gpus]),
-            "power": sum(power) if power else None,
+            "power": sum_of([gpu.power for gpu in self.gpus]),
             "memory": mean_of([memory_percent(gpu) for gpu in self.gpus]),
-            "network": sum(traffic_now) if traffic_now else None,
+            "network": sum_of([self.received, self.sent]),
         }
 
     @property
     def throttle(self) -> Tuple[str, ...]:
         """Return the reasons that slow any of its GPUs down now."""
         return tuple(dict.fromkeys(reason for gpu in self.gpus for reason in gpu.throttle or ()))
+
+
+def sum_of(values: Sequence[Optional[float]]) -> Optional[float]:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
 
 
 def memory_percent(gpu: GpuSample) -> Optional[float]:
@@ -103,34 +106,26 @@ def traffic(
 ) -> Tuple[Optional[float], Optional[float]]:
     """Return bytes per second in and out, over RDMA ports or over interfaces, whichever carried more: RDMA bypasses
     interfaces, and IP over InfiniBand is counted by both."""
-    best: Tuple[Optional[float], Optional[float]] = (None, None)
     ports = [name for name in after if ":" in name]
     interfaces = [name for name in after if ":" not in name and not _REPEATS.match(name)]
-    for names in (interfaces, ports):
-        now = tuple(_grown(before, after, names, key, seconds) for key in ("received", "sent"))
-        if sum(value or 0.0 for value in now) > sum(value or 0.0 for value in best) or best == (None, None):
-            best = (now[0], now[1])
-    return best
+    over_ip, over_rdma = (
+        (_grown(before, after, names, "received", seconds), _grown(before, after, names, "sent", seconds))
+        for names in (interfaces, ports)
+    )
+    more = sum(value or 0.0 for value in over_rdma) > sum(value or 0.0 for value in over_ip)
+    return over_rdma if more or over_ip == (None, None) else over_ip
 
 
 def _grown(
     before: Mapping[str, Any], after: Mapping[str, Any], names: List[str], key: str, seconds: float
 ) -> Optional[float]:
-    total: Optional[float] = None
-    for name in names:
-        pair = [_count(where.get(name), key) for where in (before, after)]
-        if pair[0] is not None and pair[1] is not None and pair[1] >= pair[0]:  # else the counter began anew
-            total = (total or 0.0) + (pair[1] - pair[0]) / seconds
-    return total
+    pairs = [(_count(before.get(name), key), _count(after.get(name), key)) for name in names]
+    both = [(old, new) for old, new in pairs if old is not None and new is not None]
+    return sum_of([(new - old) / seconds for old, new in both if new >= old])  # else the counter began anew
 
 
 def _count(entry: Any, key: str) -> Optional[int]:
     return _whole(entry.get(key)) if isinstance(entry, Mapping) else None
-
-
-def _pairs(before: Tuple[GpuSample, ...], after: Tuple[GpuSample, ...]) -> List[Tuple[GpuSample, GpuSample]]:
-    known = {gpu.index: gpu for gpu in before}
-    return [(known[gpu.index], gpu) for gpu in after if gpu.index in known]
 
 
 def _energy(before: GpuSample, after: GpuSample, seconds: float) -> Optional[float]:

@@ -7,7 +7,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 from drumbeat.base.record import to_plain
 from drumbeat.watch.curve import Curve, Point
-from drumbeat.watch.node_view import NodeView, memory_percent
+from drumbeat.watch.node_view import memory_percent
 from drumbeat.watch.session import Session
 from drumbeat.watch.text import COLUMNS, GPU_COLUMNS, RANK_COLUMNS, gpu_rows, matching, node_cells, rank_rows
 
@@ -19,21 +19,14 @@ _NARROWEST = 0.1  # of the highest value: the least that a scale of the heat map
 _MOST_ROWS = 200
 _MOST_LINES = 60
 
-# Cells of the heat map: label, unit, fixed range if there is one.
-HEAT = {
-    "use": ("GPU use", "%", (0.0, 100.0)),
-    "memory": ("GPU memory", "%", (0.0, 100.0)),
-    "power": ("power", "W", None),
-    "temperature": ("temperature", "°C", None),
-    "clock": ("clock", "MHz", None),
-    "step": ("step time", "ms", None),
-}
-_OF_GPU: Dict[str, Callable[[Any], Optional[float]]] = {
-    "use": lambda gpu: gpu.busy,
-    "memory": memory_percent,
-    "power": lambda gpu: gpu.power,
-    "temperature": lambda gpu: gpu.temperature,
-    "clock": lambda gpu: gpu.clock,
+# Cells of the heat map: label, unit, fixed range if there is one, value of a GPU (of a rank: its step time).
+HEAT: Dict[str, Tuple[str, str, Optional[Tuple[float, float]], Callable[[Any], Optional[float]]]] = {
+    "use": ("GPU use", "%", (0.0, 100.0), lambda gpu: gpu.busy),
+    "memory": ("GPU memory", "%", (0.0, 100.0), memory_percent),
+    "power": ("power", "W", None, lambda gpu: gpu.power),
+    "temperature": ("temperature", "°C", None, lambda gpu: gpu.temperature),
+    "clock": ("clock", "MHz", None, lambda gpu: gpu.clock),
+    "step": ("step time", "ms", None, lambda rank: None if rank.step_seconds is None else rank.step_seconds * 1000),
 }
 
 
@@ -72,21 +65,20 @@ def curves(session: Session, own: Mapping[str, List[int]], since: Optional[float
     found = {"loss": _curve(view.loss, since), "validation": _curve(view.validation, since)}
     found["step_seconds"], found["steps"] = _curve(view.step_seconds, since), _curve(view.steps, since)
     found["rate"] = _points(view.throughput(), since)
-    for name, curve in view.cluster.items():
-        found[name] = _curve(curve, since)
-    found.update(
-        {f"{name}:{k}": _curve(view.nodes[k].curves[name], since) for name, nodes in own.items() for k in nodes}
-    )
-    return found
+    of_nodes = {f"{name}:{k}": view.nodes[k].curves[name] for name, nodes in own.items() for k in nodes}
+    return {**found, **{name: _curve(curve, since) for name, curve in (*view.cluster.items(), *of_nodes.items())}}
 
 
 def heat(session: Session, show: str) -> Dict[str, Any]:
     """Return one value per node and GPU, or per node and rank; None is unknown."""
-    label, unit, limits = HEAT[show]
+    label, unit, limits, value_of = HEAT[show]
     hang, failure = session.view.course.hang, session.head().failure
     bad = hang.finding if hang else failure
     nodes = [session.view.nodes[number] for number in sorted(session.view.nodes)]
-    rows = [_heat_row(node, show) for node in nodes]
+    ranks = show == "step"
+    things = [[node.ranks[rank] for rank in sorted(node.ranks)] if ranks else node.gpus for node in nodes]
+    values = [[value_of(thing) for thing in row] for row in things]
+    rows = [[None if value is None else round(value, 1 if ranks else None) for value in row] for row in values]
     known = [value for row in rows for value in row if value is not None]
     low, high = limits or scale(known)
     return {
@@ -112,14 +104,6 @@ def scale(values: List[float]) -> Tuple[float, float]:
     low, high = min(values), max(values)
     missing = max(0.0, (_NARROWEST * high or 1.0) - (high - low))
     return low - missing / 2, high + missing / 2
-
-
-def _heat_row(node: NodeView, show: str) -> List[Optional[float]]:
-    if show == "step":
-        ranks = [node.ranks[rank].step_seconds for rank in sorted(node.ranks)]
-        return [None if seconds is None else round(seconds * 1000, 1) for seconds in ranks]
-    values = [_OF_GPU[show](gpu) for gpu in node.gpus]
-    return [None if value is None else round(value) for value in values]
 
 
 def node_table(session: Session, wanted: str) -> Dict[str, Any]:
@@ -173,8 +157,5 @@ def _curve(curve: Curve, since: Optional[float] = None) -> Dict[str, Any]:
 def _points(points: List[Point], since: Optional[float] = None) -> Dict[str, Any]:
     """Return points. `since`: the client keeps what it has from before that time."""
     kept = [point for point in points if since is None or point.t >= since]
-    return {"since": since, "p": [[round(p.t, 2), _short(p.mean), _short(p.low), _short(p.high)] for p in kept]}
-
-
-def _short(value: float) -> float:
-    return float(f"{value:.6g}")
+    digits = [[float(f"{value:.6g}") for value in (p.mean, p.low, p.high)] for p in kept]
+    return {"since": since, "p": [[round(p.t, 2), *values] for p, values in zip(kept, digits)]}

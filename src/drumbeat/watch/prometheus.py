@@ -17,7 +17,6 @@ from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Seque
 from drumbeat.backends.contract import RUNNING, UNKNOWN
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.record import RecordError
-from drumbeat.runfolder.events import AttemptStarted
 from drumbeat.runfolder.files import replace
 from drumbeat.runfolder.follow import EVENTS, METRICS, TELEMETRY, Follower
 from drumbeat.runfolder.run import Run
@@ -27,6 +26,7 @@ from drumbeat.watch.model import RunView
 from drumbeat.watch.node_view import NodeView
 
 GAUGE, COUNTER = "gauge", "counter"
+_ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
 STATES = (*GOING_ON, "finished", "failed", "cancelled", "doubtful", "time-limit", "unknown")
 Samples = List[Tuple[Tuple[str, ...], float]]  # values of the labels, value
 
@@ -46,11 +46,7 @@ _OF_RUN = (
     ("steps_planned", "Steps that are planned in all.", "steps"),
     ("loss", "The loss that the lowest rank reported last.", "loss"),
     ("validation_loss", "The last validation loss.", "validation_loss"),
-    (
-        "step_duration_seconds",
-        "Time per step (epoch_duration: per epoch) of the lowest rank, smoothed.",
-        "step_seconds",
-    ),
+    ("step_duration_seconds", "Smoothed time per step (epoch_duration: per epoch) of the lowest rank.", "step_seconds"),
     ("left_seconds", "Time left until the last planned step.", "seconds_left"),
     ("elapsed_seconds", "Time since the start, or how long the run took.", "elapsed"),
     ("nodes_planned", "Nodes that the run asked for.", "nodes"),
@@ -106,9 +102,8 @@ def families(head: Head, nodes: Iterable[NodeView]) -> List[Family]:
         found.append(_gauge(name, "Step time of the median rank.", [((), slow.median_seconds)]))
     of_nodes = [((str(node.node), node.host), node) for node in nodes]
     of_gpus = [((*labels, str(gpu.index)), gpu) for labels, node in of_nodes for gpu in node.gpus]
-    found += _read("node", _OF_NODE, of_nodes, ("node", "host")) + _read(
-        "gpu", _OF_GPU, of_gpus, ("node", "host", "gpu")
-    )
+    found += _read("node", _OF_NODE, of_nodes, ("node", "host"))
+    found += _read("gpu", _OF_GPU, of_gpus, ("node", "host", "gpu"))
     known = [family for family in found if family.samples]
     if not head.step_is:
         return known
@@ -152,13 +147,10 @@ def text(found: Iterable[Family], more: Dict[str, str]) -> str:
         lines += [f"# HELP {name} {family.help}", f"# TYPE {name} {family.kind}"]
         for values, value in family.samples:
             labels = {**more, **dict(zip(family.labels, values))}
-            inside = ",".join(f'{label}="{_escaped(given)}"' for label, given in labels.items())
+            escaped = {label: given.translate(_ESCAPES) for label, given in labels.items()}
+            inside = ",".join(f'{label}="{given}"' for label, given in escaped.items())
             lines.append(f"{name}{{{inside}}} {value!r}")
     return "".join(line + "\n" for line in lines)
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 # The run's numbers for readers outside, kept by the lead's monitor on a compute node: the standard library alone. In
@@ -239,14 +231,9 @@ class Publisher:
             self.run = self._open()
         now = time.time()
         self.view.clock = now
-        while True:
-            records = self.follower.poll()
-            for record in records:
-                if isinstance(record, AttemptStarted):
-                    self.view.members(self.run.members())
-                self.view.add(record)
-            if not self.follower.behind:
-                break
+        self.view.take(self.follower.poll(), self.run.members)
+        while self.follower.behind:
+            self.view.take(self.follower.poll(), self.run.members)
         about, summary = self.run.record, self.run.summary() if self._over else None
         self.view.end(summary)
         state = end_state(summary.outcome) if summary else UNKNOWN if self._over else RUNNING
@@ -290,12 +277,9 @@ def trainer_status(head: Head, now: float) -> Dict[str, Any]:
         "validation_loss": head.validation_not_finite or head.validation_loss,
         head.rate_unit.replace("/s", "_per_second")[:64]: head.rate,
     }
-    status: Dict[str, Any] = {
-        "lastUpdatedTime": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now)),
-        "metrics": [
-            {"name": name, "value": str(value)} for name, value in values.items() if name and value is not None
-        ],
-    }
+    known = [{"name": name, "value": str(value)} for name, value in values.items() if name and value is not None]
+    updated = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now))
+    status: Dict[str, Any] = {"lastUpdatedTime": updated, "metrics": known}
     if head.step is not None and head.steps:
         status["progressPercentage"] = max(0, min(100, 100 * head.step // head.steps))
     if head.seconds_left is not None:

@@ -13,7 +13,6 @@ from drumbeat.desk.state import cause_in_output
 from drumbeat.desk.status import array_numbers, read_summary, status
 from drumbeat.findings.model import Finding
 from drumbeat.predict.job import line_of_command
-from drumbeat.runfolder.events import AttemptStarted
 from drumbeat.runfolder.follow import EVENTS, METRICS, TELEMETRY, Follower, Record
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.records import Line
@@ -50,9 +49,8 @@ class Session:
         except RecordError as error:
             raise Problem(str(error)) from None
         if array_numbers(run):
-            raise Problem(
-                f"{run.run_id} is an array: each of its jobs is a run of its own", f"drumbeat status {run.run_id}"
-            )
+            words = f"{run.run_id} is an array: each of its jobs is a run of its own"
+            raise Problem(words, f"drumbeat status {run.run_id}")
         self.run, self.view = run, RunView(order)
         nodes = order.nodes if order else max(1, len(run.nodes()))
         share = max(_LEAST_READ, _FIRST_READ // (2 * nodes))
@@ -119,10 +117,7 @@ class Session:
         return lines[-most:] if rank is not None else lines
 
     def _add(self, records: Iterable[Record]) -> None:
-        for record in records:
-            if isinstance(record, AttemptStarted):
-                self.view.members(self.run.members())
-            self.view.add(record)
+        self.view.take(records, self.run.members)
         if self.view.now:
             self._clock.saw(self.view.now)
 

@@ -35,9 +35,7 @@ from drumbeat.watch.text import (
 )
 
 _EVERY = 1.0
-_SCROLLBAR = (
-    4  # columns of the screen that a table cannot use: the scroll bar, and the edges of its first and last cell
-)
+_SCROLLBAR = 4  # columns of the screen that a table cannot use: the scroll bar, the edges of its first and last cell
 _ROOMY = 36  # lines: from here on events and small curves are shown too
 _LABELS = {"failed": "bold red", "error": "bold red", "warning": "yellow", "fix": "green", "unknown": "dim"}
 _HEAT = ((95.0, "on #12607a"), (80.0, "on #155269"), (60.0, "on #1b4457"), (30.0, "on #4a4320"), (0.0, "on #5a2a2a"))
@@ -251,13 +249,11 @@ class WatchApp(App[None]):
         if self.size.height < _ROOMY:
             return []
         width = min(120, self.size.width - 30)
-        loss = [point.mean for point in self.session.view.loss.points()]
-        rate = [point.mean for point in self.session.view.throughput()]
-        lines = [("", "")]
-        for label, values in (("loss", loss), ("speed", rate)):
-            if len(values) > 1:
-                lines.append((label, f"{spark(values, width)}  {min(values):,.4g} to {max(values):,.4g}"))
-        return lines if len(lines) > 1 else []
+        view = self.session.view
+        shown = {"loss": view.loss.points(), "speed": view.throughput()}
+        curves = [(label, [point.mean for point in points]) for label, points in shown.items() if len(points) > 1]
+        lines = [(label, f"{spark(each, width)}  {min(each):,.4g} to {max(each):,.4g}") for label, each in curves]
+        return [("", ""), *lines] if lines else []
 
     def check_action(self, action: str, parameters: Tuple[object, ...]) -> Optional[bool]:
         """Enable the keys of this screen; a node or a rank on top of it has its own."""

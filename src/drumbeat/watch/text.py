@@ -19,15 +19,7 @@ COLUMNS = ("node", "host", "GPU", "use", "mem", "power", "clock", "temp", "slowe
 # Columns by importance: without room for all of them, the last of these go first.
 FIRST = ("node", "host", "use", "slowed by", "mem", "power", "temp", "in", "out", "GPU", "cpu", "clock")
 _GAP = 2  # between two columns
-_WRAPPED = (
-    "run",
-    "nodes",
-    "failed",
-    "error",
-    "warning",
-    "fix",
-    "cause",
-)  # labels of lines that must be readable to the end
+_WRAPPED = ("run", "nodes", "failed", "error", "warning", "fix", "cause")  # lines that must be readable to the end
 _MOST_WRAPPED = 3  # lines of one of them
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _STEADY = 0.02  # a change of speed below this is none
@@ -129,16 +121,11 @@ def _nodes(head: Head) -> str:
 
 def _gpus(head: Head) -> str:
     parts = [f"{head.gpus:,}"]
-    if head.gpu_use is not None:
-        parts.append(f"use {head.gpu_use:.0f} %")
-    if head.gpu_memory is not None:
-        parts.append(f"memory {head.gpu_memory:.0f} %")
-    if head.power is not None:
-        parts.append(power(head.power))
-    if head.energy:
-        parts.append(f"{head.energy / 3.6e6:.3g} kWh")
-    if head.throttled:
-        parts.append(f"{head.throttled} slowed down")
+    parts += [f"use {head.gpu_use:.0f} %"] if head.gpu_use is not None else []
+    parts += [f"memory {head.gpu_memory:.0f} %"] if head.gpu_memory is not None else []
+    parts += [power(head.power)] if head.power is not None else []
+    parts += [f"{head.energy / 3.6e6:.3g} kWh"] if head.energy else []
+    parts += [f"{head.throttled} slowed down"] if head.throttled else []
     return "  ".join(parts)
 
 
@@ -154,10 +141,8 @@ def slowest_words(head: Head) -> str:
 
 def finding_words(finding: Finding) -> str:
     """Return the finding with its subject, unless its title begins with that."""
-    if finding.rank is not None:
-        who = f"rank {finding.rank}"
-    else:
-        who = f"node {finding.node}" if finding.node is not None else ""
+    who = f"node {finding.node}" if finding.node is not None else ""
+    who = f"rank {finding.rank}" if finding.rank is not None else who
     return f"{who}: {finding.title}" if who and not finding.title.startswith(who) else finding.title
 
 
@@ -239,32 +224,24 @@ def gpu_rows(node: NodeView) -> List[Tuple[str, ...]]:
 
 def rank_rows(node: NodeView, now: float) -> List[Tuple[str, ...]]:
     """Return rows in the order of RANK_COLUMNS."""
-    rows: List[Tuple[str, ...]] = []
-    for rank in sorted(node.ranks.values(), key=lambda rank: rank.rank):
-        ended = "" if rank.ended is None else f"signal {-rank.ended}" if rank.ended < 0 else f"exit code {rank.ended}"
-        rows.append(
-            (
-                str(rank.rank),
-                "-" if rank.step is None else str(rank.step),
-                "-" if rank.step_seconds is None else step_time(rank.step_seconds),
-                "-" if rank.memory_gib is None else f"{rank.memory_gib:.1f} GiB",
-                "-" if rank.reported is None else f"{duration(max(0.0, now - rank.reported))} ago",
-                ended,
-            )
+    return [
+        (
+            str(rank.rank), "-" if rank.step is None else str(rank.step),
+            "-" if rank.step_seconds is None else step_time(rank.step_seconds),
+            "-" if rank.memory_gib is None else f"{rank.memory_gib:.1f} GiB",
+            "-" if rank.reported is None else f"{duration(max(0.0, now - rank.reported))} ago",
+            "" if rank.ended is None else f"signal {-rank.ended}" if rank.ended < 0 else f"exit code {rank.ended}",
         )
-    return rows
+        for rank in sorted(node.ranks.values(), key=lambda rank: rank.rank)
+    ]  # fmt: skip
 
 
 def matching(nodes: Sequence[NodeView], wanted: str) -> List[NodeView]:
     """Return nodes whose number, host or trouble (`lost`, `temperature`) contains the text."""
     wanted = wanted.strip().lower()
-    return [node for node in nodes if wanted in _searched(node)]
-
-
-def _searched(node: NodeView) -> str:
-    return " ".join(
-        (str(node.node), node.host, f"lost: {node.lost}" if node.lost else "", node.idle, *node.throttle)
-    ).lower()
+    words = ((node, f"lost: {node.lost}" if node.lost else "") for node in nodes)
+    texts = ((node, " ".join((str(node.node), node.host, lost, node.idle, *node.throttle))) for node, lost in words)
+    return [node for node, text in texts if wanted in text.lower()]
 
 
 def percent(value: Optional[float]) -> str:
@@ -280,16 +257,10 @@ def step_time(seconds: float) -> str:
 
 
 def per_second(amount: Optional[float]) -> str:
-    return "-" if amount is None else f"{volume(amount)}/s"
-
-
-def volume(amount: Optional[float]) -> str:
     if amount is None:
         return "-"
-    for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if amount >= size:
-            return f"{amount / size:.1f} {letter}B"
-    return f"{amount:.0f} B"
+    units = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+    return next((f"{amount / size:.1f} {letter}B/s" for size, letter in units if amount >= size), f"{amount:.0f} B/s")
 
 
 def spark(values: Sequence[float], width: int) -> str:
@@ -322,13 +293,13 @@ _AT_ONCE = 20  # polls between two drawings of a run that still has to be read
 def watch_plain(session: Session, once: bool) -> int:
     if once:
         session.load()
-        print("\n".join(screen(session, *_size(), whole=True)))
+        print("\n".join(screen(session, *shutil.get_terminal_size((80, 24)), whole=True)))
         return 0
     while True:
         for _ in range(_AT_ONCE):
             if not session.tick():
                 break
-        columns, rows = _size()
+        columns, rows = shutil.get_terminal_size((80, 24))
         lines = screen(session, columns, rows - 1)
         sys.stdout.write("\x1b[H" + "".join(f"{line}\x1b[K\n" for line in lines) + "\x1b[J")
         sys.stdout.flush()
@@ -364,8 +335,3 @@ def table(rows: Sequence[Sequence[str]], width: int) -> List[str]:
 def _cut(line: str, columns: int) -> str:
     line = "".join(letter if letter.isprintable() else "?" for letter in line)  # a host name is no place for escapes
     return line if len(line) <= columns else line[: columns - 1] + "…"
-
-
-def _size() -> Tuple[int, int]:
-    found = shutil.get_terminal_size((80, 24))
-    return found.columns, found.lines

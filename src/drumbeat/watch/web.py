@@ -122,7 +122,7 @@ class Guard:
         if scheme.lower() != b"bearer" or not hmac.compare_digest(given.strip(), self._token):
             return (
                 401,
-                "the token is missing or wrong: open the address that drumbeat printed, with the part after the #",
+                "the token is missing or wrong: open the address that drumbeat printed, including the part after #",
             )
         return None
 
@@ -150,11 +150,7 @@ _PIECE = 1 << 16  # bytes of a file that are handed over at a time: a browser th
 _STREAM = "drumbeat.stream"  # in the scope of a request that is answered by a stream
 _CHOOSE_EVERY = 30.0  # seconds
 _PAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "page")
-_TYPES = {
-    ".html": "text/html; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".css": "text/css; charset=utf-8",
-}
+_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
 
 
 class Hub:
@@ -342,9 +338,8 @@ class Server(uvicorn.Server):
         if counter % 10 == 0:  # every second
             now = time.monotonic()
             known = [(each, getattr(each, "cycle", None)) for each in self.server_state.connections]
-            waiting = [
-                (each, cycle, cycle is None or cycle.response_complete) for each, cycle in known if not _streams(cycle)
-            ]
+            idle = [(each, cycle) for each, cycle in known if not _streams(cycle)]
+            waiting = [(each, cycle, cycle is None or cycle.response_complete) for each, cycle in idle]
             self._since = {key: self._since.get(key, now) for key in waiting}
             for (connection, _, silent), since in self._since.items():
                 transport = getattr(connection, "transport", None)
@@ -359,9 +354,8 @@ def _announce(session: Session, address: str, port: int, token: str) -> None:
     print(f"watching   {session.run.run_id}")
     print(f"page       http://{host}:{port}/#{token}")
     if address in ("127.0.0.1", "::1"):
-        print(
-            f"elsewhere  ssh -L {port}:127.0.0.1:{port} {getpass.getuser()}@{socket.gethostname()}, then open that address"
-        )
+        tunnel = f"ssh -L {port}:127.0.0.1:{port} {getpass.getuser()}@{socket.gethostname()}"
+        print(f"elsewhere  {tunnel}, then open that address")
     else:
         print("open to    everyone who can reach this machine and has this address; the connection is not encrypted")
     print(f"metrics    http://{host}:{port}/metrics, with the header 'Authorization: Bearer {token}'")
@@ -376,9 +370,8 @@ def _bind(listen: str, port: Optional[int]) -> socket.socket:
         try:
             family = socket.getaddrinfo(listen, number, type=socket.SOCK_STREAM)[0]
         except (OSError, UnicodeError):
-            raise Problem(
-                f"'{listen}' is not an address of this machine", "--listen 0.0.0.0 is every address"
-            ) from None
+            what = f"'{listen}' is not an address of this machine"
+            raise Problem(what, "--listen 0.0.0.0 is every address") from None
         bound = socket.socket(family[0], socket.SOCK_STREAM)
         try:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -390,9 +383,8 @@ def _bind(listen: str, port: Optional[int]) -> socket.socket:
             bound.close()
             last = error
     fix = "--port 0 takes any free one" if port is not None else "--listen names the address to listen on"
-    raise Problem(
-        f"cannot listen on {listen}:{port if port is not None else PORT}: {last.strerror if last else ''}", fix
-    )
+    place = f"{listen}:{PORT if port is None else port}"
+    raise Problem(f"cannot listen on {place}: {last.strerror if last else ''}", fix)
 
 
 def _page_files() -> Dict[str, Tuple[str, bytes, bytes]]:
@@ -408,7 +400,7 @@ def _page_files() -> Dict[str, Tuple[str, bytes, bytes]]:
         if kind:
             with open(path, "rb") as file:
                 data = file.read()
-            found[name] = (kind, data, gzip.compress(data, 6))
+            found[name] = (f"{kind}; charset=utf-8", data, gzip.compress(data, 6))
     return found
 
 

@@ -16,6 +16,8 @@
 
 # Written by drumbeat 0.1.0 for run llama-20231114-221320-dd56: `drumbeat submit` sends exactly this file.
 # Its command: python -u train.py
+# In every rank: NCCL_SOCKET_IFNAME=hsn0,hsn1,hsn2,hsn3  # site: the Slingshot interfaces; nmn0 is the management network and RCCL fails or crawls on it (LUMI, extreme-scale AI workshop 2025)
+# In every rank: GLOO_SOCKET_IFNAME=hsn0,hsn1,hsn2,hsn3  # site: as NCCL_SOCKET_IFNAME, for Gloo (LUMI, extreme-scale AI workshop 2025)
 BASE=/project/465/code/runs/llama-20231114-221320-dd56
 RUN=$BASE
 

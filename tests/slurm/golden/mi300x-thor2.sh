@@ -13,6 +13,7 @@
 
 # Written by drumbeat 0.1.0 for run llama3-8b-20231114-221320-dd56: `drumbeat submit` sends exactly this file.
 # Its command: python train.py
+# In every rank: NCCL_IB_TC=104  # site: RoCE traffic in DSCP 26 (26 x 4), the lossless class of AMD's and Broadcom's guides; check it with your network team (AMD Instinct cluster networking guide)
 BASE=/project/465/code/runs/llama3-8b-20231114-221320-dd56
 RUN=$BASE
 

@@ -17,6 +17,19 @@
 
 # Written by drumbeat 0.1.0 for run resnet-20231114-221320-dd56: `drumbeat submit` sends exactly this file.
 # Its command: torchrun train_ddp.py --epochs 100 --batch-size 2048 --base-lr 0.04 --target-accuracy 0.95 --patience 2
+# In every rank: NCCL_SOCKET_IFNAME=hsn0,hsn1,hsn2,hsn3  # site: the Slingshot interfaces (Sigma2, Olivia NCCL page)
+# In every rank: GLOO_SOCKET_IFNAME=hsn0,hsn1,hsn2,hsn3  # site: as NCCL_SOCKET_IFNAME, for Gloo (Sigma2, Olivia NCCL page)
+# In every rank: NCCL_CROSS_NIC=1  # site: all NICs reach one network (Sigma2, Olivia NCCL page)
+# In every rank: NCCL_NET_GDR_LEVEL=PHB  # site: GPU-direct RDMA also where GPU and NIC only share the host bridge (Sigma2, Olivia NCCL page)
+# In every rank: FI_MR_CACHE_MONITOR=userfaultfd  # site: memhooks, the other monitor, can deadlock with NCCL (Sigma2, Olivia NCCL page)
+# In every rank: FI_CXI_DISABLE_HOST_REGISTER=1  # site: registering host buffers inside libfabric can deadlock with a running collective (Sigma2, Olivia NCCL page)
+# In every rank: FI_CXI_DEFAULT_CQ_SIZE=131072  # site: with the default size completion queues run full at scale (Sigma2, Olivia NCCL page)
+# In every rank: FI_CXI_DEFAULT_TX_SIZE=2048  # site: room for more unexpected rendezvous messages than the default 1024 (Sigma2, Olivia NCCL page)
+# In every rank: FI_CXI_RX_MATCH_MODE=hybrid  # site: goes over to matching in software instead of failing when the NIC runs out of match entries (Sigma2, Olivia NCCL page)
+# In every rank: FI_CXI_RDZV_PROTO=alt_read  # site: the rendezvous that suits collectives; needs --network=disable_rdzv_get (Sigma2, Olivia NCCL page)
+# In every rank: FI_CXI_RDZV_THRESHOLD=0  # site: every message by rendezvous; eager LL128 messages gave wrong sums here (Sigma2, Olivia NCCL page; NVIDIA/nccl issue 2001)
+# In every rank: FI_CXI_RDZV_GET_MIN=0  # site: as FI_CXI_RDZV_THRESHOLD (Sigma2, Olivia NCCL page)
+# In every rank: FI_CXI_RDZV_EAGER_SIZE=0  # site: no data is sent before the receiver is ready (Sigma2, Olivia NCCL page)
 BASE=/project/465/code/runs/resnet-20231114-221320-dd56
 RUN=$BASE
 

@@ -13,6 +13,7 @@ import os
 import select
 import time
 from collections import deque
+from contextlib import suppress
 from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
 
 from drumbeat.agent.wire.messages import Welcome
@@ -146,12 +147,10 @@ class PrintedChild:
             return
         if not self.pid and not self._start():
             return
-        try:
+        with suppress(OSError):  # it has died; its answers end, too
             request = json.dumps({"path": folder, "final": final, "anew": self._starts == 1}) + "\n"
             os.write(self._requests, request.encode())
             self._asked += 1
-        except OSError:
-            pass  # it has died; its answers end, too
 
     def pump(self) -> None:
         """Take what it has answered. One that has died is started again by the next look, and reads on where the logs end."""
@@ -181,10 +180,8 @@ class PrintedChild:
             self.pid = 0
 
     def _died(self) -> None:
-        try:
+        with suppress(ChildProcessError):  # the agent has noticed it
             os.waitpid(self.pid, os.WNOHANG)
-        except ChildProcessError:
-            pass  # the agent has noticed it
         self.close()
         self._asked, self._in = 0, b""
         self.unread += 1
@@ -290,15 +287,13 @@ class FolderChild:
     def pump(self) -> None:
         """Send what can be sent, take what was answered. OSError where something could not be written."""
         self._send()
-        try:
+        with suppress(BlockingIOError):
             while True:
                 data = os.read(self._answers, 1 << 16)
                 if not data:
                     self._start_again()
                     return
                 self._in += data
-        except BlockingIOError:
-            pass
         *lines, self._in = self._in.split(b"\n")
         errors = [error for line in lines for error in self._answer(json.loads(line))]
         if lines:
@@ -378,10 +373,8 @@ class FolderChild:
         self._answers, answers = os.pipe()
         for fd in (self._commands, self._answers):
             os.set_blocking(fd, False)
-        try:
+        with suppress(OSError):  # the user's limit for pipes is reached: smaller pieces, then
             fcntl.fcntl(self._commands, _F_SETPIPE_SZ, _PIPE)
-        except OSError:
-            pass  # the user's limit for pipes is reached: smaller pieces, then
         self._starts += 1
         writer = FolderWriter(commands, answers, self._stop, self._there)
         self.pid = serve(NAME, writer.run, commands, answers)

@@ -30,7 +30,7 @@ from drumbeat.base.ranges import named_commands, named_ranks, ranges
 from drumbeat.base.record import to_plain
 from drumbeat.base.signals import EXIT_DOUBTFUL, EXIT_MUSTER, EXIT_REQUEUE, EXIT_STORAGE
 from drumbeat.causes import events as order
-from drumbeat.causes.first import First, abandoned, closers, first
+from drumbeat.causes.events import First, abandoned, closers, first
 from drumbeat.causes.table import CONSEQUENCES, NAN, NETWORK, NOT_ZERO, PROGRAM, UNCLEAR, cause_of, kind_of
 from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import CAUGHT, CERTAIN, ENDED_BY_US, ERROR, LIKELY, STOPPED, Evidence, Finding
@@ -63,9 +63,8 @@ class RankEnd:
     of_command: bool = False  # not a rank, but the node's command; `rank` is the node's first
     links: Tuple[Tuple[int, int], ...] = ()  # TCP connections that it had, by local and remote port
     closed: Tuple[Tuple[int, int, float], ...] = ()  # those that it closed before its peer did; when both had
-    left: Tuple[
-        Tuple[int, int, float], ...
-    ] = ()  # those that its peer had closed when it raised or exited; for how long
+    # those that its peer had closed when it raised or exited; for how long
+    left: Tuple[Tuple[int, int, float], ...] = ()
     own: bool = False  # it raised, and no lost connection was the reason
     noted: Optional[float] = None  # when it raised or exited, as it says itself
     since: Optional[float] = None  # when it was last seen to be there
@@ -267,7 +266,7 @@ class Attempt:
         short = progress.short_of_steps
         doubtful = [end for end in self.ends if end.finding and not end.failed]
         doubtful = [end for end in doubtful if short or (end.finding and end.finding.code != CAUGHT)]
-        first = min(doubtful, key=lambda end: (_without_rank(end), end.at), default=None)
+        first = min(doubtful, key=lambda end: (end.finding is None or end.finding.rank is None, end.at), default=None)
         if first is None and not short:
             return self._left_early(progress)
         if first is None or first.finding is None or first.finding.code != CAUGHT:
@@ -296,11 +295,6 @@ class Attempt:
         if finding is None:
             return ()
         return group((end.rank, end.what) for end in self.ends if end.failed and end.rank != finding.rank)
-
-
-def _without_rank(end: RankEnd) -> bool:
-    """Sort ends that name a rank first: when a launcher fails on one node, those of the others end as well."""
-    return end.finding is None or end.finding.rank is None
 
 
 def _starts_each_rank(order: Order) -> bool:
@@ -561,7 +555,7 @@ def _stopped(attempt: Attempt, requests: StopRequests) -> Outcome:
     whole = commands == len(attempt.assignment) if commands else len(codes) == attempt.ranks
     if requests.outcome == TIME_LIMIT and whole and not any(end.failed for end in attempt.ends):
         return Outcome(FINISHED, 0)  # the signal came while they were ending: who is cut short says 75
-    return Outcome(requests.outcome, requests.exit_code)
+    return Outcome(requests.outcome, requests.exit_code, resumable=EXIT_REQUEUE in codes)
 
 
 def _not_saved(attempt: Attempt, members: Mapping[int, Member], outcome: Outcome) -> List[Finding]:

@@ -13,9 +13,8 @@ from typing import Callable, Deque, Dict, List, Mapping, Optional, Protocol, Set
 from drumbeat.agent.guard import warn
 from drumbeat.agent.wire import messages as wire
 from drumbeat.agent.wire.channel import Channel
-from drumbeat.agent.wire.files import take
 from drumbeat.agent.wire.meet import Door, listen, listening_address, most_strangers, raise_open_files
-from drumbeat.agent.wire.messages import Message, WireError
+from drumbeat.agent.wire.messages import Message, WireError, take
 from drumbeat.base import clock
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import Order
@@ -221,15 +220,12 @@ class Connections:
 
     def send_rest(self) -> None:
         """Send what members have not taken yet."""
-        self._unsent = {number for number in self._unsent if self._flush(number)}
-
-    def _flush(self, member: int) -> bool:
-        """Send what a member has not taken yet; whether there is still some left."""
-        connection = self.by_member.get(member)
-        if connection is None:
-            return False
-        connection.channel.flush()
-        return connection.channel.wants_write
+        for number in list(self._unsent):
+            connection = self.by_member.get(number)
+            if connection is not None:
+                connection.channel.flush()
+            if connection is None or not connection.channel.wants_write:
+                self._unsent.discard(number)
 
 
 def _has_come(sock: socket.socket) -> bool:

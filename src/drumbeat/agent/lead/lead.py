@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import signal
 from dataclasses import field, replace
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from drumbeat.agent.lead.attempt import NODE_LOST, Attempt, concluded, rank_end
 from drumbeat.agent.lead.decide import Decision, Requeue, Restart, decide, move, without_nodes
@@ -237,10 +237,16 @@ def smaller_words(nodes: int, order: Order) -> str:
 # What follows an attempt, and a node that is lost between two: the decision, and how it is recorded. Pure functions.
 
 
-def after_attempt(order: Order, history: Sequence[Outcome], members: Mapping[int, Member]) -> Tuple[Decision, Record]:
-    """A scheduler that starts the run again leaves out every machine that is unfit, not only those of the last attempt."""
+def after_attempt(
+    order: Order, history: Sequence[Outcome], members: Mapping[int, Member], returned: Collection[int] = ()
+) -> Tuple[Decision, Record]:
+    """A scheduler that starts the run again leaves out every machine that is unfit, not only those of the last attempt.
+    `returned`: members that count as lost in the decision, and are there again."""
     last = history[-1]
     decision = decide(history, members, order.restarts, order.fewest_nodes, _can_requeue(order), order.spares)
+    back = [members[number].words for number in sorted(returned)]
+    if back and isinstance(decision, Restart):
+        decision = replace(decision, why=f"{decision.why}; {', '.join(back)} came back, and may be used again")
     cause = last.cause.name if last.outcome == FAILED else ""
     decided: Dict[str, Any] = {"action": decision.action, "why": decision.why, "cause": cause}
     if isinstance(decision, Restart):
@@ -286,13 +292,11 @@ class Lead:
     members: Dict[int, Member] = field(default_factory=dict)
     attempts: List[Attempt] = field(default_factory=list)
     history: List[Outcome] = field(default_factory=list)
-    phase: str = (
-        "muster"  # muster, trying (do members reach each other), running, stopping, waiting (for the next), ended
-    )
+    # muster, trying (do members reach each other), running, stopping, waiting (for the next), ended
+    phase: str = "muster"
     resume: Tuple[float, Assignment] = (0.0, ())  # while it waits: when the next attempt begins, and with whom
-    answers: Dict[int, Dict[str, str]] = field(
-        default_factory=dict
-    )  # member -> subnets that do not lead to its partner
+    # member -> subnets that do not lead to its partner
+    answers: Dict[int, Dict[str, str]] = field(default_factory=dict)
     requests: StopRequests = field(default_factory=StopRequests)
     held: Optional[Tuple[float, StopRequest]] = None  # a signal, and when it is passed on to the ranks
     grace: float = 0.0  # seconds that the ranks which are being ended were given
@@ -305,9 +309,8 @@ class Lead:
     requeues: int = 0  # how often drumbeat has queued this job again before, as far as it counts
     first_step: Optional[Tuple[int, float]] = None  # the attempt, and when, on the lead's wall clock
     first_attempt: int = 0  # more than 0 where a scheduler started this job again
-    port_taken: Callable[[], bool] = lambda: (
-        False
-    )  # whether somebody else has the port that the last attempt's ranks got
+    # whether somebody else has the port that the last attempt's ranks got
+    port_taken: Callable[[], bool] = lambda: False
 
     def __post_init__(self) -> None:
         self.muster = Muster(self.order, self.members)
@@ -475,9 +478,8 @@ class Lead:
                 "node-lost", node=number, host=member.host, why=why, evidence=[why]
             )
             with_signal, grace = int(signal.SIGTERM), self.order.timing.failure_grace
-            if (
-                silent or self.held
-            ):  # perhaps somebody has asked the run to stop: then its ranks have their time to save
+            # perhaps somebody has asked the run to stop: then its ranks have their time to save
+            if silent or self.held:
                 with_signal, grace = self.order.stop_signal, self.order.stop_grace
             acts += self._stop_ranks("a node was lost", with_signal, grace)
         return acts + (self._conclude(now) if attempt.is_over else [])
@@ -643,7 +645,7 @@ class Lead:
         self.history.append(outcome)
         if self.without_storage or (self.requests.outcome and outcome.outcome == FAILED):
             return acts + self._end(outcome, concluded=True)
-        decision, record = after_attempt(self.order, self.history, self.members)
+        decision, record = after_attempt(self.order, self.history, self.members, self.returned)
         acts.append(record)
         for number in self.returned:
             self.members[number] = replace(self.members[number], lost=False)

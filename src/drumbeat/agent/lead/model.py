@@ -127,6 +127,7 @@ class Outcome:
     port_taken: bool = False  # somebody else had that port when the attempt was over
     member: Optional[int] = None  # on which it failed first; none: not known
     step: Optional[int] = None  # the last one reported; none: none was
+    resumable: bool = False  # cancelled, and a rank ended with 75
     nan_since: Optional[int] = None  # the first of the steps at the end whose loss was NaN or infinite; none: not known
     saved: Optional[int] = None  # the step of the last checkpoint; none: not known
     t: float = 0.0  # when it ended, on the lead's monotonic clock

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 import traceback
+from contextlib import suppress
 from typing import Any, Callable, Dict, List, Optional, Protocol
 
 from drumbeat.base import clock
@@ -63,12 +64,10 @@ def _line(node: int, host: str, found: Dict[str, Any]) -> str:
 
 
 def _write(path: str, kept: List[str]) -> None:
-    try:
+    with suppress(OSError):  # a full disk is the agent's to report
         fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         os.write(fd, "".join(line + "\n" for line in kept).encode())
         os.close(fd)
-    except OSError:
-        pass  # a full disk is the agent's to report
     kept.clear()
 
 
@@ -110,13 +109,11 @@ class MonitorProcess:
         """It writes one last sample. If it hangs in a driver, whoever sweeps after us ends it."""
         if not self.pid:
             return
-        try:
+        with suppress(ProcessLookupError, ChildProcessError):
             os.kill(self.pid, signal.SIGTERM)
             deadline = time.monotonic() + _LAST_SAMPLE
             while time.monotonic() < deadline and not os.waitpid(self.pid, os.WNOHANG)[0]:
                 time.sleep(0.02)
-        except (ProcessLookupError, ChildProcessError):
-            pass
         self.pid = 0
 
 

@@ -13,9 +13,8 @@ from drumbeat.agent.guard import warn
 from drumbeat.agent.member.looks import NodeLooks
 from drumbeat.agent.member.monitor import MonitorProcess
 from drumbeat.agent.member.progress import NodeMetrics
-from drumbeat.agent.ranks import adapters
 from drumbeat.agent.ranks.ends import Ends, Exit, Explainer, RankExit, rank_meant, with_last_step
-from drumbeat.agent.ranks.handles import Rank, Ranks, Starter, bring, inherited
+from drumbeat.agent.ranks.handles import Rank, Ranks, Starter, bring, inherited, install_adapters
 from drumbeat.agent.ranks.launchers import launcher_of
 from drumbeat.agent.ranks.tasks import Tasks
 from drumbeat.agent.watchers.build import build_watchers, gate_of
@@ -236,7 +235,7 @@ class Node:
         run_folder = os.path.dirname(os.path.dirname(os.path.abspath(self.folder.path)))
         trackers = RunFolder(run_folder).trackers if self.order.may_come_back else ""
         helpers = self.launcher.prepare(attempt, node_rank, peers, bound)
-        helpers += adapters.install(self.local, known, trackers)
+        helpers += install_adapters(self.local, known, trackers)
         folder = self.folder.attempt(attempt)
         variables = self.watch.open_gates(variables, folder, self._rank_of, self._out_of)
         record = {"attempt": attempt, "variables": [*variables, *helpers], "binding": bound}

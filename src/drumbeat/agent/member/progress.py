@@ -36,9 +36,8 @@ class _Rank:
     steps: Optional[int] = None  # announced, in all
     heard: float = 0.0  # when its last report of any kind was read
     stepped: Optional[float] = None  # when its last step was
-    gaps: Deque[float] = field(
-        default_factory=lambda: deque(maxlen=_KEPT)
-    )  # seconds between two steps that it reported
+    # seconds between two steps that it reported
+    gaps: Deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
     own: Deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))  # seconds per step, as it says itself
     phase: str = ""  # announced, and not over
     reports: int = 0  # of steps

@@ -191,10 +191,8 @@ class Explainer:
         self._oom_kills = oom_kills(LiveHost())  # before the ranks start
 
     def explain(self, end: End, by_us: bool) -> Finding:
-        from drumbeat.logs.exits import (
-            explain_exit,  # here and below: the agent of a healthy run starts without it
-            for_place,
-        )
+        # here and below: the agent of a healthy run starts without it
+        from drumbeat.logs.exits import explain_exit, for_place
         from drumbeat.logs.report import quoted as without_gpu
 
         log, out = (self._written(end, stream) for stream in ("err", "out"))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import pkgutil
 import select
 import time
+from contextlib import suppress
 from importlib.resources import files
-from typing import Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
-from drumbeat.agent.ranks.adapters import OFF
 from drumbeat.agent.ranks.launchers import Direct
 from drumbeat.agent.ranks.start import start
 from drumbeat.agent.ranks.tasks import Tasks
@@ -19,7 +20,7 @@ from drumbeat.base.order import EnvVar, Order
 from drumbeat.base.processes import in_child
 from drumbeat.inspector.tree import Stopping
 from drumbeat.machine.identity import rank_variables
-from drumbeat.plan.argv import ADAPTERS, Process, has_launcher, jax_identity, trace
+from drumbeat.plan.argv import ADAPTERS, TRACKERS, WHO, Process, has_launcher, jax_identity, trace
 from drumbeat.plan.binding import Binding
 from drumbeat.runfolder.files import EventLog
 from drumbeat.runfolder.layout import NodeFolder
@@ -48,12 +49,10 @@ class Ranks:
 
     def add_own(self, pid: int, process: Process) -> None:
         self._own[pid] = Rank(process, time.monotonic())
-        try:
+        with suppress(AttributeError, OSError):  # Linux before 5.3: then they are told in the order of their start
             pidfd = os.pidfd_open(pid)
             self._deaths.register(pidfd, select.EPOLLIN)
             self._pidfds[pidfd] = pid
-        except (AttributeError, OSError):  # Linux before 5.3: then they are told in the order of their start
-            pass
 
     def in_order(self, reaped: List[Tuple[int, int]]) -> List[Tuple[int, int]]:
         """Sort pids and statuses by who ended first, as far as that is known."""
@@ -207,8 +206,40 @@ class Starter:
         if self.order.launcher == "once":
             return jax_identity(known, None, ())
         devices: Sequence[int] = ()
-        if (
-            self.order.launcher == "ranks" and self.order.visibility != "own"
-        ):  # a task may be shown other GPUs than we are
+        # a task may be shown other GPUs than we are
+        if self.order.launcher == "ranks" and self.order.visibility != "own":
             devices = bound.devices(process.local_rank, int(known["NODE_RANK"]) if self.order.emulated else 0)
         return jax_identity(known, process.rank, devices)
+
+
+# Adapters tell frameworks that do not read RANK and its kin who a rank is, and tell us what a rank does (`inrank/stacks.py`).
+# Their folder stands first on the ranks' PYTHONPATH. Python loads its `sitecustomize` at every start; that one waits until a
+# framework is imported, and only then runs the framework's adapter. `DRUMBEAT_ADAPTERS=off` leaves the ranks' Python alone.
+
+
+OFF = "off"
+_FILES = {
+    "sitecustomize.py": "drumbeat.inrank.adapters",
+    "jax_cluster.py": "drumbeat.inrank.adapters",
+    "worker_list.py": "drumbeat.inrank.adapters",
+    "trackers.py": "drumbeat.inrank.adapters",
+    "stacks.py": "drumbeat.inrank",
+}
+
+
+def install_adapters(local: str, environ: Mapping[str, str], trackers: str) -> List[EnvVar]:
+    """Write the adapters below `local`, a private folder on the node's own disk; return the variables that lead to them.
+
+    `environ` is what the ranks would get without them; `trackers`: where names of trackers' runs are kept, if the run may be
+    started again.
+    """
+    if environ.get(ADAPTERS) == OFF:
+        return []
+    folder = os.path.join(local, "adapters")
+    os.makedirs(folder, exist_ok=True)
+    for name, package in _FILES.items():
+        with open(os.path.join(folder, name), "wb") as file:
+            file.write(pkgutil.get_data(package, name) or b"")
+    path = os.pathsep.join(filter(None, (folder, environ.get("PYTHONPATH"))))
+    values = {ADAPTERS: folder, "PYTHONPATH": path, **({TRACKERS: trackers} if trackers else {})}
+    return [EnvVar(name, value, WHO[name], "default") for name, value in values.items()]

@@ -12,10 +12,10 @@ from drumbeat.base.proc import start_time
 from drumbeat.base.processes import Asked
 from drumbeat.base.record import from_plain
 from drumbeat.findings.catalog import Catalog
-from drumbeat.findings.model import CERTAIN, ERROR, UNKNOWN, WARNING, Finding, Verdict
+from drumbeat.findings.model import CERTAIN, ERROR, LIKELY, UNKNOWN, WARNING, Finding, Verdict
 from drumbeat.inspector.ranks import MOST_LINKS, added, look
 from drumbeat.inspector.record import Row
-from drumbeat.plan.world_seen import AS_PLANNED, Planned, copies, ended_early, judge
+from drumbeat.plan.world_seen import AS_PLANNED, Planned, copies, ended_early, judge, silence, silent
 
 find = Catalog("watchers")
 _SOONEST, _LATEST = 0.5, 5.0  # seconds between two looks
@@ -25,7 +25,8 @@ _AGAIN = 5.0  # seconds after which the lead is told once more what has not chan
 _SETTLED = 0.9  # seconds for which looks must show the same: processes come and go while ranks start
 _TWICE = 2  # times that the lead is told what is complete: one look is no proof
 _LOOK_WITHIN = 5.0
-_GIVE_UP = 600.0  # seconds after the start, from which on nobody looks any more
+_GIVE_UP = 600.0  # seconds after the start, from which on nobody looks any more,
+_RARELY = 60.0  # or so rarely, if ranks have met and sent nothing yet
 
 _Process = Tuple[int, Optional[int], Optional[int]]  # pid, rank, world size
 
@@ -49,6 +50,7 @@ class CensusLooks:
         self._news = 0.0  # when a look last showed something new
         self._seen: Dict[_Process, Row] = {}
         self._complete = 0  # looks in a row that showed all of them
+        self._may_speak = False  # they have met, and not sent each other anything yet
         self._complete_since = 0.0
 
     def look_soon(self, now: float) -> None:
@@ -59,12 +61,13 @@ class CensusLooks:
     def poll(self, now: float, final: bool = False) -> List[Saw]:
         if self._begin is None:
             self._begin, self._news, self._next = now, now, now + _SOONEST
-        if final or self._is_done(now) or now - self._begin > _GIVE_UP:
+        late = now - self._begin > _GIVE_UP
+        if final or self._is_done(now) or (late and not self._may_speak):
             self.asked.end()
             return []
         if not self.asked.busy:
             if now >= self._next:
-                self._next = now + _LATEST
+                self._next = now + (_RARELY if late else _LATEST)
                 self._ask()
             return []
         answer = self.asked.take()
@@ -74,10 +77,13 @@ class CensusLooks:
         rows, before = self._with_earlier(rows), self._seen
         self._seen = {_process(row): row for row in rows}
         self._news = self._news if _steady(before.values()) == _steady(rows) else now
-        self._next = now + max(min(max(_SOONEST, _OF_AGE * (now - self._news)), _LATEST), _COST * cost)
+        pause = _RARELY if late else min(max(_SOONEST, _OF_AGE * (now - self._news)), _LATEST)
+        self._next = now + max(pause, _COST * cost)
         proven = len(rows) == self.ranks and all(row.rank is not None and row.joined for row in rows)
         together = all(row.rank is not None and (row.joined or row.alone is None) for row in rows)
         whole = len(rows) == self.ranks and together and not any(row.starts_others for row in rows)
+        self._may_speak = whole and any(row.joined and not row.has_sent and row.world_size != 1 for row in rows)
+        whole = whole and not self._may_speak
         self._complete_since = self._complete_since if self._complete else now
         self._complete = self._complete + 1 if whole else 0
         for row in rows:
@@ -117,7 +123,12 @@ def _process(row: Row) -> _Process:
 
 def _steady(rows: Iterable[Row]) -> Tuple[Row, ...]:
     """The rows without what changes at every look."""
-    return tuple(replace(row, cpu=0.0, mapped=0, links=() if row.joined else row.links) for row in rows)
+    return tuple(
+        replace(
+            row, cpu=0.0, mapped=0, met=0, sent=int(row.has_sent), out=0, ends=(), links=() if row.joined else row.links
+        )
+        for row in rows
+    )  # fmt: skip
 
 
 class Census:
@@ -173,6 +184,12 @@ _READ_LATE = 5.0  # seconds by which the report of a step may be read late
 _SILENT = 40.0  # seconds for which ranks without a step must have computed alone
 _LOADED = 9.0  # seconds of these at the end in which they must have imported nothing more
 _COMPUTES = 0.1  # cores, of each rank
+_MUTE = 20.0  # seconds of work, or
+_MUTE_STEPS, _MUTE_STEPPING = (
+    3,
+    10.0,
+)  # that many reports of steps and seconds, in which ranks that have met send nothing
+_KEPT_ALIVE = 100.0  # bytes per second by which a framework's store may say that it is there
 _SAME_REPORTS = 2  # reports in a row that must show the same before a run is called wrong
 
 
@@ -189,6 +206,21 @@ class Alone:
     stepping: float = 0.0  # when they were first seen so with a step reported
 
 
+@dataclass(frozen=True)
+class Mute:
+    """Processes that have met, and the bytes that each had exchanged by then."""
+
+    processes: FrozenSet[Tuple[int, int]]
+    bytes: Tuple[int, ...]
+    since: float
+    met: Tuple[int, ...]  # bytes to the meeting point then,
+    mapped: Tuple[int, ...]  # files that each has in memory,
+    loaded: float  # since when,
+    cpu: Tuple[float, ...]  # and the CPU time of each then
+    looks: int = 0  # that showed the same
+    steps: FrozenSet[float] = frozenset()  # times of the last step at each of them
+
+
 class WorldCount:
     """`level`: off, warn or stop. Times are the lead's wall clock."""
 
@@ -199,6 +231,8 @@ class WorldCount:
         self.first_step: Optional[float] = None
         self.last_step: Optional[float] = None
         self._alone: Optional[Alone] = None
+        self._mute: Optional[Mute] = None
+        self._mute_told = self._moved = False  # it was said, and bytes went since then
         self._same: Dict[int, int] = {}  # node -> how many of its last reports showed the same ranks
         self._said = ""  # the answer that was given already
         self._count = 0  # ranks that it named
@@ -231,6 +265,16 @@ class WorldCount:
         training = self.first_step is not None and all(at > self.first_step for at, _ in self.rows.values())
         training = training and not any(row.later for row in rows)
         verdict = judge(rows, self.planned, training)
+        mute = self._exchange_nothing(rows)
+        if mute is not None:
+            verdict = silence(mute)
+        elif (
+            self._mute_told
+            and not self._moved
+            and verdict
+            and (verdict.answer, verdict.confidence) == (AS_PLANNED, LIKELY)
+        ):
+            verdict = None  # that they have met is no news
         lonely = copies(rows, self.planned, training)
         if not self._train_alone(rows, lonely is not None, training):
             if lonely and verdict is not None and verdict.answer == UNKNOWN:
@@ -256,8 +300,8 @@ class WorldCount:
         """Return true if this was said already. Ranks that are gone again were one world all the same; ranks without a number may
         turn out to be more, and what was certain may become doubtful."""
         if verdict.answer == self._said:
-            doubtful = self._confidence == CERTAIN != verdict.confidence
-            return (verdict.count or 0) <= self._count and not doubtful
+            changed = self._confidence != verdict.confidence and (verdict.count == 1 or verdict.confidence == CERTAIN)
+            return (verdict.count or 0) <= self._count and not changed
         return bool(self._said) and verdict.answer == UNKNOWN
 
     def _between(self) -> bool:
@@ -269,7 +313,7 @@ class WorldCount:
         before = "separate copies" if self._copies_said else self._said if self._said != UNKNOWN else ""
         if verdict.answer != AS_PLANNED or before in ("", AS_PLANNED):
             return verdict
-        self._copies_said = False
+        self._copies_said = self._mute_told = False
         return replace(verdict, summary=f"{verdict.summary}; the earlier warning ({before}) no longer holds")
 
     def _train_alone(self, rows: Sequence[Row], alone: bool, training: bool) -> bool:
@@ -293,6 +337,42 @@ class WorldCount:
         seconds = at - self._alone.loaded
         worked = [row.cpu - before for row, before in zip(rows, self._alone.cpu)]
         return seconds >= _LOADED and at - self._alone.since >= _SILENT and min(worked) >= _COMPUTES * seconds
+
+    def _exchange_nothing(self, rows: Sequence[Row]) -> Optional[Finding]:
+        """Report ranks that have met, and trained on without a byte from one to another: by steps that were reported in this
+        time, or by the time that they computed with all libraries loaded."""
+        at = max(at for at, _ in self.rows.values())
+        now = Mute(
+            frozenset((row.node, row.pid) for row in rows if row.joined), tuple(row.sent + row.out for row in rows), at,
+            tuple(row.met for row in rows), tuple(row.mapped for row in rows), at, tuple(row.cpu for row in rows),
+        )  # fmt: skip
+        before = self._mute
+        same = before is not None and before.processes == now.processes
+        if before is None or not same or self._speak(now, before, rows):
+            self._mute, self._moved = now, self._moved or same
+            return None
+        before = replace(before, bytes=now.bytes)  # fewer where a connection was closed
+        if before.mapped != now.mapped:
+            before = replace(before, mapped=now.mapped, loaded=at, cpu=now.cpu)
+        steps = (
+            before.steps if self.last_step is None or self.last_step < before.since else before.steps | {self.last_step}
+        )
+        self._mute = before = replace(before, looks=before.looks + 1, steps=steps)
+        seconds, loaded = at - before.since, at - before.loaded
+        worked = min(row.cpu - cpu for row, cpu in zip(rows, before.cpu)) >= _COMPUTES * loaded
+        stepping = len(steps) >= _MUTE_STEPS and seconds >= _MUTE_STEPPING
+        if self._mute_told or before.looks < _TWICE or not (stepping or (worked and loaded >= _MUTE)):
+            return None
+        found = silent(rows, self.planned, seconds, len(steps))
+        self._mute_told, self._moved = found is not None, False
+        return found
+
+    def _speak(self, now: Mute, before: Mute, rows: Sequence[Row]) -> bool:
+        """Return true if bytes went to others, or more to the meeting point than a store's signs of life."""
+        most = _KEPT_ALIVE * (now.since - before.since)
+        return any(more > then for more, then in zip(now.bytes, before.bytes)) or any(
+            row.met - then > (most if row.framework else 0) for row, then in zip(rows, before.met)
+        )
 
     def at_end(self) -> Optional[Verdict]:
         """Return the verdict when all ranks have ended, if none could be given before."""

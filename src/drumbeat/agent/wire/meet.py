@@ -8,19 +8,26 @@ a flood from elsewhere costs the members nothing, and one from a member's own ma
 from __future__ import annotations
 
 import errno
+import fcntl
 import ipaddress
+import os
 import resource
 import secrets
 import select
 import selectors
 import socket
+import struct
+import termios
 import time
 from collections import OrderedDict
-from typing import Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
+from contextlib import suppress
+from typing import Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
 from drumbeat.agent.wire.channel import Channel, plain_address
 from drumbeat.agent.wire.messages import Message, WireError
 from drumbeat.base.processes import in_child
+from drumbeat.machine.model import Facts
+from drumbeat.plan.network import candidates, networks
 
 PROVE_WITHIN = 3.0  # seconds, where strangers hold more than half of the places
 _UNHURRIED = 15.0  # seconds, where they do not: a node of a large job may be slow to start
@@ -171,9 +178,8 @@ NOTICE_EVERY = 30.0
 _RESOLVE_WITHIN = 30.0  # a name of the scheduler's or the user's own that no name server knows for so long is wrong
 _SPELLING = "check its spelling, or give an address (--master, MASTER_ADDR)"
 _ANSWER_WITHIN = 3.0  # seconds for a port's owner to greet us
-_PROVE_WITHIN = (
-    15.0  # seconds for one that has greeted to prove that it is our lead: of a large job it has many to answer
-)
+# seconds for one that has greeted to prove that it is our lead: of a large job it has many to answer
+_PROVE_WITHIN = 15.0
 
 
 def dial(
@@ -219,9 +225,8 @@ def dial(
                 continue
             if channel:
                 return channel
-        for _ in _pauses(
-            0.3 if time.monotonic() < begin + FIRST_NOTICE else 2.0
-        ):  # a lead that is late, or no lead at all
+        # a lead that is late, or no lead at all
+        for _ in _pauses(0.3 if time.monotonic() < begin + FIRST_NOTICE else 2.0):
             beat()
     known = "" if resolve(host, beat) else f"; the name {host} does not resolve here"
     raise WireError(
@@ -236,11 +241,9 @@ def _and(strangers: Iterable[str]) -> str:
 def resolve(host: str, beat: Callable[[], None]) -> Optional[str]:
     """The address of a host. A name server may hang, so a child asks it, with a deadline."""
     for family in (socket.AF_INET, socket.AF_INET6):
-        try:
+        with suppress(OSError):
             socket.inet_pton(family, host)
             return host
-        except OSError:
-            pass
 
     def ask() -> bytes:
         return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0]).encode()
@@ -362,3 +365,91 @@ def is_held(port: int) -> bool:
             if error.errno == errno.EADDRINUSE:
                 return True
     return False
+
+
+# Before ranks start: a short exchange over TCP in every subnet that all nodes are in. One in which they do not reach each
+# other is not used.
+
+
+Places = Dict[str, Tuple[str, int]]  # subnet -> this node's address in it, and a port
+
+SECONDS = 2.0  # for all exchanges of a node, which run at once
+_MOST = 64  # subnets
+_BYTES = b"\0" * 24_000  # several packets of any size: a switch that drops large ones is found, too
+
+
+class Doors:
+    """Listeners on this node's addresses, one per subnet, until ranks start. The kernel answers: nothing is ever read."""
+
+    def __init__(self, facts: Facts) -> None:
+        self.sockets: Dict[str, socket.socket] = {}
+        for interface in candidates(facts):
+            for one in map(ipaddress.ip_interface, interface.addresses):
+                if one.network in networks(interface) and len(self.sockets) < _MOST:
+                    self._open(str(one.network), str(one.ip))
+
+    def _open(self, subnet: str, address: str) -> None:
+        sock = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            sock.bind((address, 0))
+            sock.listen(8)
+            self.sockets.setdefault(subnet, sock)
+        except OSError:  # it has just gone
+            sock.close()
+
+    @property
+    def places(self) -> Places:
+        return {subnet: sock.getsockname()[:2] for subnet, sock in self.sockets.items()}
+
+    def close(self) -> None:
+        for sock in self.sockets.values():
+            sock.close()
+        self.sockets.clear()
+
+
+def unreached(own: Mapping[str, Tuple[str, int]], theirs: Mapping[str, Tuple[str, int]]) -> Dict[str, str]:
+    """Return the subnets of both in which the other node does not take what is sent from our address, and why."""
+    why: Dict[str, str] = {}
+    open_ones: Dict[str, socket.socket] = {}
+    for subnet in sorted(set(own) & set(theirs)):
+        sock = open_ones[subnet] = socket.socket(socket.AF_INET6 if ":" in subnet else socket.AF_INET)
+        sock.setblocking(False)
+        try:
+            sock.bind((own[subnet][0], 0))
+            code = sock.connect_ex(tuple(theirs[subnet]))
+        except OSError as error:
+            code = error.errno or errno.EIO
+        if code not in (0, errno.EINPROGRESS):
+            why[subnet] = os.strerror(code)
+    sent = set()
+    deadline = time.monotonic() + SECONDS
+    going = [subnet for subnet in open_ones if subnet not in why]
+    while going and time.monotonic() < deadline:
+        time.sleep(0.005)
+        for subnet in list(going):
+            sock = open_ones[subnet]
+            code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            try:
+                if not code and subnet not in sent:
+                    sock.send(_BYTES)
+                    sent.add(subnet)
+                elif not code and not _unanswered(sock):
+                    going.remove(subnet)
+            except BlockingIOError:
+                continue  # not connected yet
+            except OSError as error:
+                code = error.errno or errno.EIO
+            if code:
+                why[subnet] = os.strerror(code)
+                going.remove(subnet)
+    for subnet in going:
+        lost = "large packets are lost" if subnet in sent else "no answer"
+        why[subnet] = f"{lost} within {SECONDS:g} s"
+    for sock in open_ones.values():
+        sock.close()
+    return why
+
+
+def _unanswered(sock: socket.socket) -> int:
+    """Count the bytes whose arrival the other side has not confirmed."""
+    return int(struct.unpack("i", fcntl.ioctl(sock, termios.TIOCOUTQ, b"\0\0\0\0"))[0])

@@ -5,21 +5,26 @@ On the wire a message is one line of JSON: its fields, and under `is` the name o
 
 from __future__ import annotations
 
+import base64
 import ipaddress
 import json
+import os
 import signal as signals
 from dataclasses import field, fields, replace
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Type, Union
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Type, Union
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import Order
 from drumbeat.base.record import RecordError, from_plain, to_plain
+from drumbeat.base.regex import regex
 from drumbeat.findings.model import Finding, Verdict
 from drumbeat.inspector.ras import RasNote
 from drumbeat.inspector.record import RankLook, Row
 from drumbeat.machine.model import CxiDevice, Facts, Gpu, Interface, Peer, Peers, RdmaDevice
 from drumbeat.plan.network import candidates, compute_nics, networks, rails_of, swapped
 from drumbeat.plan.scene import own_fabric
+from drumbeat.runfolder.files import append, create
+from drumbeat.runfolder.layout import NodeFolder
 from drumbeat.runfolder.progress import Progress
 
 # What every member must know of the others to plan its own part. It does not grow with the number of nodes.
@@ -201,9 +206,8 @@ class Beat:
     step: Optional[int] = None
     t: Optional[float] = None  # of that step's report, on the member's clock
     silent: Optional[float] = None  # seconds since any rank reported anything
-    stale: Optional[float] = (
-        None  # of the rank that is overdue the longest by its own pace: seconds since its last report
-    )
+    # of the rank that is overdue the longest by its own pace: seconds since its last report
+    stale: Optional[float] = None
     stale_rank: Optional[int] = None
     every: Optional[float] = None  # median of the seconds between two steps that a rank reported
     phase: str = ""  # announced by a rank and not over yet: validation, checkpoint
@@ -229,9 +233,8 @@ class RankEnded:
     finding: Optional[Finding] = None
     of_command: bool = False  # not a rank's end, but that of the node's command; `rank` is the node's first
     links: Tuple[Tuple[int, int], ...] = ()  # its TCP connections, by local and remote port
-    closed: Tuple[
-        Tuple[int, int, float], ...
-    ] = ()  # those of them that it closed before its peer did, and when both had
+    # those of them that it closed before its peer did, and when both had
+    closed: Tuple[Tuple[int, int, float], ...] = ()
     left: Tuple[Tuple[int, int, float], ...] = ()  # those that its peer had closed when it raised or exited
     own: bool = False  # it raised, and no lost connection was the reason
     noted: Optional[float] = None  # when it raised or exited, as it says itself
@@ -251,9 +254,8 @@ class Done:
     attempt: int
     progress: Dict[str, Any] = field(default_factory=dict)
     stuck: str = ""  # processes that could not be ended, in words
-    short: Dict[str, int] = field(
-        default_factory=dict
-    )  # rank -> its last step, where its own reports end before its total
+    # rank -> its last step, where its own reports end before its total
+    short: Dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         Progress.from_plain(self.progress)  # RecordError where it is none
@@ -470,3 +472,48 @@ def _within(name: str, value: Optional[float], low: float, high: float) -> None:
     """Refuse numbers of a member that cannot be true before anything counts with them."""
     if value is not None and not low <= value <= high:
         raise RecordError(f"'{name}' is {str(value)[:40]}")
+
+
+# A node's files, sent to the lead over the muster if nodes share no storage; bounded in size and checked in name.
+
+
+_FILE_BYTES = 1 << 20  # of one file: its end, where failures are explained
+_NODE_BYTES = 64 << 20
+_PART_BYTES = 256 << 10
+Write = Callable[[str, bytes], None]
+_NAME = regex(r"(attempt-\d{1,4}/)?[a-z][a-z0-9.-]{0,60}")
+
+
+def files_of(folder: NodeFolder) -> Iterator[FilePart]:
+    """A node's files in pieces; each piece is read when it is asked for."""
+    left = _NODE_BYTES
+    for base, _, names in os.walk(folder.path):
+        for name in sorted(names):
+            path = os.path.join(base, name)
+            size = os.path.getsize(path)
+            count = min(size, _FILE_BYTES, left)
+            left -= count
+            note = f"[the first {size - count} bytes stayed on the node]\n".encode() if size > count else b""
+            yield from _parts(path, os.path.relpath(path, folder.path), size - count, note)
+
+
+def _parts(path: str, name: str, start: int, note: bytes) -> Iterator[FilePart]:
+    with open(path, "rb") as file:
+        file.seek(start)
+        data, first = note + file.read(_PART_BYTES), True
+        while data or first:
+            yield FilePart(name, base64.b64encode(data).decode(), first)
+            data, first = file.read(_PART_BYTES), False
+
+
+def take(folder: NodeFolder, part: FilePart, begin: Write = create, add: Write = append) -> None:
+    """Write what a member sent: `begin(path, data)` a file, or `add(path, data)` to it. The name is checked: nothing is written
+    outside that member's folder."""
+    if not _NAME.fullmatch(part.name) or ".." in part.name:
+        return
+    try:
+        data = base64.b64decode(part.data)
+    except ValueError:
+        return
+    write = begin if part.first else add
+    write(folder.at(part.name), data)

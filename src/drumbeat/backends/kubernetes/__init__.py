@@ -7,9 +7,10 @@ import json
 import os
 import re
 import time
+from contextlib import suppress
 from typing import Any, Callable, Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
 
-from drumbeat.backends.contract import FAILED, UNKNOWN, Backend, Request, Status
+from drumbeat.backends.contract import FAILED, UNKNOWN, Backend, Request, Status, Unreachable
 from drumbeat.backends.kubernetes.client import Cluster, decoded, handle_of, problem_of, read_handle
 from drumbeat.backends.kubernetes.kinds import POLICY_SINCE, RESOURCE
 from drumbeat.backends.kubernetes.options import Settings, settings_of
@@ -174,10 +175,8 @@ class PodFiles:
         lead = [source for source in self.found if not source.under]
         for source in lead:
             source.exchange(b'{"append": {"' + FETCHED.encode() + b'": "yes"}, "under": "none"}')  # it may go now
-        try:
+        with suppress(Problem):  # the job stays until its time is over
             remove(self.job.cluster, self.job.name)
-        except Problem:
-            pass  # the job stays until its time is over
 
     def _name_end(self) -> None:
         """Record the exit code of a lead that left no summary, and what the cluster says of the pods: nothing else is
@@ -267,6 +266,8 @@ def ask(cluster: Cluster) -> Offer:
 def server_version(cluster: Cluster) -> Tuple[int, int]:
     try:
         server = json.loads(cluster.call("version", "-o", "json")).get("serverVersion") or {}
+    except Problem as problem:
+        raise Unreachable(problem.what, problem.fix) from None
     except (ValueError, AttributeError):
         server = {}
     numbers = [re.match(r"\d+", str(server.get(key, ""))) for key in ("major", "minor")]
@@ -361,6 +362,14 @@ class Kubernetes(Backend):
         cluster = Cluster(os.environ, settings.context, settings.namespace)
         chosen = choose(settings, ask(cluster))
         return render(order, chosen.kind, chosen.why, chosen.version)
+
+    def draft(self, order: Order, unreachable: Unreachable) -> Request:
+        check(order)
+        kind = settings_of(order).kind
+        why = "as --kind says" if kind else "a cluster with an operator for training jobs gets an object of that"
+        return render(
+            order, kind or "job", f"{why}; not asked, a current server is assumed: {unreachable.what}", NEWEST
+        )
 
     def handle(self, order: Order, environ: Mapping[str, str]) -> str:
         settings = settings_of(order)

@@ -15,7 +15,7 @@ from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import Option, Order
 from drumbeat.base.problem import Problem
 from drumbeat.base.regex import regex
-from drumbeat.jobfile.fields import parse_duration
+from drumbeat.jobfile.check import parse_duration
 
 KINDS = ("jobset", "trainjob", "pytorchjob", "job", "jobs")
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"

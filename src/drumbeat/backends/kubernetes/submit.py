@@ -16,16 +16,6 @@ from drumbeat.backends.contract import Request
 from drumbeat.backends.kubernetes.client import Cluster, decoded, handle_of, problem_of
 from drumbeat.backends.kubernetes.kinds import POD_GROUP, RESOURCE, objects
 from drumbeat.backends.kubernetes.options import Settings, settings_of
-from drumbeat.backends.kubernetes.payload import (
-    as_text,
-    check_code,
-    code_secrets,
-    function_secret_names,
-    function_secrets,
-    inside,
-    pieces_of,
-    secret_name,
-)
 from drumbeat.backends.kubernetes.pod import (
     LOCAL,
     PACKED,
@@ -33,11 +23,19 @@ from drumbeat.backends.kubernetes.pod import (
     SCRIPT,
     TOKEN,
     Plain,
+    as_text,
+    check_code,
+    code_secrets,
+    function_secret_names,
+    function_secrets,
+    inside,
     labels_of,
+    pieces_of,
     pod_folder,
     pod_script,
     program_name,
     python_of,
+    secret_name,
 )
 from drumbeat.base.order import Order, dump_order
 from drumbeat.base.problem import Problem

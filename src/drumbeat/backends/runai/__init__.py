@@ -11,10 +11,11 @@ import secrets
 import shlex
 import subprocess
 import time
+from contextlib import suppress
 from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat import __version__
-from drumbeat.backends.contract import QUEUED, Backend, Request, Status, parse_handle
+from drumbeat.backends.contract import QUEUED, Backend, Request, Status, Unreachable, parse_handle
 from drumbeat.backends.kubernetes.client import Cluster
 from drumbeat.backends.kubernetes.pod import FETCHED, node_script, python_of
 from drumbeat.backends.kubernetes.submit import check as check_pod
@@ -27,7 +28,7 @@ from drumbeat.base.redact import printable
 from drumbeat.base.regex import regex
 from drumbeat.bundle.build import cached_bundle
 from drumbeat.bundle.payload import packed
-from drumbeat.jobfile.fields import parse_duration
+from drumbeat.jobfile.check import parse_duration
 from drumbeat.jobfile.site import load_site
 from drumbeat.runfolder.files import replace
 from drumbeat.runfolder.layout import RunFolder
@@ -73,9 +74,9 @@ def secret_values(
 def pod_script(order: Order, folder: str, linger: int) -> str:
     names = " ".join((SCRIPT, ORDER, *(f"{PROGRAM}_{number}" for number in range(PIECES))))
     unpack = (
-        "import base64, gzip, os, sys; "
+        "import base64, lzma, os, sys; "
         f"text = ''.join(os.environ['{PROGRAM}_%d' % number] for number in range({PIECES})); "
-        "open(sys.argv[1], 'wb').write(gzip.decompress(base64.b85decode(text))); "
+        "open(sys.argv[1], 'wb').write(lzma.decompress(base64.b85decode(text))); "
         f"open(sys.argv[2], 'w').write(os.environ['{ORDER}'])"
     )
     program, order_file = f"{LOCAL}/drumbeat.pyz", f"{LOCAL}/order.json"
@@ -129,7 +130,8 @@ class RunAi(Backend):
             raise Problem(f"{where('partition')}: {order.resources.partition[:80]!r} cannot be the name of a node pool")
         for option in order.resources.options:
             if not option.text.startswith("-") or not option.text.isprintable():
-                raise Problem(f"{where('submit-options')}: {option.text[:80]!r} is not an option of runai")
+                place = option.place or where("submit-options")
+                raise Problem(f"{place}: {option.text[:80]!r} is not an option of runai")
 
     def notes(self, order: Order) -> List[str]:
         said = [*_part_of_a_node(order)]
@@ -147,6 +149,15 @@ class RunAi(Backend):
         return said
 
     def render(self, order: Order) -> Request:
+        self._check_pods(order)
+        cli, why = client.find_cli(os.environ)
+        return render(order, client.with_flags(cli, os.environ), why)
+
+    def draft(self, order: Order, unreachable: Unreachable) -> Request:
+        self._check_pods(order)
+        return render(order, client.CLI_2, f"not asked, CLI 2 is assumed: {unreachable.what}")
+
+    def _check_pods(self, order: Order) -> None:
         check_pod(order)
         if order.code == "sync":
             raise Problem(
@@ -158,8 +169,6 @@ class RunAi(Backend):
                 "a function is not sent to pods of Run:ai: a secret that its pods read has no room for it",
                 "put it into a script on a claim or in the image, and submit the script as the job's command",
             )
-        cli, why = client.find_cli(os.environ)
-        return render(order, client.with_flags(cli, os.environ), why)
 
     def handle(self, order: Order, environ: Mapping[str, str]) -> str:
         return f"runai://{order.resources.account}/{object_name(order.run_id)}"
@@ -341,10 +350,8 @@ class RunaiPodFiles:
         """Remove everything from Run:ai: the run has ended and all its files are here."""
         lead = self._exchange(client.pods_of(self.job.name, self.order.nodes)[0], 0)
         lead(b'{"append": {"' + FETCHED.encode() + b'": "yes"}, "under": "none"}')
-        try:
+        with suppress(Problem):  # it stays until somebody deletes it
             self.job.remove()
-        except Problem:
-            pass  # it stays until somebody deletes it
 
 
 def _part_of_a_node(order: Order) -> List[str]:

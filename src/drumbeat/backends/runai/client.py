@@ -10,7 +10,7 @@ import re
 import subprocess
 from typing import Any, Dict, FrozenSet, Iterator, List, Mapping, Optional, Tuple
 
-from drumbeat.backends.contract import FAILED, FINISHED, QUEUED, RUNNING, UNKNOWN, Status
+from drumbeat.backends.contract import FAILED, FINISHED, QUEUED, RUNNING, UNKNOWN, Status, Unreachable
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import Order
 from drumbeat.base.problem import Problem
@@ -179,7 +179,10 @@ def call(
 
 def find_cli(environ: Mapping[str, str]) -> Tuple[Cli, str]:
     """Find the installed generation, and the reason. Both use version numbers such as 2.18, so its commands decide."""
-    version = _first_number(call(["runai", "version"], environ).stdout.decode("utf-8", "replace"))
+    try:
+        version = _first_number(call(["runai", "version"], environ).stdout.decode("utf-8", "replace"))
+    except Problem as problem:
+        raise Unreachable(problem.what, problem.fix) from None
     shown = call(["runai", "--help"], environ).stdout.decode("utf-8", "replace")
     if re.search(r"^\s+submit-dist\b", shown, re.MULTILINE):
         return CLI_1, f"runai {version} has submit-dist (CLI 1)"

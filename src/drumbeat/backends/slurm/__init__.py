@@ -73,7 +73,8 @@ class Slurm(Backend):
 
     def notes(self, order: Order) -> List[str]:
         exported = {**self.exported, "time": "SBATCH_TIMELIMIT"}
-        return [*directives.missing(order, os.environ, exported), *directives.notes(order)]
+        missing = directives.missing(order, os.environ, exported)
+        return [*missing, *directives.no_gpus(order), *directives.notes(order)]
 
     def render(self, order: Order) -> Request:
         return render(order)
@@ -86,9 +87,8 @@ class Slurm(Backend):
 
     def submit(self, request: Request, environ: Mapping[str, str]) -> str:
         script = os.path.join(request.order.folder, SCRIPT)
-        replace(
-            script, request.text
-        )  # for the reader: sbatch gets the text itself, which nobody can have changed meanwhile
+        # for the reader: sbatch gets the text itself, which nobody can have changed meanwhile
+        replace(script, request.text)
         env = client.sbatch_environment(environ, tuple(self.exported.values()))
         handle = client.submit(request.text, env, [node.host for node in request.order.resources.avoided])
         hopeless = client.hopeless(handle, environ)

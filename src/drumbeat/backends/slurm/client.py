@@ -173,9 +173,8 @@ def statuses(handles: Sequence[str], environ: Mapping[str, str]) -> Dict[str, St
     jobs = {handle: job_number(handle) for handle in handles}
     argv = ["squeue", "--noheader", "--array", "--states=all", f"--Format={SQUEUE}"]
     queue = _call([*argv, f"--jobs={','.join(jobs.values())}"], environ)
-    if (
-        queue.returncode and len(jobs) > 1 and not _unreachable(queue.stderr)
-    ):  # one that it does not know spoils the answer
+    # one that it does not know spoils the answer
+    if queue.returncode and len(jobs) > 1 and not _unreachable(queue.stderr):
         return {handle: statuses([handle], environ)[handle] for handle in handles}
     found = {handle: from_squeue(handle, _of(job, queue.stdout), _prefix(handle)) for handle, job in jobs.items()}
     lost = [job for handle, job in jobs.items() if found[handle] is None]

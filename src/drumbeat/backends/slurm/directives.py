@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from typing import Callable, List, Mapping, Sequence, Set, Tuple
 
 from drumbeat.base.order import Order
 from drumbeat.base.problem import Problem
 from drumbeat.base.ranges import HostlistError, expand
 from drumbeat.base.regex import regex
+from drumbeat.commands.launch import find_launcher
+from drumbeat.commands.program import script_of
 from drumbeat.jobfile.resources import flag_of
 
 SPECIFIC = ("qos", "constraint", "reservation", "dependency", "mail", "gpus-as")
@@ -18,6 +21,7 @@ _EARLY = 60  # seconds: Slurm may send its signal so much earlier (sbatch(1), --
 # Each value becomes one word of an #SBATCH line, which has its own simple quoting: better none than a wrong one.
 _WORD = regex(r"[^\s'\"\\`$]{1,500}")
 _GPUS = regex(r"--gpus-per-node=|--gres=(?:\S*,)?gpu\b")  # as the job itself asks for them, with their type
+_ASKS_GPUS = regex(r"--gpus|-G|--gres=\S*gpu|--tres-per-\w+=\S*gpu")
 _LOCAL = regex(r"/(?:tmp|var/tmp|dev/shm)(?:/|$)")
 _BAD_PATH = regex(r"[\s'\"\\`$:,]")
 
@@ -32,12 +36,13 @@ def check(order: Order, where: Callable[[str], str]) -> None:
     if request.specific.get("gpus-as", _GPUS_AS[0]) not in _GPUS_AS:
         raise Problem(f"{where('gpus-as')}: {request.specific['gpus-as']!r} is not one of {', '.join(_GPUS_AS)}")
     for option in request.options:
+        place = option.place or where("submit-options")
         if not option.text.startswith("-"):
             raise Problem(
-                f"{where('submit-options')}: {option.text!r} is not an option of sbatch",
+                f"{place}: {option.text!r} is not an option of sbatch",
                 "write each as one word: --licenses=scratch",
             )
-        _check_word(option.text, where("submit-options"))
+        _check_word(option.text, place)
     for module in order.modules:
         if not module.isprintable():
             raise Problem(f"{where('modules')}: {module[:80]!r} cannot be the name of a module")
@@ -100,6 +105,21 @@ def notes(order: Order) -> List[str]:
             f"{local} is usually local to each node, and this job has {order.nodes}: submit from a shared folder"
         )
     return said
+
+
+def no_gpus(order: Order) -> List[str]:
+    """Say that a job which seems to train asks for no GPU, unless it says itself that it needs none."""
+    request = order.resources
+    if order.gpus is not None or request.gpus or any(_ASKS_GPUS.match(option.text) for option in request.options):
+        return []
+    own = order.command[:1] and os.path.basename(order.command[0]) == "drumbeat" and "train" in order.command[1:2]
+    if not (own or find_launcher(order.command) or script_of(order).trains):
+        return []
+    ranks = "1 rank per node" if order.ranks_per_node == 1 else f"{order.ranks_per_node or 'its'} ranks per node"
+    return [
+        f"this job asks for no GPU ({ranks}): neither it nor the site profile {order.site} names a number; "
+        "add gpus: N per node, or gpus: 0 if it trains on CPUs"
+    ]
 
 
 def missing(order: Order, environ: Mapping[str, str], exported: Mapping[str, str]) -> List[str]:

@@ -194,7 +194,8 @@ def render(order: Order) -> Request:
         *header(order),
         "",
         f"# Written by drumbeat {__version__} for run {order.run_id}: `drumbeat submit` sends exactly this file.",
-        f"# Its command: {' '.join(printable(shlex.join(order.command)).split())}",
+        f"# Its command: {_one_line(shlex.join(order.command))}",
+        *_asked_of_ranks(order),
         *([f"# Handed on from the shell that submits it: {', '.join(order.passed)}"] if order.passed else []),
         f"BASE={shlex.quote(order.folder)}",
         *_array_lines(order),
@@ -207,6 +208,17 @@ def render(order: Order) -> Request:
         *_batch_part(order),
     ]
     return Request("slurm", order, "\n".join(lines) + "\n")
+
+
+def _asked_of_ranks(order: Order) -> List[str]:
+    """Return comments with what the agents give every rank, as order.json has it: variables, and shell before the command."""
+    lines = [f"# In every rank: {each.name}={_one_line(each.value)}  # {each.source}: {each.why}" for each in order.env]
+    lines += [f"# Setup, in every rank: {_one_line(line)}" for line in order.setup.splitlines() if line.strip()]
+    return lines
+
+
+def _one_line(text: str) -> str:
+    return " ".join(printable(text).split())
 
 
 def _array_lines(order: Order) -> List[str]:

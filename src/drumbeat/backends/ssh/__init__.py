@@ -14,6 +14,7 @@ import secrets
 import shlex
 import sys
 import time
+from contextlib import suppress
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.backends.contract import (
@@ -28,7 +29,7 @@ from drumbeat.backends.contract import (
     parse_handle,
 )
 from drumbeat.backends.ssh import connection
-from drumbeat.backends.ssh.request import (
+from drumbeat.backends.ssh.connection import (
     check_container,
     container_script,
     handle_of,
@@ -273,11 +274,9 @@ def remember(order: Order, sessions: Sessions, environ: Mapping[str, str]) -> No
 
 def _write_record(handle: str, record: Mapping[str, Any], environ: Mapping[str, str]) -> None:
     path = _record(handle, environ)
-    try:
+    with suppress(OSError):  # a home that is full costs this record, not the run
         os.makedirs(os.path.dirname(path), exist_ok=True)
         replace_json(path, dict(record))
-    except OSError:
-        pass  # a home that is full costs this record, not the run
 
 
 def _remembered(handle: str, environ: Mapping[str, str]) -> Dict[str, Any]:

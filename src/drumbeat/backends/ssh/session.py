@@ -13,6 +13,7 @@ import selectors
 import signal
 import subprocess
 import time
+from contextlib import suppress
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.backends.ssh import connection
@@ -45,9 +46,8 @@ class Session:
             os.set_blocking(stream.fileno(), False)
         self.outbox = b""
         self.replies: List[Dict[str, Any]] = []
-        self.talking = (
-            True  # lines on standard output are replies, and what login scripts print; after the last reply, output
-        )
+        # lines on standard output are replies, and what login scripts print; after the last reply, output
+        self.talking = True
         self.early: List[Tuple[str, bytes]] = []  # output that came while nobody took it
         self.complaint = ""
         self._partial = {"out": b"", "err": b""}
@@ -86,10 +86,8 @@ class Session:
     def close(self) -> None:
         """Close our side: whatever runs for us on the host then ends."""
         if self.process.stdin and not self.process.stdin.closed:
-            try:
+            with suppress(OSError):
                 self.process.stdin.close()
-            except OSError:
-                pass
 
     def kill(self) -> None:
         """Cut the connection; the host's own side notices, and ends what it started."""
@@ -133,10 +131,8 @@ class Session:
             return False
         text = line.decode("utf-8", "replace").strip()
         if name == "out" and text.startswith(MARK):
-            try:
+            with suppress(ValueError):
                 self.replies.append(json.loads(text[len(MARK) :]))
-            except ValueError:
-                pass
             self.talking = not {"started", "answer"} & set(self.replies[-1] if self.replies else ())
         elif name == "err":
             self.complaint = (self.complaint + text + "\n")[-_MOST_COMPLAINT:]

@@ -9,6 +9,7 @@ import shutil
 import socket
 import stat
 import subprocess
+from contextlib import suppress
 from typing import Any, Dict, Mapping, Optional, Tuple
 
 from drumbeat import __version__
@@ -131,11 +132,9 @@ def index_folder(environ: Mapping[str, str]) -> str:
 
 def _index(order: Order, environ: Mapping[str, str]) -> None:
     folder = index_folder(environ)
-    try:
+    with suppress(OSError):  # a home that is read-only or full costs the listing, not the run
         os.makedirs(folder, exist_ok=True)
         os.symlink(order.folder, os.path.join(folder, order.run_id))
-    except OSError:
-        pass  # a home that is read-only or full costs the listing, not the run
 
 
 # The token by which agents of one run know each other.

@@ -17,11 +17,11 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from typing import Any, Callable, Dict, List, Mapping
 
-from drumbeat.backends.ssh import request
+from drumbeat.backends.ssh.connection import container_environ, container_script, unpack
 from drumbeat.backends.ssh.loader import read_bytes, read_line, reply
-from drumbeat.backends.ssh.request import container_environ, container_script
 from drumbeat.base.folders import make_private, unsafe, users_folder
 from drumbeat.base.order import Order, dump_order, load_order
 from drumbeat.base.problem import Problem
@@ -30,10 +30,9 @@ from drumbeat.base.processes import become_subreaper, die_with_parent, fork, swe
 from drumbeat.base.record import RecordError
 from drumbeat.base.signals import STOPS, heed_interrupts
 from drumbeat.bundle.pinned import running_bundle
-from drumbeat.desk.foreground import Foreground
+from drumbeat.desk.foreground import EVERY, Foreground, joined
 from drumbeat.desk.start.code_sync import unpack_checked
 from drumbeat.desk.start.create import no_place
-from drumbeat.desk.start.scheduled_node import EVERY, joined
 from drumbeat.runfolder.files import read_json, replace, replace_json
 from drumbeat.runfolder.layout import WORDS, RunFolder, ask_to_stop, stop_word
 from drumbeat.runfolder.mirror import ENDED, serve
@@ -68,11 +67,9 @@ def run_contained(order: Order, node: int, token: str, shared: bool) -> int:
 def _wait(process: subprocess.Popen[Any], folder: RunFolder, node: int, grace: float, signals: List[int]) -> int:
     passed, ends = 0, 0.0
     while True:
-        try:
+        with suppress(subprocess.TimeoutExpired):
             code = process.wait(0.2)
             return 128 - code if code < 0 else code
-        except subprocess.TimeoutExpired:
-            pass
         if len(signals) > passed:
             passed = len(signals)
             if node == 0:
@@ -167,7 +164,7 @@ def _open_folder(order: Order, handle: str, node: int) -> bool:
 
 def _take_parcel(order: Order, data: bytes) -> None:
     folder = RunFolder(order.folder)
-    request.unpack(data, folder.path)
+    unpack(data, folder.path)
     if order.code != "sync":
         return
     with open(folder.code_archive, "rb") as file:

@@ -17,7 +17,7 @@ from drumbeat.commands.launch import find_launcher
 from drumbeat.commands.program import script_at
 from drumbeat.desk.start.code_sync import with_code
 from drumbeat.desk.start.place import ALLOCATION, HERE, INSIDE, LOGIN, Place, look_around
-from drumbeat.jobfile.fields import Count, expand
+from drumbeat.jobfile.check import Count, expand
 from drumbeat.jobfile.flags import laid_over
 from drumbeat.jobfile.job import Job, job_from_file
 from drumbeat.jobfile.resolve import resolve

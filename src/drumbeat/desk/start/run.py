@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 import traceback
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Callable, Dict, List, Mapping, Optional
 
@@ -19,7 +20,7 @@ from drumbeat import backends
 from drumbeat.backends.contract import FAILED, FINISHED, job_handle
 from drumbeat.backends.local import Queue, own_process
 from drumbeat.backends.ssh import start
-from drumbeat.backends.ssh.request import BEAT_EVERY, handle_of, host_python
+from drumbeat.backends.ssh.connection import BEAT_EVERY, handle_of, host_python
 from drumbeat.backends.ssh.session import Notice, Session, Sessions
 from drumbeat.base.order import Container, Order, load_order
 from drumbeat.base.problem import Problem
@@ -30,7 +31,7 @@ from drumbeat.bundle.build import cached_bundle
 from drumbeat.bundle.pinned import pinned
 from drumbeat.containers.image import check_image
 from drumbeat.containers.runtimes import RUNTIMES
-from drumbeat.desk.foreground import Foreground
+from drumbeat.desk.foreground import EVERY, Foreground, guard_rank, joined
 from drumbeat.desk.start.create import create_run, forget_run, fresh_token, users_token
 from drumbeat.desk.start.make_order import make_order, named_in_command, on_hosts, site_of
 from drumbeat.desk.start.place import (
@@ -45,10 +46,9 @@ from drumbeat.desk.start.place import (
     check_scheduler_here,
     find_place,
 )
-from drumbeat.desk.start.scheduled_node import EVERY, guard_rank, joined
 from drumbeat.jobfile.job import Job
 from drumbeat.jobfile.site import Site
-from drumbeat.machine import container as container_facts
+from drumbeat.machine.gather import read_container
 from drumbeat.machine.host import LiveHost
 from drumbeat.machine.model import Identity
 from drumbeat.machine.vendors import detect, vendor_of
@@ -250,7 +250,7 @@ def join(job: Job, site: Site, place: Place, environ: Mapping[str, str], create:
 def check_inside(order: Order) -> None:
     """Check that a joining node is in the job's container already; else the ranks would silently run outside it."""
     used = order.container
-    if used and container_facts.read(LiveHost()).runtime not in RUNTIMES[used.runtime].inside:
+    if used and read_container(LiveHost()).runtime not in RUNTIMES[used.runtime].inside:
         raise Problem(
             f"the job names the container {used.image}, but this is not inside it",
             f"{_by_hand(used)}leave it out with --container none; drumbeat submit starts it itself, and so does drumbeat "
@@ -431,10 +431,8 @@ def _until_end(process: subprocess.Popen[bytes], came: List[int]) -> None:
             os.killpg(process.pid, signal.SIGTERM)
         if until is not None and time.monotonic() > until:
             process.kill()
-        try:
+        with suppress(subprocess.TimeoutExpired):
             process.wait(0.1)
-        except subprocess.TimeoutExpired:
-            pass
 
 
 # `_queued`: the process behind a run that was submitted to this machine. It waits for the run's turn, and is its desk

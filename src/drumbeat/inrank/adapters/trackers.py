@@ -13,7 +13,7 @@ import json
 import os
 import re
 import sys
-from typing import Any, Callable, Dict
+from typing import Any, Callable, Dict, Tuple
 
 _FILE = os.environ.get("DRUMBEAT_TRACKERS", "")
 _NAME = re.sub(r"[^A-Za-z0-9_-]", "-", os.environ.get("DRUMBEAT_RUN", ""))[:64]
@@ -24,22 +24,18 @@ def adapt(module: Any) -> None:
         return
     if module.__name__ == "wandb":
         if not any(os.environ.get(name) for name in ("WANDB_RUN_ID", "WANDB_RESUME", "WANDB_SWEEP_ID")):
-            _named(module, "init", lambda known: not (known.get("id") or known.get("resume")), _wandb)
+            _named(module, "init", ("id", "resume"), _wandb)
     elif module.__name__ == "mlflow.tracking.fluent":
         if not os.environ.get("MLFLOW_RUN_ID"):
-            fresh = lambda known: not (known.get("run_id") or known.get("nested"))  # noqa: E731
-            _kept(module, "start_run", "mlflow", "run_id", fresh, lambda args, run: run.info.run_id)
+            _kept(module, "start_run", "mlflow", ("run_id", "nested"), lambda args, run: run.info.run_id)
     elif module.__name__ == "aim.sdk.run":
-        fresh = lambda known: not (known.get("run_hash") or known.get("read_only"))  # noqa: E731
-        _kept(module.Run, "__init__", "aim", "run_hash", fresh, lambda args, made: args[0].hash)
+        _kept(module.Run, "__init__", "aim", ("run_hash", "read_only"), lambda args, made: args[0].hash)
     else:  # torch's SummaryWriter, or tensorboardX's
-        _named(
-            module.SummaryWriter, "__init__", lambda known: not (known.get("log_dir") or known.get("logdir")), _board
-        )
+        _named(module.SummaryWriter, "__init__", ("log_dir", "logdir"), _board)
 
 
 def _is_first_rank() -> bool:
-    """Asked when a run begins: a program may have numbered itself by then."""
+    """Return true in the first rank; called when a run begins, as a program may have numbered itself by then."""
     process = sys.modules.get("multiprocessing.process")
     numbers = (os.environ.get(name, "0") for name in ("RANK", "LOCAL_RANK", "NODE_RANK"))
     return set(numbers) == {"0"} and (process is None or process.parent_process() is None)
@@ -56,14 +52,14 @@ def _board(known: Dict[str, Any]) -> Dict[str, Any]:
     return {"log_dir": folder}
 
 
-def _named(where: Any, name: str, free: Callable[[Dict[str, Any]], bool], more: Callable[..., Dict[str, Any]]) -> None:
-    """Give the first call arguments of our own, if it is `free` to have them."""
+def _named(where: Any, name: str, own: Tuple[str, ...], more: Callable[..., Dict[str, Any]]) -> None:
+    """Give the first call arguments of our own, unless the program gives one of its `own`."""
     call, first = getattr(where, name), [True]
 
     @functools.wraps(call)
     def called(*args: Any, **known: Any) -> Any:
         plain = len(args) < (2 if name == "__init__" else 1)  # what is given by place may be what we would give
-        if first and plain and free(known) and _is_first_rank():
+        if first and plain and not any(map(known.get, own)) and _is_first_rank():
             known.update(more(known))
         first.clear()
         return call(*args, **known)
@@ -71,21 +67,21 @@ def _named(where: Any, name: str, free: Callable[[Dict[str, Any]], bool], more: 
     setattr(where, name, called)
 
 
-def _kept(
-    where: Any, name: str, tracker: str, key: str, free: Callable[[Dict[str, Any]], bool], of: Callable[[Any, Any], str]
-) -> None:
-    """Keep the name of the first run, and give it to the first one of a later start. One that is gone is no reason to fail."""
+def _kept(where: Any, name: str, tracker: str, own: Tuple[str, ...], of: Callable[[Any, Any], str]) -> None:
+    """Keep the name of the first run, and give it to the first one of a later start, unless the program gives one of its
+    `own`, the first of which is the run's name. A run that is gone is no reason to fail."""
     call, first = getattr(where, name), [True]
 
     @functools.wraps(call)
     def called(*args: Any, **known: Any) -> Any:
-        if not first or len(args) > (1 if name == "__init__" else 0) or not (free(known) and _is_first_rank()):
+        plain = len(args) <= (1 if name == "__init__" else 0) and not any(map(known.get, own))
+        if not (first and plain and _is_first_rank()):
             return call(*args, **known)
         first.clear()
         kept = _read()
         if kept.get(tracker):
             try:
-                made = call(*args, **{**known, key: kept[tracker]})
+                made = call(*args, **{**known, own[0]: kept[tracker]})
                 _say(f"{tracker} goes on with run {kept[tracker]}, of an earlier start of this job")
                 return made
             except Exception as error:

@@ -1,4 +1,8 @@
-"""This rank's GPU: which one it is, and whether it answers at all."""
+"""This rank's GPU: which one it is, and whether it answers at all.
+
+`python gpu.py INDEX` is the smoke test of one GPU, and prints one JSON object. It is run as a child that can be killed: a wedged
+driver hangs whoever first touches it, often where no signal helps; so that is never the rank itself.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,13 @@ import json
 import os
 import subprocess
 import sys
+import time
 from typing import Any, Dict, Optional
 
 GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 SMOKE_SECONDS = 60.0
+_MEMORY = 256 << 20  # bytes
+_SIDE = 1024  # of the matrices
 
 
 def own_gpu() -> int:
@@ -20,14 +27,13 @@ def own_gpu() -> int:
 
 
 class Smoke:
-    """Starter of smoke.py for this rank's GPU, if the machine has any; waits no longer than it may."""
+    """Starter of the smoke test of this rank's GPU, if the machine has any; waits no longer than it may."""
 
     def __init__(self, backend: str) -> None:
         self.index = str(own_gpu())
         self.child: Optional[subprocess.Popen[bytes]] = None
         if backend != "gloo" and any(map(os.path.exists, GPU_FILES)):
-            script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "smoke.py")
-            argv = [sys.executable, script, self.index]
+            argv = [sys.executable, os.path.abspath(__file__), self.index]
             self.child = subprocess.Popen(argv, stdout=subprocess.PIPE, start_new_session=True)
 
     def answer(self) -> Dict[str, Any]:
@@ -41,3 +47,32 @@ class Smoke:
             return {"ok": False, "why": f"GPU {self.index} did not answer within {SMOKE_SECONDS:g} s: its driver hangs"}
         except ValueError:
             return {"ok": False, "why": f"the smoke test of GPU {self.index} ended with {self.child.returncode}"}
+
+
+def try_gpu(index: int) -> Dict[str, Any]:
+    started = time.monotonic()
+    import torch
+
+    if not torch.cuda.is_available():
+        build = torch.version.cuda or torch.version.hip
+        why = f"torch {torch.__version__} is built for {build or 'the CPU alone'}"
+        return {"ok": False, "why": f"torch sees no GPU ({why})"}
+    count = torch.cuda.device_count()
+    if index >= count:
+        return {"ok": False, "why": f"local rank {index} has no GPU of its own: torch sees {count}"}
+    device = torch.device("cuda", index)
+    torch.empty(_MEMORY, dtype=torch.uint8, device=device).fill_(1)
+    ones = torch.ones(_SIDE, _SIDE, dtype=torch.bfloat16, device=device)
+    right = bool(((ones @ ones) == _SIDE).all())
+    torch.cuda.synchronize(device)
+    answer = {"ok": right, "gpu": torch.cuda.get_device_name(device), "seconds": round(time.monotonic() - started, 2)}
+    return answer if right else {**answer, "why": "a product of ones came out wrong"}
+
+
+if __name__ == "__main__":
+    try:
+        said = try_gpu(int(sys.argv[1]))
+    except Exception as error:
+        said = {"ok": False, "why": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"}
+    print(json.dumps(said))
+    sys.exit(0 if said["ok"] else 1)

@@ -24,14 +24,14 @@ def main() -> int:
     if not smoked.get("ok"):
         print(f"verify: {smoked['why']}; --backend gloo tests the CPUs and their network alone", file=sys.stderr)
         return 3
-    from . import matrix_product, pair_tests, sweep
+    from . import pair_tests, sweep
     from .world import World
 
     world = World(args, smoked)
     try:
-        for part in (pair_tests, sweep, matrix_product):
+        for part in (pair_tests.run, sweep.run, sweep.compare_products):
             if not world.broken:
-                part.run(world, args.quick)
+                part(world, args.quick)
         world.results["complete"] = not world.broken
     finally:
         world.leave()

@@ -1,4 +1,4 @@
-"""Every collective over swept sizes: its values checked cold and warm, its bandwidth measured."""
+"""Every collective over swept sizes: its values checked cold and warm, its bandwidth measured. Then a matrix product."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import time
 from typing import Any, List, Tuple
 
 import torch
+import torch.distributed as dist
 
-from .cases import OPS, Case
+from .cases import OPS, PERIOD, Case
 from .world import World
 
 MISTAKES = 2  # of one operation that a rank tells in full
@@ -72,3 +73,27 @@ def measure(world: World, case: Case, budget: float) -> Tuple[float, int]:
         case.call()
     world.synchronize()
     return world.slowest(time.perf_counter() - began) / iterations, iterations
+
+
+def compare_products(world: World, quick: bool) -> None:
+    """Compute the same product on every rank at the same time: wrong numbers and slow ranks show. The numbers are whole, so
+    every rank must get the same ones."""
+    on_cpu = world.device.type == "cpu"
+    side = (384 if quick else 1024) if on_cpu else (4096 if quick else 8192)
+    dtype = torch.float32 if on_cpu else torch.bfloat16
+    place = torch.arange(side * side, device=world.device)
+    a = ((place * 7 + place // side) % 3 - 1).view(side, side).to(dtype)
+    product = a @ a
+    times = []
+    dist.barrier()
+    for _ in range(12 if quick else 40):
+        world.synchronize()
+        began = time.perf_counter()
+        product = a @ a
+        world.synchronize()
+        times.append(time.perf_counter() - began)
+    check = float((product.double().flatten() * (place % PERIOD)).sum())
+    median = sorted(times)[len(times) // 2]
+    mine = {"rank": world.rank, "seconds": median, "tflops": round(2 * side**3 / median / 1e12, 4), "check": check}
+    world.results["gemm"] = {"side": side, "dtype": str(a.dtype)[6:], "ranks": world.gather("gemm", mine)}
+    world.write()

@@ -24,10 +24,8 @@ def main() -> int:
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
-        print(
-            f"verify: {sys.executable} cannot load mpi4py and its MPI ({error}); name one that can: --python",
-            file=sys.stderr,
-        )
+        why = f"cannot load mpi4py and its MPI ({error})"
+        print(f"verify: {sys.executable} {why}; name one that can: --python", file=sys.stderr)
         return 2
     world = MPI.COMM_WORLD
     rank, size = world.Get_rank(), world.Get_size()

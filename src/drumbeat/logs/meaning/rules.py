@@ -18,7 +18,7 @@ from drumbeat.base.data import load, names
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.findings.model import ERROR, SEVERITIES
 from drumbeat.logs.meaning.grammar import is_exception, is_in_prose, is_quoted, is_talk
-from drumbeat.logs.meaning.senses import CODE_OF_SIGNAL, DEATH_WORDS, death_in, senses
+from drumbeat.logs.meaning.senses import CODE_OF_SIGNAL, DEATH_WORDS, death_in, gpu_error_in, gpu_errors, owned, senses
 
 # Which literals a line holds: cheap for the lines that hold none, which are nearly all. Every literal has a word
 # that is looked for first. Lines are split into words, and one set operation says whether any of them is such a
@@ -144,6 +144,7 @@ class Rule:
     seen: Tuple[str, ...] = ()  # substrings that must all stand somewhere in the log
     unseen: Tuple[str, ...] = ()  # substrings of which none may
     not_near: Tuple[str, ...] = ()  # substrings of which none may stand within NEAR lines of it
+    runtime: bool = False  # speaks about every line with an error of a GPU runtime that means its code
     dies: bool = False  # speaks about every line that says that a process died from the signal of its code
     fallback: bool = False  # speaks only about lines on which no other rule does
     any_level: bool = False  # speaks also when the line's own logger calls it a warning or less
@@ -204,7 +205,11 @@ class Rulebook:
     def __init__(self, rules: Iterable[Rule]) -> None:
         self.rules = tuple(rules)
         literals = [
-            (literal, rule) for rule in self.rules for literal in rule.find + (DEATH_WORDS if rule.dies else ())
+            (literal, rule)
+            for rule in self.rules
+            for literal in rule.find
+            + (DEATH_WORDS if rule.dies else ())
+            + (_words_of_runtime(rule) if rule.runtime else ())
         ]
         self._owners = [rule for _, rule in literals]
         self._marks = sorted({mark for rule in self.rules for mark in rule.seen + rule.unseen + rule.not_near})
@@ -230,7 +235,7 @@ class Rulebook:
                 if rule.id not in tried and self.literals[number] in text:
                     tried.add(rule.id)
                     match = _apply(rule, text, self.literals[number])
-                    if match is not None:
+                    if match is not None and owned(text, rule.code) == rule.code:
                         matches.append(match)
         return [match for match in matches if not match.rule.fallback] or matches
 
@@ -244,6 +249,9 @@ class Rulebook:
 def _apply(rule: Rule, text: str, literal: str) -> Optional[Match]:
     if rule.unless and _compiled(rule.unless).search(text):
         return None
+    runtime, place = gpu_error_in(text) if rule.runtime else ("", (0, 0))
+    if runtime == rule.code:
+        return _match(rule, text, place, {}, False)
     code, only_status = death_in(text) if rule.dies else ("", False)
     if code == rule.code:
         return _match(rule, text, (0, len(text)), {}, only_status)
@@ -257,6 +265,10 @@ def _apply(rule: Rule, text: str, literal: str) -> Optional[Match]:
                 groups = {name: value for name, value in match.groupdict().items() if value is not None}
                 return _match(rule, text, match.span(), groups, mention)
     return None
+
+
+def _words_of_runtime(rule: Rule) -> Tuple[str, ...]:
+    return tuple(words for words, code in gpu_errors().items() if code == rule.code)
 
 
 def _match(rule: Rule, text: str, span: Tuple[int, int], groups: Mapping[str, str], mention: bool) -> Optional[Match]:
@@ -313,7 +325,7 @@ def check(entries: Any, file: str) -> List[Rule]:
 
 _NAMES = {field.name for field in fields(Rule)} - {"file"}
 _LISTS = ("find", "pattern", "mentions", "seen", "unseen", "not_near", "over", "absorbs")
-_FLAGS = ("dies", "fallback", "any_level", "survivable", "quiet", "names_itself")
+_FLAGS = ("runtime", "dies", "fallback", "any_level", "survivable", "quiet", "names_itself")
 
 
 def _rule(entry: Any, file: str, number: int) -> Rule:
@@ -360,14 +372,16 @@ def _rule(entry: Any, file: str, number: int) -> Rule:
     short = [literal for literal in marks if len(word_of(literal)) < SHORTEST]
     if short:
         raise RuleError(f"{where}: '{short[0]}' needs a word of {SHORTEST} letters")
-    if not (rule.find or rule.when or rule.dies) and rule.code not in senses():
+    if not (rule.find or rule.when or rule.dies or rule.runtime) and rule.code not in senses():
         raise RuleError(f"{where}: lacks 'find'")
     return rule
 
 
 def rule_of_code(code: str) -> Rule:
-    """The first rule with this code, whose words are used where no line of a log matched it."""
-    return next(rule for rule in rulebook().rules if rule.code == code)
+    """The first rule with this code that explains a failure, if possible of any program: its words are used where no line of a
+    log matched it."""
+    rules = [rule for rule in rulebook().rules if rule.code == code]
+    return min(rules, key=lambda rule: (rule.role == NOTE, rule.file != "process.yaml"))
 
 
 def rule_of_signal(number: Optional[int]) -> Optional[Rule]:

@@ -18,6 +18,7 @@ from drumbeat.base.data import load
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.regex import regex
 from drumbeat.causes.table import OF_ERRNO
+from drumbeat.logs.meaning.essence import without_names
 
 # Names, numbers and texts of errno all mean the same.
 _TEXTS = {os.strerror(number).lower(): code for number, code in OF_ERRNO.items()}
@@ -74,6 +75,29 @@ DEATH_WORDS = (
     "signal", "Signal", "SIGNAL", "exitcode", "exitCode", "exit code", "Exit Code", "EXIT CODE", "exit status", "return code",
     "exited with code",
 )  # fmt: skip
+_INITIALS = regex(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+
+
+@functools.lru_cache(maxsize=1)
+def gpu_errors() -> Mapping[str, str]:
+    """Names and texts of the GPU runtimes' errors -> the code of their cause."""
+    found = {}
+    for code, row in load("drumbeat.logs.meaning", "gpu_errors").items():
+        for name in row["names"]:
+            driver = f"CUDA_ERROR_{_INITIALS.sub('_', name).upper()}"
+            found.update(dict.fromkeys((f"cudaError{name}", f"hipError{name}", driver), code))
+        found.update(dict.fromkeys(row["texts"], code))
+    return found
+
+
+@functools.lru_cache(maxsize=64)
+def gpu_error_in(text: str) -> Tuple[str, Tuple[int, int]]:
+    """Return the code of the first such error in the text, and its place; empty where none is there."""
+    found = [(text.find(words), -len(words), code) for words, code in gpu_errors().items() if words in text]
+    start, length, code = min(found, default=(0, 0, ""))
+    return code, (start, start - length)
+
+
 _HTTP = regex(
     r"(?i)\b(?:https?|(?-i:GET|POST) \S{1,200} \S{0,2}|status(?: code)?"
     r"|answer(?:ed|s)?|return(?:ed|s)?|response|repl(?:ied|ies)|gave|got|sa(?:id|ys))"
@@ -92,6 +116,7 @@ class Words:
     concepts: Mapping[str, re.Pattern[str]]
     rows: Sequence[Tuple[str, Sequence[str]]]  # code and concepts
     like: Mapping[str, str]  # code -> the code of which it is a kind
+    owners: Sequence[Tuple[re.Pattern[str], str, Sequence[str]]]  # whose lines, their code, codes that are not theirs
 
 
 @functools.lru_cache(maxsize=1)
@@ -102,13 +127,14 @@ def words() -> Words:
     names, spellings = ([(regex(_joined(one)), word) for one, word in data[key]] for key in ("names", "spellings"))
     patterns = {name: regex(rf"(?<![\w-])(?:{_joined(text)})(?!\w|-\d)") for name, text in concepts.items()}
     rows = [(code, row.split()) for each in data["rows"] for code, rows in each.items() for row in rows]
-    return Words(names, spellings, patterns, rows, data["like"])
+    owners = [(regex(line), code, others.split()) for line, code, others in data["owners"]]
+    return Words(names, spellings, patterns, rows, data["like"], owners)
 
 
 def senses() -> FrozenSet[str]:
     """Every code that the grammar or the model of likely.py can give."""
-    known = (*OF_ERRNO.values(), *CODE_OF_SIGNAL.values(), *(code for code, _ in words().rows))
-    return frozenset((*known, *load("drumbeat.logs.meaning", "weights"))) - {PROGRAM}
+    known = (*OF_ERRNO.values(), *gpu_errors().values(), *CODE_OF_SIGNAL.values(), *(code for code, _ in words().rows))
+    return frozenset((*known, *load("drumbeat.logs.meaning", "weights")["codes"])) - {PROGRAM}
 
 
 def _joined(text: str) -> str:
@@ -133,10 +159,23 @@ _SET = regex(
 MAX = 600  # characters of an error that are read
 
 
+def owned(text: str, code: str) -> str:
+    """The code of an error, bounded by the library that wrote the line: a network library's I/O error is the network's."""
+    owner = next((each for each in words().owners if each[0].search(text)), None)
+    return owner[1] if owner and code in owner[2] else code
+
+
 @functools.lru_cache(maxsize=4096)
 def sense(text: str) -> str:
     """The code of what this error means; empty where its words do not tell."""
-    text = text[:MAX]
+    code = _sense(text[:MAX])
+    return owned(text[:MAX], code) if code else ""
+
+
+def _sense(text: str) -> str:
+    runtime = gpu_error_in(text)[0]
+    if runtime:
+        return runtime
     found = _ERRNO.search(text)
     exact = (OF_ERRNO.get(int(found["number"])) if found["number"] else _NAMES[found["name"]]) if found else None
     if exact is None:
@@ -169,7 +208,8 @@ _NAMES_OBJECT = {
 
 
 _MEMBER = regex(
-    r"(?i)\b(?:rank|worker|trainer|member|replica|process|proc|peer|task|child|actor|participant)[\s#=:]{1,2}(\d{1,6})\b"
+    r"(?i)\b(?:rank|worker|trainer|member|replica|(?<!kill )(?<!killed )process(?! \d+ \()|proc|peer|task|child"
+    r"|actor|participant)[\s#=:]{1,2}(\d{1,6})\b"
 )
 
 
@@ -243,7 +283,7 @@ def _together(places: Sequence[Sequence[Tuple[int, int]]]) -> bool:
 
 def spelt(text: str) -> str:
     """In small letters and plain words."""
-    text = _APOSTROPHE.sub(" not", text)
+    text = _APOSTROPHE.sub(" not", without_names(text))
     for pattern, word in words().names:
         text = pattern.sub(word, text)
     text = text.lower()

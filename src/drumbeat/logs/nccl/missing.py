@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Tuple
+from typing import Dict, List, Set, Tuple
 
 from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import Evidence, Finding
@@ -35,7 +35,7 @@ def incomplete(state: Communicators, good_ends: GoodEnds) -> Tuple[List[Finding]
         of_one_process = len(members) > 1 and all(member.process is members[0].process for member in members)
         all_came = len({member.rank for member in members}) == nranks or _all_came(members)
         cut = len(hosts) == 1 if all_came else spoke >= nranks or of_one_process
-        finding = _finding(members, waiting)
+        finding = _finding(members, waiting, set(state.test_ranks))
         done = all(good_ends.last(each.file or "") > (each.line or 0) for each in finding.evidence)
         if not done:
             (hanging if through or most and not cut else maybe).append(finding)
@@ -47,9 +47,9 @@ def _all_came(members: List[Member]) -> bool:
     return any(member.nnodes or member.completed for member in members)
 
 
-def _finding(members: List[Member], waiting: List[Member]) -> Finding:
+def _finding(members: List[Member], waiting: List[Member], started: Set[int]) -> Finding:
     nranks = max(member.nranks for member in members)
-    seen = {member.rank for member in members}
+    seen = {member.rank for member in members} | started
     absent = [] if _all_came(members) else [rank for rank in range(min(nranks, 100_000)) if rank not in seen]
     evidence = tuple(member.started for member in waiting[:2] if member.started)
     if absent:
@@ -110,7 +110,9 @@ def differences(state: Communicators) -> List[Finding]:
     values: Dict[str, Dict[str, List[str]]] = {}
     evidence: Dict[str, List[Evidence]] = {}
     for process in state.processes.values():
-        for name, (value, where) in process.settings.items():
+        version = state.versions.get((process.library, process.version))
+        own = {"NCCL version": (process.version, version)} if version else {}
+        for name, (value, where) in {**process.settings, **own}.items():
             hosts = values.setdefault(name, {}).setdefault(value, [])
             if not hosts:
                 evidence.setdefault(name, []).append(where)

@@ -8,7 +8,7 @@ the two. The last run of a file is judged, and the others are listed.
 from __future__ import annotations
 
 import re
-from typing import Dict, List, Optional, Sequence, Set, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 
 WORDS = (
     "nohup: ignoring input", "runner.py", "LSF System", "The output (if any)", "has been allocated resources",
@@ -38,10 +38,17 @@ MAX_STARTS = 1_000
 
 
 OPENING = 40  # lines at a file's start by which another start is known
+BEHIND = 12  # the same, behind an end
 WINDOW = 120  # lines within which such lines belong to one start
 REPEATS = 100  # times that such a line may come within one run: each rank has its banner
+PAUSE = 60  # seconds between two runs of which only few lines are alike
+MAX_SHAPES = 4_000
+MAX_ENDS = 1_000  # lines of ends behind which new openings are learned
 _NAMED = re.compile(rb"[A-Za-z]{3}.*[A-Za-z]{3}")
 _COUNTS = re.compile(rb"it/s|s/it|%\||(?i:\b(?:step|iter\w*|epoch|loss)\b)")  # what comes again within one run
+_BAR = re.compile(rb"[A-Za-z][^\n:%|]{3,60}:\s+(?=0%\|)")  # a bar that begins: the same bar is full before
+_TIME = re.compile(rb"(?<![\d:])(\d\d):(\d\d):(\d\d)(?![\d:])")
+_FRAMES = (b" ", b"\t", b"[rank", b"Traceback ", b"terminate called")  # what several ranks of one run print as they end
 # What runs end with; their starts come again only behind it.
 _ENDS = (
     b"Traceback (most", b"Error", b"Exception", b"FAILED", b"Killed", b"KILLED", b"xit code", b"xit status", b"xited with",
@@ -51,52 +58,93 @@ _ENDS = (
 
 
 class Opening:
-    """Another start of the same program, known by the lines that the file began with: banners, settings, usage."""
+    """Another start of the same program, known by lines that the file began with, or that stood behind an end before:
+    banners, settings, usage, a bar that begins."""
 
     def __init__(self) -> None:
-        self._shapes: Dict[bytes, int] = {}  # shape -> its place in the opening
-        self._left = OPENING  # lines of it still to come
+        self._shapes: Dict[bytes, Tuple[int, int]] = {}  # shape -> the start whose opening has it, and its place there
+        self._sizes = [0]  # lines of each opening
+        self._left = OPENING  # lines of this one still to come
         self._ended = False  # since the last start
-        self._recent: List[Tuple[int, int]] = []  # line and place
+        self._ends = 0
+        self._recent: List[Tuple[int, bytes]] = []  # line and shape
         self._repeats: Dict[bytes, int] = {}
 
-    def look(self, first: int, shapes: Sequence[bytes]) -> List[int]:
-        """The lines at which the file's opening comes again behind an end, among these from number `first` on."""
-        if self._left <= 0 and len(self._shapes) < 3:
-            return []
-        ends = (self._left > 0 or not self._ended) and _has_end(b"\n".join(shapes))
-        if self._left <= 0 and not ends and self._shapes.keys().isdisjoint(shapes):
-            return []
+    def look(self, first: int, shapes: Sequence[bytes], lines: Sequence[bytes]) -> List[Tuple[int, bool]]:
+        """The lines at which an opening comes again behind an end, among these from number `first` on; and whether a pause or
+        a bar shows that it is no other rank's of the same run."""
+        if self._left <= 0 and self._shapes.keys().isdisjoint(shapes):
+            if self._ended and self._ends > MAX_ENDS:
+                return []
+            text = b"\n".join(shapes)
+            if not _has_end(text) and not (self._ended and b" 0%|" in text):
+                return []
         starts = []
-        for number, shape in enumerate(shapes, first):
-            place = self._shapes.get(shape)
-            if place is not None:
-                starts += self._again(number, place, shape)
-            elif ends and not self._ended and _has_end(shape):
-                self._ended, self._left = True, 0
+        many = self._ended and self._ends > MAX_ENDS
+        for place, (shape, line) in enumerate(zip(shapes, lines)):
+            if many and shape not in self._shapes:
+                continue
+            if _has_end(shape):
+                self._ends += 1
+                if not self._ended or self._ends < MAX_ENDS:
+                    self._sizes += [0] if self._sizes[-1] else []
+                    self._ended, self._left, self._recent = True, BEHIND, []
+                continue
+            if not self._ended and self._left <= 0 and shape not in self._shapes:
+                continue
+            bar = _BAR.search(line) if b" 0%|" in line else None
+            shape = bar[0] if bar else shape
+            if shape in self._shapes:
+                starts += self._again(first + place, shape, lines[max(place - WINDOW, 0) : place + 1], bar is not None)
             elif self._left > 0:
-                if 12 <= len(shape) <= 400 and _NAMED.search(shape) and not _COUNTS.search(shape):
-                    self._shapes[shape] = len(self._shapes)
+                plain = 12 <= len(shape) <= 400 and _NAMED.search(shape) and not _COUNTS.search(shape)
+                if (bar or plain and not shape.startswith(_FRAMES)) and len(self._shapes) < MAX_SHAPES:
+                    self._shapes[shape] = len(self._sizes) - 1, self._sizes[-1]
+                    self._sizes[-1] += 1
                 self._left -= 1
         return starts
 
-    def _again(self, number: int, place: int, shape: bytes) -> List[int]:
-        if not self._ended:
-            self._repeats[shape] = self._repeats.get(shape, 0) + 1
-            if self._repeats[shape] > REPEATS:
-                del self._shapes[shape]
+    def _again(self, number: int, shape: bytes, lines: Sequence[bytes], begins: bool) -> List[Tuple[int, bool]]:
+        """`lines` end with this one."""
+        self._repeats[shape] = self._repeats.get(shape, 0) + 1
+        if self._repeats[shape] > REPEATS:
+            del self._shapes[shape]
+        if not self._ended or shape not in self._shapes:
             return []
-        self._recent = [*(each for each in self._recent if number - each[0] <= WINDOW), (number, place)]
-        places = {each for _, each in self._recent}
-        if len(places) < max(3, min(8, (len(self._shapes) + 1) // 2)) or min(places) > len(self._shapes) // 3:
+        self._recent = [*(each for each in self._recent if number - each[0] <= WINDOW), (number, shape)]
+        opening = self._shapes[shape][0]
+        known = [self._shapes[each] for _, each in self._recent if each in self._shapes]
+        places = {place for start, place in known if start == opening}
+        size = self._sizes[opening]
+        needed = max(2 if opening else 3, min(8, (size + 1) // 2))
+        if not begins and (len(places) < needed or min(places) > size // 3):
             return []
-        start = self._recent[0][0]
-        self._ended, self._recent, self._repeats = False, [], {}
-        return [start]
+        pause, behind = _pause(lines)
+        if opening and not begins and (pause or 0) < PAUSE:
+            self._ended = pause is None  # else it is the same run that goes on
+            return []
+        paused = (pause or 0) >= PAUSE
+        start = max(self._recent[0][0], number - len(lines) + 1 + behind if paused else 0)
+        self._ended, self._recent, self._repeats, self._left = False, [], {}, 0
+        return [(start, begins or paused)]
+
+
+def _pause(lines: Sequence[bytes]) -> Tuple[Optional[int], int]:
+    """The longest time in seconds from one of these lines to the next one with a time of day, and the place of that; none
+    where fewer than two have one."""
+    times = [(place, match) for place, match in enumerate(map(_TIME.search, lines)) if match]
+    seconds = [(place, int(match[1]) * 3600 + int(match[2]) * 60 + int(match[3])) for place, match in times]
+    pauses = [
+        ((later - one + 43_200) % 86_400 - 43_200, place) for (_, one), (place, later) in zip(seconds, seconds[1:])
+    ]
+    return max(pauses, default=(None, 0))
 
 
 def _has_end(text: bytes) -> bool:
-    return any(words in text for words in _ENDS)
+    for words in _ENDS:  # noqa: SIM110 (quicker than any)
+        if words in text:
+            return True
+    return False
 
 
 class Runs:
@@ -106,9 +154,7 @@ class Runs:
         self.starts: Dict[str, List[int]] = {}  # file -> first lines of its runs but the first
         self.jobs: Dict[str, List[str]] = {}  # file -> ids of a scheduler's jobs, in the order in which they came
         self.mixed = False  # lines of several jobs stand among each other
-        self.by_opening: Set[Tuple[str, int]] = (
-            set()
-        )  # file and line: starts that are known by the file's opening alone
+        self.guessed: Dict[Tuple[str, int], bool] = {}  # file and line of starts that no line tells; True: likely ones
         self._openings: Dict[str, Opening] = {}
         self._started: Dict[Tuple[str, str], str] = {}  # file and kind -> id of the run, empty where it has none
         self._reports: Dict[str, int] = {}  # file -> first line of LSF's last report
@@ -119,27 +165,27 @@ class Runs:
         """File -> first line of its last run, where it holds more than one."""
         return {file: max(starts) for file, starts in self.starts.items() if starts}
 
-    def look(self, file: str, first: int, shapes: Sequence[bytes]) -> List[int]:
-        """The lines among these at which the file's opening comes again."""
+    def look(self, file: str, first: int, shapes: Sequence[bytes], lines: Sequence[bytes]) -> List[int]:
+        """The lines among these at which an opening comes again."""
         opening = self._openings.get(file)
         if opening is None:
             if len(self._openings) >= MAX_OPENINGS:
                 return []
             opening = self._openings[file] = Opening()
-        starts = opening.look(first, shapes)
-        for start in starts:
-            self._begin(file, start)
-            self.by_opening.add((file, start))
-        return starts
+        starts = opening.look(first, shapes, lines)
+        for start, likely in starts:
+            if start not in self.starts.get(file, ()) and self._begin(file, start):
+                self.guessed[(file, start)] = likely
+        return [start for start, _ in starts]
 
     @property
     def is_guess(self) -> bool:
-        """Return True if a last run is known by the file's opening alone."""
-        return any(begin in self.begins.items() for begin in self.by_opening)
+        """Return True if the beginning of a last run is only guessed."""
+        return any(begin in self.begins.items() for begin in self.guessed)
 
-    def withdraw(self, file: str) -> None:
-        """Take back the starts of this file that are known by its opening alone."""
-        self.starts[file] = [start for start in self.starts.get(file, ()) if (file, start) not in self.by_opening]
+    def withdraw(self, file: str, number: int) -> None:
+        """Take back a start that was guessed."""
+        self.starts[file].remove(number)
 
     def feed(self, raw_text: str, file: str, number: int) -> bool:
         """Return True if another run begins here, or may begin after this line."""

@@ -7,11 +7,13 @@ node names are no small numbers from 0 on.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import Dict, FrozenSet, Iterator, Optional, Sequence, Set, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.regex import regex
+from drumbeat.logs.meaning.essence import LEVEL, TIME
 from drumbeat.logs.meaning.senses import is_about
 from drumbeat.logs.read.prefixes import Line, clean, decode
 
@@ -22,13 +24,16 @@ MAX_RESTS = 500
 HEAD = 72  # characters
 MOST_WORDS = 2  # before a label: a program's or module's name, a level
 FALLS = 0.15  # share of changes that go down: a counter that starts anew falls less often
+DENSE = 0.7  # share of the numbers between the lowest and the highest that ranks have
 SPARSE = 64  # times as many ranks as those that write
-_TIME = regex(
-    r"\d{4}[-/]\d\d[-/]\d\d[T ]?|\d{1,2}:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?|^\[? {0,6}\+?\d{1,7}\.\d{2,9}s?\]?"
-)
-_WORD = regex(r"[A-Za-z_][\w:./-]*")
+_TIME = regex(rf"[\[(<]?(?:{TIME})(?:[\])>]|(?=[ \]]|$))|^\[? {{0,6}}\+?\d{{1,7}}\.\d{{2,9}}s?\]?")
+# A word of a sentence: no level, name with a number, field or name in brackets.
+_THREAD = regex(r":\d{1,8}:\d{1,8} $")
+_WORD = regex(rf"(?<!\S)(?!{LEVEL})[A-Za-z_]+[:,]?(?!\S)")
 _TOKEN = regex(
-    r"(?<![\w.-])(?P<word>[A-Za-z][A-Za-z_]*)(?:[\"']?[:=] ?|[ ._#/-]|\[)?(?P<number>\d{1,5})(?![\w%]|[.:,]\d)"
+    r"(?<![\w-])(?P<word>[A-Za-z][A-Za-z_]*(?:-[A-Za-z]+)*)(?:[\"']?[:=] ?|[._#/-]|\[ ?| {1,4})?"
+    r"(?P<number>\d{1,5})(?![\w%]|[.:,]\d)(?:/(?P<of>\d{1,5})\b)?"
+    r"|(?P<opens>[<\[(]) {0,4}(?P<inside>\d{1,5})[>\])](?! (?:\S{1,60} )?NCCL )"
     r"|^\W{0,6}(?P<bare>\d{1,5})(?=\s{0,2}[\])>|:}]|(?<=#\d) )"
 )
 _COUNTER = regex(
@@ -39,9 +44,8 @@ _COUNTER = regex(
 @dataclass(frozen=True)
 class Label:
     word: str
-    words: FrozenSet[
-        str
-    ]  # the label's own, and the word that it is short for: v11 is `voice 11` where there are `16 voices`
+    # the label's own, and the word that it is short for: v11 is `voice 11` where there are `16 voices`
+    words: FrozenSet[str]
     ranks: FrozenSet[int]
     world: int  # ranks that the job has, at least
 
@@ -56,24 +60,35 @@ class _Numbers:
     def __init__(self) -> None:
         self.values: Set[int] = set()
         self.lines = self.ups = self.falls = self.last = 0
+        self.returns = 0  # to itself, or down to another than the lowest: no counter does that
+        self.of: Set[int] = set()  # what stands behind a slash: `3/16`
         self.alike = False  # two of them say the same
         self._rests: Dict[str, int] = {}
 
-    def add(self, value: int, rest: str) -> None:
+    def add(self, value: int, of: int, rest: str) -> None:
+        self.of.add(of)
         if len(self._rests) < MAX_RESTS:
             self.alike = self.alike or self._rests.setdefault(rest, value) != value
         self.ups += bool(self.lines) and value > self.last
         self.falls += value < self.last
+        self.returns += (
+            bool(self.lines) and min(self.values) < value < self.last or bool(self.lines) and value == self.last
+        )
         self.lines, self.last = self.lines + 1, value
         self.values.add(value)
 
     def is_label(self, world: int) -> bool:
         """Return True for ranks that take turns."""
-        most = max(self.values)
-        begins = min(self.values) <= 1 or most < world
-        turns = self.falls >= FALLS * (self.ups + self.falls) if self.falls else self.alike and most < world
-        again = self.lines > len(self.values)
-        return len(self.values) > 1 and begins and most < SPARSE * len(self.values) and again and turns
+        most, several = max(self.values), len(self.values)
+        if several < 2 or self.lines == several or most >= SPARSE * several:
+            return False
+        if len(self.of) == 1 and most < max(self.of) < SPARSE * several:
+            return self.falls > 0 and self.alike
+        known = most < world < SPARSE * several
+        dense = several > DENSE * (most - min(self.values)) and self.returns > 0
+        often = self.falls >= FALLS * (self.ups + self.falls)
+        turns = self.falls > 0 and (often or self.alike and dense) or not self.falls and self.alike and known
+        return (min(self.values) <= 1 or known) and turns
 
 
 class Labels:
@@ -105,10 +120,10 @@ class Labels:
         numbers, counts = self._numbers.setdefault(file, {}), self._counts.setdefault(file, {})
         for raw in lines[:left]:
             head = decode(raw[: HEAD * 2])
-            first = {word: (value, rest) for word, value, rest in reversed(list(_in_head(head)))}
-            for word, (value, rest) in first.items():
+            first = {found[0]: found for found in reversed(list(_in_head(head)))}
+            for word, value, of, rest in first.values():
                 if not _COUNTER.fullmatch(word) and len(numbers) < MAX_NOTED:
-                    numbers.setdefault(word, _Numbers()).add(value, rest)
+                    numbers.setdefault(word, _Numbers()).add(value, of, rest)
             for found in _COUNT.finditer(_TIME.sub("", head)):
                 plural = (found["many"] or found["counted"]).lower()
                 if len(counts) < MAX_NOTED:
@@ -128,7 +143,8 @@ class Labels:
         return file in self._below_tasks
 
     def label(self, file: str) -> Optional[Label]:
-        """The label of this file's ranks: of the words that may be one, the one that most lines have."""
+        """The label of this file's ranks: of the words that may be one `rank`, else one for a member, else the one that
+        most lines have."""
         if file in self._ranked:
             return None
         if file not in self._labels:
@@ -137,10 +153,12 @@ class Labels:
             for word, numbers in self._numbers.get(file, {}).items():
                 long = [one for one in counts if word and one.startswith(word) and one != word]
                 world = max((counts[one] for one in counts if one in long or is_about("member", one)), default=0)
+                world = max(world, *numbers.of)
                 if numbers.is_label(world) and not is_about("node", word) and not is_about("gpu", word):
                     ranks = frozenset(numbers.values)
                     names = frozenset({word, *(one[:-1] for one in long)})
-                    found.append((numbers.lines, Label(word, names, ranks, max(world, max(ranks) + 1))))
+                    strength = (word == "rank", is_about("member", word), numbers.lines)
+                    found.append((strength, Label(word, names, ranks, max(world, max(ranks) + 1))))
             self._labels[file] = max(found, key=lambda each: each[0])[1] if found else None
         return self._labels[file]
 
@@ -149,7 +167,7 @@ class Labels:
         label, text = self.label(file), self._noted.get((file, number))
         if label is None or text is None:
             return None
-        return next((value for word, value, _ in _in_head(text[:HEAD]) if word == label.word), None)
+        return next((value for word, value, *_ in _in_head(text[: HEAD * 2]) if word == label.word), None)
 
     def named(self, file: str, number: int) -> Set[int]:
         """Other ranks that a noted line names."""
@@ -163,10 +181,10 @@ class Labels:
             return text
         kept, end, first = [], 0, True
         for token in _TOKEN.finditer(text):
-            word = (token["word"] or "").lower()
-            if word == label.word or word in label.words and word:
+            word, number = _read(token)
+            if word and (word == label.word or word in label.words):
                 head = first and token.start() < HEAD and word == label.word
-                kept += [text[end : token.start()], "" if head else f"rank {token['number'] or token['bare']}"]
+                kept += [text[end : token.start()], "" if head else f"rank {number}"]
                 end, first = token.end(), False
         return "".join(kept) + text[end:]
 
@@ -188,16 +206,23 @@ _COUNT = regex(
 )
 
 
-def _in_head(text: str) -> Iterator[Tuple[str, int, str]]:
-    """Words and their numbers in the head of a line, without its time, and what follows them."""
-    text = _TIME.sub("", text).lstrip()
+def _read(token: re.Match[str]) -> Tuple[str, int]:
+    """The word of a label, or the bracket that opens it, and its number."""
+    return (token["word"] or token["opens"] or "").lower(), int(token["number"] or token["inside"] or token["bare"])
+
+
+def _in_head(text: str) -> Iterator[Tuple[str, int, int, str]]:
+    """Words and their numbers in the head of a line, without its time, with what stands behind a slash, and what follows them."""
+    text = _TIME.sub("", text, 2).lstrip()[:HEAD]
     for token in _TOKEN.finditer(text):
-        if len(_WORD.findall(text[: token.start()])) > MOST_WORDS:
+        before = text[: token.start()]
+        if len(_WORD.findall(before)) > MOST_WORDS:
             return
-        yield (token["word"] or "").lower(), int(token["number"] or token["bare"]), text[token.end() :]
+        if token["inside"] and _THREAD.search(before):
+            continue  # NCCL's host:pid:tid [device]
+        yield (*_read(token), int(token["of"] or 0), text[token.end() :])
 
 
 def _named(text: str, label: Label) -> Set[int]:
-    tokens = ((token["word"] or "", token["number"]) for token in _TOKEN.finditer(text))
-    found = {int(number) for word, number in tokens if word and label.names(word.lower())}
-    return {rank for rank in found if rank < label.world}
+    tokens = map(_read, _TOKEN.finditer(text))
+    return {number for word, number in tokens if word and label.names(word) and number < label.world}

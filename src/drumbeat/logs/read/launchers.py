@@ -10,7 +10,7 @@ from typing import Dict, FrozenSet, List, Mapping, Optional, Set, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.findings.catalog import Catalog
-from drumbeat.findings.model import Evidence, Finding
+from drumbeat.findings.model import CERTAIN, LIKELY, Evidence, Finding
 from drumbeat.logs.read.prefixes import Line, seconds_in_year
 
 find = Catalog("logs")
@@ -23,6 +23,8 @@ _INLINE = (
     ("exitcode", re.compile(r"\bexitcode\s*: ?(-?\d+) \(pid")),
 )
 ROOT_CAUSE, LOCAL_RANK = "Root Cause (first observed failure)", "(local_rank: "  # words of its lines
+FAILURES = "Failures:"  # its title
+_ENTRY = re.compile(r"\s*\[\d+\]:\s*$")
 _RANK_FIELD = re.compile(r"\s*rank\s*: \d+ \(local_rank: \d+\)")
 _MAX_LINES = 16
 _MAX_TABLES = 1_000
@@ -82,39 +84,42 @@ class ElasticSummary:
         self._ended: Dict[Tuple[str, str], FirstFailure] = {}  # file and host -> its torchrun's last end
         self._hosts: Dict[str, str] = {}  # host -> time of its torchrun's first end
         self.begins: Dict[str, int] = {}  # file -> first line behind the end of an earlier run in it
-        self.open = 0  # lines of the block still to come
-        self._headless = False  # the open block has no words before it that call it the root cause
+        self.open = 0  # lines of the entry still to come
+        self.entry: Optional[FirstFailure] = None  # of the table, to which the last line that was fed belongs
+        self.root = False  # the open entry is the root cause
+        self._headless = False  # the table's beginning is not here: its last entry is the root cause
         self._fields: Dict[str, str] = {}
         self._evidence = Evidence("")
 
     def feed(self, text: str, file: str, number: int) -> None:
         start = text.find(ROOT_CAUSE)
-        if not self.open and start < 0 and _RANK_FIELD.match(text):
-            # The table's beginning is not here. Its last block is the root cause, if nothing but its closing line follows.
-            self.open, self._fields, self._headless = _MAX_LINES, {}, True
-            self._evidence = Evidence(text.strip()[:200], file, number)
-        if start >= 0:
-            self.open, self._fields, self._headless = _MAX_LINES, {}, False
-            self._evidence = Evidence(text.strip()[:200], file, number)
-            self._inline(text[start:])
-            return
-        if not self.open:
-            return
-        self.open -= 1
         match = _FIELD.match(text)
-        self._inline(text)
+        next_one = bool(_ENTRY.match(text)) or bool(match and match[1] in self._fields)
+        if self.open and self.root and (start >= 0 or next_one and "rank" in self._fields):
+            self._close()
+        if start >= 0 or not self.open and (FAILURES in text or _RANK_FIELD.match(text)):
+            self.root, self._headless, next_one = start >= 0, start < 0 and bool(match), True
+            self.open = _MAX_LINES
+        if not self.open:
+            self.entry = None
+            return
+        if next_one:  # the fields of two entries must not mix
+            self._evidence = (
+                Evidence(text.strip()[:200], file, number) if not self.root or start >= 0 else self._evidence
+            )
+            self._fields = {}
+        self.open = _MAX_LINES if match and not self.root else self.open - 1
+        self._inline(text[max(start, 0) :])
         if match:
             self._fields[match[1]] = match[2].strip()
-        if self._headless:
-            if text.startswith("===="):
-                self._close()
-            elif not match:
-                self.open = 0
-        elif match and match[1] == "traceback" or text.startswith("====") or not self.open:
+        self.entry = self._read() if match and not self._headless else None
+        if text.startswith("====") or not self.open:
             self._close()
+        elif self._headless and not match and not next_one:
+            self.open = 0
 
     def finish(self) -> None:
-        """The log ends within the table: what it holds so far counts; without the table's beginning, only a whole block."""
+        """The log ends within the table: what it holds so far counts; without the table's beginning, only a whole entry."""
         if self.open and (not self._headless or "traceback" in self._fields):
             self._close()
 
@@ -124,14 +129,14 @@ class ElasticSummary:
             if match:
                 self._fields.setdefault(name, match[1])
 
-    def _close(self) -> None:
-        self.open = 0
+    def _read(self) -> Optional[FirstFailure]:
+        """The entry as far as it has come; none without a rank or an exit code."""
         rank = re.match(r"\d{1,7}", self._fields.get("rank", ""))
         local = re.search(r"\(local[ _]rank:? ?(\d{1,7})", self._fields.get("rank", ""))
         code = re.match(r"-?\d{1,7}", self._fields.get("exitcode", ""))
         if not rank and not code:
-            return
-        found = FirstFailure(
+            return None
+        return FirstFailure(
             int(rank[0]) if rank else None,
             self._fields.get("host", "").split(" ")[0],
             int(code[0]) if code else None,
@@ -139,6 +144,12 @@ class ElasticSummary:
             local=int(local[1]) if local else None,
             time=self._fields.get("time", "")[:40],
         )
+
+    def _close(self) -> None:
+        self.open = 0
+        found = self._read() if self.root or self._headless else None
+        if found is None:
+            return
         if len(self._tables) < _MAX_TABLES:
             self._tables.append(found)
         self.first = self._first_of_tables()
@@ -200,6 +211,7 @@ _WORK = re.compile(
 _GROUP = re.compile(r"\[PG (?:ID )?(\S+)(?: PG GUID (\S+))? Rank (\d+)\]|\[Rank (\d+)\]")
 _ENQUEUED = re.compile(r"[Ll]ast enqueued (?:NCCL )?work: (\d{1,12})\b")  # longer numbers were seen to be garbage
 _FAILED_AT = re.compile(r"(?:Timeout at NCCL work|detected by watchdog at work(?: sequence id)?): (\d{1,12})\b")
+_BETWEEN_TWO = frozenset({"SEND", "RECV", "RECVANYSOURCE"})  # each end has its own call
 MAX_TIMEOUTS = 20_000
 MAX_NAMED = 16
 
@@ -277,7 +289,7 @@ class Timeouts:
         for group, timeouts in sorted(self._by_group().items()):
             if group in self._several or not timeouts:  # each group counts for itself; nothing can be compared
                 continue
-            late = _judge(timeouts, nranks, self.enqueued.get(group, {}))
+            late = _judge(group, timeouts, nranks, self.enqueued.get(group, {}))
             if late:
                 found.append(late)
         return found
@@ -299,24 +311,32 @@ class Timeouts:
         return groups
 
 
-def _judge(timeouts: Dict[int, Timeout], nranks: Optional[int], enqueued: Dict[int, Enqueued]) -> Optional[Late]:
+def _judge(
+    group: str, timeouts: Dict[int, Timeout], nranks: Optional[int], enqueued: Dict[int, Enqueued]
+) -> Optional[Late]:
     sequences = {timeout.sequence for timeout in timeouts.values()}
-    operations = {(timeout.sequence, timeout.operation) for timeout in timeouts.values()}
     evidence = tuple(timeout.evidence for timeout in sorted(timeouts.values(), key=lambda t: t.sequence)[:3])
     if len(sequences) > 1:
         behind = [rank for rank, timeout in timeouts.items() if timeout.sequence == min(sequences)]
         return Late(
             find(
-                "collective-desync", "apart", first=min(sequences), last=max(sequences), behind=ranks(behind),
+                "rank-behind", "apart", first=min(sequences), last=max(sequences), behind=ranks(behind),
                 evidence=evidence, rank=_only(behind),
             )
         )  # fmt: skip
-    if len({operation for _, operation in operations}) > 1:
-        calls = ", ".join(sorted({operation for _, operation in operations}))
-        return Late(
-            find("collective-desync", "operations", sequence=min(sequences), operations=calls, evidence=evidence)
-        )
-    (sequence, operation) = next(iter(operations))
+    callers: Dict[str, List[int]] = {}
+    for rank in sorted(timeouts):
+        callers.setdefault(timeouts[rank].operation, []).append(rank)
+    sequence, operation = sequences.pop(), next(iter(callers))
+    if len(callers) > 1:
+        calls = ", ".join(f"{each} ({ranks(who)})" for each, who in sorted(callers.items()))
+        odd = _only([who[0] for who in callers.values() if len(who) == 1]) if len(timeouts) > 2 else None
+        shown = tuple(timeouts[who[0]].evidence for who in sorted(callers.values(), key=len)[:3])
+        sure = CERTAIN if group else LIKELY  # else they may be of two groups
+        differ = find(
+            "collective-desync", "operations", sequence=sequence, operations=calls, evidence=shown, rank=odd, confidence=sure
+        )  # fmt: skip
+        return None if _BETWEEN_TWO.issuperset(callers) else Late(differ)
     behind = sorted(rank for rank, last in enqueued.items() if last.number < sequence and rank not in timeouts)
     silent = [rank for rank in _silent(timeouts, nranks) if rank not in enqueued]
     absent = [*behind, *silent]

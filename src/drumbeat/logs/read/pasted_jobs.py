@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Dict, List, Optional
+from typing import Dict, List, Optional, Tuple
 
 from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import ERROR, INFO, WARNING, Evidence, Finding, PastedDump
@@ -52,7 +52,9 @@ def read_pasted_jobs(text: str, file: str) -> Optional[PastedDump]:
     findings: List[Finding] = []
     data: Dict[str, List[str]] = {"jobs": [], "drained": []}
     kinds = set()
-    for entry in _ENTRY.split(text)[1:1000]:
+    starts = [match.start() for match in _ENTRY.finditer(text)][:1000]
+    for start, end in zip(starts, [*starts[1:], len(text)]):
+        entry, before = text[start:end], len(findings)
         fields = {name: value.strip() for name, value in _FIELD.findall(entry)}
         if "JobId" in fields:
             kinds.add("job")
@@ -61,11 +63,23 @@ def read_pasted_jobs(text: str, file: str) -> Optional[PastedDump]:
         elif "NodeName" in fields:
             kinds.add("node")
             _node(fields, facts, findings, data)
+        findings[before:] = [replace(one, evidence=_lines(text, start, entry, one, file)) for one in findings[before:]]
     if not facts:
         return None
     kind = f"scontrol show {' and '.join(sorted(kinds))}"
-    placed = [replace(one, evidence=(Evidence(one.title, file),), seen=(f"{kind}: {file}",)) for one in findings]
+    placed = [replace(one, seen=(f"{kind}: {file}",)) for one in findings]
     return PastedDump(kind, file, tuple(facts), tuple(placed), data)
+
+
+_SHOWS = {"job-waits": "Reason=", "job-without-gpus": "TRES", "node-unavailable": "State="}
+
+
+def _lines(text: str, start: int, entry: str, finding: Finding, file: str) -> Tuple[Evidence, ...]:
+    """Return the line that names the job or node, and the one whose field the finding came from."""
+    places = [0, entry.find(_SHOWS.get(finding.code, "JobState="))]
+    numbers = dict.fromkeys(entry.count("\n", 0, place) for place in places if place >= 0)
+    first, lines = text.count("\n", 0, start) + 1, entry.split("\n")
+    return tuple(Evidence(lines[number].strip()[:200], file, first + number) for number in numbers)
 
 
 def _job(fields: Dict[str, str], facts: List[str], findings: List[Finding]) -> None:

@@ -43,6 +43,7 @@ _BRACKET = _patterns(
     r"\[" + _LEVELS + r"\s{0,4}\] ?",  # DeepSpeed: [2026-01-02 03:04:05,678] [ERROR] [launch.py:325:sigkill_handler]
     r"\[[\w./-]{1,80}\.py:\d+(?::[\w<>]{1,60})?\] ?",
     r"\[ *\+?\d{1,9}\.\d{3,9}\] ",  # dmesg, seconds since boot
+    r"\[[A-Z][a-z]{2} (?P<time>[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d) \d{4}\] ",  # dmesg -T
     r"\[\d{1,9}\.(?:\d{1,2}|batch|extern|interactive)\] (?=\w{1,20}: )",  # slurmd's own log, the step
     r"\[pod/(?P<host>[\w.-]+)/[\w.-]+\] ?",  # kubectl logs --prefix
     r"\[(?P<host>[a-z][a-z-]*\d[a-z0-9.-]{0,60})\] (?=[\w.-]+:\d+:\d+ )",

@@ -40,9 +40,7 @@ class Steps:
     def __init__(self) -> None:
         self._found: Dict[str, List[Step]] = {}
         self._handled: Dict[str, Set[int]] = {}  # lines of errors that the program says it goes on after
-        self._tried: Set[Tuple[str, int]] = (
-            set()
-        )  # file and line of errors behind which the program tries something else
+        self._tried: Set[Tuple[str, int]] = set()  # errors behind which the program tries something else
         self._error: Dict[str, int] = {}  # file -> line of its last error
         self.left: Dict[str, int] = {}  # lines that are still to be looked at
         self._total = MAX_LINES

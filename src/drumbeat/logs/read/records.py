@@ -16,6 +16,7 @@ from drumbeat.causes.events import LOST_PEER, TIMED_OUT
 from drumbeat.causes.table import NOBODYS_FAULT, kind_of
 from drumbeat.logs.meaning.grammar import is_quoted
 from drumbeat.logs.meaning.likely import likely_sense
+from drumbeat.logs.meaning.model import guess
 from drumbeat.logs.meaning.senses import STATUS, sense
 from drumbeat.logs.read.prefixes import Line, clean, decode
 
@@ -61,6 +62,26 @@ def unwrap(lines: Sequence[bytes]) -> List[bytes]:
             whole[start] = text.rstrip().encode()
         number += 1
     return whole
+
+
+TWICE = re.compile(rb"EE+rrrr+oo+rr|(\w{2,60}(?:Error|Exception))\1")
+MAX_TWICE = 400  # bytes
+
+
+def once(line: bytes) -> bytes:
+    """The line, where several ranks have printed it at the same time, letter by letter or piece by piece: `SSyynnttaaxx`."""
+    size = len(line)
+    pieces = [0] * size + [-1]  # at each place: half of what comes twice there, if all behind it does too
+    for start in range(size - 2, -1, -1) if size <= MAX_TWICE else ():
+        for half in range(1, (size - start) // 2 + 1):
+            if pieces[start + 2 * half] and line.startswith(line[start : start + half], start + half):
+                pieces[start] = half
+                break
+    start, found = 0, b""
+    while start < size and pieces[start]:
+        found += line[start : start + pieces[start]]
+        start += 2 * pieces[start]
+    return once(found) if start == size and TWICE.search(found) else found if start == size else line
 
 
 def _begin(text: str) -> str:
@@ -252,6 +273,9 @@ _ALL_DONE = regex(
     r"(?i)\b(?:training|run|job|experiment|(?:all|last) (?:\w+ )?(?:steps?|epochs?|rounds?))\W{1,3}"
     r"(?:is |was |are |has )?(?:complete|finished|done|over)d?\W*$"
 )
+_WHOLE = regex(
+    r"(?i)\b(?:all|both|every\w*|job|run|training|experiment|script|main|(?:worker|process|rank|task|member)(?:es|s))\b"
+)
 _DONE = regex(r"(?i)\b(?:done|completed?|finished)\b")
 # A good word that is denied or counted as zero, and a bad one that is counted as more.
 _NOT_WELL = regex(
@@ -276,13 +300,16 @@ _NUMBER = regex(r"\d+")
 _VALUE = regex(r"(?<![\w.])\d+\.\d+(?:[eE][-+]?\d+)?(?![\w.]*\.\d)|\d ?%|\d/\d")
 
 
-def outcome(texts: Sequence[str]) -> Tuple[str, int]:
+def outcome(texts: Sequence[str], of_member: Callable[[int], bool] = lambda place: False) -> Tuple[str, int]:
     """Return how the program ended (GOOD, BAD or STOPPED) and how many lines follow the one that says so;
     empty where none does. What was done in the end
-    (`cleaned up, done`) does not make up for what went wrong right before; success does."""
-    ended = "", 0
-    for behind, text in enumerate(reversed(texts[-LAST_WORDS:])):
-        line = clean(text)
+    (`cleaned up, done`) does not make up for what went wrong right before; success of the whole does, and that of one member
+    or helper only where no other left with a status. `of_member`: the line at this place is about one member."""
+    ended, fine = ("", 0), -1
+    for behind, text in enumerate(reversed(texts)):
+        line, last = clean(text), behind < LAST_LINES
+        if behind >= LAST_WORDS and fine < 0:
+            break
         if (
             len(line.text) > MAX_LENGTH
             or line.only_warns
@@ -291,20 +318,24 @@ def outcome(texts: Sequence[str]) -> Tuple[str, int]:
             or _ASIDE.match(line.text)
         ):
             continue
-        last = behind < LAST_LINES
         status = _STATUS_AT_END.search(line.text)
         number = int(status["status"] or status["number"]) if status else 0
         whole = f"{line.text} {line.fields}".rstrip()
-        if number or _BAD_END.search(whole) or (last and _NOT_WELL.search(whole)):
+        if number or fine < 0 and (_BAD_END.search(whole) or (last and _NOT_WELL.search(whole))):
             return BAD, behind
+        if fine >= 0:
+            continue
         if last and ended[0] != GOOD and speaks_of_failure(_COMMENT.sub("", text)):
             return BAD, behind
-        if last and (status or _WELL.search(line.text) or not behind and _ALL_DONE.search(line.text)):
-            return GOOD, behind
+        all_done = _ALL_DONE.search(line.text)
+        if last and (status or _WELL.search(line.text) or not behind and all_done):
+            if all_done or _WHOLE.search(line.text) and not of_member(len(texts) - 1 - behind):
+                return GOOD, behind
+            fine = behind
         done = last and _DONE.search(line.text) and not _TIDIED.search(line.text)
         said = GOOD if done else STOPPED if _STOPS.search(line.text) else ""
         ended = ended if ended[0] else (said, behind)
-    return ended
+    return (GOOD, fine) if fine >= 0 else ended
 
 
 def _is_hedged(text: str) -> bool:
@@ -329,8 +360,13 @@ _NEGATIVE = regex(
 _COLUMNS = regex(r"\S(?: {3,}| ?\t)\S")
 _SENTENCE = regex(r"(?:[A-Za-z'-]{2,},? ){3,}[a-z]{2,}")
 _TABLE = regex(r"^\W*\{|[\"']\w+[\"']: |\.{4}|^\s*[\w ]{1,40} +: ")  # columns, fields, settings: not a sentence
+# What a tool shows of a machine or a job says nothing about a run: rules, columns, `Key=Value`, `key : value`.
+_DUMP = regex(
+    r"[=_*+-]{8}|^\s*[A-Z][\w:/]*=|^\s*[\w ./()\[\]-]{1,40}(?:\s:\s|:\s{2}|:\t|:$)|\S(?: {3,}|\s?\t)\S"
+    r"|^\s*(?:[{}\]],?$|\"\w+\": )"
+)
+_FEWEST_OF_DUMP = 5  # lines
 _LEAST = 1.0  # points of a line that says why
-_STOPPED = 1.0  # the same, where the run was stopped
 _STRONG = 2.4  # points of a line that says so though nothing else does
 _LOUD = regex(
     r"(?:^|[\s\[(<|:=])(?:ERR(?:OR)?|FATAL|CRIT(?:ICAL)?|SEVERE|PANIC|GRAVE|ALERT|EMERG)(?=[\s\])>:|])(?!\W{1,4}\d)|\bpanic(?:ked)?\b"
@@ -391,19 +427,24 @@ def telling(
     speaks of a failure. `is_known`: lines that were read already; `begin`: first line of the file's last run; `plain`: a text
     with plain words for its labels of ranks; `began`: something worked."""
     texts = [(number, decode(raw)) for number, raw in lines if raw.strip() and number >= begin]
+    if len(texts) >= _FEWEST_OF_DUMP and sum(not _DUMP.search(text) for _, text in texts) * 10 < len(texts):
+        return None
     works = _works(texts, speaker)
     worked = max(works, default=-1) + 1
     workers = {speaker(texts[place][0]) for place in works}
     late = {speaker(texts[place][0]) for place in works if place >= worked - BEFORE} | {None}
     last_words = texts[worked:] if worked else texts[-TOLD:]
     texts = [each for place, each in enumerate(texts) if place not in works]
-    ended, behind = outcome([text for _, text in last_words])
+    ended, behind = outcome(
+        [text for _, text in last_words],
+        lambda place: speaker(last_words[place][0]) is not None or clean(last_words[place][1]).rank is not None,
+    )
     blamed = blame(last_words[0][0]) if last_words else None
     if ended == GOOD or not last_words:
         return None
     failed = ended == BAD or ended and (blamed is not None or ended == STOPPED and not worked)
     ended = ended or ("" if blamed is None and began else STOPPED)
-    least = _LEAST if failed else _STOPPED if ended else _STRONG
+    least = _LEAST if failed or ended else _STRONG
     found = list(_words(texts, is_known, speaker, plain, failed or bool(ended and blamed is not None)))
     scored: List[Tuple[float, Words]] = []
     for each in found:
@@ -422,8 +463,11 @@ def telling(
     own = [each for each in own if ended == BAD or each.who not in workers]
     if own and ended:
         chosen = next((each for each in own if each.negative), own[-1 if blamed is None else 0])
-        return chosen.number, chosen.line, chosen.code
-    spoken = [each for each in found if each.failing and each.number >= texts[-LAST_LINES:][0][0]]
+        return chosen.number, chosen.line, chosen.code or guess(plain(chosen.line.text))
+    raised = any("Traceback (" in text for _, text in last_words)  # read by others
+    end = texts[-LAST_LINES:][0][0]
+    since = last_words[0][0] if worked and not raised else end
+    spoken = [each for each in found if each.failing and each.number >= (end if each.line.only_warns else since)]
     if spoken:
         return spoken[-1].number, spoken[-1].line, spoken[-1].code
     if failed:

@@ -146,6 +146,7 @@ class Tracebacks:
         self._open: Dict[Optional[int], _Open] = {}
         self._ignored: Dict[Optional[int], bool] = {}
         self._chained: Set[Optional[int]] = set()
+        self._last: Dict[Optional[int], Tuple[int, Raised]] = {}  # line and exception of each rank's last traceback
         self._last_ignored: Set[Optional[int]] = set()  # ranks whose last traceback Python called ignored
 
     def __bool__(self) -> bool:
@@ -164,9 +165,12 @@ class Tracebacks:
         return bool(state and state.source_next and state.own(line.text).startswith("    " + " " * state.indent))
 
     def unfinished(self) -> List[Tuple[Optional[int], int, Raised]]:
-        """Tracebacks whose last line, the exception itself, never came: rank, number of the last line seen, and the rest."""
+        """Tracebacks whose last line, the exception itself, never came: rank, number of the last line seen, and the rest. Of a
+        chain, the last exception that did come."""
         return [
-            (
+            self._inner(rank)
+            if state.chained and rank in self._last
+            else (
                 rank,
                 state.number,
                 Raised(
@@ -183,8 +187,18 @@ class Tracebacks:
             if (state.frame or state.headed) and not state.ignored
         ]
 
+    def _inner(self, rank: Optional[int]) -> Tuple[Optional[int], int, Raised]:
+        number, raised = self._last[rank]
+        return rank, number, replace(raised, caught=False)
+
     def feed(self, line: Line, number: int) -> Optional[Raised]:
         """The exception, when this line ends a traceback."""
+        raised = self._feed(line, number)
+        if raised is not None and not raised.ignored and (line.rank in self._last or len(self._last) < MAX_OPEN):
+            self._last[line.rank] = number, raised
+        return raised
+
+    def _feed(self, line: Line, number: int) -> Optional[Raised]:
         text = line.text
         if HEADER in text:
             prefix = text[: text.index(HEADER)]

@@ -1,16 +1,19 @@
 """Identity of this node in its job. Only the scheduler's own variables and files are read: no tool, no address.
 
-one file per kind of scheduler, each with `read(host, environ, notes) -> Identity`. A backend that comes as a package of
-its own needs no file here: its launcher exports the variables of `pods.read_given`.
+Each kind of scheduler has one reader, `read(host, environ, notes) -> Identity`. A backend that comes as a package of its own
+needs none: its launcher exports the variables of `pods.read_given`.
 """
 
 from __future__ import annotations
 
+import dataclasses
+from functools import partial
 from typing import Callable, Dict, List, Mapping, Tuple
 
 from drumbeat.machine.host import Host
 from drumbeat.machine.identity import batch, pods, slurm
 from drumbeat.machine.model import Identity
+from drumbeat.machine.parse import port
 
 Reader = Callable[[Host, Mapping[str, str], List[str]], Identity]
 
@@ -24,8 +27,8 @@ def _pod(host: Host, environ: Mapping[str, str], notes: List[str]) -> Identity:
 # Innermost first: mpirun inside a Slurm job started us, not Slurm; srun inside a pod (Slurm on Kubernetes) did.
 _READERS: Tuple[Tuple[str, Reader], ...] = (
     ("DRUMBEAT_SCHEDULER", pods.read_given),
-    ("OMPI_COMM_WORLD_RANK", batch.read_openmpi),
-    ("MPI_LOCALRANKID", batch.read_mpich),
+    ("OMPI_COMM_WORLD_RANK", partial(batch.read_mpirun, "openmpi")),
+    ("MPI_LOCALRANKID", partial(batch.read_mpirun, "mpich")),
     ("FLUX_TASK_RANK", batch.read_flux),
     ("SLURM_JOB_ID", slurm.read),
     ("LSB_JOBID", batch.read_lsf),
@@ -36,15 +39,15 @@ _READERS: Tuple[Tuple[str, Reader], ...] = (
 
 
 def read(host: Host, notes: List[str]) -> Identity:
-    """The innermost launcher that started us decides; what could not be understood is added to `notes`."""
+    """Identify this node by the innermost launcher that started us, and where ranks meet; add what is unclear to `notes`."""
     environ = host.environ
-    for mark, reader in _READERS:
-        if environ.get(mark):
-            return reader(host, environ, notes)
-    return pods.read_by_hand(host, environ, notes)
+    reader = next((reader for mark, reader in _READERS if environ.get(mark)), pods.read_by_hand)
+    found = reader(host, environ, notes)
+    master = found.master or environ.get("MASTER_ADDR") or next(iter(found.hosts), None)
+    return dataclasses.replace(found, master=master, master_port=found.master_port or port(environ.get("MASTER_PORT")))
 
 
 def rank_variables(environ: Mapping[str, str]) -> Dict[str, str]:
-    """Return what a scheduler or launcher says about one of its tasks, corrected for one of several ranks that this task started.
+    """Return a scheduler's or launcher's variables about a task, corrected for one of several ranks that the task started.
     `environ` is the rank's own."""
     return {**slurm.task_variables(environ), **batch.task_variables(environ)}

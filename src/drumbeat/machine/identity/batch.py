@@ -8,7 +8,7 @@ from typing import Dict, List, Mapping, Optional, Tuple
 from drumbeat.machine.host import Host
 from drumbeat.machine.identity import slurm
 from drumbeat.machine.model import Identity
-from drumbeat.machine.parse import NODES_LIMIT, index_of, integer, port
+from drumbeat.machine.parse import NODES_LIMIT, index_of, integer
 
 
 def read_pbs(host: Host, environ: Mapping[str, str], notes: List[str]) -> Identity:
@@ -27,8 +27,6 @@ def read_pbs(host: Host, environ: Mapping[str, str], notes: List[str]) -> Identi
         hosts=hosts,
         local_id=local,
         tasks_per_node=integer(environ.get("PALS_LOCAL_SIZE") or environ.get("PBS_NUM_PPN")),
-        master=environ.get("MASTER_ADDR") or (hosts[0] if hosts else None),
-        master_port=port(environ.get("MASTER_PORT")),
         cluster=environ.get("PBS_SERVER"),
     )
 
@@ -63,8 +61,6 @@ def read_lsf(host: Host, environ: Mapping[str, str], notes: List[str]) -> Identi
         hosts=hosts,
         local_id=local,
         tasks_per_node=here,
-        master=environ.get("MASTER_ADDR") or (hosts[0] if hosts else None),
-        master_port=port(environ.get("MASTER_PORT")),
         array_job=(job or "") if in_array else "",
         array_task=index if in_array else "",
     )
@@ -75,9 +71,7 @@ def _hosts(environ: Mapping[str, str], notes: List[str]) -> Tuple[str, ...]:
     words = environ.get("LSB_MCPU_HOSTS", "").split()
     slots = dict(zip(words[::2], words[1::2]))
     if len(words) % 2 or not all(count.isdigit() for count in slots.values()):
-        notes.append(
-            f"identity: LSB_MCPU_HOSTS={environ.get('LSB_MCPU_HOSTS', '')[:60]} is not a list of hosts and slots"
-        )
+        notes.append(f"identity: LSB_MCPU_HOSTS={' '.join(words)[:60]} is not a list of hosts and slots")
         return ()
     if not slots:
         return tuple(dict.fromkeys(environ.get("LSB_HOSTS", "").split()))[:NODES_LIMIT]
@@ -94,31 +88,31 @@ def read_flux(host: Host, environ: Mapping[str, str], notes: List[str]) -> Ident
     rank, local = integer(environ.get("FLUX_TASK_RANK")), integer(environ.get("FLUX_TASK_LOCAL_ID"))
     size, nodes = integer(environ.get("FLUX_JOB_SIZE")), integer(environ.get("FLUX_JOB_NNODES"))
     here = size // nodes if size and nodes and size % nodes == 0 else None
-    node: Optional[int] = None
-    if rank is not None and here and rank % here == local:  # in blocks, as flux run places them by default
-        node = rank // here
+    in_blocks = rank is not None and here and rank % here == local  # as flux run places them by default
     return Identity(
         scheduler="flux",
         batch="flux",
         place="here" if rank is None else "inside",
         job_id=environ.get("FLUX_JOB_ID"),
-        node_rank=node,
+        node_rank=rank // here if rank is not None and here and in_blocks else None,
         nodes=nodes,
         local_id=local,
         tasks_per_node=here,
-        master=environ.get("MASTER_ADDR"),
-        master_port=port(environ.get("MASTER_PORT")),
     )
 
 
-# Tasks of mpirun: it gives ranks, not nodes. The node follows from them, or from the batch system around mpirun.
+# Tasks of mpirun: variables with the rank, the number of ranks, the local rank and the number of local ranks.
+_RANKS = {
+    "openmpi": (
+        "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
+    "mpich": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),  # also Intel MPI and MVAPICH: hydra
+}  # fmt: skip
 
 
-def from_ranks(
-    scheduler: str, host: Host, environ: Mapping[str, str], notes: List[str], names: Tuple[str, str, str, str]
-) -> Identity:
-    """`names` are the variables with the rank, the number of ranks, the local rank and the number of local ranks."""
-    rank, size, local, here = (integer(environ.get(name)) for name in names)
+def read_mpirun(scheduler: str, host: Host, environ: Mapping[str, str], notes: List[str]) -> Identity:
+    """mpirun gives ranks, not nodes: the node follows from them, or from the batch system around mpirun."""
+    rank, size, local, here = (integer(environ.get(name)) for name in _RANKS[scheduler])
     outer = _batch_job(host, environ, notes)
     nodes = size // here if size and here and size % here == 0 else None
     hosts = outer.hosts if nodes is None or len(outer.hosts) == nodes else ()
@@ -130,29 +124,13 @@ def from_ranks(
         node = rank
     elif rank is not None and here and nodes and rank % here == local:  # placed slot by slot, as mpirun does by default
         node = rank // here
-    return Identity(
-        scheduler=scheduler,
-        batch=outer.batch,
-        place="inside",
-        job_id=outer.job_id,
-        node_rank=node,
-        nodes=nodes,
-        hosts=hosts,
-        local_id=local,
-        tasks_per_node=here,
-        master=environ.get("MASTER_ADDR") or (hosts[0] if hosts else None),
-        master_port=port(environ.get("MASTER_PORT")),
-        cluster=outer.cluster,
-        gpus=outer.gpus,
-        array_job=outer.array_job,
-        array_task=outer.array_task,
-        starts=outer.starts,
-    )
+    task = dataclasses.replace(outer, scheduler=scheduler, place="inside", step_id=None, ends_at=None, began_at=None)
+    return dataclasses.replace(task, node_rank=node, nodes=nodes, hosts=hosts, local_id=local, tasks_per_node=here)
 
 
 def _batch_job(host: Host, environ: Mapping[str, str], notes: List[str]) -> Identity:
-    """The job that mpirun runs in. Under Slurm it starts its daemons in a step without the first node, so that step's
-    own variables would be wrong: the node's name in the job's list is what counts."""
+    """Identify the job that mpirun runs in. Under Slurm it starts its daemons in a step without the first node, so that
+    step's own variables would be wrong: the node's name in the job's list is what counts."""
     if environ.get("SLURM_JOB_ID"):
         job = {key: value for key, value in environ.items() if not key.startswith("SLURM_STEP")}
         return slurm.read(host, job, notes)
@@ -163,36 +141,10 @@ def _batch_job(host: Host, environ: Mapping[str, str], notes: List[str]) -> Iden
     return Identity()
 
 
-# MPICH, Intel MPI and MVAPICH, started by hydra.
-_MPICH_NAMES = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
-
-
-def read_mpich(host: Host, environ: Mapping[str, str], notes: List[str]) -> Identity:
-    return from_ranks("mpich", host, environ, notes, _MPICH_NAMES)
-
-
-# Open MPI's mpirun.
-
-
-_OPENMPI_NAMES = (
-    "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE",
-)  # fmt: skip
-
-
-def read_openmpi(host: Host, environ: Mapping[str, str], notes: List[str]) -> Identity:
-    return from_ranks("openmpi", host, environ, notes, _OPENMPI_NAMES)
-
-
-_TASK = {
-    "OMPI_COMM_WORLD_RANK": "RANK",
-    "OMPI_COMM_WORLD_SIZE": "WORLD_SIZE",
-    "OMPI_COMM_WORLD_LOCAL_RANK": "LOCAL_RANK",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "LOCAL_WORLD_SIZE",
-}
+_TASK = dict(zip(_RANKS["openmpi"], ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")))
 
 
 def task_variables(environ: Mapping[str, str]) -> Dict[str, str]:
-    """A task's variables for one of several ranks that it has started. What MPI itself starts up by stays as it is."""
-    return {
-        name: environ[ours] for name, ours in _TASK.items() if name in environ and "RANK" in environ and ours in environ
-    }
+    """Return a task's variables for one of several ranks that it has started. Those that MPI itself starts with stay."""
+    known = _TASK.items() if "RANK" in environ else ()
+    return {name: environ[ours] for name, ours in known if name in environ and ours in environ}

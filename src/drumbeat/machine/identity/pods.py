@@ -9,16 +9,13 @@ from drumbeat.machine.host import Host
 from drumbeat.machine.model import Identity
 from drumbeat.machine.parse import gpu_count, hosts_of, integer, port, times
 
-# Variables for torchrun (PET_*), and those that it sets for the processes below it (TORCHELASTIC_*, GROUP_*).
+OCI = ("docker", "podman", "kubernetes")  # kinds of containers that run the same images
+
+# Variables for torchrun are PET_*; those that it sets for the processes below it TORCHELASTIC_* and GROUP_*.
 
 
-def below_torchrun(environ: Mapping[str, str]) -> bool:
-    """Return true if torchrun has started this process."""
-    return bool(environ.get("TORCHELASTIC_RUN_ID"))
-
-
-def fixed_nodes(environ: Mapping[str, str], notes: List[str]) -> Optional[int]:
-    """PET_NNODES, where it is one number; `2:4` is a range for elastic jobs."""
+def _fixed_nodes(environ: Mapping[str, str], notes: List[str]) -> Optional[int]:
+    """Read PET_NNODES where it is one number; `2:4` is a range for elastic jobs."""
     text = environ.get("PET_NNODES", "")
     low, _, high = text.partition(":")
     nodes = integer(low) if low and (not high or high == low) else None
@@ -30,10 +27,10 @@ def fixed_nodes(environ: Mapping[str, str], notes: List[str]) -> Optional[int]:
 def read_kubernetes(
     host: Host, environ: Mapping[str, str], notes: List[str], scheduler: str = "kubernetes"
 ) -> Identity:
-    """WORLD_SIZE is what the operator of the day thinks, and is not used at all."""
-    nodes = fixed_nodes(environ, notes)
+    """Identify a pod. WORLD_SIZE is not used: operators disagree on what it counts."""
+    nodes = _fixed_nodes(environ, notes)
     rank = environ.get("PET_NODE_RANK") or environ.get("RANK") or environ.get("JOB_COMPLETION_INDEX")
-    if below_torchrun(environ):
+    if environ.get("TORCHELASTIC_RUN_ID"):
         rank = environ.get("GROUP_RANK")  # there RANK is the process's
     return Identity(
         scheduler=scheduler,
@@ -41,8 +38,8 @@ def read_kubernetes(
         job_id=environ.get("JOB_NAME"),
         node_rank=integer(rank) if rank else (0 if nodes == 1 else None),
         nodes=nodes,
-        master=environ.get("PET_MASTER_ADDR") or environ.get("MASTER_ADDR"),
-        master_port=port(environ.get("PET_MASTER_PORT") or environ.get("MASTER_PORT")),
+        master=environ.get("PET_MASTER_ADDR"),
+        master_port=port(environ.get("PET_MASTER_PORT")),
         own_home=True,
     )
 
@@ -64,7 +61,7 @@ def read_runai(host: Host, environ: Mapping[str, str], notes: List[str]) -> Iden
 
 
 def read_by_hand(host: Host, environ: Mapping[str, str], notes: List[str]) -> Identity:
-    below = below_torchrun(environ)
+    below = bool(environ.get("TORCHELASTIC_RUN_ID"))
     rank = environ.get("GROUP_RANK") if below else environ.get("NODE_RANK") or environ.get("PET_NODE_RANK")
     nodes = environ.get("GROUP_WORLD_SIZE") if below else environ.get("NNODES") or environ.get("PET_NNODES")
     return Identity(
@@ -78,12 +75,14 @@ def read_by_hand(host: Host, environ: Mapping[str, str], notes: List[str]) -> Id
 
 
 # Variables of drumbeat's own, for a backend that comes as a package: its launcher exports them on every node.
-# DRUMBEAT_SCHEDULER the backend's name; the mark of such a job DRUMBEAT_JOB the job's id DRUMBEAT_HOSTS all nodes in
-# order, as a host list: a,b or n[1-2] DRUMBEAT_NODE this node's number, from 0; unset in a shell that may start
-# agents on all nodes (an allocation) DRUMBEAT_GPUS GPUs of this node that the job may use; optional DRUMBEAT_TASK
-# which job of an array this is, and DRUMBEAT_ARRAY, the array's id; optional DRUMBEAT_STARTS how often the scheduler
-# has started this job before; optional DRUMBEAT_REJOIN set where the launcher starts an agent again that ends with
-# 75 (desk/start/scheduled_node.py); optional
+# - DRUMBEAT_SCHEDULER: the backend's name; marks such a job
+# - DRUMBEAT_JOB: the job's id
+# - DRUMBEAT_HOSTS: all nodes in order, as a host list: a,b or n[1-2]
+# - DRUMBEAT_NODE: this node's number, from 0; unset in a shell that may start agents on all nodes (an allocation)
+# - DRUMBEAT_GPUS (optional): GPUs of this node that the job may use
+# - DRUMBEAT_TASK, DRUMBEAT_ARRAY (optional): which job of an array this is, and the array's id
+# - DRUMBEAT_STARTS (optional): how often the scheduler has started this job before
+# - DRUMBEAT_REJOIN (optional): set if the launcher restarts an agent that ends with 75 (desk/foreground.py)
 
 
 def read_given(host: Host, environ: Mapping[str, str], notes: List[str]) -> Identity:
@@ -91,19 +90,17 @@ def read_given(host: Host, environ: Mapping[str, str], notes: List[str]) -> Iden
     hosts = hosts_of(environ.get("DRUMBEAT_HOSTS"), notes)
     node = integer(environ.get("DRUMBEAT_NODE"))
     task = environ.get("DRUMBEAT_TASK", "")
+    task = task if task.isdigit() else ""
     return Identity(
         scheduler=scheduler,
         batch=scheduler,
         place="allocation" if node is None else "inside",
         job_id=environ.get("DRUMBEAT_JOB"),
-        step_id=None,
         node_rank=node,
         nodes=len(hosts) or None,
         hosts=hosts,
-        master=environ.get("MASTER_ADDR") or (hosts[0] if hosts else None),
-        master_port=port(environ.get("MASTER_PORT")),
         gpus=gpu_count(environ, ("DRUMBEAT_GPUS",)),
-        array_job=environ.get("DRUMBEAT_ARRAY", "") if task.isdigit() else "",
-        array_task=task if task.isdigit() else "",
+        array_job=environ.get("DRUMBEAT_ARRAY", "") if task else "",
+        array_task=task,
         starts=times(environ.get("DRUMBEAT_STARTS")),
     )

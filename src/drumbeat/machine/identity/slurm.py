@@ -7,7 +7,7 @@ from typing import Dict, List, Mapping, Optional
 
 from drumbeat.machine.host import Host
 from drumbeat.machine.model import Identity
-from drumbeat.machine.parse import NODES_LIMIT, gpu_count, hosts_of, integer, port, times
+from drumbeat.machine.parse import NODES_LIMIT, gpu_count, hosts_of, integer, times
 
 _SPECIAL_STEPS = 0xFFFFFFF0  # interactive, batch, extern
 
@@ -33,8 +33,6 @@ def read(host: Host, environ: Mapping[str, str], notes: List[str]) -> Identity:
         hosts=hosts,
         local_id=integer(environ.get("SLURM_LOCALID")),
         tasks_per_node=_tasks_of(tasks, node, notes),
-        master=environ.get("MASTER_ADDR") or (hosts[0] if hosts else None),
-        master_port=port(environ.get("MASTER_PORT")),
         cluster=environ.get("SLURM_CLUSTER_NAME"),
         gpus=gpu_count(environ, ("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE")),
         array_job=array if array.isdigit() and task.isdigit() else "",
@@ -46,12 +44,12 @@ def read(host: Host, environ: Mapping[str, str], notes: List[str]) -> Identity:
 
 
 def _time(text: str) -> Optional[float]:
-    """Seconds since 1970."""
+    """Parse seconds since 1970."""
     return float(text) if text.isdigit() and len(text) < 12 else None
 
 
 def tasks_per_node(text: str) -> List[int]:
-    """`8(x2),4` is 8, 8, 4."""
+    """Parse `8(x2),4`: 8, 8, 4."""
     counts: List[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,6})(?:\(x(\d{1,6})\))?\s*", part)
@@ -75,8 +73,8 @@ def _tasks_of(text: Optional[str], node: Optional[int], notes: List[str]) -> Opt
 
 
 def task_variables(environ: Mapping[str, str]) -> Dict[str, str]:
-    """A step's variables for one of several ranks that a single task has started: as if each of them were a task. Frameworks
-    that read these variables (JAX, Lightning) would otherwise see one task, several times."""
+    """Return a step's variables for one of several ranks that a single task has started, as if each were a task. Frameworks
+    that read them (JAX, Lightning) would otherwise see the same task several times."""
     rank, local, world = environ.get("RANK"), environ.get("LOCAL_RANK"), environ.get("WORLD_SIZE")
     here, nodes = integer(environ.get("LOCAL_WORLD_SIZE")), integer(environ.get("NNODES"))
     if "SLURM_PROCID" not in environ or rank is None or local is None or world is None:
@@ -85,11 +83,6 @@ def task_variables(environ: Mapping[str, str]) -> Dict[str, str]:
     found.update(dict.fromkeys(("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_STEP_NUM_TASKS"), world))
     if here and nodes and here * nodes == integer(world):
         each = f"{here}(x{nodes})" if nodes > 1 else str(here)
-        found.update(
-            {"SLURM_NTASKS_PER_NODE": str(here), "SLURM_TASKS_PER_NODE": each, "SLURM_STEP_TASKS_PER_NODE": each}
-        )
-    return {
-        name: value
-        for name, value in found.items()
-        if name in environ or name in ("SLURM_NTASKS", "SLURM_NTASKS_PER_NODE")
-    }
+        found.update(SLURM_NTASKS_PER_NODE=str(here), SLURM_TASKS_PER_NODE=each, SLURM_STEP_TASKS_PER_NODE=each)
+    always = ("SLURM_NTASKS", "SLURM_NTASKS_PER_NODE")
+    return {name: value for name, value in found.items() if name in environ or name in always}

@@ -7,7 +7,7 @@ from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.machine.host_protocol import Host
 from drumbeat.machine.model import Gpu
-from drumbeat.machine.parse import line, numa_node
+from drumbeat.machine.parse import line, link_name, numa_node
 from drumbeat.machine.topology import pci_link, pci_path
 from drumbeat.machine.vendors.amd import Amd
 from drumbeat.machine.vendors.contract import PCI, GpuEvent, Vendor, entries, names, on_bus
@@ -25,7 +25,7 @@ def vendor_named(name: Optional[str]) -> Vendor:
 
 
 def vendor_of(gpus: Sequence[Gpu]) -> Vendor:
-    """The vendor of the GPUs that jobs use; an integrated one does not count."""
+    """Return the vendor of the GPUs that jobs use; an integrated one does not count."""
     return vendor_named(next((gpu.vendor for gpu in gpus if not gpu.integrated), None))
 
 
@@ -35,12 +35,12 @@ def by_vendor(gpus: Sequence[Gpu]) -> List[Tuple[Vendor, List[Gpu]]]:
 
 
 def job_vendors() -> List[Vendor]:
-    """Those that a site can name: pods and containers get their GPUs."""
+    """Return those that a site can name: pods and containers get their GPUs."""
     return [vendor for vendor in VENDORS if vendor.pod_resource]
 
 
 def detect(host: Host) -> Tuple[Gpu, ...]:
-    """GPUs that a process here can open. A driver that is missing, a cgroup or a container can hide all others."""
+    """Find the GPUs that a process here can open. A missing driver, a cgroup or a container can hide all others."""
     found: List[Gpu] = []
     for vendor in VENDORS:
         gpus = vendor.detect(host)
@@ -57,13 +57,12 @@ def _placed(host: Host, gpu: Gpu) -> Gpu:
         return gpu
     base = f"{PCI}/{gpu.pci}"
     device = line(host, f"{base}/device") or ""
-    driver = host.resolve(f"{base}/driver")
     return dataclasses.replace(
         gpu,
         name=gpu.name or names().get(gpu.vendor, {}).get(device),
         numa=gpu.numa if gpu.numa is not None else numa_node(host, f"{base}/numa_node"),
         integrated=gpu.integrated or gpu.arch in names()["integrated"],
-        driver=gpu.driver or (driver.rsplit("/", 1)[-1] if driver else None),
+        driver=gpu.driver or link_name(host, f"{base}/driver"),
         pci_path=pci_path(host, base),
         link=pci_link(host, base),
     )
@@ -87,7 +86,7 @@ def with_health(host: Host, gpus: Sequence[Gpu]) -> Tuple[Gpu, ...]:
 
 
 def peer_memory(host: Host) -> Optional[bool]:
-    """True if the module by which a NIC reaches GPU memory is loaded; None where no vendor's driver needs one."""
+    """Return true if the module by which a NIC reaches GPU memory is loaded; None if no vendor's driver needs one."""
     return next((loaded for vendor in VENDORS for loaded in [vendor.peer_memory(host)] if loaded is not None), None)
 
 

@@ -110,9 +110,7 @@ class Amd(Vendor):
     def visible(self, gpus: Sequence[Gpu], environ: Mapping[str, str]) -> Tuple[List[Gpu], List[Finding]]:
         findings: List[Finding] = []
         rocr, hip, cuda = (environ.get(name) for name in self.visibility[:3])
-        seen = list(gpus)
-        if rocr is not None:
-            seen = pick(seen, "ROCR_VISIBLE_DEVICES", rocr, findings)
+        seen = list(gpus) if rocr is None else pick(list(gpus), "ROCR_VISIBLE_DEVICES", rocr, findings)
         second, name = (hip, "HIP_VISIBLE_DEVICES") if hip is not None else (cuda, "CUDA_VISIBLE_DEVICES")
         if hip is not None and cuda is not None and hip != cuda:
             both = [f"HIP_VISIBLE_DEVICES={hip}", f"CUDA_VISIBLE_DEVICES={cuda}"]
@@ -145,9 +143,7 @@ class Amd(Vendor):
 
     def software(self, versions: Mapping[str, str]) -> List[Finding]:
         rocm, rccl = versions.get("rocm"), versions.get("rccl") or "of unknown version"
-        if rocm:
-            return [find("rocm", rocm=rocm, rccl=rccl)]
-        return [find("rocm-unknown")]
+        return [find("rocm", rocm=rocm, rccl=rccl) if rocm else find("rocm-unknown")]
 
     def absence(self, versions: Mapping[str, str]) -> str:
         return "no AMD compute device"
@@ -179,9 +175,8 @@ def _own_nodes(host: Host) -> List[Tuple[str, Dict[str, str]]]:
     for node in sorted(host.list(_NODES), key=natural):
         about = properties(host.read(f"{_NODES}/{node}/properties"))
         # CPU nodes have no SIMDs. A GPU that a scheduler's cgroup denies us cannot be read at all: it is not ours.
-        if integer(about.get("simd_count")) and (
-            not device_files or f"renderD{about.get('drm_render_minor')}" in render_files
-        ):
+        ours = not device_files or f"renderD{about.get('drm_render_minor')}" in render_files
+        if integer(about.get("simd_count")) and ours:
             found.append((node, about))
     return found
 
@@ -218,26 +213,21 @@ def gfx_name(version: Optional[int]) -> Optional[str]:
     return f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
 
 
+def _tables(host: Host, node: str, folder: str) -> List[Dict[str, str]]:
+    base = f"{_NODES}/{node}/{folder}"
+    return [properties(host.read(f"{base}/{name}/properties")) for name in host.list(base)]
+
+
 def _bank_bytes(host: Host, node: str) -> Optional[int]:
-    base = f"{_NODES}/{node}/mem_banks"
-    sizes = []
-    for bank in host.list(base):
-        about = properties(host.read(f"{base}/{bank}/properties"))
-        if about.get("heap_type") in ("1", "2"):  # the GPU's own memory, visible to the CPU or not
-            sizes.append(integer(about.get("size_in_bytes")) or 0)
-    return sum(sizes) or None
+    """Sum up the GPU's own memory, visible to the CPU (heap 2) or not."""
+    banks = [bank for bank in _tables(host, node, "mem_banks") if bank.get("heap_type") in ("1", "2")]
+    return sum(integer(bank.get("size_in_bytes")) or 0 for bank in banks) or None
 
 
 def _tied(host: Host, node: str, index_of: Dict[str, int]) -> List[int]:
-    tied: List[int] = []
-    base = f"{_NODES}/{node}"
-    for folder in ("io_links", "p2p_links"):
-        for link in host.list(f"{base}/{folder}"):
-            about = properties(host.read(f"{base}/{folder}/{link}/properties"))
-            other = index_of.get(about.get("node_to", ""))
-            if other is not None and (integer(about.get("max_bandwidth")) or 0) >= _WITHIN_MODULE_MBPS:
-                tied.append(other)
-    return tied
+    links = [*_tables(host, node, "io_links"), *_tables(host, node, "p2p_links")]
+    fast = [link for link in links if (integer(link.get("max_bandwidth")) or 0) >= _WITHIN_MODULE_MBPS]
+    return [index_of[link["node_to"]] for link in fast if link.get("node_to") in index_of]
 
 
 def _with_modules(host: Host, gpus: List[Gpu], links: Dict[int, List[int]]) -> List[Gpu]:
@@ -296,14 +286,12 @@ def parse_cards(text: str) -> Dict[str, Tuple[Optional[str], Optional[int]]]:
 
 def rocm_version(host: Host) -> Optional[str]:
     homes = [home for home in (host.environ.get("ROCM_PATH"), host.environ.get("ROCM_HOME"), "/opt/rocm") if home]
-    homes += [
-        f"/opt/{name}" for name in sorted(host.list("/opt"), key=natural, reverse=True) if name.startswith("rocm-")
-    ]
-    for home in homes:
-        for file in ("version", "version-rocm"):
-            version = line(host, f"{home}/.info/{file}")
-            if version:
-                return version.split("-")[0]
+    own = [name for name in host.list("/opt") if name.startswith("rocm-")]
+    homes += [f"/opt/{name}" for name in sorted(own, key=natural, reverse=True)]
+    for path in (f"{home}/.info/{file}" for home in homes for file in ("version", "version-rocm")):
+        version = line(host, path)
+        if version:
+            return version.split("-")[0]
     for home in homes:  # a module's path, or a link, names it
         found = re.search(r"rocm[-/](\d+\.\d+(?:\.\d+)?)", host.resolve(home) or home)
         if found and host.resolve(home):
@@ -343,7 +331,7 @@ def _health(host: Host, base: str) -> Optional[GpuHealth]:
 
 
 def read_sysfs(host: Host, gpus: Sequence[Gpu], residencies: Dict[str, Dict[str, int]]) -> List[GpuSample]:
-    """`residencies`: throttle counters of the last reading, which newer drivers give instead of a state; they are replaced."""
+    """Read samples. `residencies`: the last throttle counters, which newer drivers give instead of a state; replaced here."""
     samples = []
     for gpu in gpus:
         base = f"{PCI}/{gpu.pci}"
@@ -384,7 +372,7 @@ def _sample_by_tool(host: Host) -> List[GpuSample]:
 
 
 def parse_rocm_smi_table(text: str) -> List[GpuSample]:
-    """`rocm-smi` without options. Columns came and went between versions; cells are told by their units and ends."""
+    """Parse `rocm-smi` without options. Columns came and went between versions; cells are told by their units and ends."""
     samples: List[GpuSample] = []
     for entry in text.splitlines():
         if not re.match(r"\s*\d+\s", entry) or "=" in entry:
@@ -416,20 +404,17 @@ def parse_rocm_smi_table(text: str) -> List[GpuSample]:
 
 
 def parse_amd_smi_monitor(text: str) -> List[GpuSample]:
-    """`amd-smi monitor`: a table, or with --csv the same names in lower case."""
-    lines = [entry for entry in text.splitlines() if entry.strip() and not entry.startswith("$")]
+    """Parse `amd-smi monitor`: a table, or with --csv the same names in lower case."""
     samples: List[GpuSample] = []
     header: List[str] = []
-    for entry in lines:
+    for entry in text.splitlines():
         if re.match(r"\s*gpu\b", entry, re.IGNORECASE):
             header = [word.upper() for word in re.split(r"[,\s]+", entry.strip())]
             continue
         cells = entry.split(",") if "," in entry else re.findall(r"(?:N/A|[\d.]+(?:/[\d.]+)?)(?: ?[^\s\d]\S*)?", entry)
-        if not header or len(cells) != len(header):
-            continue
         cell = {name: value.strip() for name, value in zip(header, cells)}
         index = integer(cell.get("GPU"))
-        if index is None:
+        if index is None or len(cells) != len(header):
             continue
         samples.append(
             GpuSample(
@@ -461,8 +446,6 @@ _RESIDENCIES = {6: 36, 7: 44, 8: 44}
 _XGMI = {4: 104, 5: 176, 6: 128, 7: 136, 8: 136}
 _NAMES = ("temperature (hardware)", "power limit", "temperature", "voltage regulator temperature", "memory temperature")
 _KINDS = ("power limit", "current limit", "temperature", "other")  # 16 throttle bits each
-_UNKNOWN_64 = (1 << 64) - 1  # what the driver fills in where it has nothing
-_UNKNOWN_32 = (1 << 32) - 1
 
 
 @dataclass(frozen=True)
@@ -480,18 +463,17 @@ def parse_gpu_metrics(data: Optional[bytes]) -> AmdMetrics:
     size, major, minor = struct.unpack_from("<HBB", data)
     if major != 1 or size > len(data):
         return AmdMetrics()
-    energy = _unpack(data, _ENERGY.get(minor), "<Q", _UNKNOWN_64)
-    bits = _unpack(data, _THROTTLE_BITS.get(minor), "<Q", _UNKNOWN_64)
-    throttle = None
-    if bits is not None:
-        throttle = tuple(kind for place, kind in enumerate(_KINDS) if bits >> (16 * place) & 0xFFFF)
-    at = _XGMI.get(minor)
+    (energy,), (bits,) = (_numbers_at(data, table.get(minor), "Q", 1) for table in (_ENERGY, _THROTTLE_BITS))
+    counters = zip(_NAMES, _numbers_at(data, _RESIDENCIES.get(minor), "I", len(_NAMES)))
+    links = _numbers_at(data, _XGMI.get(minor), "Q", 2 * _LINKS)
+    received, sent = ([each for each in half if each is not None] for half in (links[:_LINKS], links[_LINKS:]))
+    throttle = [kind for place, kind in enumerate(_KINDS) if (bits or 0) >> (16 * place) & 0xFFFF]
     return AmdMetrics(
         energy=None if energy is None else energy * _JOULES,
-        throttle=throttle,
-        residencies=_residencies(data, _RESIDENCIES.get(minor)),
-        link_received=_links(data, at),
-        link_sent=_links(data, None if at is None else at + 8 * _LINKS),
+        throttle=None if bits is None else tuple(throttle),
+        residencies={name: value for name, value in counters if value is not None} or None,
+        link_received=sum(received) * 1024 if received else None,  # in kilobytes, per link
+        link_sent=sum(sent) * 1024 if sent else None,
     )
 
 
@@ -502,25 +484,10 @@ def slowed_by(before: Optional[Dict[str, int]], after: Optional[Dict[str, int]])
     return tuple(name for name, value in after.items() if value > before.get(name, value))
 
 
-def _unpack(data: bytes, at: Optional[int], form: str, unknown: int) -> Optional[int]:
-    if at is None or at + struct.calcsize(form) > len(data):
-        return None
-    value = int(struct.unpack_from(form, data, at)[0])
-    return None if value == unknown else value
-
-
-def _residencies(data: bytes, at: Optional[int]) -> Optional[Dict[str, int]]:
-    if at is None:
-        return None
-    found = {name: _unpack(data, at + 4 * place, "<I", _UNKNOWN_32) for place, name in enumerate(_NAMES)}
-    known = {name: value for name, value in found.items() if value is not None}
-    return known or None
-
-
-def _links(data: bytes, at: Optional[int]) -> Optional[int]:
-    """The table counts in kilobytes, per link."""
-    if at is None:
-        return None
-    values = [_unpack(data, at + 8 * link, "<Q", _UNKNOWN_64) for link in range(_LINKS)]
-    known = [value for value in values if value is not None]
-    return sum(known) * 1024 if known else None
+def _numbers_at(data: bytes, at: Optional[int], form: str, count: int) -> List[Optional[int]]:
+    """Read `count` numbers in a row. None: the table has none there, or the driver filled in that it knows none."""
+    size = struct.calcsize(form)
+    if at is None or at + size * count > len(data):
+        return [None] * count
+    values = struct.unpack_from(f"<{count}{form}", data, at)
+    return [None if value == (1 << 8 * size) - 1 else value for value in values]

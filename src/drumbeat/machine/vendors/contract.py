@@ -94,7 +94,7 @@ class Vendor:
         return {}
 
     def peer_memory(self, host: Host) -> Optional[bool]:
-        """True if the module by which a NIC reaches GPU memory is loaded; None without its driver."""
+        """Return true if the module by which a NIC reaches GPU memory is loaded; None without its driver."""
         return None
 
     def visible(self, gpus: Sequence[Gpu], environ: Mapping[str, str]) -> Tuple[List[Gpu], List[Finding]]:
@@ -165,7 +165,8 @@ def on_bus(host: Host) -> Dict[str, str]:
 
 
 def place(address: str) -> str:
-    """`00000000:4E:00` and `0000:4e:00.0` are one place: the domain has four digits here, the function is left out."""
+    """Normalise `00000000:4E:00` and `0000:4e:00.0`, which are one place: the domain has four digits here, the function is
+    left out."""
     domain, bus, device = address.lower().partition(".")[0].split(":")
     return f"{domain[-4:]}:{bus}:{device}"
 
@@ -196,9 +197,8 @@ def pick(gpus: List[Gpu], name: str, value: str, findings: List[Finding]) -> Lis
     chosen = list(itertools.takewhile(lambda number: number < len(gpus), numbers(value)))
     if len(chosen) < len(wanted):
         device, advice = wanted[len(chosen)], f"use 0 to {len(gpus) - 1}" if gpus else "unset it"
-        findings.append(
-            find("visibility-out-of-range", name=name, device=device, count=len(gpus), advice=advice, evidence=shown)
-        )
+        about = {"name": name, "device": device, "count": len(gpus), "advice": advice}
+        findings.append(find("visibility-out-of-range", evidence=shown, **about))
     return [gpus[number] for number in chosen]
 
 

@@ -137,11 +137,8 @@ class Nvml:
             field.scope = _ALL_LINKS if number in (_LINK_SENT, _LINK_RECEIVED) else 0
         if not self._call("nvmlDeviceGetFieldValues", device, c_int(len(wanted)), fields):
             return {}
-        found: Dict[int, int] = {}
-        for field in fields:
-            if field.error == 0 and field.type < len(_TYPES):
-                found[field.id] = int(getattr(field.value, _TYPES[field.type]))
-        return found
+        known = [field for field in fields if field.error == 0 and field.type < len(_TYPES)]
+        return {field.id: int(getattr(field.value, _TYPES[field.type])) for field in known}
 
     def _number(self, name: str, kind: Any, *arguments: Any) -> Optional[int]:
         value = kind()
@@ -149,16 +146,15 @@ class Nvml:
 
     def _call(self, name: str, *arguments: Any) -> bool:
         """Call a function; return true if it worked. An older library may not have it."""
-        try:
-            function = getattr(self._library, name)
-        except AttributeError:
+        function = getattr(self._library, name, None)
+        if function is None:
             return False
         function.restype = c_int
         return bool(function(*arguments) == 0)
 
 
 def open_nvml(host: Host) -> Optional[Nvml]:
-    """None where there is no such library, no driver, or no GPU."""
+    """Open NVML; None if there is no such library, no driver, or no GPU."""
     library = host.library("libnvidia-ml.so.1")
     try:
         library.nvmlInit_v2.restype = c_int
@@ -320,8 +316,7 @@ def parse_query(text: str) -> List[Gpu]:
         index = integer(cells[0])
         if index is None:
             continue  # a warning line of the driver, not a GPU
-        memory = integer(cells[4])
-        capability = cells[6]
+        memory, capability = integer(cells[4]), cells[6]
         gpus.append(
             Gpu(
                 index=index,
@@ -348,12 +343,8 @@ def _with_device(gpu: Gpu, minor: Optional[str]) -> Gpu:
 
 
 def _information(host: Host, name: str) -> Dict[str, Optional[str]]:
-    about: Dict[str, Optional[str]] = {}
-    for entry in (host.read(f"{_PROC}/{name}/information") or "").splitlines():
-        key, colon, value = entry.partition(":")
-        if colon:
-            about[key.strip()] = _known(value)
-    return about
+    entries = (entry.partition(":") for entry in (host.read(f"{_PROC}/{name}/information") or "").splitlines())
+    return {key.strip(): _known(value) for key, colon, value in entries if colon}
 
 
 def _from_proc(host: Host) -> List[Gpu]:
@@ -398,17 +389,14 @@ def cuda_version(host: Host) -> Optional[str]:
     named = host.environ.get("CUDA_VERSION", "")  # NVIDIA's images set it
     if re.fullmatch(r"\d+\.\d+(\.\d+)*", named):
         return named
-    real = host.resolve("/usr/local/cuda") or ""
-    folder = re.fullmatch(r"/usr/local/cuda-(\d+\.\d+)", real)
-    return folder.group(1) if folder else _compiler_version(host)
-
-
-def _compiler_version(host: Host) -> Optional[str]:
-    for folder in ("/usr/local/cuda/bin", *host.environ.get("PATH", "").split(":")[:64]):
-        if folder.startswith("/") and host.resolve(f"{folder}/nvcc"):
-            found = re.search(r"release (\d+\.\d+)", host.command([f"{folder}/nvcc", "--version"]) or "")
-            return found.group(1) if found else None
-    return None
+    folder = re.fullmatch(r"/usr/local/cuda-(\d+\.\d+)", host.resolve("/usr/local/cuda") or "")
+    if folder:
+        return folder.group(1)
+    folders = ("/usr/local/cuda/bin", *host.environ.get("PATH", "").split(":")[:64])
+    compilers = (f"{each}/nvcc" for each in folders if each.startswith("/") and host.resolve(f"{each}/nvcc"))
+    compiler = next(compilers, None)
+    release = re.search(r"release (\d+\.\d+)", host.command([compiler, "--version"]) or "") if compiler else None
+    return release.group(1) if release else None
 
 
 def driver_cuda(host: Host) -> Optional[str]:
@@ -450,15 +438,12 @@ def _reasons(text: Optional[str]) -> Optional[Tuple[str, ...]]:
 
 
 def _sample_by_tool(host: Host) -> List[GpuSample]:
-    for command in SAMPLE_QUERIES:
-        samples = parse_nvidia_csv(host.command(command, 10.0) or "")
-        if samples:
-            return samples
-    return []
+    answers = (parse_nvidia_csv(host.command(command, 10.0) or "") for command in SAMPLE_QUERIES)
+    return next(filter(None, answers), [])
 
 
 def parse_nvidia_csv(text: str) -> List[GpuSample]:
-    """`nvidia-smi --query-gpu=… --format=csv`, with its header, whatever the columns; units are in header or cells."""
+    """Parse `nvidia-smi --query-gpu=… --format=csv`, with its header, whatever the columns; units are in header or cells."""
     header: List[str] = []
     samples: List[GpuSample] = []
     for row in _rows(text):

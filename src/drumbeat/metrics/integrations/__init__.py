@@ -8,11 +8,8 @@ from typing import Any, Dict, Mapping
 
 
 _NAMES = {
-    "loss": "loss",
-    "train_loss": "loss",
-    "train/loss": "loss",
-    "learning_rate": "lr",
-    "lr": "lr",
+    **dict.fromkeys(("loss", "train_loss", "train/loss"), "loss"),
+    **dict.fromkeys(("learning_rate", "lr"), "lr"),
     "grad_norm": "grad_norm",
     "epoch": "epoch",
     "tokens_per_second": "tokens_per_s",
@@ -34,10 +31,8 @@ def validation(values: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def _named(values: Mapping[str, Any], names: Mapping[str, str]) -> Dict[str, Any]:
-    """Known values that are plain numbers or one number of a tensor."""
+    """Return known values that are plain numbers or one number of a tensor."""
     found = {names[name]: value for name, value in values.items() if name in names}
-    return {name: value for name, value in found.items() if isinstance(value, (int, float)) or _is_scalar(value)}
-
-
-def _is_scalar(value: Any) -> bool:
-    return hasattr(value, "item") and getattr(value, "ndim", 1) == 0
+    numbers = {name for name, value in found.items() if isinstance(value, (int, float))}
+    scalars = {name for name, value in found.items() if hasattr(value, "item") and getattr(value, "ndim", 1) == 0}
+    return {name: value for name, value in found.items() if name in numbers | scalars}

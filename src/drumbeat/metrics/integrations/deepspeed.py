@@ -30,6 +30,6 @@ class DrumbeatMonitor(Monitor):
 
 
 def watch(engine: Any) -> None:
-    """From now on this engine reports to drumbeat; outside drumbeat nothing changes."""
+    """Let this engine report to drumbeat from now on; outside drumbeat nothing changes."""
     if metrics.active():
         engine.monitor = DrumbeatMonitor(engine)

@@ -34,9 +34,7 @@ class DrumbeatLogger(Logger):
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: Optional[int] = None) -> None:
-        if (
-            step is not None and "epoch" in metrics
-        ):  # from a Trainer, which counts from 0; Fabric passes the caller's own
+        if step is not None and "epoch" in metrics:  # a Trainer's, which counts from 0; Fabric passes the caller's own
             step += 1
         plain = {name.removesuffix("_step"): value for name, value in metrics.items()}
         values, evaluated = integrations.training(plain), integrations.validation(plain)

@@ -40,8 +40,8 @@ from drumbeat.train.checkpoint.folder import (
     read_marker,
     set_aside,
 )
-from drumbeat.train.checkpoint.generators import generators, restore_generators
-from drumbeat.train.checkpoint.state import TrainingState, own_part
+from drumbeat.train.checkpoint.state import TrainingState, generators, own_part, restore_generators
+from drumbeat.train.parallel.meshes import gathered
 from drumbeat.train.refusal import Refusal
 
 T = TypeVar("T")
@@ -108,9 +108,7 @@ class Checkpoints:
         self.group = dist.new_group(backend="gloo") if dist.is_initialized() else None
         self.fingerprint = fingerprint(self.parts, self.group)
         self._saving: Optional[Future[Saved]] = None
-        self._copies: Optional[bool] = (
-            None  # whether the state is copied before it is written; not known before it is there
-        )
+        self._copies: Optional[bool] = None  # is the state copied before it is written; not known before it is there
         self._copied = True  # for the last save
         self.snapshots: Optional[Snapshots] = None  # in memory; a save takes one, and reads it
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="drumbeat-checkpoint")
@@ -146,9 +144,8 @@ class Checkpoints:
             self.prepare()
         shared = self.shared() if self.shared is not None else {}
         taken = self.snapshots.take(step, more, shared) if self.snapshots is not None and not wait else None
-        slot = (
-            self.snapshots if taken is not None and self.snapshots is not None and self.snapshots.keeps_state else None
-        )
+        keeps = taken is not None and self.snapshots is not None and self.snapshots.keeps_state
+        slot = self.snapshots if keeps else None
         if taken is not None and slot is not None:
             state, arrived = taken
         else:
@@ -162,9 +159,8 @@ class Checkpoints:
             saved = self.finish()
             assert saved is not None
             if saved.error and wait:
-                raise Refusal(
-                    f"{saved.path} cannot be written: {saved.error}", "make room, or give another checkpoint folder"
-                )
+                what = f"{saved.path} cannot be written: {saved.error}"
+                raise Refusal(what, "make room, or give another checkpoint folder")
             ended.append(saved)
         return [saved for saved in ended if saved is not None]
 
@@ -251,7 +247,7 @@ class Checkpoints:
         return None
 
     def _set_aside(self, damaged: Sequence[Tuple[int, Unreadable]], step: int) -> List[str]:
-        """After step `step` was loaded in the place of newer ones: what is said of each of them."""
+        """Set aside newer checkpoints in whose place step `step` was loaded; return a line about each."""
         said = []
         for newer, problem in damaged if self.rank == 0 else ():
             path, lost = self.path_of(newer), newer - step
@@ -263,8 +259,8 @@ class Checkpoints:
         return said
 
     def _load(self, path: str, wanted: Sequence[str]) -> Tuple[Dict[str, Any], bool]:
-        """Those of the `wanted` extras that it has, and whether it has checksums. Unreadable on all ranks or none; what
-        was written into the state till then is overwritten by the next that can be loaded."""
+        """Load it; return those of the `wanted` extras that it has, and whether it has checksums. Unreadable on all ranks
+        or none; what was written into the state till then is overwritten by the next that can be loaded."""
         reader = Reader(path)
         marker = self.together(lambda: self._marker(path))
         if marker["files"] is not None:  # each rank checks a share of the files; the load begins once all are whole
@@ -290,15 +286,11 @@ class Checkpoints:
     def _marker(self, path: str) -> Dict[str, Any]:
         marker = read_marker(path)
         if marker["model"] != self.fingerprint:
-            raise Refusal(
-                f"{path} was saved from another model ({marker['parameters']:,} parameters)",
-                "give another checkpoint folder, or the settings it was made with",
-            )
+            what = f"{path} was saved from another model ({marker['parameters']:,} parameters)"
+            raise Refusal(what, "give another checkpoint folder, or the settings it was made with")
         if marker["optimizer"] not in ("", self.optimizer):
-            raise Refusal(
-                f"{path} holds the state of {marker['optimizer']}, and this run uses {self.optimizer}",
-                "resume with the optimizer and precision it was saved with, or give another checkpoint folder",
-            )
+            fix = "resume with the optimizer and precision it was saved with, or give another checkpoint folder"
+            raise Refusal(f"{path} holds the state of {marker['optimizer']}, and this run uses {self.optimizer}", fix)
         return marker
 
     @property
@@ -353,14 +345,6 @@ class Checkpoints:
 
     def told_by_rank_0(self, value: Any) -> Any:
         return self.gathered(value)[0]
-
-
-def gathered(value: Any, group: Optional[dist.ProcessGroup] = None) -> List[Any]:
-    """Return the values of all ranks."""
-    every: List[Any] = [value] * (dist.get_world_size(group) if dist.is_initialized() else 1)
-    if dist.is_initialized():
-        dist.all_gather_object(every, value, group=group)
-    return every
 
 
 def write_state(

@@ -94,9 +94,8 @@ def check_files(folder: str, checksums: Checksums, rank: int, size: int) -> None
     """Compare this rank's share of a checkpoint with its record; Unreadable names the first damaged file."""
     unknown = sorted(name for name in os.listdir(folder) if name.endswith(_DATA) and name not in checksums)
     if unknown:
-        raise Unreadable(
-            f"{os.path.join(folder, unknown[0])} is not in the record of what was saved", "delete this checkpoint"
-        )
+        what = f"{os.path.join(folder, unknown[0])} is not in the record of what was saved"
+        raise Unreadable(what, "delete this checkpoint")
     names = share(checksums, rank, size)
     if not names:
         return

@@ -26,9 +26,7 @@ from drumbeat.train.refusal import Refusal
 
 AGAIN, REMOVED = ".again", ".removed"
 UNREADABLE = ".unreadable"  # behind the name of a checkpoint that could not be read: it is neither loaded nor removed
-VERSION = (
-    2  # of what is saved; 1 (no version in the marker) could hold an optimizer state of less precision than it had
-)
+VERSION = 2  # of what is saved; 1 (no version in the marker) could hold an optimizer state of less precision
 MARKER = "commit.json"
 _NAME = re.compile(r"[\w.-]{1,200}", re.ASCII)  # of a file that torch writes into a checkpoint
 DAMAGED = "it is damaged, its checksum is not that of what was saved"
@@ -114,11 +112,10 @@ def clear(folder: str) -> None:
 
 
 def _unfinished(folder: str, step: int, latest: Optional[int]) -> bool:
-    """Only if it is sure that there is no marker, not where it cannot be looked at."""
+    """Return true only if there is certainly no marker, not if the marker cannot be looked at."""
     path = os.path.join(folder, name_of(step))
-    return _is_gone(os.path.join(path, MARKER)) and (
-        latest is None or step > latest or _is_gone(os.path.join(path, ".metadata"))
-    )
+    later = latest is None or step > latest
+    return _is_gone(os.path.join(path, MARKER)) and (later or _is_gone(os.path.join(path, ".metadata")))
 
 
 def _is_gone(path: str) -> bool:
@@ -197,17 +194,15 @@ def read_marker(path: str) -> Dict[str, Any]:
         raise Unreadable(f"{path}/{MARKER} cannot be read: {error}", "delete this checkpoint") from error
     if version != VERSION:
         age = "an older" if version < VERSION else "a newer"
-        raise Refusal(
-            f"{path} was written by {age} drumbeat: checkpoint version {version}, this one reads version {VERSION}",
-            "finish that run with the drumbeat that began it, or give another checkpoint folder",
-        )
+        what = f"{path} was written by {age} drumbeat: checkpoint version {version}, this one reads version {VERSION}"
+        raise Refusal(what, "finish that run with the drumbeat that began it, or give another checkpoint folder")
     if name_of(found["step"]) != os.path.basename(path):
         raise Unreadable(f"{path}/{MARKER} is that of step {found['step']}", "give it its own name back, or delete it")
     return found
 
 
 def _write(path: str, text: str) -> None:
-    """Whole or not at all, and on the disk before it has its name."""
+    """Write a file whole or not at all; it is on the disk before it has its name."""
     part = path + ".part"
     with open(part, "w", encoding="utf-8") as file:
         file.write(text)

@@ -34,6 +34,7 @@ from drumbeat.base import proc
 from drumbeat.train.checkpoint.checkpoints import Checkpoints, Loaded, Saved, first_line, free_bytes
 from drumbeat.train.checkpoint.folder import open_sealed, sealed
 from drumbeat.train.checkpoint.state import TrainingState, own_part, room_for
+from drumbeat.train.parallel.meshes import gathered
 from drumbeat.train.refusal import Refusal
 
 VARIABLE = "DRUMBEAT_MEMORY"  # PID:FD,FD,...: the agent's files, four for each rank of this node
@@ -67,7 +68,8 @@ class File:
         return self._bytes
 
     def pinned(self, size: int) -> Tensor:
-        """As `view`, and a GPU may use it. Memory is touched by several threads first, which takes a quarter of the time."""
+        """Return the same as `view`, usable by a GPU. Memory is touched by several threads first, which takes a quarter of
+        the time."""
         old, memory = os.fstat(self._file).st_size, self.view(size)
         if torch.cuda.is_available() and self._pinned != memory.data_ptr():
             with ThreadPoolExecutor(_THREADS) as pool:
@@ -84,7 +86,7 @@ class File:
         return self.view(first + size)[first : first + size]
 
     def header(self) -> Optional[Header]:
-        """None unless the slot is whole."""
+        """Read the header; None unless the slot is whole."""
         text = os.pread(self._file, _HEADER, 0).rstrip(b"\0")
         try:
             header = open_sealed(text.decode())
@@ -162,9 +164,9 @@ class Snapshots:
         except OSError:
             self.files = []
         place = Place(f"{socket.gethostname()} {os.environ.get(VARIABLE)}", local_rank, min(twins))
-        gathered = checkpoints.gathered((place, len(self.files) == 2 * _SLOTS))
-        self.available = all(there for _, there in gathered)
-        self.places = [place for place, _ in gathered]
+        every = checkpoints.gathered((place, len(self.files) == 2 * _SLOTS))
+        self.available = all(there for _, there in every)
+        self.places = [place for place, _ in every]
         self.nodes = list(dict.fromkeys(place.node for place in self.places))
         # On each node one rank keeps the state of all that hold the same.
         self._keepers: Dict[Tuple[str, int], int] = {}
@@ -184,10 +186,8 @@ class Snapshots:
 
     def refuse_unavailable(self) -> None:
         if not self.available:
-            raise Refusal(
-                "snapshots need an agent that holds memory while ranks come and go",
-                "start the ranks with drumbeat run, or leave out snapshot_every",
-            )
+            what = "snapshots need an agent that holds memory while ranks come and go"
+            raise Refusal(what, "start the ranks with drumbeat run, or leave out snapshot_every")
         if len({sum(place.node == node for place in self.places) for node in self.nodes}) > 1:
             raise Refusal("snapshots need as many ranks on each node", "leave out snapshot_every")
 
@@ -230,9 +230,9 @@ class Snapshots:
         every = self.checkpoints.gathered((size, size if self._sends_state else 0))
         need = _SLOTS * (size + (every[before][1] if before is not None else 0))
         held = sum(os.stat(path).st_blocks << 9 for path in self._paths) if place.local_rank == 0 else 0
-        gathered = self.checkpoints.gathered((place.node, need, held, free_bytes()))
+        needs = self.checkpoints.gathered((place.node, need, held, free_bytes()))
         for node in self.nodes:
-            parts = [part[1:] for part in gathered if part[0] == node]
+            parts = [part[1:] for part in needs if part[0] == node]
             total, held = sum(part[0] for part in parts), sum(part[1] for part in parts)
             free = min((part[2] + held for part in parts if part[2] is not None), default=total * 2)
             if total > _USABLE * free:
@@ -300,7 +300,7 @@ class Snapshots:
                 header = self._write(number, step, state)
             except OSError as problem:
                 error = first_line(problem)
-            every = self._gathered((header, error))
+            every = gathered((header, error), self.group)
             error = next((error for _, error in every if error), "")
             if not error:
                 before, copy = self._ring(self.rank, -1), None
@@ -311,7 +311,7 @@ class Snapshots:
                 file.seal(header)
                 if before is not None and copy is not None:
                     copy.seal(_as_sent(every[before][0]))
-                self._gathered(None)  # all ranks have all of it
+                gathered(None, self.group)  # all ranks have all of it
         except Exception as problem:  # another rank is gone, or memory is
             error = first_line(problem)
         return Saved(step, "", time.monotonic() - began, error)
@@ -334,14 +334,9 @@ class Snapshots:
             if section is not None:
                 section[2] = self._checksum(file.part(section))
         checkpoints = self.checkpoints
-        about = {
-            "step": step,
-            "rank": self.rank,
-            "ranks": self.size,
-            "key": place.key,
-            "model": checkpoints.fingerprint,
-        }
-        return {**about, "optimizer": checkpoints.optimizer, "own": own, "state": found, "sent": self._sends_state}
+        about: Header = {"step": step, "rank": self.rank, "ranks": self.size, "key": place.key}
+        about |= {"model": checkpoints.fingerprint, "optimizer": checkpoints.optimizer}
+        return {**about, "own": own, "state": found, "sent": self._sends_state}
 
     def _checksum(self, data: Tensor) -> int:
         """CRC-32 of the CRC-32s of its pieces, which several threads compute."""
@@ -359,13 +354,6 @@ class Snapshots:
             for each in work:
                 if each is not None:
                     each.wait()
-
-    def _gathered(self, value: Any) -> List[Any]:
-        if self.group is None:
-            return [value]
-        every: List[Any] = [None] * self.size
-        dist.all_gather_object(every, value, group=self.group)
-        return every
 
     # -- coming back -------------------------------------------------------------------------------------------------
 
@@ -428,7 +416,7 @@ class Snapshots:
         return -1, []
 
     def _parts(self) -> List[Tuple[int, Tuple[str, int]]]:
-        """Every rank's own part, and on every node each state of which its ranks hold one."""
+        """List every rank's own part, and on every node each state of which its ranks hold one."""
         own = [(rank, ("own", rank)) for rank in range(self.size)]
         return own + [(rank, ("state", self.places[rank].key)) for rank in range(self.size) if self._keeps(rank)]
 
@@ -437,7 +425,7 @@ class Snapshots:
         return Need(rank, part[0], [*near, *there][0], bool(near)) if there else None
 
     def _check(self, needs: Sequence[Need]) -> List[Tuple[int, int]]:
-        """Those of this rank's files that are damaged. Slots are made ready for a GPU meanwhile, which takes as long."""
+        """Return those of this rank's files that are damaged. Slots are made ready for a GPU meanwhile, which takes as long."""
         damaged, pinning = [], []
         for need in needs:
             file, section = self.files[need.found.number], need.found.header[need.name]
@@ -450,7 +438,7 @@ class Snapshots:
         return damaged
 
     def _pin(self, file: File, size: int) -> None:
-        """In a thread of its own. A copy from memory that cannot be pinned is only slower."""
+        """Pin memory in a thread of its own. A copy from memory that cannot be pinned is only slower."""
         if self.device is not None:
             torch.cuda.set_device(self.device)
             with suppress(RuntimeError):

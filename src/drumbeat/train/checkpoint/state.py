@@ -10,14 +10,18 @@ dtype of the parameter, which would turn the fp32 masters of bf16 weights into b
 
 from __future__ import annotations
 
+import hashlib
+import random
 from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from drumbeat.train.parallel.meshes import gathered
 from drumbeat.train.refusal import Refusal
 
 _WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")  # recomputation and torch.compile put these into names
@@ -85,7 +89,7 @@ class TrainingState:
         return state, self._copy_from_device(slow) if slow else _nothing
 
     def as_it_is(self, shared: Dict[str, Tensor]) -> Tuple[Dict[str, Any], Callable[[], None]]:
-        """As `copied`, without a copy: nothing may change until it is written."""
+        """Return the state as `copied` does, but without a copy: nothing may change until it is written."""
         state = self.now()
         state["model"].update(shared)
         return state, torch.cuda.synchronize if torch.cuda.is_available() else _nothing
@@ -100,7 +104,7 @@ class TrainingState:
             }
 
     def _copy_from_device(self, pairs: List[Tuple[Tensor, Tensor]]) -> Callable[[], None]:
-        """On a stream of its own, beside the next forward and backward pass; the next update waits for it.
+        """Copy on a stream of its own, beside the next forward and backward pass; the next update waits for it.
 
         What more than an update changes (running means) is small: it is copied in the training's own stream.
         """
@@ -134,7 +138,7 @@ class TrainingState:
             self._made_optimizer_state = True
 
     def drop_made_state(self) -> None:
-        """Nothing was loaded into what `make_optimizer_state` made: the first step is still to come."""
+        """Drop what `make_optimizer_state` made and nothing was loaded into: the first step is still to come."""
         if self._made_optimizer_state:
             self._made_optimizer_state = False
             self.optimizer.state.clear()
@@ -164,10 +168,8 @@ class TrainingState:
             raise Refusal(f"{key} is in {where} only", "resume with the optimizer and precision it was saved with")
         for key, value in own.items():
             if isinstance(value, Tensor) and saved[key] not in (None, value.dtype):
-                raise Refusal(
-                    f"{key} was saved as {saved[key]} and is {value.dtype} in this run",
-                    "resume with the precision it was saved with",
-                )
+                what = f"{key} was saved as {saved[key]} and is {value.dtype} in this run"
+                raise Refusal(what, "resume with the precision it was saved with")
         return state
 
     def restore(self, state: Dict[str, Any]) -> None:
@@ -309,3 +311,102 @@ def room_for(value: Any, room: Optional[Tensor] = None) -> Any:
 
 def _nothing() -> None:
     return None
+
+
+# The states of this process's random generators, as tensors: torch's, the device's, Python's and NumPy's.
+
+
+def seed_generators(seed: int) -> None:
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+
+
+def generators() -> Dict[str, Tensor]:
+    _, words, spare = random.getstate()
+    drawn = np.random.get_state(legacy=False)
+    assert isinstance(drawn, dict) and drawn["bit_generator"] == "MT19937"
+    state = {
+        "cpu": torch.get_rng_state(),
+        "python": torch.tensor(words, dtype=torch.int64),
+        "python_spare": torch.tensor([] if spare is None else [spare], dtype=torch.float64),
+        "numpy": torch.from_numpy(drawn["state"]["key"].astype(np.int64)),
+        "numpy_position": torch.tensor([drawn["state"]["pos"], drawn["has_gauss"]]),
+        "numpy_spare": torch.tensor(drawn["gauss"], dtype=torch.float64),
+    }
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def restore_generators(state: Dict[str, Tensor]) -> None:
+    torch.set_rng_state(state["cpu"])
+    spare = state["python_spare"].tolist()
+    random.setstate((3, tuple(state["python"].tolist()), spare[0] if spare else None))
+    position, has_spare = state["numpy_position"].tolist()
+    keys = state["numpy"].numpy().astype(np.uint32)
+    np.random.set_state(("MT19937", keys, position, has_spare, float(state["numpy_spare"])))
+    if "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"])
+
+
+# Hashes of a training state: two states are the same, bit by bit, where all their hashes are.
+# They are sums of integers, computed where the tensors are: exact in any order, so fast on a GPU. They find mistakes; they are
+# no protection against somebody who wants two states to have one hash.
+
+
+_CHUNK = 1 << 24  # elements hashed at once: 128 MB of 64-bit products
+_STEP = 0x9E3779B97F4A7C15 - (1 << 64)  # an odd number with mixed bits: the weight of an element follows from its place
+
+
+class Digest(NamedTuple):
+    """The hashes of this rank's part of the state after a step."""
+
+    step: int
+    entries: Dict[str, str]
+
+    def differs_from(self, other: Digest) -> List[str]:
+        """Names of what is not the same in both."""
+        names = sorted({*self.entries, *other.entries})
+        return [name for name in names if self.entries.get(name) != other.entries.get(name)]
+
+    def of_all_ranks(self) -> str:
+        """One hash for the state of all ranks; all ranks must ask together."""
+        own = hashlib.sha256(repr(sorted(self.entries.items())).encode()).hexdigest()
+        return hashlib.sha256("".join(gathered(own)).encode()).hexdigest()[:16]
+
+
+def digest(step: int, state: TrainingState, others: Dict[str, Any]) -> Digest:
+    """Hash the state. `others`: what else belongs to it, such as the loss scale or the position in the data."""
+    now = state.now()
+    entries = {f"{kind}.{name}": value for kind in ("model", "optimizer") for name, value in now[kind].items()}
+    entries.update({f"group.{name}.{key}": value for name, pairs in now["groups"].items() for key, value in pairs})
+    entries.update({f"generator.{name}": value for name, value in generators().items()})
+    entries.update(others)
+    return Digest(step, {name: _hash(value) for name, value in entries.items()})
+
+
+def _hash(value: Any) -> str:
+    if isinstance(value, dict):
+        return str({key: _hash(inner) for key, inner in sorted(value.items())})
+    return tensor_hash(value) if isinstance(value, Tensor) else repr(value)
+
+
+def tensor_hash(tensor: Tensor) -> str:
+    own = own_part(tensor.detach())
+    plain, weighted = (number & (1 << 64) - 1 for number in hash_on_device(own).tolist())
+    return f"{own.dtype} {tuple(own.shape)} {plain:016x}{weighted:016x}"
+
+
+@torch.no_grad()
+def hash_on_device(tensor: Tensor) -> Tensor:
+    """Two integers, on the tensor's device: the host does not wait."""
+    own = own_part(tensor.detach())
+    flat = own.contiguous().reshape(-1).view(torch.uint8)
+    flat = flat.view(torch.int32) if flat.numel() % 4 == 0 and flat.storage_offset() % 4 == 0 else flat
+    sums = torch.zeros(2, dtype=torch.int64, device=flat.device)
+    for at in range(0, flat.numel(), _CHUNK):
+        numbers = flat[at : at + _CHUNK].to(torch.int64)
+        places = torch.arange(at + 1, at + 1 + numbers.numel(), device=numbers.device, dtype=torch.int64)
+        sums += torch.stack((numbers.sum(), (numbers * (places * _STEP | 1)).sum()))  # wraps round, the same everywhere
+    return sums

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from drumbeat.train.data.stream import Batch, Pieces, Samples, Stream
+from drumbeat.train.data.stream import Batch, Pieces, Stream
 from drumbeat.train.layers.cross_entropy import IGNORE
 from drumbeat.train.refusal import Refusal
 
@@ -32,9 +32,8 @@ def lines_of(folder: str) -> Iterator[Mapping[str, Any]]:
             try:
                 import pyarrow.parquet as parquet
             except ImportError:
-                raise Refusal(
-                    f"{path}: reading parquet needs pyarrow", "pip install pyarrow, or give .jsonl files"
-                ) from None
+                what = f"{path}: reading parquet needs pyarrow"
+                raise Refusal(what, "pip install pyarrow, or give .jsonl files") from None
             for batch in parquet.ParquetFile(path).iter_batches():
                 for row in batch.to_pylist():  # a column that a row has no value in is None
                     yield {name: value for name, value in row.items() if value is not None}
@@ -68,8 +67,8 @@ def document(row: Mapping[str, Any], tokenizer: Any) -> Document:
 
 
 def conversation(messages: Sequence[Mapping[str, str]], tokenizer: Any) -> Document:
-    """By the tokenizer's chat template. What a template adds to a conversation with an assistant's answer, beyond the prompt for
-    one, is that answer."""
+    """Tokenise by the tokenizer's chat template. What a template adds to a conversation with an assistant's answer, beyond
+    the prompt for one, is that answer."""
     if not getattr(tokenizer, "chat_template", None):
         raise Refusal("the tokenizer has no chat template", "give rows with prompt and completion, or text")
 
@@ -106,6 +105,9 @@ class Packed:
         self.inputs = np.zeros((len(rows), 2, length), dtype=np.int64)
         self.inputs[:, 0] = padding
         self.labels = np.full((len(rows), length), IGNORE, dtype=np.int64)
+        self.sizes = np.array(
+            [sum(len(tokens) for tokens, _ in row) for row in rows], dtype=np.int64
+        )  # without padding
         for i, row in enumerate(rows):
             at = 0
             for tokens, counts in row:
@@ -126,11 +128,12 @@ class Mixture:
     """Rows of several sources, by weight: a pass takes each one's share, from a source that is too small several times. Which
     rows a step takes follows from its number alone, so a resumed run goes on exactly."""
 
-    def __init__(self, sources: Sequence[Samples], weights: Sequence[float]) -> None:
+    def __init__(self, sources: Sequence[Packed], weights: Sequence[float]) -> None:
         total = sum(map(len, sources))
         counts = [max(1, round(total * weight / sum(weights))) for weight in weights]
         self.sources = list(sources)
         self.table = [(s, j % len(source)) for s, source in enumerate(sources) for j in range(counts[s])]
+        self.sizes = np.array([sources[s].sizes[row] for s, row in self.table], dtype=np.int64)
 
     def __len__(self) -> int:
         return len(self.table)

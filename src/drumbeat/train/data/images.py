@@ -1,4 +1,4 @@
-"""Images with labels: folders of files (one folder per class), and arrays (cifar.py reads them).
+"""Images with labels: folders of files (one folder per class), and arrays, such as CIFAR-100.
 
 Augmentation is drawn from (seed, epoch, sample), never from a rank's own generator: the same sample looks the same
 whichever rank reads it, so a run on another number of ranks sees the same images. What is read are bytes; `finish` makes
@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import functools
 import os
-from typing import List, Optional, Tuple, Union
+import pickle
+from typing import IO, Any, List, Optional, Tuple, Union
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +18,7 @@ import torch
 from torch import Tensor
 
 from drumbeat.train.data.decode import Pixels
-from drumbeat.train.data.decoders import Decoders
-from drumbeat.train.data.device_decode import DeviceDecoder
+from drumbeat.train.data.decoders import Decoders, DeviceDecoder
 from drumbeat.train.refusal import Refusal
 
 # Mean and spread of ImageNet's channels, and of CIFAR-100's.
@@ -45,9 +45,7 @@ class ImageFolder:
         classes: Optional[List[str]] = None,
     ) -> None:
         self._decoders = decoders or Decoders()
-        self.readers = (
-            2 if isinstance(self._decoders, DeviceDecoder) else 1
-        )  # processes are busy with one batch, a GPU is not
+        self.readers = 2 if isinstance(self._decoders, DeviceDecoder) else 1  # one batch keeps processes busy, no GPU
         if not os.path.isdir(folder):
             raise Refusal(f"{folder}: no such folder of images")
         found = sorted(e.name for e in os.scandir(folder) if e.is_dir() and not e.name.startswith("."))
@@ -88,10 +86,8 @@ class ImageArray:
         return len(self.pixels)
 
     def read(self, indices: list[int], epochs: list[int]) -> Tuple[Tensor, Tensor]:
-        if self.train:
-            pixels = np.stack([self._shifted(i, e) for i, e in zip(indices, epochs)])
-        else:
-            pixels = self.pixels[indices]
+        shifted = [self._shifted(i, e) for i, e in zip(indices, epochs)] if self.train else []
+        pixels = np.stack(shifted) if shifted else self.pixels[indices]
         return torch.from_numpy(np.ascontiguousarray(pixels)), torch.from_numpy(self.labels[indices])
 
     def finish(self, pixels: Tensor) -> Tensor:
@@ -117,3 +113,72 @@ def _on(device: torch.device, statistics: Statistics) -> Tuple[Tensor, Tensor]:
     """Kept there: a copy in every step would make the host wait."""
     mean, spread = (torch.tensor(values, device=device) * 255 for values in statistics)
     return mean, spread
+
+
+# CIFAR-100 as it is handed out: the binary version (train.bin, test.bin) and the Python version that torchvision reads
+# (cifar-100-python/train and test, pickles of dictionaries).
+
+
+_RECORD = 3074  # bytes: coarse label, fine label, three planes of 32 x 32
+_PLANES = 3072
+Labels = npt.NDArray[np.int64]
+
+
+def cifar100(folder: str, train: bool, seed: int = 0, classes: int = 100) -> ImageArray:
+    """Read CIFAR-100. `folder` holds either version; of the Python one also its parent, as torchvision unpacks it."""
+    binary = os.path.join(folder, "train.bin" if train else "test.bin")
+    name = "train" if train else "test"
+    pickled = [os.path.join(folder, name), os.path.join(folder, "cifar-100-python", name)]
+    path = next((path for path in (binary, *pickled) if os.path.isfile(path)), None)
+    if path is None:
+        what = f"{binary}: not there, nor {pickled[1]}"
+        raise Refusal(what, "unpack CIFAR-100's binary or Python version into the folder, or use data=synthetic")
+    planes, labels = _binary(path) if path == binary else _pickled(path)
+    if labels.max() >= classes or labels.min() < 0:
+        raise Refusal(f"{path}: class {labels.max()} with classes={classes}", "CIFAR-100 has 100")
+    pixels = planes.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    return ImageArray(np.ascontiguousarray(pixels), labels, train, seed)
+
+
+def _binary(path: str) -> Tuple[Pixels, Labels]:
+    raw = np.fromfile(path, dtype=np.uint8)
+    if len(raw) == 0 or len(raw) % _RECORD:
+        raise Refusal(f"{path}: {len(raw)} bytes are no whole number of CIFAR-100 records (3,074 bytes)")
+    rows = raw.reshape(-1, _RECORD)
+    return rows[:, 2:], rows[:, 1].astype(np.int64)
+
+
+def _pickled(path: str) -> Tuple[Pixels, Labels]:
+    with open(path, "rb") as file:
+        try:
+            found = _ArraysOnly(file).load()
+            by_name = {key.decode() if isinstance(key, bytes) else key: value for key, value in found.items()}
+            planes, labels = by_name["data"], np.asarray(by_name["fine_labels"], dtype=np.int64)
+            fits = planes.dtype == np.uint8 and planes.shape == (len(labels), _PLANES) and len(labels)
+        except Exception as error:  # a damaged pickle can raise anything
+            raise Refusal(f"{path}: cannot be read as CIFAR-100's Python version: {error}") from None
+    if not fits:
+        raise Refusal(f"{path}: images of shape {planes.shape} for {len(labels)} labels are not CIFAR-100")
+    return planes, labels
+
+
+class _ArraysOnly(pickle.Unpickler):
+    """Dictionaries, lists, numbers, text and NumPy arrays; a pickle that names anything else is refused, not run."""
+
+    _ALLOWED = frozenset(
+        [
+            ("numpy.core.multiarray", "_reconstruct"),
+            ("numpy._core.multiarray", "_reconstruct"),
+            ("numpy", "ndarray"),
+            ("numpy", "dtype"),
+            ("_codecs", "encode"),
+        ]
+    )
+
+    def __init__(self, file: IO[bytes]) -> None:
+        super().__init__(file, encoding="bytes")
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in self._ALLOWED:
+            raise pickle.UnpicklingError(f"it names {module}.{name}, which is not part of an array")
+        return super().find_class(module.replace("numpy.core", "numpy._core") if hasattr(np, "_core") else module, name)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections import deque
-from typing import Any, Callable, Deque, Dict, Iterator, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Deque, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple
 
 import torch
 import torch.distributed as dist
@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torch.utils.data.distributed import DistributedSampler
 
+from drumbeat.train.layers.cross_entropy import IGNORE
 from drumbeat.train.refusal import Refusal
 
 _KEPT = (
@@ -93,7 +94,7 @@ class Batches:
                 yield part, counts, rows_of(batch)
 
     def _as_given(self, done: int) -> Iterator[Tuple[Any, bool, int]]:
-        """Until the first rank's data end: every forward pass of a sharded model needs all ranks."""
+        """Yield batches until the first rank's data end: every forward pass of a sharded model needs all ranks."""
         for batch in _until_one_ends(_after(self.source, done // self.data_ranks)):
             yield batch, True, rows_of(batch) * self.data_ranks
 
@@ -139,10 +140,8 @@ def _loader(source: Any, batch_size: Optional[int], shuffle: bool) -> Any:
         if batch_size is not None:
             raise Refusal("batch_size belongs to the DataLoader that you gave", "leave it out here")
         if isinstance(source.sampler, DistributedSampler):
-            raise Refusal(
-                "the DataLoader has a DistributedSampler, and batches would be shared between the ranks twice",
-                "give it no sampler (shuffle=True), or pass split=False",
-            )
+            what = "the DataLoader has a DistributedSampler, and batches would be shared between the ranks twice"
+            raise Refusal(what, "give it no sampler (shuffle=True), or pass split=False")
         return source
     if isinstance(source, (Dataset, IterableDataset)) or (hasattr(source, "__getitem__") and batch_size is not None):
         if batch_size is None:
@@ -200,10 +199,8 @@ def _same_on_all_ranks(indices: List[Any]) -> None:
     both = torch.tensor([own, -own])
     dist.all_reduce(both, dist.ReduceOp.MAX)
     if int(both[0]) != -int(both[1]):
-        raise Refusal(
-            "the sampler gives each rank other samples, so batches cannot be shared",
-            "let it draw from a torch generator in its attribute `generator`, or pass split=False",
-        )
+        what = "the sampler gives each rank other samples, so batches cannot be shared"
+        raise Refusal(what, "let it draw from a torch generator in its attribute `generator`, or pass split=False")
 
 
 def map_tensors(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
@@ -224,9 +221,8 @@ def rows_of(batch: Any) -> int:
     for tensor in tensors_of(batch):
         if tensor.ndim:
             return len(tensor)
-    raise Refusal(
-        f"a batch of type {type(batch).__name__} holds no tensor", "yield tensors, alone or in dicts or tuples"
-    )
+    what = f"a batch of type {type(batch).__name__} holds no tensor"
+    raise Refusal(what, "yield tensors, alone or in dicts or tuples")
 
 
 def share_of(batch: Any, part: int, parts: int) -> Tuple[Any, bool]:
@@ -257,3 +253,39 @@ def tensors_of(batch: Any) -> Iterator[Tensor]:
     elif isinstance(batch, (list, tuple)):
         for value in batch:
             yield from tensors_of(value)
+
+
+# Ranks whose data end at different times, or who cut a step into more micro-batches than others. Each forward pass of a
+# sharded model is a conversation of all ranks, so a rank that has nothing left must still take part: it repeats its last
+# inputs with no targets, which adds nothing to the loss, to the gradients or to what the loss is divided by.
+#     for batches in together(my_steps):  # instead of: for batches in my_steps
+#         step(batches)
+# The recipes do not need it: their Stream gives every rank equally much.
+
+
+Batch = Tuple[Tensor, Tensor]
+
+
+def together(steps: Iterable[List[Batch]]) -> Iterator[List[Batch]]:
+    """The lists of micro-batches of `steps`, until the last rank's end, equally long on all ranks."""
+    source = iter(steps)
+    empty: List[Batch] = []
+    while True:
+        own = next(source, [])
+        if own:
+            inputs, targets = own[-1]
+            empty = [(inputs, torch.full_like(targets, IGNORE))]
+        most, has_none = _largest(len(own), int(not empty))
+        if most == 0:
+            return
+        if has_none:  # every rank sees this, so every rank stops
+            raise Refusal("a rank has no data at all", "give every rank at least one micro-batch in the first step")
+        yield own + empty * (most - len(own))
+
+
+def _largest(*numbers: int) -> List[int]:
+    """Return the largest of each number over all ranks."""
+    agreed = torch.tensor(numbers)  # on the CPU: the device is not waited for
+    if dist.is_initialized():
+        dist.all_reduce(agreed, dist.ReduceOp.MAX)
+    return agreed.tolist()

@@ -30,7 +30,9 @@ class Samples(Protocol):
     def __len__(self) -> int: ...
 
     def read(self, indices: list[int], epochs: list[int]) -> Batch:
-        """Inputs and targets of these samples. The epoch is for augmentation: the same pair gives the same result."""
+        """Inputs and targets of these samples. The epoch is for augmentation: the same pair gives the same result.
+
+        Samples may have `sizes`, the tokens of each one, where not every token is a target."""
         ...
 
 
@@ -90,6 +92,14 @@ class Stream:
         self.sample += self.batch
         moved = [(self._moved(x), self._moved(y)) for x, y in batches]
         return Pieces(moved if self.finish is None else [(self.finish(x), y) for x, y in moved])
+
+    def tokens(self, steps: int) -> Optional[int]:
+        """Count the tokens in the last batches of all ranks, whether they count in the loss or not; None if not known."""
+        sizes = getattr(self.samples, "sizes", None)
+        if sizes is None:
+            return None
+        numbers = np.arange(self.sample - steps * self.batch, self.sample, dtype=np.uint64)
+        return int(sizes[places(numbers, len(self.samples), self.seed, self.shuffle)[1]].sum())
 
     def _next_read(self) -> List[Batch]:
         """While the device computes, others read the batches that follow."""

@@ -34,7 +34,7 @@ Quantized = Tuple[Tensor, Tensor, Tensor]  # in 8 bits, that transposed, and the
 
 
 def supported(device: torch.device) -> Optional[str]:
-    """None, or the reason why this device cannot."""
+    """Return the reason why this device cannot compute in fp8; None if it can."""
     if device.type != "cuda":
         return f"fp8 products need a GPU; this is {device.type}"
     if torch.version.hip is not None:
@@ -82,7 +82,7 @@ def quantize_gate(pairs: Tensor, part: int) -> Quantized:
 
 @torch.library.custom_op("drumbeat::quantize_gate_gradient", mutates_args=())
 def quantize_gate_gradient(pairs: Tensor, d_out: Tensor, part: int) -> Quantized:
-    """Its gradient by gates and ups, in e5m2."""
+    """Return its gradient by gates and ups, in e5m2."""
     if has_kernels(pairs):
         from drumbeat.train.kernels.cast import cast_gate_gradient
 
@@ -119,7 +119,7 @@ def _(pairs: Tensor, d_out: Tensor, part: int) -> Quantized:
 
 
 def product(a: Tensor, b_turned: Tensor, scale_a: Tensor, scale_b: Tensor, dtype: torch.dtype, fast: bool) -> Tensor:
-    """`fast`: sums of about 14 bits."""
+    """Multiply in fp8. `fast`: sums of about 14 bits."""
     return torch._scaled_mm(a, b_turned.t(), scale_a=scale_a, scale_b=scale_b, out_dtype=dtype, use_fast_accum=fast)
 
 

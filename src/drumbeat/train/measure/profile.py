@@ -26,7 +26,7 @@ class Profile:
 
     @staticmethod
     def parse(text: str) -> Profile:
-        """`RANKS[:START[:STEPS]]`, ranks joined by '+': 0, 0+3, 0:10:3. Traces go to this attempt's part of the run
+        """Parse `RANKS[:START[:STEPS]]`, ranks joined by '+': 0, 0+3, 0:10:3. Traces go to this attempt's part of the run
         folder, so that runs do not mix; started without drumbeat, to ./profile."""
         ranks, _, rest = text.partition(":")
         start, _, steps = rest.partition(":")

@@ -40,7 +40,7 @@ class RopeScaling(NamedTuple):
 
     @staticmethod
     def parse(text: str, original: int) -> RopeScaling:
-        """`llama3:8` or `yarn:4`: how many times longer."""
+        """Parse `llama3:8` or `yarn:4`: how many times longer."""
         kind, _, factor = text.partition(":")
         if kind not in ("llama3", "yarn") or not factor.replace(".", "", 1).isdecimal() or float(factor) < 1:
             raise Refusal(f"rope={text} cannot be read", "write llama3:FACTOR or yarn:FACTOR, such as yarn:4")
@@ -51,7 +51,7 @@ class RopeScaling(NamedTuple):
 
     @staticmethod
     def read(rope: Mapping[str, Any], context: int) -> Optional[RopeScaling]:
-        """As a transformers config has it."""
+        """Read it as a transformers config has it."""
         kind = rope.get("rope_type", rope.get("type", "default"))
         original = rope.get("original_max_position_embeddings") or context
         if kind == "llama3":

@@ -15,11 +15,10 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from drumbeat.train.checkpoint.digest import hash_on_device
-from drumbeat.train.checkpoint.state import named_buffers, named_parameters, own_part
+from drumbeat.train.checkpoint.state import hash_on_device, named_buffers, named_parameters, own_part
 from drumbeat.train.data.loaders import tensors_of
 from drumbeat.train.layers.batch_norm import BATCH_NORMS
-from drumbeat.train.parallel.meshes import Meshes
+from drumbeat.train.parallel.meshes import Meshes, gathered
 from drumbeat.train.refusal import Stopped
 
 _FIRST = (1, 2, 10)  # steps of this process; a schedule may start with a learning rate of zero
@@ -84,7 +83,7 @@ class Equality:
 
     @torch.no_grad()
     def weights(self) -> None:
-        """After an update: stop all ranks if a tensor differs between replicas."""
+        """Check the weights after an update: stop all ranks if a tensor differs between replicas."""
         held = self._held()
         problems, notes = [], []
         for name in ("dp_replicate", "dp_shard", "ep", "cp", "tp"):
@@ -105,7 +104,7 @@ class Equality:
         )
         self._stop_together([f"{self._steps} steps after the start, {text}" for text in problems], fix)
         if self._anywhere(bool(notes)):
-            names = sorted({name for names in _everybody(notes) for name in names})
+            names = sorted({name for names in gathered(notes) for name in names})
             if dist.get_rank() == 0:
                 print(
                     f"{_few(names)} had drifted apart by rounding between tensor-parallel ranks: made equal", flush=True
@@ -125,7 +124,7 @@ class Equality:
 
     def _stop_together(self, problems: List[str], fix: str) -> None:
         if self._anywhere(bool(problems)):
-            told = [text for texts in _everybody(problems) for text in texts]
+            told = [text for texts in gathered(problems) for text in texts]
             raise Stopped(told[0], fix)
 
 
@@ -187,12 +186,6 @@ def _norm_and_projection(grad: Tensor) -> Tensor:
     flat = grad.detach().reshape(-1).float()
     signs = 1 - 2 * (torch.arange(flat.numel(), device=flat.device) * 2654435761 >> 7 & 1)
     return torch.stack((flat.norm(), (flat * signs).sum())).double()
-
-
-def _everybody(values: List[str]) -> List[List[str]]:
-    every: List[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(every, values)
-    return every
 
 
 def _few(names: Sequence[str]) -> str:

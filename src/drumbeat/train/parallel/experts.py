@@ -35,9 +35,8 @@ def apply_expert_parallelism(model: nn.Module, meshes: Meshes) -> None:
         raise Refusal("layout ep: the model has no experts that can be divided", "use fsdp, or a model with experts")
     for module in found if mesh is not None else ():
         if meshes.layout.tp > 1 and not isinstance(module, Experts):
-            raise Refusal(
-                "experts of transformers' models with tensor parallelism are not built", "use ep, fsdp or both"
-            )
+            what = "experts of transformers' models with tensor parallelism are not built"
+            raise Refusal(what, "use ep, fsdp or both")
         count = len(getattr(module, _WEIGHTS[0]))
         if count % mesh.size():  # type: ignore[union-attr]
             raise Refusal(

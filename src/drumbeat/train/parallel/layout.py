@@ -27,7 +27,8 @@ class Layout:
 
     @staticmethod
     def parse(text: str, ranks_per_node: int = 1) -> Layout:
-        """`dp_replicate=2,dp_shard=-1`, or one word: ddp, fsdp, hsdp (shards in a node, replicas between), tp, pp, cp, ep."""
+        """Parse `dp_replicate=2,dp_shard=-1`, or one word: ddp, fsdp, hsdp (shards in a node, replicas between), tp, pp,
+        cp, ep."""
         if text == "ddp":
             return Layout(dp_replicate=-1)
         if text == "fsdp":
@@ -41,10 +42,8 @@ class Layout:
         for part in re.split(r"[,\s]+", text.strip()):
             name, _, value = part.partition("=")
             if name not in known or not re.fullmatch(r"-?\d+", value):
-                raise Refusal(
-                    f"layout '{text}': cannot read '{part}'",
-                    f"write one of {', '.join(SHORT)}, or degrees such as dp_shard=4,tp=2 (names: {', '.join(known)})",
-                )
+                fix = f"write one of {', '.join(SHORT)}, or degrees such as dp_shard=4,tp=2 (names: {', '.join(known)})"
+                raise Refusal(f"layout '{text}': cannot read '{part}'", fix)
             if name in degrees:
                 raise Refusal(f"layout '{text}': {name} is given twice")
             degrees[name] = int(value)
@@ -66,9 +65,8 @@ class Layout:
         if resolved.ranks != size:
             wanted = f"{product} x n" if rest else f"{product}"
             there = "is 1 rank" if size == 1 else f"are {size} ranks"
-            raise Refusal(
-                f"layout: {self.equation()} = {wanted}, but there {there}", "change a degree or the number of ranks"
-            )
+            what = f"layout: {self.equation()} = {wanted}, but there {there}"
+            raise Refusal(what, "change a degree or the number of ranks")
         return resolved
 
     @property

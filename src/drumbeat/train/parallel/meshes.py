@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Optional, Tuple, TypeVar
+from typing import Any, Callable, Dict, List, Optional, Tuple, TypeVar
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -89,3 +89,11 @@ def _made(layout: Layout, device_type: str) -> Tuple[DeviceMesh, Dict[Tuple[str,
         names.insert(names.index("dp_replicate") + 1, "dp_shard")
     sizes = tuple(getattr(layout, name) for name in names)
     return init_device_mesh(device_type, sizes, mesh_dim_names=tuple(names)), {}
+
+
+def gathered(value: Any, group: Any = None) -> List[Any]:
+    """Return the values of all ranks of the group (none: of all there are), which call this together."""
+    every: List[Any] = [value] * (dist.get_world_size(group) if dist.is_initialized() else 1)
+    if dist.is_initialized():
+        dist.all_gather_object(every, value, group=group)
+    return every

@@ -30,21 +30,18 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
+from drumbeat.train.layers.attention import FLASH4
 from drumbeat.train.layers.batch_norm import BATCH_NORMS
-from drumbeat.train.layers.flash4 import FLASH4
 from drumbeat.train.parallel import hooks
+from drumbeat.train.parallel.context import RING_ATTENTION
 from drumbeat.train.parallel.experts import apply_expert_parallelism, cut_experts
 from drumbeat.train.parallel.meshes import Meshes
-from drumbeat.train.parallel.ring import RING_ATTENTION
 from drumbeat.train.parallel.tensor_plan import apply_tensor_plan
 from drumbeat.train.precision import Precision
 from drumbeat.train.refusal import Refusal
 
-_BUFFERS = next(
-    name
-    for name in ("forward_sync_buffers", "broadcast_buffers")
-    if name in inspect.signature(DistributedDataParallel.__init__).parameters
-)
+_OPTIONS = inspect.signature(DistributedDataParallel.__init__).parameters
+_BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in _OPTIONS else "broadcast_buffers"
 
 RECOMPUTE = ("none", "selective", "lean", "full")
 
@@ -73,8 +70,8 @@ def parallelize(
     sharding: Optional[Sharding] = None,
     hook: str = "all-reduce",
 ) -> nn.Module:
-    """`blocks` names the module whose children are the model's repeated blocks; without it size chooses the units.
-    `recomputed`: the modules whose children `recompute` wraps; without it those of `blocks`.
+    """Prepare a model. `blocks` names the module whose children are the model's repeated blocks; without it size chooses
+    the units. `recomputed`: the modules whose children `recompute` wraps; without it those of `blocks`.
     """
     layout = meshes.layout
     sharded = shards(meshes)
@@ -84,9 +81,8 @@ def parallelize(
     apply_expert_parallelism(model, meshes)
     precision.prepare(model, sharded, blocks)
     if sharding is not None and sharding.offload and not sharded:
-        raise Refusal(
-            "offload: only shards can live in CPU memory, and this layout has none", "use fsdp, or leave it out"
-        )
+        what = "offload: only shards can live in CPU memory, and this layout has none"
+        raise Refusal(what, "use fsdp, or leave it out")
     apply_recompute(model, [pair for name in recomputed or [blocks] for pair in block_list(model, name)], recompute)
     repeated = block_list(model, blocks)
     if compile:
@@ -252,7 +248,9 @@ def apply_ddp(model: nn.Module, meshes: Meshes, device: torch.device, hook: str)
     if group is None or meshes.layout.pp > 1:
         if hook != "all-reduce":
             why = (
-                "this layout has no data-parallel ranks" if group is None else "hooks belong to DDP, this is a pipeline"
+                "hooks belong to DDP, this is a pipeline"
+                if group is not None
+                else "this layout has no data-parallel ranks"
             )
             raise Refusal(f"communication hook {hook}: {why}", "leave the hook out")
         return model

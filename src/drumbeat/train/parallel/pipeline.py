@@ -46,9 +46,8 @@ SPLIT_BACKWARD = ("zero-bubble", "zbv")  # first the gradients that the stage be
 
 def refuse_for_pipelines(precision: str, schedule: str, recompute: str) -> None:
     if precision == "fp16":
-        raise Refusal(
-            "pipeline with fp16: the schedule owns the backward pass, so the loss cannot be scaled", "use bf16"
-        )
+        what = "pipeline with fp16: the schedule owns the backward pass, so the loss cannot be scaled"
+        raise Refusal(what, "use bf16")
     if schedule in SPLIT_BACKWARD and recompute in ("selective", "lean"):
         raise Refusal(
             f"pipeline schedule {schedule} with {recompute} recomputation: torch recomputes such a block once, "
@@ -80,7 +79,7 @@ class _End(Exception):
 
 
 class _Elsewhere(nn.Module):
-    """In the place of a block of another stage."""
+    """Stand-in for a block of another stage."""
 
     def __init__(self, block: nn.Module, role: str, stage: Stage) -> None:
         super().__init__()
@@ -104,7 +103,7 @@ class _Elsewhere(nn.Module):
 
 
 class _Missing(nn.Module):
-    """In the place of a layer that another stage holds: NaN of the shape that it would give."""
+    """Stand-in for a layer that another stage holds: NaN of the shape that it would give."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -159,9 +158,8 @@ def _cut(stage: Stage, holders: Sequence[str], number: int, stages: int) -> nn.M
             "untie them (transformers: tie_word_embeddings=False in the config; recipes: untie=yes), or use another layout",
         )
     if not holders:
-        raise Refusal(
-            "pipeline: the model has no list of blocks of one kind", "name it with blocks=, or use another layout"
-        )
+        what = "pipeline: the model has no list of blocks of one kind"
+        raise Refusal(what, "name it with blocks=, or use another layout")
     places = [model.get_submodule(name) for name in holders]
     blocks = [(place, name, block) for place in places for name, block in place.named_children()]
     if len(blocks) < stages:
@@ -218,10 +216,8 @@ class Pipeline:
         self.numbers = stage_numbers(schedule, mesh.get_local_rank(), mesh.size())
         self.total = SCHEDULES[schedule][1] * mesh.size()
         if pieces < mesh.size() and SCHEDULES[schedule][1] > 1:
-            raise Refusal(
-                f"pipeline schedule {schedule}: {pieces} micro-batches for {mesh.size()} ranks",
-                f"set accumulate to a multiple of {mesh.size()}, or use gpipe",
-            )
+            what = f"pipeline schedule {schedule}: {pieces} micro-batches for {mesh.size()} ranks"
+            raise Refusal(what, f"set accumulate to a multiple of {mesh.size()}, or use gpipe")
         self._schedules: Dict[Any, Any] = {}
         self._tried: Optional[Tuple[Any, List[Between]]] = None  # rows and tokens, and what is sent for them
         self._divisor = torch.ones((), device=device)
@@ -301,9 +297,8 @@ class Pipeline:
                 ]
                 dist.broadcast_object_list(box, group=self.mesh.get_group(), group_src=owners.index(True))
                 if not box[0][3]:
-                    raise Refusal(
-                        "pipeline: the model changes what a block returns before the next one gets it", _CALLED
-                    )
+                    what = "pipeline: the model changes what a block returns before the next one gets it"
+                    raise Refusal(what, _CALLED)
                 sent.append(box[0][:2])
                 tuples = tuples or box[0][2]
                 for part in self.parts:
@@ -341,10 +336,8 @@ def _equal(pieces: Sequence[Piece]) -> List[Piece]:
     for (batch, count), own in zip(pieces, rows):
         if own < most:
             if not isinstance(batch, dict) or not isinstance(batch.get("labels"), Tensor) or batch["labels"].ndim < 2:
-                raise Refusal(
-                    f"pipeline: a batch of {sum(rows)} samples cannot be cut into {len(pieces)} equal micro-batches",
-                    "let accumulate divide the batch of each data-parallel rank",
-                )
+                what = f"pipeline: a batch of {sum(rows)} samples cannot be cut into {len(pieces)} equal micro-batches"
+                raise Refusal(what, "let accumulate divide the batch of each data-parallel rank")
             batch = {name: _longer(x, own, most, name.endswith("labels")) for name, x in batch.items()}
         equal.append((batch, count))
     return equal

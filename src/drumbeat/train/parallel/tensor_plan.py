@@ -60,18 +60,16 @@ def read_plan(model: nn.Module, plan: Optional[Plan]) -> Dict[str, ParallelStyle
             for name in names:
                 if not isinstance(modules[name], (nn.Linear, nn.Embedding)):
                     kind = type(modules[name]).__name__
-                    raise Refusal(
-                        f"plan: {name} is a {kind}", "only Linear and Embedding layers can be cut by columns or rows"
-                    )
+                    what = f"plan: {name} is a {kind}"
+                    raise Refusal(what, "only Linear and Embedding layers can be cut by columns or rows")
     return styles
 
 
 def apply_tensor_plan(model: nn.Module, meshes: Meshes, plan: Mapping[str, ParallelStyle]) -> None:
     """A pipeline stage lacks some of the modules, so patterns that match nothing are read_plan's to refuse."""
     if not plan:
-        raise Refusal(
-            "tensor parallelism needs a plan that says which layer is cut how", "pass plan, or use another layout"
-        )
+        what = "tensor parallelism needs a plan that says which layer is cut how"
+        raise Refusal(what, "pass plan, or use another layout")
     names = [name for name, module in model.named_modules() if any(True for _ in module.parameters())]
     used = {name: style for pattern, style in plan.items() for name in fnmatch.filter(names, pattern)}
     tied = tied_parameters(model)

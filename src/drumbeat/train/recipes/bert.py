@@ -14,11 +14,10 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, SequenceParallel
 
 from drumbeat.train.data.stream import Samples
-from drumbeat.train.data.text import Masked, byte_text, standard_library
-from drumbeat.train.data.tokens import token_file
+from drumbeat.train.data.text import Masked, byte_text, standard_library, token_file
 from drumbeat.train.fit import Transformer
 from drumbeat.train.loop import Result, train
-from drumbeat.train.measure.mfu import transformer_flops, utilisation
+from drumbeat.train.measure.meter import transformer_flops, utilisation
 from drumbeat.train.models.bert import SHAPES, Bert, BertShape
 from drumbeat.train.parallel.meshes import Meshes
 from drumbeat.train.recipe import TOKENS, build, kept_batches, meshes_for, optimizer_of, resolved, set_up
@@ -31,7 +30,9 @@ from drumbeat.train.world import join
 @dataclass(frozen=True)
 class BertSettings(TokenSettings):
     model: str = option("byte-tiny", "shape: byte-tiny, base, large")
-    data: str = option("python", "python (its own source), a folder of text (bytes), or a .bin or .npy token file")
+    data: str = option(
+        "python", "python (its own source), a folder of text (bytes), or a .bin or .npy token file", reads=("python",)
+    )
     mask: int = option(0, "the mask token; 0: the shape's last one")
     length: int = option(0, "tokens a sequence; 0: the shape's context")
     steps: int = option(400, "optimizer steps")
@@ -82,10 +83,8 @@ def transformer(shape: BertShape, length: int) -> Transformer:
 def check(shape: BertShape, meshes: Meshes, length: int) -> None:
     tp = meshes.layout.tp
     if meshes.layout.cp > 1:
-        raise Refusal(
-            f"bert with context parallelism: its sequences have {length} tokens, too few to be worth cutting",
-            "use tp, which cuts them between the layers as well, or fsdp",
-        )
+        what = f"bert with context parallelism: its sequences have {length} tokens, too few to be worth cutting"
+        raise Refusal(what, "use tp, which cuts them between the layers as well, or fsdp")
     if shape.heads % tp or shape.inner % tp or length % tp or shape.vocabulary % tp:
         raise Refusal(
             f"tensor parallelism {tp}: it must divide {shape.heads} heads, an inner width of {shape.inner}, {length} "

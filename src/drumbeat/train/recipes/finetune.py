@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Dict, Iterator, List
 
 import torch
 
-from drumbeat.train.checkpoint.generators import seed_generators
+from drumbeat.train.checkpoint.state import seed_generators
 from drumbeat.train.data.conversations import Document, Mixture, NamedStream, Packed, document, lines_of, named
 from drumbeat.train.data.stream import Samples
 from drumbeat.train.loop import Result, train
@@ -29,8 +29,13 @@ _KEPT = 50  # of so many documents one is kept back to validate on
 
 @dataclass(frozen=True)
 class FinetuneSettings(Settings):
-    weights: str = option("", "folder with config.json, safetensors and tokenizer, as save_pretrained writes it")
-    data: str = option("", "folders or files of .jsonl and .parquet; several by weight: chat:0.7,code:0.3")
+    weights: str = option(
+        "",
+        "a downloaded folder with config.json, safetensors and tokenizer, as save_pretrained writes it",
+        reads=(),
+        holds="config.json",
+    )
+    data: str = option("", "folders or files of .jsonl and .parquet; several by weight: chat:0.7,code:0.3", reads=())
     length: int = option(2048, "tokens per row, into which documents are packed")
     batch: int = option(0, "rows per step, on all ranks together; 0: 32, or all rows where there are fewer")
     steps: int = option(0, "optimizer steps; 0: as many as `epochs` take")
@@ -38,7 +43,7 @@ class FinetuneSettings(Settings):
     lora: int = option(0, "rank of LoRA's matrices; 0: train all weights")
     alpha: float = option(0.0, "LoRA's scale is alpha / rank; 0: twice the rank")
     targets: str = option("", "layers with an adapter, comma between, such as q_proj,v_proj; none: all linear ones")
-    adapter: str = option("", "folder with an adapter of peft's to go on from")
+    adapter: str = option("", "folder with an adapter of peft's to go on from", reads=(), holds="adapter_config.json")
     export: str = option("", "folder for the weights at the end, with what LoRA has learnt added to them")
     rate: str = option("cosine", "learning rate after the warm-up: wsd (level, then down), cosine, linear, constant")
     lr: float = option(0.0, "highest learning rate; 0: 2e-4 with LoRA, 2e-5 without")
@@ -56,16 +61,15 @@ SettingsClass = FinetuneSettings
 def samples(settings: FinetuneSettings, tokenizer: Any, kept: bool) -> Samples:
     """Rows to train on, or those of every 50th document, which are kept back."""
     padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id or 0
-    sources: List[Samples] = []
+    sources: List[Packed] = []
     weights: List[float] = []
     for text in settings.data.split(","):
         folder, colon, weight = text.rpartition(":") if ":" in text else (text, "", "1")
         try:
             weights.append(float(weight))
         except ValueError:
-            raise Refusal(
-                f"data={text} cannot be read", "write FOLDER, or FOLDER:WEIGHT with a comma between"
-            ) from None
+            what = f"data={text} cannot be read"
+            raise Refusal(what, "write FOLDER, or FOLDER:WEIGHT with a comma between") from None
         documents: List[Document] = []
         for i, row in enumerate(lines_of(os.path.expanduser(folder))):
             if bool(settings.validation and i % _KEPT == _KEPT - 1) == kept:
@@ -84,6 +88,17 @@ def fitted(settings: FinetuneSettings, rows: int, ranks: int) -> FinetuneSetting
     return replace(settings, batch=batch, steps=settings.steps or max(1, math.ceil(settings.epochs * rows / batch)))
 
 
+def loaded(kind: Any, folder: str, **more: Any) -> Any:
+    """Load a tokenizer or model from a folder of this machine; a broken one is refused in one line."""
+    if not os.path.isfile(os.path.join(folder, "config.json")):  # transformers would take it for a name on a hub
+        raise Refusal(f"weights={folder}: no folder with a config.json", "give a downloaded model's folder")
+    try:
+        return kind.from_pretrained(folder, local_files_only=True, **more)
+    except (OSError, ValueError, ImportError) as error:
+        why = " ".join(str(error).split())[:300]
+        raise Refusal(f"weights={folder} cannot be loaded: {why}", "it needs safetensors and a tokenizer") from error
+
+
 def run(settings: FinetuneSettings) -> Result:
     if not settings.weights or not settings.data:
         raise Refusal("finetune needs weights=FOLDER and data=FOLDER")
@@ -97,7 +112,7 @@ def run(settings: FinetuneSettings) -> Result:
     settings = replace(settings, lr=settings.lr or (2e-4 if adapted else 2e-5))
     world = join()
     folder = os.path.expanduser(settings.weights)
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    tokenizer = loaded(AutoTokenizer, folder)
     rows, kept = samples(settings, tokenizer, False), samples(settings, tokenizer, True)
     meshes = meshes_for(settings, world)
     given, settings = settings, fitted(settings, len(rows), meshes.layout.data_ranks)
@@ -105,7 +120,7 @@ def run(settings: FinetuneSettings) -> Result:
     if given.warmup < 0:
         settings = replace(settings, warmup=min(settings.warmup, settings.steps // 10))
     seed_generators(settings.seed)
-    model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=torch.float32)
+    model = loaded(AutoModelForCausalLM, folder, dtype=torch.float32)
     if settings.adapter:
         load_adapter(model, os.path.expanduser(settings.adapter))
     elif settings.lora:

@@ -22,13 +22,12 @@ from torch.distributed.tensor.parallel import (
 
 from drumbeat.train.data.stream import Samples
 from drumbeat.train.data.synthetic import SyntheticTokens
-from drumbeat.train.data.text import byte_text, standard_library
-from drumbeat.train.data.tokens import token_file
+from drumbeat.train.data.text import byte_text, standard_library, token_file
 from drumbeat.train.export import read_config
 from drumbeat.train.fit import Transformer
 from drumbeat.train.layers.attention import attention_kernel
 from drumbeat.train.loop import Result, train
-from drumbeat.train.measure.mfu import transformer_flops, utilisation
+from drumbeat.train.measure.meter import transformer_flops, utilisation
 from drumbeat.train.models.llama import SHAPES, Llama, LlamaShape, RopeScaling, segments, shape_from
 from drumbeat.train.parallel.meshes import Meshes
 from drumbeat.train.parallel.parallelize import shards
@@ -46,8 +45,17 @@ from drumbeat.train.world import join
 @dataclass(frozen=True)
 class LlamaSettings(TokenSettings):
     model: str = option("byte-tiny", "shape: byte-tiny, 1b, 3b, 8b, 70b")
-    weights: str = option("", "folder with config.json and safetensors: start from these weights, in their shape")
-    data: str = option("python", "python (its own source), synthetic, a folder of text (bytes), or a .bin or .npy file")
+    weights: str = option(
+        "",
+        "folder with config.json and safetensors: start from these weights, in their shape",
+        reads=(),
+        holds="config.json",
+    )
+    data: str = option(
+        "python",
+        "python (its own source), synthetic, a folder of text (bytes), or a .bin or .npy file",
+        reads=("python", "synthetic"),
+    )
     length: int = option(0, "tokens a sequence; 0: the shape's context")
     rope: str = option("", "longer sequences than the shape's: llama3:FACTOR or yarn:FACTOR times as long")
     context: str = option("auto", "cp: ulysses, ring, or auto: ulysses where the heads divide by it, else ring")
@@ -94,10 +102,8 @@ def transformer(shape: LlamaShape, length: int) -> Transformer:
 def check(shape: LlamaShape, meshes: Meshes, length: int) -> None:
     tp, own = meshes.layout.tp, length // meshes.layout.cp
     if shape.experts and meshes.layout.pp > 1:
-        raise Refusal(
-            "layout pp with experts: the loss that keeps them evenly used is not carried between stages",
-            "use ep, fsdp, tp or cp",
-        )
+        what = "layout pp with experts: the loss that keeps them evenly used is not carried between stages"
+        raise Refusal(what, "use ep, fsdp, tp or cp")
     if shape.kv_heads % tp or (shape.gate_groups % tp and not shape.experts) or own % tp or shape.vocabulary % tp:
         raise Refusal(
             f"tensor parallelism {tp}: it must divide {shape.kv_heads} key-value heads, {shape.gate_groups} gate "

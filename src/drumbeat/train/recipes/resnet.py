@@ -9,13 +9,13 @@ import os
 from dataclasses import dataclass, replace
 from typing import Dict, Tuple
 
-from drumbeat.train.data.device_decode import decoders_for
+from drumbeat.train.data.decoders import decoders_for
 from drumbeat.train.data.images import ImageFolder
 from drumbeat.train.data.stream import Images
 from drumbeat.train.data.synthetic import SyntheticImages
 from drumbeat.train.images import ACCURACY, CLASSES, refuse_for_images, set_up_images, steps_of
 from drumbeat.train.loop import Result, train
-from drumbeat.train.measure.mfu import utilisation
+from drumbeat.train.measure.meter import utilisation
 from drumbeat.train.models.resnet import ResNet, forward_flops
 from drumbeat.train.recipe import kept_batches, meshes_for, resolved
 from drumbeat.train.refusal import Refusal
@@ -26,7 +26,9 @@ from drumbeat.train.world import World, join
 @dataclass(frozen=True)
 class ResNetSettings(Settings):
     depth: int = option(50, "18 or 50")
-    data: str = option("synthetic", "synthetic, or a folder with train/CLASS/*.jpg and val/CLASS/*.jpg")
+    data: str = option(
+        "synthetic", "synthetic, or a folder with train/CLASS/*.jpg and val/CLASS/*.jpg", reads=("synthetic",)
+    )
     size: int = option(224, "pixels per side")
     classes: int = option(1000, "classes of the synthetic data; folders count their own")
     epochs: int = option(0, "passes over the data; 0: as many as `steps` give")

@@ -12,12 +12,12 @@ import time
 from dataclasses import dataclass, replace
 from typing import ClassVar, Dict, Tuple
 
-from drumbeat.train.data.cifar import cifar100
+from drumbeat.train.data.images import cifar100
 from drumbeat.train.data.stream import Images
 from drumbeat.train.data.synthetic import SyntheticImages
 from drumbeat.train.images import ACCURACY, CLASSES, refuse_for_images, set_up_images, steps_of
 from drumbeat.train.loop import Result, train
-from drumbeat.train.measure.mfu import utilisation
+from drumbeat.train.measure.meter import utilisation
 from drumbeat.train.models.resnet import WideResNet, forward_flops
 from drumbeat.train.recipe import kept_batches, meshes_for, resolved
 from drumbeat.train.settings import BATCHES, Settings, option
@@ -28,7 +28,9 @@ from drumbeat.train.world import join
 class WideResNetSettings(Settings):
     depth: int = option(28, "layers: 6 n + 4")
     widening: int = option(10, "how many times wider than a ResNet")
-    data: str = option("synthetic", "synthetic, or a folder with CIFAR-100, its binary or its Python version")
+    data: str = option(
+        "synthetic", "synthetic, or a folder with CIFAR-100, its binary or its Python version", reads=("synthetic",)
+    )
     images: int = option(50_000, "images of the synthetic data")
     classes: int = option(100, "classes")
     epochs: int = option(100, "passes over the data")

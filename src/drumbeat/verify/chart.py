@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import field
 from html import escape
-from typing import Callable, Dict, List, Mapping, Sequence, Tuple
+from typing import Callable, List, Mapping, Sequence, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 
@@ -15,7 +15,8 @@ Errors = Mapping[Tuple[float, float], float]  # point -> half of the interval ar
 _WIDTH, _HEIGHT = 480, 270
 _LEFT, _RIGHT, _TOP, _BOTTOM = 72, 16, 30, 46
 _ALONE = "<style>.t{fill:#222}.g{stroke:#ddd}.e{stroke:#222}</style>"  # of a file of its own; on a page, the page says
-_DASHED = ("ideal", "naive", "90 %: from", "90 %: to")
+_DASHED = ("ideal", "naive", "90 %: from", "90 %: to", "ceiling")  # words with which names of such series end
+_UNNAMED = "ceiling"  # a series that the legend leaves out: it has the colour of what it bounds
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")  # told apart by the colour-blind too
 
 
@@ -57,6 +58,7 @@ class Look:
     log: bool = False  # both axes are logarithmic
     errors: Mapping[str, Errors] = field(default_factory=dict)  # intervals of a series
     labels: Mapping[Tuple[float, float], str] = field(default_factory=dict)  # words at points
+    ticks: Mapping[float, str] = field(default_factory=dict)  # words along the x axis, instead of its numbers
 
     def halves(self, name: str, point: Tuple[float, float]) -> List[float]:
         """Return the interval to both sides of a point, if it has one."""
@@ -87,13 +89,14 @@ def _drawn(series: Mapping[str, Points], points: Points, x_label: str, look: Loo
     for y in ys:
         parts.append(f'<line x1="{_LEFT}" x2="{right}" y1="{at_y(y):.1f}" y2="{at_y(y):.1f}" class="g"/>')
         parts.append(f'<text x="{_LEFT - 8}" y="{at_y(y) + 4:.1f}" text-anchor="end" class="t">{number(y)}</text>')
-    for x in xs:
-        parts.append(f'<text x="{at_x(x):.1f}" y="{bottom + 16}" text-anchor="middle" class="t">{number(x)}</text>')
+    for x, words in (look.ticks or {x: number(x) for x in xs}).items():
+        parts.append(f'<text x="{at_x(x):.1f}" y="{bottom + 16}" text-anchor="middle" class="t">{escape(words)}</text>')
     middle = (_LEFT + right) / 2
     parts.append(f'<text x="{middle:.0f}" y="{bottom + 36}" text-anchor="middle" class="t">{escape(x_label)}</text>')
     for place, (name, each) in enumerate(series.items()):
         colour = _COLOURS[place % len(_COLOURS)]
-        dashes = ' stroke-dasharray="5 4"' if name in _DASHED else ""
+        dashed = name.endswith(_DASHED)
+        dashes = ' stroke-dasharray="5 4"' if dashed else ""
         path = " ".join(f"{at_x(x):.1f},{at_y(y):.1f}" for x, y in each if math.isfinite(x) and math.isfinite(y))
         parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.8"{dashes}/>')
         for x, y in each:
@@ -103,11 +106,11 @@ def _drawn(series: Mapping[str, Points], points: Points, x_label: str, look: Loo
                 parts.append(f'<path d="{lines}" class="e" stroke-width="1.2"/>')
         if look.dots:
             marked = [f'<circle cx="{at_x(x):.1f}" cy="{at_y(y):.1f}" r="3" fill="{colour}"/>' for x, y in each]
-            parts += marked if name not in _DASHED else []
+            parts += [] if dashed else marked
         for x, y in each:
             where = f'x="{at_x(x):.1f}" y="{at_y(y) - 8:.1f}" text-anchor="middle" font-size="11"'
             parts += [f'<text {where} class="t">{escape(look.labels[x, y])}</text>'] if (x, y) in look.labels else []
-        if len(series) > 1:
+        if len(series) > 1 and not name.endswith(_UNNAMED):
             parts.append(f'<text x="{_LEFT + 10}" y="{_TOP + 14 + 16 * place}" fill="{colour}">{escape(name)}</text>')
     return parts
 
@@ -145,8 +148,6 @@ def ticks(low: float, high: float, whole: bool = False) -> List[float]:
 
 
 def number(value: float) -> str:
-    units: Dict[str, float] = {"G": 1e9, "M": 1e6, "k": 1e3}
-    for letter, size in units.items():
-        if abs(value) >= size:
-            return f"{value / size:.4g}{letter}"
-    return f"{value:.4g}"
+    units = {"G": 1e9, "M": 1e6, "k": 1e3, "": 1.0}
+    letter, size = next(((letter, size) for letter, size in units.items() if abs(value) >= size), ("", 1.0))
+    return f"{value / size:.4g}{letter}"

@@ -1,0 +1,121 @@
+"""`drumbeat site check`: all that lint, plan and render would refuse of a profile, at once, with the profile's own values.
+
+An entry with a mistake is left out, and the rest is checked again: no mistake hides the next.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
+
+from drumbeat import backends
+from drumbeat.backends.contract import Unreachable
+from drumbeat.base.problem import Problem
+from drumbeat.bundle.build import cached_bundle
+from drumbeat.bundle.pinned import pinned
+from drumbeat.desk.start.place import look_around
+from drumbeat.findings.model import ERROR, WARNING, Finding
+from drumbeat.jobfile.check import mistakes
+from drumbeat.jobfile.job import Job
+from drumbeat.jobfile.resolve import resolve
+from drumbeat.jobfile.site import Site, checked_site
+from drumbeat.jobfile.yamlfile import Table, Text, load_file, shown_path
+from drumbeat.lint.engine import lint
+
+_VARIABLE = re.compile(r"(?<!\$)\$(?:\{(\w+)\}|([A-Za-z_]\w*))")
+_MOST = 100  # rounds
+_ANY = {"account": "any", "partition": "any", "qos": "any", "time": 3600, "constraint": "any", "reservation": "any"}
+
+
+class Checked(NamedTuple):
+    site: Optional[Site]  # what is left of it without its mistakes
+    mistakes: Tuple[Problem, ...]
+    assumed: Tuple[str, ...]  # variables that are not set here
+
+
+def check_site(path: str, environ: Mapping[str, str]) -> Checked:
+    table = load_file(path, "a site profile")
+    file, name = shown_path(path), re.sub(r"\.ya?ml$", "", path.rpartition("/")[2])
+    assumed = sorted(name for name in _variables(table) if name not in environ)
+    full = {**{variable: f"/{variable}" for variable in assumed}, **environ}
+    found: Dict[str, Problem] = {}
+    site = None
+    for _ in range(_MOST):
+        problems = mistakes(Site, table, file, "the site", name=name)
+        if not problems:
+            try:
+                site = checked_site(table, name, file)
+                problems = _of_values(site, table, full)
+            except Problem as refused:
+                problems = [refused]
+        fresh = [problem for problem in problems if str(problem) not in found and file in str(problem)]
+        found.update((str(problem), problem) for problem in fresh)
+        smaller = table
+        for problem in fresh:
+            smaller = _without(smaller, file, problem.what)
+        if smaller is table:
+            break
+        table, site = smaller, None
+    return Checked(site, tuple(found.values()), tuple(assumed))
+
+
+def _variables(node: Any) -> List[str]:
+    """Return the names of all `$NAME` in a profile."""
+    if isinstance(node, Text):
+        return [match[1] or match[2] for match in _VARIABLE.finditer(node.value)]
+    parts = node.entries.values() if isinstance(node, Table) else node.values
+    return list(dict.fromkeys(name for part in parts for name in _variables(part)))
+
+
+def _without(table: Table, file: str, words: str) -> Table:
+    """Return the table without the entry that a message is about; what a profile lacks is filled in."""
+    found = re.match(rf"{re.escape(file)}:(\d+): (?:unknown key '[^']*' in )?([\w.-]*)", words)
+    lacks = re.match(rf"{re.escape(file)}:\d+: the site has no '([\w-]+)'", words)
+    if lacks:
+        name = lacks[1]
+        return Table({**table.entries, name: Text("any")}, {**table.lines, name: table.line}, table.line)
+    if not found:
+        return table
+    top, _, rest = found[2].partition(".")
+    if top not in table.entries:  # told by its line alone
+        lines = [(line, name) for name, line in table.lines.items() if line <= int(found[1])]
+        top, rest = (max(lines)[1], "") if lines else ("", "")
+    inner, second = table.entries.get(top), rest.partition(".")[0]
+    entries = {name: node for name, node in table.entries.items() if name != top}
+    if (
+        isinstance(inner, Table)
+        and second in inner.entries
+        and len(inner.entries) > 1
+        and top in ("env", "submit", "paths", "floors")
+    ):
+        rest_of_it = {name: node for name, node in inner.entries.items() if name != second}
+        entries[top] = Table(rest_of_it, inner.lines, inner.line)
+    return Table(entries, table.lines, table.line)
+
+
+def _of_values(site: Site, table: Table, environ: Mapping[str, str]) -> List[Problem]:
+    """Check the values as a job there meets them: its order, the backend's request, and the rules for its variables."""
+    backend = backends.get(site.backend, site.where("backend"))
+    job = Job(command=("true",), nodes=1, origins=dict(site.origins), **_ANY)  # type: ignore[arg-type]
+    found = [_problem(site, each) for each in _of_variables(site)]
+    try:
+        order = resolve(job, site, look_around(environ, gpus=None))
+        backend.check(order, site.where)
+        backend.render(pinned(order, cached_bundle(environ)))
+    except Unreachable:
+        pass  # what needs the scheduler's own answer is left to submit
+    except Problem as problem:
+        found.append(problem)
+    return found
+
+
+def _of_variables(site: Site) -> List[Finding]:
+    names = list(site.env)
+    script = "".join(f"export {name}={shlex.quote(site.env[name].value)}\n" for name in names)
+    return [each for each in lint(script, "site.sh").findings if each.severity in (ERROR, WARNING)]
+
+
+def _problem(site: Site, finding: Finding) -> Problem:
+    line = next((each.line for each in finding.evidence if each.line), 1)
+    return Problem(f"{site.where(f'env.{list(site.env)[line - 1]}')}: {finding.title}", finding.fix)

@@ -1,0 +1,278 @@
+"""NVIDIA's GPUs as nvidia-smi prints them: plain, `topo -m` (cards, links, NUMA nodes) and `-q` (errors, limits, PCIe links)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from itertools import islice
+from typing import Dict, Iterator, List, Optional, Tuple
+
+from drumbeat.findings.model import Evidence
+from drumbeat.machine.dumps.text import Dump, Text, Tree
+from drumbeat.machine.model import Facts, Gpu, GpuHealth, PciLink, RdmaDevice
+from drumbeat.machine.parse import pci_address
+from drumbeat.machine.vendors.nvidia import Nvidia
+
+_NAME = r"GPU\d+|NIC\d+|(?:mlx|ib|roce|bnxt|ionic|hfi|irdma|rdmap|efa|cxi)\w*"
+_CELL = re.compile(r"(?<![\w-])(?:X|NV\d+|PIX|PXB|PHB|NODE|SYS|SOC)(?![\w-])")
+_LEGEND = re.compile(r"^\s*(NIC\d+):\s*(\S+)\s*$")
+_NUMA = re.compile(r"^\s*[\d,-]+\s+(\d+)(?![\d,-])")
+MAX_TABLES = 8
+
+
+def topology(text: Text) -> Iterator[Dump]:
+    """Read nvidia-smi topo -m; of many tables the last ones."""
+    heads = [number for number, line in enumerate(text.lines) if "GPU0" in line and not _CELL.search(line)]
+    spans = [*zip(heads, [*heads[1:], len(text.lines)])]
+    yield from [dump for head, end in spans if (dump := _table(text, head, end))][-MAX_TABLES:]
+
+
+def _table(text: Text, head: int, end: int) -> Optional[Dump]:
+    first = text.lines[head]
+    columns = re.findall(_NAME, first[first.index("GPU0") :].split("CPU Affinity")[0])
+    legend = {match[1]: match[2] for line in text.lines[head:end] if (match := _LEGEND.match(line))}
+    names = {each: f"GPU {each[3:]}" if each[:3] == "GPU" else legend.get(each, each) for each in columns}
+    rows, numa, lines = _rows(text, head + 1, end, columns, "CPU Affinity" in first)
+    if "GPU0" not in rows:
+        return None
+    gpus = []
+    for row, cells in rows.items():
+        if row[:3] == "GPU":
+            links = {names[column]: cell.replace("SOC", "SYS") for column, cell in zip(columns, cells) if cell != "X"}
+            gpus.append(Gpu(int(row[3:9]), "nvidia", numa=numa.get(row), links=links))
+    missing = [name for name in columns if name[:3] == "GPU" and name not in rows]
+    cut = (f"gpus: the table is cut here: no whole row of {', '.join(missing)}",) if missing else ()
+    nics = tuple(RdmaDevice(names[column]) for column in columns if column[:3] != "GPU")
+    located = {names.get(name, name): line for name, line in lines.items()}
+    for number in range(head, end):
+        if _LEGEND.match(text.lines[number]) or re.match(r"\s*(?:(?:NIC )?Legend:|\S+\s+= )", text.lines[number]):
+            text.claim(number, number + 1)
+    return Dump("nvidia-smi topo -m", Facts("", gpus=tuple(gpus), rdma=nics, unknown=cut), located, frozenset({"nics"}))
+
+
+def _rows(
+    text: Text, start: int, end: int, columns: List[str], affinities: bool
+) -> Tuple[Dict[str, List[str]], Dict[str, int], Dict[str, Evidence]]:
+    """Return whole rows, NUMA nodes, and the line of each."""
+    rows: Dict[str, List[str]] = {}
+    numa: Dict[str, int] = {}
+    lines: Dict[str, Evidence] = {}
+    for number, line in enumerate(text.lines[start:end], start):
+        name = re.search(rf"^[\s|]*(?:[\d,-]*\s*\|\s*\d*\s*\|)?[\s|]*({_NAME})[\s|]", line)
+        if not name:
+            if rows and line.strip() and not set(line.strip()) <= set("|-: "):
+                break  # the legend
+            continue
+        rest = line[name.end() :].replace("|", " ")
+        cells = list(_CELL.finditer(rest))[: len(columns)]
+        last = rest[cells[-1].end() :] if cells else ""
+        # A row of another table (peer access) has other cells. The last cell of a torn row may be half a word.
+        if len(cells) < len(columns) or (affinities and name[1].startswith("GPU") and not last.strip() and numa):
+            continue
+        rows[name[1]], lines[name[1]] = [cell[0] for cell in cells], text.line(number)
+        affinity = _NUMA.match(last)
+        if affinity:
+            numa[name[1]] = int(affinity[1][:6])
+    return rows, numa, lines
+
+
+_BUS_ID = r"[0-9A-Fa-f]{8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.\d"
+_GPU = re.compile(rf"^GPU ({_BUS_ID})\s*$", re.MULTILINE)
+_BUS = re.compile(rf"^\s+Bus Id\s*: ({_BUS_ID})\s*$", re.MULTILINE)
+_XML_GPU = re.compile(r'<gpu id="([0-9A-Fa-f:.]+)">(.*?)(?=<gpu id=|\Z)', re.DOTALL)
+_ATTACHED = re.compile(r"^Attached GPUs\s*: (\d{1,3})\s*$", re.MULTILINE)
+_PREAMBLE = re.compile(r"=+NVSMI LOG=+|(?:Timestamp|Driver Version|CUDA Version|Attached GPUs)\s*: ")
+# Reasons that slow a GPU down against its will, in the words of a live node's facts.
+_THROTTLE = {
+    "SW Power Cap": "power limit", "HW Slowdown": "hardware slowdown", "SW Thermal Slowdown": "temperature (software)",
+    "HW Thermal Slowdown": "temperature (hardware)", "HW Power Brake Slowdown": "power brake",
+}  # fmt: skip
+
+
+def query(text: Text) -> Iterator[Dump]:
+    """Read nvidia-smi -q. Of its XML form (-x) only names are read, which a note says."""
+    xml = "<nvidia_smi_log>" in text.whole
+    heads = [*(_XML_GPU if xml else _GPU).finditer(text.whole)]
+    top = True
+    if not heads and text.whole.count("GPU UUID") == 1:
+        heads, top = [*_BUS.finditer(text.whole)][:1], False  # cut off at the top
+    if not heads:
+        return
+    # nvidia-smi counts in the order of the addresses, and also GPUs that it cannot reach.
+    lost = {address for address, _, _ in refusals(text) if address}
+    order = sorted({*(_address(head[1]) for head in heads), *lost})
+    gpus, lines, unknown, errors = [], {}, [], []
+    for head, end in text.sections(heads):
+        index, first = order.index(_address(head[1])), text.number(head.start())
+        device = f"GPU {index}"
+        lines[device] = text.line(first)
+        if xml:
+            name = re.search(r"<product_name>([^<]{1,80})<", head[2])
+            gpus.append(Gpu(index, "nvidia", name[1] if name else None, head[1]))
+            text.claim(0, len(text.lines))
+            continue
+        if top:
+            text.claim_body(first, text.number(end - 1) + 1)
+        start = first + 1
+        while not top and start and (not text.lines[start - 1].strip() or text.lines[start - 1][0] in " \t"):
+            start -= 1
+        tree = Tree(text, start, text.number(end - 1) + 1)
+        gpus.append(_gpu(index, head[1], tree))
+        lines.update(tree.cite(text, device))
+        lacking = [words for words, names in _EXPECTED.items() if not tree.used.keys() & names]
+        if lacking:
+            unknown.append(f"gpus: {device}: its section shows nothing of {', '.join(lacking)}")
+        gone = next((n for n in range(first, text.number(end - 1) + 1) if "GPU is lost" in text.lines[n]), None)
+        if gone is not None and _address(head[1]) not in lost:
+            errors.append(f"{_address(head[1])}: GPU is lost")
+            lines[_address(head[1])] = text.line(gone)
+    for number in range(text.number(heads[0].start())):
+        if _PREAMBLE.match(text.lines[number]):
+            text.claim(number, number + 1)
+    attached = _ATTACHED.search(text.whole)
+    count = {Nvidia.name: int(attached[1])} if attached else {}
+    if attached and int(attached[1]) > len(heads):
+        unknown.append(f"gpus: {len(heads)} of the {attached[1]} attached GPUs are shown")
+        lines["Attached GPUs"] = text.at(attached.start())
+    driver = re.search(r"^Driver Version\s*: (\S+)|<driver_version>([^<]{1,40})<", text.whole, re.MULTILINE)
+    versions = {"nvidia-driver": driver[1] or driver[2]} if driver else {}
+    notes = ("errors, throttling and links are read from nvidia-smi -q without -x",) if xml else ()
+    facts = Facts(
+        "", gpus=tuple(gpus), versions=versions, gpus_on_bus=count, driver_errors=tuple(errors), unknown=tuple(unknown)
+    )
+    yield Dump("nvidia-smi -q -x" if xml else "nvidia-smi -q", facts, lines, notes=notes)
+
+
+def _address(bus: str) -> str:
+    return pci_address(bus) or bus
+
+
+# What a section of -q shows of a healthy GPU, in words, and the facts that come from it.
+_EXPECTED = {
+    "its name": {"name"},
+    "its memory errors": {"health.uncorrected_errors", "health.ecc"},
+    "what slows it down": {"health.throttle"},
+    "its PCIe link": {"link.width"},
+}
+
+
+def _gpu(index: int, bus: str, tree: Tree) -> Gpu:
+    told = [
+        (name, value, n) for name, value, n in tree.entries if "Throttle Reasons" in name or "Event Reasons" in name
+    ]
+    active = [
+        (_THROTTLE[key], n)
+        for name, value, n in told
+        if value == "Active" and (key := name.split("/")[-1]) in _THROTTLE
+    ]
+    if told:
+        tree.used["health.throttle"] = active[0][1] if active else told[0][2]
+    name = tree.get("name", "Product Name")
+    if name in ("ERR!", "Unknown Error", ""):
+        tree.used.pop("name", None)
+    health = GpuHealth(
+        ecc=tree.flag("health.ecc", "ECC Mode/Current"),
+        uncorrected_errors=tree.total("health.uncorrected_errors", _uncorrected),
+        remapped_rows=tree.integer("health.remapped_rows", "Remapped Rows/Uncorrectable Error"),
+        remap_pending=tree.flag("health.remap_pending", "Remapped Rows/Pending"),
+        remap_failed=tree.flag("health.remap_failed", "Remapped Rows/Remapping Failure Occurred"),
+        throttle=tuple(dict.fromkeys(words for words, _ in active)) if told else None,
+    )
+    width = "PCI/GPU Link Info/Link Width"
+    link = PciLink(
+        width=_lanes(tree.get("link.width", f"{width}/Current")),
+        most_width=_lanes(tree.get("link.most", f"{width}/Max")),
+    )
+    mig = tree.flag("mig", "MIG Mode/Current")
+    return Gpu(index, "nvidia", name if "name" in tree.used else None, _address(bus), mig=mig, link=link, health=health)
+
+
+def _uncorrected(name: str) -> bool:
+    """Return true for a counter of uncorrectable errors since the driver was loaded, in the words of any version."""
+    return "ECC Errors/Volatile/" in name and ("Uncorrectable" in name or name.endswith("Double Bit/Total"))
+
+
+def _lanes(text: str) -> Optional[int]:
+    return int(text[:-1]) if re.fullmatch(r"\d{1,2}x", text) else None
+
+
+# The plain table: three lines per GPU (two before MIG), then the processes.
+_HEADER = re.compile(r"^\|?\s*NVIDIA-SMI [\d.]+\s+Driver Version: (\S+)(?:\s+CUDA Version: ([\d.]+))?", re.MULTILINE)
+_CARD = re.compile(rf"\|\s+(\d{{1,3}})\s+(\S.*?)\s+\S+\s*\|\s*({_BUS_ID})\s+\S+\s*\|\s*(\S+)\s*\|")
+_USE = re.compile(r"\|.*?(?:W|N/A)\s*/\s*(\d+)?\S*\s*\|\s*\d+MiB\s*/\s*(\d+)MiB\s*\|")
+_MIG = re.compile(r"\|\s+(Enabled|Disabled)\*?\s*\|$")
+_PROCESS = re.compile(
+    r"\|\s+(\d{1,3})\s+(?:(?:N/A|\d+)\s+(?:N/A|\d+)\s+)?(\d{1,9})\s+(?:M\+)?C(?:\+G)?\s+(\S.*?)\s+(?:\d+MiB|N/A)\s*\|"
+)
+
+
+def table(text: Text) -> Iterator[Dump]:
+    """Read nvidia-smi without options: names, memory, ECC errors, MIG, power limits and processes."""
+    for head, end in islice(text.sections([*_HEADER.finditer(text.whole)]), MAX_TABLES):
+        first, last = text.number(head.start()), text.number(end - 1) + 1
+        listed = next((number for number in range(first, last) if "| Processes:" in text.lines[number]), last)
+        rows = [number for number in range(first, listed) if _CARD.match(text.lines[number].strip())]
+        cards = [_card(text, row, end) for row, end in zip(rows, [*rows[1:], listed])]
+        lines = {name: line for _, cited in cards for name, line in cited.items()}
+        pids: Dict[int, List[int]] = {}
+        for number in range(listed, last):
+            process = _PROCESS.match(text.lines[number].strip())
+            if process:
+                pids.setdefault(int(process[1]), []).append(int(process[2]))
+                lines[f"GPU {int(process[1])}/pids"] = text.line(number)
+        if cards:
+            whole = listed < last  # else no process is known of
+            gpus = tuple(replace(gpu, pids=tuple(pids.get(gpu.index, ())) if whole else None) for gpu, _ in cards)
+            broken = [gpu.pci for gpu in gpus if gpu.pci in lines]
+            words = tuple(f"{pci}: ERR! in place of its values" for pci in broken)
+            versions = {"nvidia-driver": head[1], **({"cuda-driver": head[2]} if head[2] else {})}
+            yield Dump("nvidia-smi", Facts("", gpus=gpus, versions=versions, driver_errors=words), lines)
+
+
+def _card(text: Text, row: int, end: int) -> Tuple[Gpu, Dict[str, Evidence]]:
+    """Read the lines of one GPU, and cite those of its facts. ECC is a number, Off, or N/A where there is none."""
+    match = _CARD.match(text.lines[row].strip())
+    assert match
+    name, errors, device = match[2], match[4], f"GPU {int(match[1])}"
+    cited = {
+        device: text.line(row),
+        f"{device}/health.uncorrected_errors": text.line(row),
+        f"{device}/name": text.line(row),
+    }
+    ecc = True if errors.isdigit() else False if errors == "Off" else None
+    health = GpuHealth(ecc=ecc, uncorrected_errors=int(errors[:9]) if errors.isdigit() else None)
+    gpu = Gpu(int(match[1]), "nvidia", None if name.startswith("ERR!") else name, _address(match[3]))
+    for number in range(row, end):
+        line = text.lines[number].strip()
+        use, mode = _USE.match(line), _MIG.search(line)
+        if use:
+            health = replace(health, power_limit_w=float(use[1]) if use[1] else None)
+            gpu = replace(gpu, memory_bytes=int(use[2][:9]) << 20)
+        elif mode:
+            gpu, cited[f"{device}/mig"] = replace(gpu, mig=mode[1] == "Enabled"), text.line(number)
+        if "ERR!" in line:
+            cited.setdefault(gpu.pci or device, text.line(number))
+    return replace(gpu, health=health), cited
+
+
+# What nvidia-smi prints instead of an answer.
+_REFUSAL = re.compile(
+    r"^\s*(?:Unable to determine the device handle for (?:GPU|gpu)\s*(?P<address>[0-9A-Fa-f:.]{12,16}): (?P<words>.{3,120}?)"
+    r"|(?P<driver>NVIDIA-SMI has failed because .{3,120}?|Failed to initialize NVML: .{3,80}?|No devices were found))\s*$",
+    re.MULTILINE,
+)
+
+
+def refusals(text: Text) -> List[Tuple[str, str, int]]:
+    """Return the GPUs, by address, that nvidia-smi could not reach, its words, and where; no address: none at all."""
+    found = _REFUSAL.finditer(text.whole)
+    return [(_address(each["address"] or ""), each["words"] or each["driver"], each.start()) for each in found]
+
+
+def refused(text: Text) -> Iterator[Dump]:
+    """Read the words of an nvidia-smi that failed."""
+    found = refusals(text)
+    if found:
+        words = tuple(dict.fromkeys(f"{address}: {words}" if address else words for address, words, _ in found))
+        lines = {address or words: text.at(start) for address, words, start in found}
+        yield Dump("nvidia-smi (failed)", Facts("", driver_errors=words), lines)

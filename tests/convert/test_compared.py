@@ -1,0 +1,168 @@
+"""What an outsider's scripts changed silently: each is carried over now, or said with both values."""
+
+import pytest
+
+from drumbeat.convert.convert import convert
+from drumbeat.convert.draft import job_file
+from drumbeat.jobfile.job import job_from_text
+from tests.convert.test_convert import job, script
+
+NODES = ("--nodes=4", "--ntasks-per-node=1", "--gpus-per-node=8", "--cpus-per-task=16")
+
+
+def differing(text):
+    return {each.what: (each.script, each.job) for each in convert(text).differences}
+
+
+def test_a_launcher_behind_an_unread_wrapper_counts_by_its_own_size():
+    line = "srun bash -c 'bash /opt/wrap.sh accelerate launch --num_processes 32 --num_machines 4 t.py'"
+    made = job(script(line, sbatch=NODES))
+    assert (made.launcher, made.ranks_per_node) == ("once", 8) and made.command[:2] == ("bash", "/opt/wrap.sh")
+    assert not convert(script(line, sbatch=NODES)).differences
+
+
+@pytest.mark.parametrize("which", ["`which torchrun`", "$(which torchrun)", "$(command -v torchrun)"])
+def test_a_launcher_that_is_looked_up_by_name(which):
+    made = job(script(f"srun python {which} --nnodes=4 --nproc_per_node=8 t.py --x 1", sbatch=NODES))
+    assert made.command == ("torchrun", "t.py", "--x", "1") and not made.on_start
+
+
+def test_ranks_in_total_are_counted_twice():
+    assert differing(script("python t.py", sbatch=NODES))["rank processes in total"] == ("1", "4")
+
+
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [
+        ("mpirun -np 8 python t.py", ""), ("time -p mpirun -np 8 python t.py", ""), ("srun --mpi=pmi2 -n 8 ./solver", "pmi2"),
+        ("srun -n 8 ./solver", ""),
+    ],
+)  # fmt: skip
+def test_a_program_of_mpi_is_one_task_per_rank(line, kind):
+    text = script(line, sbatch=("--nodes=2", "--ntasks-per-node=4"))
+    made = job(text)
+    assert (made.launcher, made.ranks_per_node, made.command[-1]) == ("tasks", 4, line.split()[-1])
+    assert (f"export SLURM_MPI_TYPE={kind}" in made.on_start) == bool(kind)
+    assert ("MPI" in differing(text)) == ("mpirun" in line)
+
+
+def test_a_condition_on_an_argument_stays_open():
+    body = ("TASK=$1", 'if [ "$TASK" == ner ]; then FILES=a; else FILES=b; fi', "python t.py $FILES")
+    made = job(script(*body))
+    assert 'if [ "$TASK" == ner ]; then FILES=a; else FILES=b; fi' in made.on_start and made.command[2].endswith(
+        "${FILES}"
+    )
+    assert job(script(*body[:2], "srun python t.py $FILES")).on_start
+    assert convert(script(*body), ["ner"]).keys["command"] == ["python", "t.py", "a"]
+
+
+def test_what_became_the_command_is_cut_out_of_on_start():
+    text = script(
+        'if [ -z "$MODE" ]; then exit 1; fi', "hvd() { srun --ntasks-per-node=4 python h.py; }",
+        'if [ "$MODE" = ddp ]; then', "  srun torchrun --nnodes=2 --nproc_per_node=4 t.py", 'elif [ "$MODE" = hvd ]; then',
+        "  hvd", "else", "  exit 2", "fi", sbatch=("--nodes=2", "--gpus-per-node=4"),
+    )  # fmt: skip
+    made, said = job(text), differing(text)
+    assert made.command == ("torchrun", "t.py") and "exit 2" in made.on_start
+    assert "torchrun" not in made.on_start and "  hvd" not in made.on_start.split("\n")
+    assert ("started under a condition, or in a loop", "started once") in said.values()
+    assert any(each[1] == "not started" and "h.py" in each[0] for each in said.values())
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["rm /tmp/lock || true", "mkdir a || true", "mv b a && cp x a", "tar xf d.tar || exit 1", "A=$(find x) || A=none"],
+)
+def test_guards_stay_with_what_they_guard(line):
+    lines = job(script("set -e", line, "srun python t.py $A")).on_start.split("\n")
+    assert line in "\n".join(lines)
+
+
+def test_flags_of_a_container_reach_it_on_any_site():
+    made = job(script("srun singularity exec --nv --writable-tmpfs x.sif python t.py"))
+    assert made.on_start.split("\n")[:2] == [
+        "export SINGULARITY_NV=1  # singularity --nv", "export SINGULARITY_WRITABLE_TMPFS=1  # singularity --writable-tmpfs"
+    ]  # fmt: skip
+    said = differing(script("srun apptainer exec --cleanenv x.sif python t.py"))
+    assert said == {"option of the script": ("apptainer --cleanenv", "not used")}
+    assert job(script("srun apptainer run x.sif python t.py")).command[0] == "/.singularity.d/runscript"
+
+
+def test_an_option_that_nobody_knows_is_said():
+    assert differing(script("srun --never-heard=1 python t.py")) == {
+        "option of the script": ("srun --never-heard 1", "not used")
+    }
+    text = script(
+        "srun --container-image=i --container-name=c pip install x",
+        "srun --container-image=i --container-name=c python t.py",
+    )
+    assert ("srun --container-name c", "not used") in differing(text).values()
+    assert "option of the script" not in differing(script("srun --container-image=i --container-name=c python t.py"))
+
+
+def test_srun_looks_in_the_working_directory():
+    assert job(script("srun --label go.sh t.py")).command == ("./go.sh", "t.py")
+    assert job(script("srun python3.9 t.py")).command == ("python3.9", "t.py")
+
+
+@pytest.mark.parametrize(
+    ("sbatch", "cpus"),
+    [
+        (("--nodes=1", "--ntasks=8"), 8), (("--ntasks-per-node=4",), 4), (("--ntasks=1",), None),
+        (("--ntasks-per-node=4", "--exclusive"), None), (("--ntasks=8", "--nodes=1", "-c", "2"), 16),
+    ],
+)  # fmt: skip
+def test_a_task_has_one_core_unless_somebody_says_more(sbatch, cpus):
+    sbatch = [" ".join(sbatch[-2:])] + list(sbatch[:-2]) if "-c" in sbatch else sbatch
+    assert job(script("python t.py", sbatch=sbatch)).cpus == cpus
+
+
+def test_modules_of_the_job_file_are_read_as_those_of_the_script():
+    text = script("module load cuda", 'if [ -z "$LR" ]; then', "  LR=1", "fi", "srun python t.py --lr=$LR")
+    assert not convert(text).differences
+
+
+def test_a_variable_that_is_set_again_after_unset_reaches_the_ranks():
+    text = script("unset XDG", "if [ -e /x ]; then export XDG=1; fi", "srun python t.py")
+    assert "unset" not in job(text).setup and not convert(text).differences
+
+
+def test_a_secret_of_the_command_is_handed_on_by_name():
+    text = script("export API_TOKEN=5241590000000000", "srun python t.py --key $API_TOKEN")
+    assert "524159" not in job_file(convert(text), "x") and '--key "$${API_TOKEN}"' in job_file(convert(text), "x")
+    assert job_from_text(job_file(convert(text), "x")).env == {"API_TOKEN": None}
+
+
+def test_files_of_a_group_and_options_without_a_value_are_named():
+    text = script("{", "echo a", "srun python t.py", "} > out.txt", sbatch=("--mail-user=", "--container-image=a\\#b"))
+    notes = [note.text for note in convert(text).left_out]
+    assert "> out.txt" in notes and "#SBATCH --mail-user=" in notes
+    assert job(text).submit_options == ("--container-image=a#b",)
+
+
+def test_what_only_reports_at_the_end_is_on_end():
+    text = script("bye() { seff ${SLURM_JOB_ID}; echo END; }", "trap bye EXIT", "python t.py")
+    assert job(text).on_end == ("bash", "-c", "seff $$SLURM_JOB_ID") and not convert(text).to_check
+    asked = convert(script("trap 'rm -rf scratch' EXIT", "python t.py"))
+    assert [note.text for note in asked.to_check] == ["rm -rf scratch"] and "on-end" not in asked.keys
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["run() { srun python p.py $1; }\nrun 8 && run 4", "if ! srun python check.py; then exit 1; fi",
+     "srun python p.py || { echo failed; exit 3; }", "(cd x && srun python sub.py)"],
+)  # fmt: skip
+def test_a_step_stays_in_the_statement_that_it_is_part_of(statement):
+    draft = convert(script("set -e", statement, "srun python t.py", sbatch=("--nodes=2",)))
+    assert statement in "\n".join(draft.on_start) and "\n".join(draft.on_start).count("srun") == 1
+    assert draft.keys["command"] == ["python", "t.py"] and not draft.differences
+
+
+def test_a_training_in_a_subshell_or_a_condition():
+    draft = convert(script("(cd x && srun python t.py)", sbatch=("--nodes=2",)))
+    assert (draft.keys["workdir"], draft.keys["command"]) == ("x", ["python", "t.py"]) and not draft.differences
+    draft = convert(script("if srun python t.py; then cp out /x; else touch FAILED; fi", sbatch=("--nodes=2",)))
+    assert draft.keys["command"] == ["python", "t.py"] and {note.text for note in draft.to_check} == {
+        "cp out /x",
+        "touch FAILED",
+    }
