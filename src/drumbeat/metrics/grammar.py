@@ -314,7 +314,7 @@ def parse(text: str, shapes: Optional[Shapes] = None, tabled: bool = False) -> O
     if "epochs" in values and "•" in line and bar:  # rich, as Lightning uses it, names the last epoch's number
         values["epochs"] += 1
     validation = validation or bool(set(_words(label)) & _VALIDATION) or bool(_FOR_VALIDATION.match(line))
-    judged = _judged(values, validation, whose, _AS_BAR if bar else _AS_ROW if tabled else "", label, line, items)
+    judged = _judged(values, validation, whose, "bar" if bar else "row" if tabled else "", label, line, items)
     member = not bar and not tabled and not (shapes and shapes.changed) and bool(_MEMBER.fullmatch(text))
     improves = any(not _IMPROVED.isdisjoint(item.words) for item in items)
     if judged and (batch or guessed or member or improves):
@@ -456,9 +456,6 @@ _FOR_VALIDATION = regex(
 )
 
 
-_AS_BAR, _AS_ROW = "bar", "row"
-
-
 def _judged(
     values: Dict[str, Any],
     validation: bool,
@@ -469,7 +466,7 @@ def _judged(
     items: List[Item],
 ) -> Optional[Line]:
     """Say what a line's values mean together. `form`: a progress bar, or the row of a table."""
-    bar = form == _AS_BAR
+    bar = form == "bar"
     for count, total in (("step", "steps"), ("batch", "batches"), ("epoch", "epochs")):
         if total in values and not _fits(values.get(count), values[total]):
             values.pop(count, None)  # no counter goes beyond its total
@@ -498,7 +495,7 @@ def _judged(
             and "." in others[0].text
             and bool(_IS.search(line[: others[0].start]) or {*others[0].words} & _QUALITIES)
         )
-        done = form == _AS_ROW or (
+        done = form == "row" or (
             not bar
             and any(item.words for item in items)
             and (bool(_DONE.match(line) or _LONE.match(line)) or len(others) > 1 or one)
