@@ -118,7 +118,7 @@ def test_the_death_of_the_process_that_reads_printed_lines_costs_no_record(child
 
 
 def test_a_printed_line_that_cannot_be_read_is_told_of_once_and_ends_nothing(tmp_path, monkeypatch, capfd):
-    def fails(text):
+    def fails(*_):
         raise RuntimeError("unlucky")
 
     monkeypatch.setattr("drumbeat.metrics.printed._read", fails)

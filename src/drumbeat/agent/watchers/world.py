@@ -341,9 +341,12 @@ class WorldCount:
     def _exchange_nothing(self, rows: Sequence[Row]) -> Optional[Finding]:
         """Report ranks that have met, and trained on without a byte from one to another: by steps that were reported in this
         time, or by the time that they computed with all libraries loaded."""
+        everyone, rows = rows, [row for row in rows if row.joined]
+        if not rows:
+            return None
         at = max(at for at, _ in self.rows.values())
         now = Mute(
-            frozenset((row.node, row.pid) for row in rows if row.joined), tuple(row.sent + row.out for row in rows), at,
+            frozenset((row.node, row.pid) for row in rows), tuple(row.sent + row.out for row in rows), at,
             tuple(row.met for row in rows), tuple(row.mapped for row in rows), at, tuple(row.cpu for row in rows),
         )  # fmt: skip
         before = self._mute
@@ -363,7 +366,7 @@ class WorldCount:
         stepping = len(steps) >= _MUTE_STEPS and seconds >= _MUTE_STEPPING
         if self._mute_told or before.looks < _TWICE or not (stepping or (worked and loaded >= _MUTE)):
             return None
-        found = silent(rows, self.planned, seconds, len(steps))
+        found = silent(everyone, self.planned, seconds, len(steps))
         self._mute_told, self._moved = found is not None, False
         return found
 
