@@ -471,6 +471,13 @@ def test_ranks_that_have_met_and_train_without_a_byte_are_warned_about_once():
     assert withdrawn[0][2].endswith("; the earlier warning (no exchange) no longer holds")
 
 
+def test_looks_without_any_rank_say_nothing():
+    """Between two stages of a script no rank is there, and the last one has left before the next is seen."""
+    assert len(told([(1, 1.0, one_node()), *((at, float(at), ()) for at in range(5, 60, 4))])) == 1
+    strangers = tuple(replace(row, joined=False, alone=3.0) for row in one_node())
+    assert all(answer != "no exchange" for _, answer, *_ in told((at, float(at), strangers) for at in range(1, 60, 4)))
+
+
 def test_no_exchange_is_not_said_of_what_cannot_be_seen_or_goes_on():
     def rows(at, **more):
         return at, float(at), one_node(cpu=at, **more)
