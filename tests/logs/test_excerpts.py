@@ -56,7 +56,7 @@ CASES = {
         None,
     ),
     "ascend, the runtime": (
-        "step 3\nEH9999: Inner Error!\n  rtStreamSync execute failed, reason=[aicore]", "gpu-launch-failure", None,
+        "step 3\nEH9999: Inner Error!\n  rtStreamSync execute failed, reason=[aicore]", "unknown", None,
     ),
     "ascend, a collective": (
         "RuntimeError: ACL stream synchronize failed.\n"

@@ -41,7 +41,7 @@ def test_words_that_only_look_so(line):
     "line",
     [
         "[Booster] [Fatal] the list of elders is odd",
-        "[error] no machine of the list answers",
+        "[error] no elder of the list is odd",
         "21/03/01 10:00:00 ERROR TaskRunner: no executor is left for this stage",
         "LAUNCH ERROR 2023-04-07 11:22:01,454 the tent has not come up",
         "ERROR 2021-05-24 17:17:14,611 launch.py:545] no tent has come up",

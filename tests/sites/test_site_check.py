@@ -1,9 +1,8 @@
 """`site check` names every mistake of a profile at once; plan shows what a site asks; rendering needs no client."""
 
-import pkgutil
-
 import pytest
 
+from drumbeat.base.data import read
 from drumbeat.base.problem import Problem
 from drumbeat.desk.start.site_check import check_site
 from drumbeat.jobfile.site import built_in, detect, host_patterns
@@ -71,7 +70,7 @@ def test_a_right_profile_is_valid_without_the_users_environment(tmp_path, drumbe
 @pytest.mark.parametrize("name", built_in())
 def test_the_built_in_profiles_have_no_mistakes(tmp_path, name):
     path = tmp_path / f"{name}.yaml"
-    path.write_bytes(pkgutil.get_data("drumbeat.jobfile.sites", f"{name}.yaml"))
+    path.write_bytes(read("drumbeat.jobfile.sites", f"{name}.yaml"))
     assert not check_site(str(path), {}).mistakes
 
 
