@@ -190,3 +190,8 @@ def test_a_log_that_ends_with_a_known_warning_may_wait_there():
     )
     assert failure(warning, STEPS[0]).answer == "none"
     assert failure("Training finished", warning).answer == "none"
+
+
+def test_a_cause_that_the_words_alone_suggest_is_never_certain():
+    found = failure("[error] no machine of the list answers")
+    assert found.answer in ("node-failure", "unknown") and found.confidence != "certain"

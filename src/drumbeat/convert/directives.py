@@ -190,7 +190,7 @@ def _gpus(draft: Draft, each: Directive) -> None:
 
 
 def _gpus_each(draft: Draft, each: Directive, count: int) -> None:
-    """Set the GPUs of a node, which has `count` of what the option counts; 0: nobody says how many."""
+    """Set the GPUs of a node, which has `count` of what the option counts; 0 if that is unknown."""
     found = re.fullmatch(r"(?:([A-Za-z][\w.-]*):)?(\d+)", each.value)
     if found and count:
         draft.set("gpus", int(found[2]) * count, each.line)
@@ -221,7 +221,7 @@ def shown_gpus(given: Mapping[str, str]) -> Tuple[str, int, int]:
 
 
 def _memory(draft: Draft, each: Directive, count: int) -> None:
-    """Set the memory of a node, which has `count` of what the option counts; 0: nobody says how many."""
+    """Set the memory of a node, which has `count` of what the option counts; 0 if that is unknown."""
     found = re.fullmatch(r"(\d+)(?:([KMGT])B?)?", each.value, re.I)
     if found and count:
         size = int(found[1]) * count
