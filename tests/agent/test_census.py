@@ -215,10 +215,10 @@ def test_bytes_between_ranks_are_counted_and_other_means_are_named(tmp_path):
         "rank, port, path = int(os.environ['RANK']), int(os.environ['MASTER_PORT']), sys.argv[-1]\n"
         "met = socket.create_connection(('127.0.0.1', port))\n"
         "def wait(): print('up', flush=True); return sys.stdin.readline().strip()\n"
-        "peer = int(wait() or 0)\n"
+        "peer = wait()\n"
         "if rank == 0:\n"
-        "    door = socket.create_server(('127.0.0.1', peer)); print('up', flush=True); link = door.accept()[0]\n"
-        "else: link = socket.create_connection(('127.0.0.1', peer))\n"
+        "    door = socket.create_server(('127.0.0.1', 0)); print(door.getsockname()[1], flush=True); link = door.accept()[0]\n"
+        "else: link = socket.create_connection(('127.0.0.1', int(peer)))\n"
         "link.sendall(b'x' * 5000); left = 5000\n"
         "while left: left -= len(link.recv(left))\n"
         "wait()\n"
@@ -227,9 +227,8 @@ def test_bytes_between_ranks_are_counted_and_other_means_are_named(tmp_path):
     )
     shared = tmp_path / "memory"
     shared.write_bytes(b"0" * 20000)
-    with socket.create_server(("127.0.0.1", 0)) as meeting, socket.create_server(("127.0.0.1", 0)) as free:
-        port, peer = str(meeting.getsockname()[1]), free.getsockname()[1]
-        free.close()
+    with socket.create_server(("127.0.0.1", 0)) as meeting:
+        port = str(meeting.getsockname()[1])
         environ = {**WORLD, "MASTER_PORT": port, "SHARED": str(shared)}
         with Started(code, RANK="0", **environ) as first, Started(code, RANK="1", **environ) as second:
             both = (first, second)
@@ -237,20 +236,21 @@ def test_bytes_between_ranks_are_counted_and_other_means_are_named(tmp_path):
             def seen():
                 return look(0, [each.pid for each in both], int(port), True)
 
-            def go_on(word="\n", which=both):
-                for each in which:
-                    each.process.stdin.write(word)
-                    each.process.stdin.flush()
-                    each.process.stdout.readline()
+            def say(each, word=""):
+                each.process.stdin.write(f"{word}\n")
+                each.process.stdin.flush()
+
+            def hear(each):
+                return each.process.stdout.readline().strip()
 
             before = seen()
-            go_on(f"{peer}\n", (first,))
-            second.process.stdin.write(f"{peer}\n")
-            second.process.stdin.flush()
-            for each in both:
-                each.process.stdout.readline()
+            say(first)
+            say(second, hear(first))
+            assert [hear(each) for each in both] == ["up", "up"]
             after = seen()
-            go_on()
+            for each in both:
+                say(each)
+            assert [hear(each) for each in both] == ["up", "up"]
             mapped = seen()
     assert [(row.joined, row.sent, row.out, row.hidden, row.has_sent) for row in before] == [
         (True, 0, 0, "", False)
