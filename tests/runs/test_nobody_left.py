@@ -31,7 +31,7 @@ def begin(drumbeat, tmp_path, *words, nodes=2, grace="2s", env=None, prefix=()):
 
 
 def words_of(pid):
-    return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    return os.fsdecode(Path(f"/proc/{pid}/cmdline").read_bytes()).split("\0")
 
 
 def parent_of(pid):
