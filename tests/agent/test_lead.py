@@ -318,6 +318,15 @@ def test_a_stuck_process_is_named_and_nothing_starts_beside_it():
     assert (
         finding["code"] == "process-stuck" and finding["host"] == "h1" and "state D" in finding["evidence"][0]["text"]
     )
+    assert finding["cause"].startswith("process 7 (python): in uninterruptible sleep (state D): it waits in the kernel")
+
+
+def test_a_process_that_has_not_ended_is_not_said_to_wait_in_the_kernel_where_nobody_saw_it():
+    lead, _ = mustered(nodes=1)
+    lead.rank_ended(0, ended(0, 1, finding="exception"), 10.0)
+    acts = done(lead, 0, 22.0, stuck="process 7 (sudo): sleeping (state S)")
+    (finding,) = [act.data["finding"] for act in acts if isinstance(act, Record) and act.kind == "finding"]
+    assert finding["cause"] == "process 7 (sudo): sleeping (state S)" and "dmesg" not in finding["fix"]
 
 
 def test_messages_of_an_earlier_attempt_are_passed_over():

@@ -146,8 +146,9 @@ def _group(pid: int) -> int:
         return 0
 
 
+IN_KERNEL = "in uninterruptible sleep"
 _STATES = {
-    "D": "in uninterruptible sleep",
+    "D": IN_KERNEL,
     "T": "stopped",
     "t": "traced",
     "R": "running",

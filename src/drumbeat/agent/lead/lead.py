@@ -38,6 +38,7 @@ from drumbeat.agent.wire import messages as wire
 from drumbeat.agent.wire.meet import FIRST_NOTICE, NOTICE_EVERY
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import Order
+from drumbeat.base.processes import IN_KERNEL
 from drumbeat.base.ranges import fold, ranges
 from drumbeat.base.record import to_plain
 from drumbeat.base.signals import EXIT_MUSTER, EXIT_PREFLIGHT, EXIT_STORAGE
@@ -430,7 +431,9 @@ class Lead:
         acts: List[Act] = []
         if done.stuck:
             self.members[member] = replace(self.members[member], stuck=True)
-            finding = find("process-stuck", node=member, host=self.members[member].host, evidence=[done.stuck])
+            where = "" if IN_KERNEL in done.stuck else "elsewhere"
+            host = self.members[member].host
+            finding = find("process-stuck", where, node=member, host=host, stuck=done.stuck, evidence=[done.stuck])
             acts.append(record_finding(finding))
             if not self.requests.outcome and attempt.cause() is None:
                 attempt.finding = attempt.finding or finding

@@ -28,7 +28,7 @@ from drumbeat.base.folders import make_private, make_temporary
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import EnvVar, Order
 from drumbeat.base.proc import children
-from drumbeat.base.processes import describe, kill_children, on_storage, sweep
+from drumbeat.base.processes import IN_KERNEL, describe, kill_children, on_storage, sweep
 from drumbeat.base.record import to_json
 from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import ERROR, WARNING, Finding
@@ -165,7 +165,8 @@ class NodeWatch:
 
 _MAKE_FOLDERS, _KEEP = 30.0, 30.0  # seconds for the folders of an attempt, and for the logs that are kept at its end
 _TOLD_WITHIN = 2.0  # seconds that the word of a task may take
-_SWEEP = 10.0  # seconds after which a process that was killed and is still there counts as stuck
+_SWEEP = 20.0  # seconds after which a process that was killed and waits in the kernel counts as stuck,
+_DYING = 30.0  # or that many where it only needs long to end
 
 
 @dataclass(frozen=True)
@@ -428,6 +429,8 @@ class Node:
             self._finish("")
         elif self.sweep_until is not None and now >= self.sweep_until:
             stuck = [describe(pid) for pid in children() if pid not in self._kept()]
+            if stuck and IN_KERNEL not in " ".join(stuck) and now < self.sweep_until + _DYING - _SWEEP:
+                return
             self.ranks.forget()
             self._finish("; ".join(stuck) or "a task of the scheduler does not answer")
 
