@@ -211,7 +211,11 @@ def test_a_recipe_goes_on_from_downloaded_weights_and_gives_them_back(
         (["export", "{}"], "no folder to write to"),
         (["export", "{}/none", "--to", "{}/out"], "none"),
         (["export", "{}/run", "--to", "{}/out", "--step", "7"], "no checkpoint of step 7; there are 2"),
-        (["llama", "--set", "weights={}/nowhere"], "config.json: No such file"),
+        (
+            ["llama", "--set", "weights={}/nowhere"],
+            "/nowhere: no such file or folder; weights takes: folder with config.json",
+        ),
+        (["llama", "--set", "weights={}"], "there is no config.json in it"),
         (["llama", "--set", "weights={}", "model=1b"], "weights and model=1b together"),
         (["llama", "extra"], "'extra' after the recipe llama"),
     ],
@@ -222,6 +226,8 @@ def test_what_cannot_be_exported_or_loaded(
     if "--step" in words:
         settings = ["steps=2", "batch=2", "validation=0", "save_every=2", f"checkpoint={tmp_path / 'run'}"]
         assert main(["train", "llama", "--set", *settings]) == 0
+    if "model=1b" in words:
+        (tmp_path / "config.json").write_text("{}")
     assert main(["train", *(word.format(tmp_path) for word in words)]) == 2
     assert said in capsys.readouterr().err.replace("\n  ", "; ")
 
