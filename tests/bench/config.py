@@ -53,7 +53,7 @@ SlurmctldHost=head({head})
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-AuthInfo=socket={base}/munge/socket,cred_expire=5
+AuthInfo=socket={base}/munge/socket,cred_expire=12
 CredType=cred/munge
 StateSaveLocation={base}/state
 SlurmdSpoolDir={base}/spool/%n
@@ -75,7 +75,7 @@ AccountingStorageType=accounting_storage/none
 JobAcctGatherType=jobacct_gather/linux
 SlurmctldTimeout=30
 SlurmdTimeout=45
-MessageTimeout=5
+MessageTimeout=20
 InactiveLimit=0
 KillWait=8
 OverTimeLimit=0

@@ -100,7 +100,7 @@ def reported_seconds(layout: str, slow_rank: int) -> List[Dict[str, Any]]:
 
     def slow(self: Any, *args: Any, **more: Any) -> Any:
         if int(os.environ["RANK"]) == slow_rank and self.training:
-            time.sleep(0.4)
+            time.sleep(1.5)
         return forward(self, *args, **more)
 
     llama.SHAPES["test"] = llama.LlamaShape(32, 2, 4, 2, 64, 256, 32)
@@ -122,5 +122,5 @@ def test_a_slow_rank_is_seen_in_its_own_seconds(world: GlooWorld, layout: str) -
     fast, slow = world.run(reported_seconds, layout, 1, size=2)
     own = [[line["seconds"] for line in lines if "seconds" in line] for lines in (fast, slow)]
     assert all(own), "every rank says how long it took itself"
-    assert min(own[1]) >= 0.4
+    assert min(own[1]) >= 1.5
     assert min(own[0]) < min(own[1])
