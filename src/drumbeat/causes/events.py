@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import re
 from typing import List, Optional, Sequence, Set, Tuple
 
@@ -73,6 +74,52 @@ class Event:
         return self.source == other.source and self.order < other.order
 
 
+# An exception's class, and who raised it, are evidence; the free words of its message are weak. A fault of the program is found
+# by the language or by an assertion, and its message is about the program's own objects (`KeyError: 'node dead'`). RuntimeError,
+# ValueError and classes of libraries only say that something failed. FloatingPointError is raised by programs alone.
+_KINDS_OF_FAULTS = (
+    ArithmeticError, AssertionError, AttributeError, LookupError, NameError, NotImplementedError, RecursionError, ReferenceError,
+    StopAsyncIteration, StopIteration, SyntaxError, TypeError, UnicodeError,
+)  # fmt: skip
+_STATED = (AssertionError, NotImplementedError)  # somebody has written their message for whoever runs the program
+
+
+def _names(*kinds: type) -> List[str]:
+    """Names of these built-in classes and of those below them."""
+    return [name for name, each in vars(builtins).items() if isinstance(each, type) and issubclass(each, kinds)]
+
+
+FAULTS = frozenset((*_names(*_KINDS_OF_FAULTS), "JSONDecodeError")) - {FloatingPointError.__name__}
+_SYSTEM_NAMES = frozenset(_names(OSError))
+_FAULT = re.compile(rf"(?<![\w.])(?:\w+\.)*(?P<name>{'|'.join(sorted(FAULTS))})(?:: |\((?=f?[\"']))")
+
+
+def class_of(exception: str) -> str:
+    """Return the name of an exception's class without its modules."""
+    return exception.split(":", 1)[0].rsplit(".", 1)[-1]
+
+
+def is_fault(exception: str) -> bool:
+    """Return True for an exception whose class says that the program itself is wrong."""
+    return class_of(exception) in FAULTS
+
+
+def fault_in(text: str) -> int:
+    """Return where the message of such an exception begins in this text; 0 where it tells of none."""
+    found = _FAULT.search(text)
+    return found.end() if found else 0
+
+
+def is_stated(exception: str) -> bool:
+    """Return True for a fault whose message somebody has written: an assertion, or something not implemented."""
+    return class_of(exception) in {each.__name__ for each in _STATED}
+
+
+def is_observed(exception: str) -> bool:
+    """Return True for an exception whose class says that a system call or another rank's end raised it."""
+    return class_of(exception) in _SYSTEM_NAMES or bool(_OF_PEERS.match(class_of(exception)))
+
+
 # Exceptions that often follow from another process's end, or from another failure that stands elsewhere.
 _FOLLOWS = re.compile(
     r"(?:Connection|ConnectionReset|ConnectionAborted|ConnectionRefused|BrokenPipe|EOF|Timeout|Cancelled|Aborted|Unavailable"
@@ -90,12 +137,12 @@ _PEERS = re.compile(
 
 def may_follow(exception: str) -> bool:
     """Return True if an exception's name says that it may be the consequence of something else."""
-    return bool(_FOLLOWS.match(exception.split(":", 1)[0].rsplit(".", 1)[-1]))
+    return bool(_FOLLOWS.match(class_of(exception)))
 
 
 def in_communication(text: str) -> bool:
     """Return True if an exception speaks of the job's other ranks or the connection to them."""
-    return bool(_OF_PEERS.match(text.split(":", 1)[0].rsplit(".", 1)[-1]) or _PEERS.search(text))
+    return bool(_OF_PEERS.match(class_of(text)) or _PEERS.search(text)) and not fault_in(text)
 
 
 # Pick the event that came first and explains the others. Times and a launcher's own record come before kinds; where neither

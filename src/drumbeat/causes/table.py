@@ -142,6 +142,12 @@ UNCLEAR = Cause(
     repeats=SAME_STEP,
     suspects_member=True,
 )  # fmt: skip
+GUESSED = Cause(
+    "cause unknown",
+    "the words of the program alone suggest a cause: no machine is suspected for them, and no other one is asked for",
+    wait=1.0,
+    repeats=SAME_STEP,
+)
 PROGRAM = Cause("program", "a bug comes back at the same step; anything else may pass", wait=1.0, repeats=SAME_WORDS)
 
 CAUSES = (CONFIGURATION, PORT, HARDWARE, MEMORY, NAN, STORAGE, SCHEDULER, NETWORK, UNCLEAR, PROGRAM)
@@ -155,7 +161,9 @@ def cause_of(finding: Optional[Finding], exit_code: int) -> Cause:
         return UNCLEAR
     if finding.code.startswith(HANG):
         return UNCLEAR
-    return _BY_CODE.get(finding.code, PROGRAM)
+    cause = _BY_CODE.get(finding.code, PROGRAM)
+    decides = cause.breaks_member or cause.suspects_member or cause in (CONFIGURATION, SCHEDULER)
+    return GUESSED if finding.guessed and decides else cause
 
 
 # Codes of ends, by the kind of event that they are; every other code is an exception of the program.
@@ -174,8 +182,10 @@ CONSEQUENCES = frozenset((*_KINDS[LOST_PEER], *_KINDS[TIMED_OUT]))
 NOBODYS_FAULT = frozenset({"time-limit", "cancelled", "preempted", "terminated"})  # somebody else ended the run
 
 
-def kind_of(code: str, words: str) -> str:
-    """The kind of event that ended a rank, by its finding's code and the rank's own words."""
+def kind_of(code: str, words: str, guessed: bool = False) -> str:
+    """The kind of event that ended a rank, by its finding's code and the rank's own words. `guessed`: the code is only what the
+    words may mean: they are no sign of a signal or of broken hardware."""
     kind = _KIND_OF.get(code, RAISED)
+    kind = RAISED if guessed and kind in (OUTSIDE, OF_HARDWARE) else kind
     own_words = kind == EXIT or code == "exception"
     return RAISED_IN_COMMUNICATION if own_words and in_communication(words) else kind

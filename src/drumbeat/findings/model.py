@@ -92,6 +92,7 @@ class Finding:
     confidence: str = CERTAIN  # one of CONFIDENCES: that this is what happened
     seen: Tuple[str, ...] = ()  # what was looked at: ranks, lines, files, counters
     unseen: Tuple[str, ...] = ()  # what could not be looked at
+    guessed: bool = False  # its code is what a program's words may mean; nothing is decided about machines by it
 
     def __post_init__(self) -> None:
         assert self.severity in SEVERITIES, self.severity

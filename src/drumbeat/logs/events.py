@@ -8,6 +8,7 @@ from typing import Callable, Dict, List, Optional, Set, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.ranges import Places
+from drumbeat.causes.events import fault_in, is_observed
 from drumbeat.findings.model import Evidence
 from drumbeat.logs.meaning.rules import REPORT, Match
 from drumbeat.logs.meaning.senses import PROGRAM, remedy, sense
@@ -54,6 +55,7 @@ class Event:
     time: Optional[float] = None
     level: str = ""  # of the line's own logger; I where the line only talks about an error
     bare: bool = False  # an exception's last line without its traceback
+    own: bool = False  # raised by a line of the program itself, not inside a library
     caught: bool = False  # an exception that somebody caught and printed
     lines: int = 1  # of the traceback
     again: bool = False  # the like of it came several times before
@@ -68,13 +70,18 @@ class Event:
     @property
     def sense(self) -> str:
         """Return the meaning of an exception that no rule knows, as a rule's code."""
-        if self.match or self.of_launcher or self.meant == PROGRAM:
+        if self.match or self.of_launcher or self.meant == PROGRAM or self.own and fault_in(self.exception):
             return ""
         return self.meant or sense(self.exception)
 
     @property
     def code(self) -> str:
         return self.match.rule.code if self.match else self.sense or "exception"
+
+    @property
+    def guessed(self) -> bool:
+        """Return True if its code is only what its words may mean."""
+        return bool(self.sense) and not is_observed(self.exception)
 
     @property
     def advice(self) -> Optional[str]:
@@ -190,6 +197,7 @@ class Events:
             time=line.time,
             level=line.level,
             bare=bare,
+            own=bool(raised.own_frame) and raised.own_frame == raised.frame,
             caught=raised.caught,
             lines=raised.lines,
             of_launcher=raised.of_launcher,

@@ -62,7 +62,18 @@ def finding_of(event: Event, ranks: RankOf, first: bool = True) -> Finding:
         own = not known or known.rule.blames == SELF and known.rule.role in (CAUSE, SYMPTOM)
         rank = rank_in(event.exception) if event.said and rank is None and own else rank
         title = message(event.exception) if event.said else event.exception
-        return Finding(event.code, ERROR, title, cause, fix, where, host=event.host, rank=rank, confidence=sure)
+        return Finding(
+            event.code,
+            ERROR,
+            title,
+            cause,
+            fix,
+            where,
+            host=event.host,
+            rank=rank,
+            confidence=sure,
+            guessed=event.guessed,
+        )
     rule = event.match.rule
     severity = rule.severity if rule.role != CONSEQUENCE else INFO
     severity = WARNING if rule.role == NOTE and severity == ERROR else severity
@@ -515,7 +526,7 @@ class _Judge:
 
     def _ended(self, event: Event) -> bool:
         """Return True if this exception ended its process: a launcher says so, or little was written after it."""
-        if event.caught or not names_itself(event.exception):
+        if event.caught or event.sense or not names_itself(event.exception):
             return False
         return bool(self.first or self.tiers[REPORT]) or self.log.after(event) <= AT_THE_END
 

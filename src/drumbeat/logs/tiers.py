@@ -428,7 +428,7 @@ def _record(first: FirstFailure, live: Sequence[Event]) -> order.Event:
 
 
 def _kind(event: Event, tier: str) -> str:
-    kind = kind_of(event.code, event.exception)
+    kind = kind_of(event.code, event.exception, event.guessed)
     waits = event.match.rule.blames == OTHER if event.match else may_follow(event.exception) or kind in order.WAITS
     if tier == SYMPTOM:
         kind = order.TIMED_OUT if waits or event.code in WAITED else kind

@@ -31,7 +31,7 @@ from drumbeat.base.record import to_plain
 from drumbeat.base.signals import EXIT_DOUBTFUL, EXIT_MUSTER, EXIT_REQUEUE, EXIT_STORAGE
 from drumbeat.causes import events as order
 from drumbeat.causes.events import First, abandoned, closers, first
-from drumbeat.causes.table import CONSEQUENCES, NAN, NETWORK, NOT_ZERO, PROGRAM, UNCLEAR, cause_of, kind_of
+from drumbeat.causes.table import CONSEQUENCES, GUESSED, NAN, NETWORK, NOT_ZERO, PROGRAM, UNCLEAR, cause_of, kind_of
 from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import CAUGHT, CERTAIN, ENDED_BY_US, ERROR, LIKELY, STOPPED, Evidence, Finding
 from drumbeat.inspector.record import Row
@@ -95,7 +95,7 @@ class RankEnd:
         if found is None:
             return order.OUTSIDE if self.signal else bare
         texts = (found.title, *(each.text for each in found.evidence))
-        kinds = [kind_of(found.code, text) for text in texts]
+        kinds = [kind_of(found.code, text, found.guessed) for text in texts]
         kind = next((kind for kind in kinds if kind in order.WAITS), kinds[0])
         return bare if kind == order.EXIT else kind
 
@@ -429,9 +429,9 @@ def hardware_behind(finding: Optional[Finding], exit_code: int, broken: Sequence
     cause = cause_of(finding, exit_code)
     of_gpu = finding is not None and finding.code in _OF_GPU
     near = [each for each in broken if finding is not None and each.node == finding.node]
-    if near and (cause in (UNCLEAR, NETWORK, NAN) or (cause is PROGRAM and of_gpu)):
+    if near and (cause in (UNCLEAR, GUESSED, NETWORK, NAN) or (cause is PROGRAM and of_gpu)):
         chosen = near[0]
-    elif broken and cause in (UNCLEAR, NETWORK):
+    elif broken and cause in (UNCLEAR, GUESSED, NETWORK):
         chosen = broken[0]
     else:
         return None

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import re
 
+from drumbeat.causes.events import FAULTS, class_of, is_fault
+
 _AFTER = 40  # characters behind an error's words that may take them back
 _TALK = re.compile(
     r"(?i)\b(?:avoid(?:s|ed|ing)?|prevent(?:s|ed|ing)?|so that|in case of|instead of|guards? against|protects? (?:from|against)"
@@ -103,7 +105,7 @@ def is_in_prose(text: str, start: int) -> bool:
 
 
 BARE = re.compile(
-    r"^(?P<name>(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Exception|Exit|Timeout|Failure)|OutOfResources|BackendCompilerFailed|Exception)"
+    r"^(?P<name>(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Exception|Exit|Timeout|Failure|Iteration)|OutOfResources|BackendCompilerFailed|Exception)"
     r"|(?:[a-z_]\w*\.)+[a-z]*(?:error|exception|timeout)|(?:[A-Za-z_]\w*\.)*(?:errors|exceptions)\.[A-Z]\w*)"
     r"(?:\([A-Z]\w*\))?(?:: (?P<message>.+))?$"
 )
@@ -118,10 +120,8 @@ _FOREIGN = re.compile(
 )
 # Names by which a line is looked at though it stands outside of a traceback.
 NAMES = (
-    "RuntimeError", "ValueError", "TypeError", "KeyError", "IndexError", "AttributeError", "AssertionError", "OSError",
-    "NotImplementedError", "ZeroDivisionError", "NameError", "UnboundLocalError", "SyntaxError", "IndentationError",
-    "TimeoutError", "ConnectionError", "UnicodeDecodeError", "JSONDecodeError", "RecursionError", "OverflowError",
-    "FloatingPointError", "EOFError", "StopIteration", "UnpicklingError", "PicklingError", "HTTPError", "DistBackendError",
+    *sorted(FAULTS), "RuntimeError", "ValueError", "OSError", "TimeoutError", "ConnectionError", "FloatingPointError", "EOFError",
+    "UnpicklingError", "PicklingError", "HTTPError", "DistBackendError",
     "DistNetworkError", "DistStoreError", "AcceleratorError", "XlaRuntimeError", "JaxRuntimeError", "SafetensorError",
     "MisconfigurationException", "HfHubHTTPError", "RepositoryNotFoundError", "GatedRepoError", "LocalEntryNotFoundError",
     "ConfigAttributeError", "HorovodInternalError", "BrokenProcessPool", "CheckpointException", "ValidationError",
@@ -136,25 +136,19 @@ _WORD = re.compile(r"\b(?!(?i:nan|inf)\b)[A-Za-z]{3,}")
 _MEASURED = re.compile(r"\W{0,3}(?:tensor\()?[-+]?\.?\d")  # what begins with a number is a value, not a message
 _OF_ERRORS = re.compile(r"(?:^|\.)(?:errors|exceptions)\.")  # the module that many packages keep their exceptions in
 _OF_ERRORS_AND_NAMED = re.compile(r"(?:^|\.)(?:errors|exceptions)\.\w*(?:Error|Exception)$")
-_NO_LOGGER = re.compile(r"(?i:error|exception|exit|timeout|failure|resources|failed)$")
+_NO_LOGGER = re.compile(r"(?i:error|exception|exit|timeout|failure|iteration|resources|failed)$")
 _MAX_MESSAGE = 400
-
-# Names that say themselves what went wrong: a fault of the program. RuntimeError, ValueError or a library's own name only say
-# that something did; the message may well describe a cause that no rule knows in these words.
-_FAULTS = re.compile(
-    r"(?:Type|Key|Attribute|Name|Index|UnboundLocal|NotImplemented|ZeroDivision|Syntax|Indentation|Recursion|UnicodeDecode|JSONDecode)Error"
-    r"|AssertionError$"
-)
 
 
 def is_listed(text: str) -> bool:
     """Return True if the line begins with a name or words that only exceptions have."""
-    return bool(_FOREIGN.match(text)) or text.split(":", 1)[0].rsplit(".", 1)[-1] in _LISTED
+    return bool(_FOREIGN.match(text)) or class_of(text) in _LISTED
 
 
 def names_itself(text: str) -> bool:
     """Return True if the exception's own name (for an assertion: without a message) says what went wrong."""
-    return bool(_FAULTS.match(text.strip()))
+    name, said, _ = text.strip().partition(":")
+    return is_fault(name) and not (said and class_of(name) == AssertionError.__name__)
 
 
 def may_be_bare(raw: bytes) -> bool:

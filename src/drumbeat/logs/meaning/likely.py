@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import Tuple
 
+from drumbeat.causes.events import fault_in
 from drumbeat.logs.meaning.essence import essence
 from drumbeat.logs.meaning.model import NO_CAUSES, likely
-from drumbeat.logs.meaning.senses import MAX, owned, row_of, sense, spelt, words
+from drumbeat.logs.meaning.senses import MAX, PROGRAM, owned, row_of, sense, spelt, words
 
 _CERTAIN = 3.0  # points of a code that is certain
 _LITTLE = 7.0  # evidence that any few words may have; twice as much is enough
@@ -19,6 +20,8 @@ _DOUBT, _SOME = 0.8, 3.0  # share of it that words of healthy runs take away, wi
 
 def likely_sense(text: str) -> Tuple[str, float]:
     """The code that the words of a failed run most likely mean, and its points: model and grammar together."""
+    if fault_in(text[:MAX]):
+        return sense(text) or PROGRAM, _CERTAIN
     line, text = text[:MAX], essence(text[:MAX])
     if words().concepts["unrelated"].search(spelt(text)):
         return "", 0.0

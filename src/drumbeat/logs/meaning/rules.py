@@ -16,6 +16,7 @@ from typing import Any, Dict, FrozenSet, Iterable, List, Mapping, Optional, Sequ
 
 from drumbeat.base.data import load, names
 from drumbeat.base.light_dataclass import dataclass
+from drumbeat.causes.events import fault_in
 from drumbeat.findings.model import ERROR, SEVERITIES
 from drumbeat.logs.meaning.grammar import is_exception, is_in_prose, is_quoted, is_talk
 from drumbeat.logs.meaning.senses import CODE_OF_SIGNAL, DEATH_WORDS, death_in, gpu_error_in, gpu_errors, owned, senses
@@ -273,6 +274,9 @@ def _words_of_runtime(rule: Rule) -> Tuple[str, ...]:
 
 def _match(rule: Rule, text: str, span: Tuple[int, int], groups: Mapping[str, str], mention: bool) -> Optional[Match]:
     """The words of a rule, by where they stand in their line."""
+    message = fault_in(text)
+    if message and (rule.dies or span[0] >= message) and rule.role not in (NOISE, NOTE):
+        return None  # words in a fault's message; a rule that speaks of such faults names their class
     quoted = is_quoted(text, span[0])
     if quoted and (rule.any_level or rule.fallback):
         return None

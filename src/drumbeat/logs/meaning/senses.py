@@ -17,6 +17,7 @@ from typing import Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
 from drumbeat.base.data import load
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.regex import regex
+from drumbeat.causes.events import fault_in, is_stated
 from drumbeat.causes.table import OF_ERRNO
 from drumbeat.logs.meaning.essence import without_names
 
@@ -143,10 +144,8 @@ def _joined(text: str) -> str:
 
 
 _NEAR = 60  # characters between two concepts that belong together
-# Faults of a program's own code: their names say what went wrong, and their messages are about the code's own objects.
-_OF_CODE = regex(
-    r"(?:\w+\.)*(?:Type|Key|Attribute|Name|Index|UnboundLocal|ZeroDivision|Syntax|Indentation|UnicodeDecode|JSONDecode)Error\b"
-)
+# What an assertion can find: it compares values that the program was given, and has seen no kernel, no network, no process.
+_COMPARED = ("layout-mismatch", "checkpoint-mismatch", "launcher-arguments", "world-not-set", "nan-loss")
 _REMEDY = regex(
     r"(?i)\b(?P<how>(?:(?:python3? -m )?pip3?|conda|mamba|apt(?:-get)?|module) (?:install|load)"
     r"(?: -[\w-]+)* [\w.\[\]=~<>,-]*\w\]?)"
@@ -168,8 +167,13 @@ def owned(text: str, code: str) -> str:
 @functools.lru_cache(maxsize=4096)
 def sense(text: str) -> str:
     """The code of what this error means; empty where its words do not tell."""
-    code = _sense(text[:MAX])
-    return owned(text[:MAX], code) if code else ""
+    text = text[:MAX]
+    message = fault_in(text)
+    if message:
+        code = sense(text[message:]) if is_stated(text) else ""
+        return code if code in _COMPARED else ""
+    code = _sense(text)
+    return owned(text, code) if code else ""
 
 
 def _sense(text: str) -> str:
@@ -181,7 +185,7 @@ def _sense(text: str) -> str:
     if exact is None:
         said = _TEXT.search(text)
         exact = _TEXTS[said[0].lower()] if said else None
-    meant = "" if _OF_CODE.match(text) else row_of(text)[0]
+    meant = row_of(text)[0]
     if "os error" in text and "peer-lost" in (exact, meant):  # Rust's words, of a client that fetches something
         return "connect-failed"
     if exact and meant not in _NAMES_OBJECT.get(exact, ()):
