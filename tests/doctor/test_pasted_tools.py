@@ -151,7 +151,9 @@ def test_unknown_is_not_different():
 def test_what_a_section_does_not_show_is_said():
     (dump,) = read("GPU 00000000:01:00.0\n    Product Name   : NVIDIA A100\n    GPU UUID   : GPU-1\n", "x")[0]
     (words,) = dump.facts.unknown
-    assert "GPU 0" in words and "memory errors" in words and "PCIe link" in words and "its name" not in words
+    assert (
+        "GPU at 0000:01:00.0" in words and "memory errors" in words and "PCIe link" in words and "its name" not in words
+    )
 
 
 def test_of_two_dumps_the_one_with_more_errors_counts():
@@ -333,3 +335,124 @@ def test_jobs_cite_the_line_of_the_field():
     text = "JobId=7 JobName=x\n   JobState=PENDING Reason=QOSMaxGRES\n   NumNodes=2\n\nNodeName=n1 CPUTot=8\n   State=DOWN*\n"
     dump = read_pasted_jobs(text, "x")
     assert [[line.line for line in each.evidence] for each in dump.findings] == [[1, 2], [5, 6]]
+
+
+HALF_LOST = """| {0}  NVIDIA H100 80GB HBM3          On  |   00000000:{1}:00.0 Off |                    {2} |
+| N/A   32C    P0             62W /  700W |       4MiB /  81559MiB |      0%      Default |
+|                                         |                        |             Disabled |
++-----------------------------------------+------------------------+----------------------+
+"""
+BUSES = ("1B", "43", "52", "9D")
+
+
+def table(*cards, ending="|  No running processes found                                                             |"):
+    """Print nvidia-smi for (number, bus, uncorrected errors)."""
+    start, _, rest = TABLE.partition("|   0  NVIDIA")
+    end = rest[rest.index("| Processes:") :].partition("|    1   N/A  N/A    881234")[0]
+    frame = "+" + "-" * 89 + "+\n"
+    body = "".join(HALF_LOST.format(f"{number:>3}", bus, errors) for number, bus, errors in cards)
+    return start + body + " " * 91 + "\n" + frame + end + ending + "\n" + frame
+
+
+def topo(count):
+    names = [f"GPU{n}" for n in range(count)]
+    rows = [f"{one}\t" + "\t".join("X" if one == other else "NV18" for other in names) + "\t0-3\t0\n" for one in names]
+    return "\t" + "\t".join(names) + "\tCPU Affinity\tNUMA Affinity\n" + "".join(rows)
+
+
+def test_an_idle_table_is_understood_with_what_stands_around_it():
+    idle = table((0, "1B", 0))
+    assert found(idle) == ([], []) and found("Every 2.0s: nvidia-smi      gpu07: Tue\n\n" + idle) == ([], [])
+    assert found(idle.replace("\n", "\r\n")) == ([], [])
+    _, ((line, count),) = found(idle + "\nWARNING: infoROM is corrupted at gpu 0000:1B:00.0\n")
+    assert "infoROM" in line.text and count == 1
+
+
+def test_gpus_of_two_dumps_are_matched_by_address_not_by_place():
+    """nvidia-smi -q -i 3, a container's table and a kernel log each show one GPU; it is the fourth of the node."""
+    whole = table(*((n, bus, 0) for n, bus in enumerate(BUSES)))
+    log = "[ 98.2] NVRM: Xid (PCI:0000:9d:00): 94, pid=33211, name=python, Contained: SM (0x1). RST: No, D-RST: No\n"
+    one, inside = query("9D", attached=4, errors=2), table((0, "9D", 2))
+    for texts in ((whole, one), (one, whole), (query(*reversed(BUSES)), inside, topo(4)), (inside, query(*BUSES))):
+        (errors,) = [each for each in found(*texts)[0] if each.code == "gpu-memory-errors"]
+        assert errors.title.startswith("GPU 3 (0000:9d:00.0): "), (errors.title, texts)
+    (events,) = [each for each in found(whole, log)[0] if each.code == "gpu-events"]
+    assert events.title.endswith("1 error on GPU 3 (0000:9d:00.0) since boot")
+    assert [line.place for line in events.evidence] == ["1.txt:1"]
+    (narrow,) = found(query(*BUSES).replace("Current                   : 16x", "Current                   : 8x", 1))[0]
+    assert narrow.title.startswith("GPU 0 (0000:1b:00.0) has 8 of 16")
+
+
+def test_a_gpu_that_nothing_matches_is_named_by_its_address():
+    errors, missing = found(query("9D", attached=4, errors=2), topo(4))[0]
+    assert errors.title.startswith("GPU at 0000:9d:00.0: ") and missing.code == "gpus-missing"
+    listed = "".join(f"GPU {n}: NVIDIA A100 (UUID: GPU-{n}-{bus})\n" for n, bus in enumerate(BUSES))
+    one = query("9D", attached=4, errors=2).replace("    ECC Mode", "    GPU UUID      : GPU-3-9D\n    ECC Mode")
+    assert found(one, listed)[0][0].title.startswith("GPU 3 (0000:9d:00.0): "), "by UUID"
+    csv = "index, pci.bus_id, ecc.errors.uncorrected.volatile.total\n0, 00000000:1B:00.0, 0\n1, 00000000:9D:00.0, 4\n"
+    (errors,) = found(csv)[0]
+    assert errors.title.startswith("GPU 1 (0000:9d:00.0): ") and errors.evidence[0].line == 3
+
+
+def test_two_nodes_in_one_text_are_judged_apart_and_named():
+    tables = [table(*((n, bus, 5 * bad if n == 2 else 0) for n, bus in enumerate(BUSES))) for bad in (False, True)]
+    text = "".join(f"[root@gpu0{n} ~]# nvidia-smi\n{each}" for n, each in enumerate(tables, 1))
+    (errors,) = found(text)[0]
+    assert errors.host == "gpu02" and errors.title.startswith("GPU 2 (0000:52:00.0)")
+    ports = (
+        "CA 'mlx5_0'\n\tPort 1:\n\t\tState: {}\n\t\tPhysical state: LinkUp\n\t\tRate: 400\n\t\tLink layer: InfiniBand\n"
+    )
+    text = "".join(f"root@gpu0{n}:~# ibstat\n{ports.format(state)}" for n, state in enumerate(("Active", "Down"), 1))
+    assert {each.host for each in found(text)[0]} == {"gpu02"}
+
+
+def test_a_gpu_that_shows_no_values_is_named():
+    row = next(line for line in CONCISE.splitlines() if line.startswith("1 "))
+    dead = CONCISE.replace(row, row[:30] + "N/A  N/A  N/A, N/A, 0  None  None  0%  unknown  N/A  N/A  N/A")
+    (silent,) = found(dead)[0]
+    assert (silent.code, silent.severity) == ("gpu-lost", "warning") and silent.title.startswith("GPU 1 does not tell")
+    assert [line.line for line in silent.evidence] == [8]
+    metric = METRIC.partition("GPU: 1")[0]
+    mute = "GPU: 1\n    USAGE: N/A\n    ECC:\n        TOTAL_UNCORRECTABLE_COUNT: N/A\n    PCIE:\n        WIDTH: N/A\n"
+    assert [each.title for each in found(metric + mute)[0]] == [
+        "GPU 1 does not tell its state: N/A in place of all its values"
+    ]
+    assert not found(mute)[0], "where no GPU has values, the tool may have none"
+    (fan,) = found(table((0, "1B", 0)).replace("| N/A   32C", "|ERR!   32C"))[0]
+    assert fan.severity == "warning" and "some of its values" in fan.title and "0000:1b:00.0" in fan.title
+    (reset,) = found(query("01", attached=2, more="GPU 00000000:C1:00.0\n    GPU requires reset\n"))[0]
+    assert reset.severity == "error" and reset.title.startswith("GPU 1 (0000:c1:00.0)")
+
+
+def test_numbers_of_amd_tools_are_matched_by_address_where_they_show_one():
+    bus = "".join(f"GPU[{n}]\t\t: PCI Bus: 0000:{at}:00.0\n" for n, at in enumerate(("C1", "0C")))
+    bus = f"=========== PCI Bus ID ===========\n{bus}============\n"
+    static = "GPU: 0\n  BUS:\n    BDF: 0000:0c:00.0\n  PARTITION:\n    COMPUTE_PARTITION: CPX\n"
+    static += "GPU: 1\n  BUS:\n    BDF: 0000:c1:00.0\n  PARTITION:\n    COMPUTE_PARTITION: SPX\n"
+    titles = [each.title for each in found(bus + RAS.format(header="x") + static)[0]]
+    assert any(title.startswith("GPU 1 (0000:0c:00.0): uncorrected memory errors (2") for title in titles), titles
+    assert any(title.startswith("GPU 1 (0000:0c:00.0) is divided") for title in titles), titles
+    rows = "0000:c1:00.0 SELF XGMI\n0000:0c:00.0 XGMI SELF\n"
+    head = "             0000:c1:00.0 0000:0c:00.0\n"
+    access = "0000:0c:00.0 DISABLED ENABLED\n"  # its first row is cut
+    text = f"LINK TYPE TABLE:\n{head}{rows}ACCESS TABLE:\n{head}{access}"
+    one, other = gpus(text, "amd-smi topology")
+    assert (one.no_access, other.no_access) == ((), (0,)) and other.links == {"GPU 0": "XGMI"}
+
+
+def test_a_kernel_log_is_judged_by_what_diagnose_reads(drumbeat, tmp_path):
+    (tmp_path / "dmesg").write_text(
+        "[ 1021.331207] mlx5_core 0000:12:00.0 ens1np0: Link down\n[ 1022.101330] mlx5_core 0000:12:00.0: print_health_info:425\n"
+    )
+    done = drumbeat.here("doctor", "--from", tmp_path / "dmesg")
+    assert done.returncode == 0 and "is a log: the link of an RDMA port went down" in done.stdout, done.stdout
+    assert "dmesg:1: mlx5_core" in done.stdout and "drumbeat diagnose " in done.stdout
+
+
+def test_nothing_is_printed_as_empty_brackets(drumbeat, tmp_path):
+    (tmp_path / "ras").write_text(RAS.format(header="x") + CONCISE + METRIC + PAGES)
+    for command in (("doctor", "--from"), ("diagnose",)):
+        done = drumbeat.here(*command, tmp_path / "ras")
+        assert "GPU 1" in done.stdout and not [word for word in ("()", "[]", "None") if word in done.stdout], (
+            done.stdout
+        )

@@ -89,7 +89,7 @@ def test_doctor(facts):
     found = {finding.code: finding.title for finding in examine(facts)}
     assert found["gpus"] == "3 GPUs: Toy T1" and found["toy-driver"] == "Toy driver 1.2"
     assert {"gpu-in-use", "gpu-memory-errors", "gpu-events"} <= set(found)
-    assert "GPU 1 is already used by process 4711" in found["gpu-in-use"]
+    assert "GPU 1 (0000:82:00.0) is already used by process 4711" in found["gpu-in-use"]
     assert "iommu-translating" in found
 
 

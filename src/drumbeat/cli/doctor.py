@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Tuple
+import shlex
+from itertools import chain
+from typing import Any, Dict, List, Tuple
 
 from drumbeat.base.problem import Problem
 from drumbeat.cli import add_json
@@ -80,32 +82,49 @@ def _nodes(args: Any) -> Judged:
 
 
 def _dumps(args: Any) -> Judged:
-    from drumbeat.desk.log_sources import find, short_text
+    from drumbeat.desk.log_sources import find, read_one, short_text
     from drumbeat.doctor.case import find as find_of
     from drumbeat.doctor.case import worst_first
     from drumbeat.doctor.dumps import judge, passed_over
     from drumbeat.logs.read.pasted_jobs import read_pasted_jobs
-    from drumbeat.machine.dumps import read
+    from drumbeat.machine.dumps import by_node, read
+    from drumbeat.machine.dumps.reports import KERNEL_LOG
 
     found: List[Any] = []
     jobs: List[Any] = []
     unread: List[Any] = []
+    kinds: List[str] = []
     sources = find(args.dumps)
     for source in sources.files:
         text = short_text(source)
         (dumps, rest), job = read(text, source.name), read_pasted_jobs(text, source.name)
         found += dumps
         jobs += [job] if job else []
-        unread += passed_over(source.name, rest, bool(dumps), bool(job))
-    if not found and not jobs:
-        raise Problem("nothing in these files is known", "docs/diagnose.md lists the commands whose output is read")
-    kinds = ", ".join(dict.fromkeys(dump.kind for dump in [*found, *jobs]))
-    limits = ("whatever these lines do not show: drumbeat doctor on the node looks at all of it",)
+        logs = rest or not dumps or any(dump.kind == KERNEL_LOG for dump in dumps)
+        judged = read_one(source).failure if logs else None
+        failure = judged.finding if judged and judged.rule else None
+        kinds += [dump.kind for dump in (*dumps, job) if dump] + [f"the log {source.name}"] * (failure is not None)
+        unread += passed_over(source.name, rest, bool(dumps), bool(job), failure)
+    if not found and not jobs and all(finding.code == "dump-unread" for finding in unread):
+        raise Problem(
+            "nothing in these files is known",
+            f"docs/diagnose.md lists the commands whose output is read; a log: drumbeat diagnose {shlex.join(args.dumps)}",
+        )
+    of = ", ".join(dict.fromkeys(kinds))
+    limits: Tuple[str, ...] = ("whatever these lines do not show: drumbeat doctor on the node looks at all of it",)
     notes = tuple(f"{dump.kind}: {note}" for dump in found for note in dump.notes)
     lacking = tuple(f"{dump.kind}: {words.partition(': ')[2]}" for dump in found for words in dump.facts.unknown)
-    about = find_of("looked-at", count=len(found) + len(jobs), seen=(kinds, *notes), unseen=(*lacking, *limits))
-    findings = [*(each for _, each in judge(found)), *(each for job in jobs for each in job.findings), *unread]
-    return [(kinds, [*worst_first(findings), about])]
+    groups = [" and ".join(dump.kind for dump in group) for group in by_node(found)]
+    if len(groups) > 1:
+        limits = (f"judged apart (other nodes or times, or GPUs that no address matches): {'; '.join(groups)}", *limits)
+    about = find_of("looked-at", count=len(kinds), seen=(of, *notes), unseen=(*lacking, *limits))
+    by_host: Dict[str, List[Any]] = {}
+    for dump, finding in judge(found):
+        by_host.setdefault(dump.facts.host, []).append(finding)
+    others = [*(each for job in jobs for each in job.findings), *unread]
+    if len({dump.facts.host for dump in found}) < 2:
+        return [(of, [*worst_first([*chain.from_iterable(by_host.values()), *others]), about])]
+    return [*((host or "no host named", worst_first(some)) for host, some in by_host.items()), (of, [*others, about])]
 
 
 def _framework(args: Any) -> Judged:

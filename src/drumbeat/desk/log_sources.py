@@ -314,6 +314,15 @@ def read(paths: Sequence[str], verdicts: Optional[OwnVerdicts] = None) -> Reader
     return reader
 
 
+def read_one(source: Source) -> Report:
+    """Read one file as a log, and judge it alone."""
+    from drumbeat.logs.reader import Reader
+
+    reader = Reader()
+    _read(reader, source, Progress(), None)
+    return reader.report()
+
+
 def _read(reader: Reader, source: Source, progress: Progress, verdicts: Optional[OwnVerdicts]) -> Sequence[Dump]:
     """Feed a file to the reader; return what was pasted of a node in it."""
     from drumbeat.logs.read import flight

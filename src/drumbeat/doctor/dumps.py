@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Any, Dict, Iterator, List, Sequence, Set, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 from drumbeat.doctor.case import find
 from drumbeat.doctor.examine import examine
 from drumbeat.doctor.software import check_report, operators
 from drumbeat.findings.model import OK, Evidence, Finding, PastedDump
-from drumbeat.machine.dumps import together
+from drumbeat.machine.dumps import by_node, together
 from drumbeat.machine.dumps.text import Dump
 from drumbeat.machine.model import Facts, Gpu, RdmaDevice
 from drumbeat.machine.topology import distance, nearest
@@ -18,11 +18,12 @@ from drumbeat.plan.network import candidates, ipv4_of, usable_gids
 
 
 def judged(dumps: Sequence[Dump]) -> List[PastedDump]:
-    """Return the dumps as a report shows them: facts in words, and findings. They are of one node unless a kind repeats."""
-    if len({dump.kind for dump in dumps}) < len(dumps):
-        return [each for dump in dumps for each in judged([dump])]
-    findings = judge(dumps)
-    return [_shown(dump, tuple(found for source, found in findings if source is dump)) for dump in dumps]
+    """Return the dumps as a report shows them: facts in words, and findings."""
+    shown = []
+    for group in by_node(dumps):
+        found = _judge(group)
+        shown += [_shown(dump, tuple(one for source, one in found if source is dump)) for dump in group]
+    return shown
 
 
 def _shown(dump: Dump, findings: Tuple[Finding, ...]) -> PastedDump:
@@ -34,14 +35,18 @@ def _shown(dump: Dump, findings: Tuple[Finding, ...]) -> PastedDump:
 
 
 def judge(dumps: Sequence[Dump]) -> List[Tuple[Dump, Finding]]:
-    """Judge what the dumps of one node show together; each finding comes with the first dump, and the lines, that it rests on."""
+    """Judge dumps, those of one node together; each finding comes with the first dump, and the lines, that it rests on."""
+    return [each for group in by_node(dumps) for each in _judge(group)]
+
+
+def _judge(dumps: Sequence[Dump]) -> List[Tuple[Dump, Finding]]:
     judged = []
     for finding, sources in _sources(dumps):
         cited = [(dump, _cited(dump, finding)) for dump in sources]
         cited = [each for each in cited if each[1]] or [(sources[0], _first(sources[0], finding))]
         lines = tuple(line for _, some in cited for line in some[:3])[:3]
         seen = tuple(f"{dump.kind}: {dump.file}" for dump, _ in cited)
-        judged.append((cited[0][0], replace(finding, evidence=lines, seen=seen, host=None)))
+        judged.append((cited[0][0], replace(finding, evidence=lines, seen=seen, host=dumps[0].facts.host or None)))
     return judged
 
 
@@ -49,6 +54,7 @@ def _first(dump: Dump, finding: Finding) -> List[Evidence]:
     return [min(dump.lines.values(), key=lambda line: line.line or 0, default=Evidence(finding.title, dump.file))]
 
 
+_ADDRESS = re.compile(r"[\da-fA-F:.]{7,16}")
 MOST_APART = 16  # dumps, and GPUs of one, that are left out one by one
 
 
@@ -79,6 +85,7 @@ def _cited(dump: Dump, finding: Finding) -> List[Evidence]:
     """Return the lines of the facts without which this dump does not show the finding; else those that name its devices. A line
     that names more of a device stands for the others of it."""
     named = [name for name in dump.lines if _names(name, finding)]
+    named = [name for name in named if _ADDRESS.fullmatch(name)] or named  # the line that speaks of it there
     devices, exact = set(named), []
     for key in [key for key in dump.lines if "/" in key and key.partition("/")[0] in devices]:
         if len(dump.facts.gpus) <= MOST_APART:
@@ -89,7 +96,7 @@ def _cited(dump: Dump, finding: Finding) -> List[Evidence]:
 
 def _without(facts: Facts, device: str, fact: str) -> Facts:
     """Return the facts with this one of a GPU, or of a card's ports, unknown."""
-    gpus = [_unknown(gpu, fact.split(".")) if device == f"GPU {gpu.index}" else gpu for gpu in facts.gpus]
+    gpus = [_unknown(gpu, fact.split(".")) if device == gpu.label else gpu for gpu in facts.gpus]
     cards = [
         replace(card, ports=tuple(_unknown(port, [fact]) for port in card.ports)) if device == card.name else card
         for card in facts.rdma
@@ -102,9 +109,15 @@ def _unknown(record: Any, path: List[str]) -> Any:
     return record if inner is None else replace(record, **{path[0]: _unknown(inner, path[1:]) if path[1:] else None})
 
 
-def passed_over(file: str, unread: Sequence[Tuple[Evidence, int]], dumps: bool, jobs: bool) -> Iterator[Finding]:
-    """Name what nothing could read: a file that holds nothing known, or passages of one. Jobs were read by another reader."""
-    if not dumps and not jobs:
+def passed_over(
+    file: str, unread: Sequence[Tuple[Evidence, int]], dumps: bool, jobs: bool, failure: Optional[Finding] = None
+) -> Iterator[Finding]:
+    """Name what no reader of dumps knows: a file, or passages of one; `failure` is what the reader of logs found in it. Jobs were
+    read by another reader."""
+    if failure:
+        how = f"{failure.fix}; " if failure.fix else ""
+        yield find("dump-log", file=file, what=failure.title, how=how, evidence=failure.evidence, seen=(file,))
+    elif not dumps and not jobs:
         yield find("dump-unread", "file", file=file, evidence=[line for line, _ in unread[:3]], seen=(file,))
     elif unread and not jobs:
         lines = ", ".join(f"{count} from line {line.line}" for line, count in unread[:6])
@@ -113,7 +126,7 @@ def passed_over(file: str, unread: Sequence[Tuple[Evidence, int]], dumps: bool, 
 
 def _found(dump: Dump) -> List[Finding]:
     reported = check_report(dump.answers) if dump.answers is not None else ()
-    facts = replace(dump.facts, host="the node")
+    facts = replace(dump.facts, host=dump.facts.host or "the node")
     return [each for each in (*examine(facts, shown=dump.shown), *reported) if each.severity != OK]
 
 
@@ -129,9 +142,9 @@ def _words(dump: Dump) -> Iterator[str]:
         yield f"driver {facts.versions['nvidia-driver']}, {count} GPU{'s' * (count != 1)}"
     yield from facts.driver_errors
     for gpu in facts.gpus:
-        about = [gpu.name, f"at {gpu.pci}" if gpu.pci else "", _beside(gpu, dump), gpu.partition]
+        about = [gpu.name, f"at {gpu.pci}" if gpu.pci and gpu.index >= 0 else "", _beside(gpu, dump), gpu.partition]
         about += [f"NUMA {gpu.numa}" if gpu.numa is not None else "", "MIG on" if gpu.mig else "", *_health(gpu)]
-        yield f"GPU {gpu.index}: {', '.join(part for part in about if part) or 'nothing of it to judge'}"
+        yield f"{gpu.label}: {', '.join(part for part in about if part) or 'nothing of it to judge'}"
     kinds = _between(facts)
     if kinds:
         yield f"between the GPUs: {', '.join(kinds)}"
@@ -155,8 +168,8 @@ def _beside(gpu: Gpu, dump: Dump) -> str:
 
 def _health(gpu: Gpu) -> Iterator[str]:
     health = gpu.health
-    if health and health.uncorrected_errors:
-        yield f"{health.uncorrected_errors} uncorrected errors"
+    if health and health.uncorrected_errors is not None:
+        yield f"{health.uncorrected_errors or 'no'} uncorrected errors"
     if health and health.remapped_rows:
         yield f"{health.remapped_rows} bad row{'s' * (health.remapped_rows > 1)} or page replaced"
     if gpu.pids:

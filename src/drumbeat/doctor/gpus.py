@@ -44,26 +44,31 @@ def _check(case: Case) -> Iterator[Finding]:
 
 
 def _twice(gpus: List[Gpu]) -> Iterator[Finding]:
-    first: Dict[str, int] = {}  # PCI address or UUID -> index
+    first: Dict[str, str] = {}  # PCI address or UUID -> its GPU
     for identity, gpu in [*((gpu.pci, gpu) for gpu in gpus), *((gpu.uuid, gpu) for gpu in gpus)]:
         if identity in first and gpu.partition in WHOLE:
-            yield find("gpu-twice", first=first[identity], second=gpu.index, evidence=[identity])
+            yield find("gpu-twice", first=first[identity], second=gpu.label, evidence=[identity])
             return
         if identity is not None:
-            first[identity] = gpu.index
+            first[identity] = gpu.label
 
 
 def _unreachable(case: Case) -> Iterator[Finding]:
     """Name GPUs that their driver does not reach, and how many a dump should show and does not."""
-    lost = []
+    lost, labels = [], {gpu.label: gpu.title for gpu in case.gpus}
     for words in case.facts.driver_errors:
         address, colon, what = words.partition(": ")
         if colon and re.fullmatch(r"[\da-fA-F:.]{7,16}", address):
             lost.append(address)
-            yield find("gpu-lost", gpu=address, words=what, host=case.facts.host)
+            name = next((gpu.title for gpu in case.gpus if gpu.pci == address), f"GPU at {address}")
+            yield find("gpu-lost", gpu=name, words=what, host=case.facts.host)
+        elif address in labels:
+            yield find("gpu-lost", "silent", gpu=labels[address], words=what, host=case.facts.host)
         else:
             yield find("gpu-driver-fails", words=words, host=case.facts.host)
-    shown, attached = {gpu.pci for gpu in case.gpus if gpu.pci}, sum(case.facts.gpus_on_bus.values())
+    # Of a GPU that only a kernel log names nothing but the address is known.
+    shown = {gpu.pci for gpu in case.gpus if gpu.pci and gpu != Gpu(gpu.index, gpu.vendor, pci=gpu.pci)}
+    attached = sum(case.facts.gpus_on_bus.values())
     if not case.live and attached > len(shown.union(lost)):
         yield find("gpus-missing", attached=attached, shown=len(shown), evidence=["Attached GPUs"])
 
@@ -72,7 +77,7 @@ def _in_use(case: Case, gpus: List[Gpu]) -> Iterator[Finding]:
     known = [gpu for gpu in gpus if gpu.pids is not None]
     busy = [(gpu, gpu.pids) for gpu in known if gpu.pids]
     for gpu, pids in busy:
-        about = {"gpu": gpu.index, "processes": "processes" if len(pids) > 1 else "process", "host": case.facts.host}
+        about = {"gpu": gpu.title, "processes": "processes" if len(pids) > 1 else "process", "host": case.facts.host}
         yield find("gpu-in-use", "" if case.live else "pasted", pids=", ".join(map(str, pids)), **about)
     if known and not busy:
         yield find("gpus-free")
@@ -80,11 +85,11 @@ def _in_use(case: Case, gpus: List[Gpu]) -> Iterator[Finding]:
 
 def _mixed(gpus: List[Gpu]) -> Iterator[Finding]:
     """Compare names and memory where they are known; a name that a tool has cut off is not."""
-    names = {gpu.index: gpu.name for gpu in gpus if gpu.name and not gpu.name.endswith("...")}
-    sizes = {gpu.index: gib(gpu.memory_bytes) for gpu in gpus if gpu.memory_bytes}
+    names = {gpu.label: gpu.name for gpu in gpus if gpu.name and not gpu.name.endswith("...")}
+    sizes = {gpu.label: gib(gpu.memory_bytes) for gpu in gpus if gpu.memory_bytes}
     differ = next((known for known in (names, sizes) if len(set(known.values())) > 1), None)
     if differ:
-        yield find("gpus-differ", evidence=[f"GPU {index}: {value}" for index, value in differ.items()])
+        yield find("gpus-differ", evidence=[f"{gpu}: {value}" for gpu, value in differ.items()])
 
 
 def _width(case: Case, gpus: List[Gpu]) -> Iterator[Finding]:
@@ -95,23 +100,23 @@ def _width(case: Case, gpus: List[Gpu]) -> Iterator[Finding]:
         link, names = narrow[0][1], _names([gpu for gpu, _ in narrow])
         yield find("pcie-narrow", gpus=names, width=link.width, most=link.most_width, host=case.facts.host)
     elif len({link.width for _, link in links}) > 1:
-        yield find("pcie-unequal", evidence=[f"GPU {gpu.index}: {link.width} lanes" for gpu, link in links])
+        yield find("pcie-unequal", evidence=[f"{gpu.label}: {link.width} lanes" for gpu, link in links])
 
 
 def _memory_errors(case: Case, gpus: List[Gpu]) -> Iterator[Finding]:
     known = [(gpu, gpu.health) for gpu in gpus if gpu.health is not None]
     looked = [health for _, health in known if health.ecc is not None]
     for gpu, health in known:
-        identity, host = gpu.uuid or gpu.pci, case.facts.host
+        identity, host = f", {gpu.uuid}," if gpu.uuid else "", case.facts.host
         if health.remap_failed or health.uncorrected_errors:
             what = (
                 "could not replace a bad row or page" if health.remap_failed else f"{health.uncorrected_errors} errors"
             )
-            yield find("gpu-memory-errors", gpu=gpu.index, what=what, id=identity, host=host, severity=case.unfit)
+            yield find("gpu-memory-errors", gpu=gpu.title, what=what, id=identity, host=host, severity=case.unfit)
         elif health.remap_pending:
-            yield find("gpu-remap-pending", gpu=gpu.index, id=identity, host=host)
+            yield find("gpu-remap-pending", gpu=gpu.title, id=identity, host=host)
         if health.ecc is False:
-            yield find("ecc-off", gpu=gpu.index)
+            yield find("ecc-off", gpu=gpu.title)
     if looked and all(health.ecc and not health.uncorrected_errors for health in looked):
         yield find("ecc", count=len(looked))
 
@@ -121,10 +126,10 @@ def _slowed(case: Case, gpus: List[Gpu]) -> Iterator[Finding]:
     for gpu, health in ((gpu, gpu.health) for gpu in gpus if gpu.health is not None):
         limit, usual = health.power_limit_w, health.power_default_w
         if limit and usual and limit < 0.95 * usual:
-            yield find("power-limit-low", gpu=gpu.index, limit=limit, usual=usual, host=case.facts.host)
+            yield find("power-limit-low", gpu=gpu.title, limit=limit, usual=usual, host=case.facts.host)
         reasons = [reason for reason in health.throttle or () if reason != "power limit"]
         if reasons:
-            yield find("gpu-throttled", gpu=gpu.index, reasons=", ".join(reasons), host=case.facts.host)
+            yield find("gpu-throttled", gpu=gpu.title, reasons=", ".join(reasons), host=case.facts.host)
 
 
 def _divided(case: Case, gpus: List[Gpu]) -> Iterator[Finding]:
@@ -136,7 +141,7 @@ def _divided(case: Case, gpus: List[Gpu]) -> Iterator[Finding]:
 
 
 def _names(gpus: Sequence[Gpu]) -> str:
-    return ", ".join(f"GPU {gpu.index}" for gpu in gpus)
+    return ", ".join(gpu.label if len(gpus) > 2 else gpu.title for gpu in gpus)
 
 
 def _between(gpus: List[Gpu]) -> Iterator[Finding]:
@@ -154,7 +159,7 @@ def _between(gpus: List[Gpu]) -> Iterator[Finding]:
 
 
 def _pairs(pairs: Sequence[Tuple[Gpu, Gpu]]) -> str:
-    return some([f"GPU {one.index}-GPU {other.index}" for one, other in pairs], 6)
+    return some([f"{one.label}-{other.label}" for one, other in pairs], 6)
 
 
 def _numa(case: Case, gpus: List[Gpu]) -> Iterator[Finding]:
@@ -162,6 +167,7 @@ def _numa(case: Case, gpus: List[Gpu]) -> Iterator[Finding]:
     unknown = [gpu for gpu in gpus if gpu.numa == -1 or (gpu.numa is None and several)]
     if unknown:
         yield find("gpu-numa-unknown", gpus=_names(unknown), severity=case.handled)
+    gpus = [gpu for gpu in gpus if gpu.index >= 0]
     order = [gpu.numa for gpu in sorted(gpus, key=lambda gpu: gpu.index) if gpu.numa is not None and gpu.numa >= 0]
     if len(order) == len(gpus) and order != sorted(order) and not _from_file(case):
         yield find("gpu-order-not-numa-order", first=order[0], order=", ".join(map(str, order)))
@@ -208,11 +214,11 @@ def _part_of_a_node(case: Case, gpus: List[Gpu]) -> Iterator[Finding]:
 
 
 def _events(case: Case) -> Iterator[Finding]:
-    mine = {(gpu.pci or "")[:-2].lower() for gpu in case.gpus if gpu.pci}  # Xid lines leave the function out
-    ours = [text for text in case.facts.gpu_events or () if any(address and address in text for address in mine)]
-    faults = [text for text in ours if of_program(text)]
-    ours = [text for text in ours if text not in faults]
-    if ours:
-        yield find("gpu-events", count=len(ours), last=ours[-1], evidence=ours[-8:], host=case.facts.host)
-    if faults:
-        yield find("gpu-program-faults", evidence=faults[-4:])
+    mine = [(gpu, gpu.pci[:-2].lower()) for gpu in case.gpus if gpu.pci]  # Xid lines leave the function out
+    events = [(text, gpu) for text in case.facts.gpu_events or () for gpu, address in mine if address in text]
+    ours, faults = ([each for each in events if of_program(each[0]) == own] for own in (False, True))
+    for code, found, most in (("gpu-events", ours, 8), ("gpu-program-faults", faults, 4)):
+        if found:
+            texts, gpus = [text for text, _ in found], [*{gpu.index: gpu for _, gpu in found}.values()]
+            about = {"count": len(texts), "gpus": _names(gpus), "last": texts[-1], "host": case.facts.host}
+            yield find(code, evidence=texts[-most:], **about)

@@ -38,7 +38,7 @@ class GpuHealth:
 
 @dataclass(frozen=True)
 class Gpu:
-    index: int  # in the order the vendor's runtime counts them
+    index: int  # in the order the vendor's runtime counts them; negative: a pasted dump does not tell
     vendor: str  # a name of machine/vendors
     name: Optional[str] = None
     pci: Optional[str] = None  # 0000:c1:00.0
@@ -58,6 +58,16 @@ class Gpu:
     links: Dict[str, str] = field(default_factory=dict)  # "GPU 1" or NIC -> NV18, XGMI, PCIE, or a distance: PIX, SYS
     no_access: Tuple[int, ...] = ()  # GPUs whose memory it cannot reach
     partition: Optional[str] = None  # SPX: whole; DPX, CPX: divided (AMD)
+
+    @property
+    def label(self) -> str:
+        """`GPU 3`, or where it is attached if its number is unknown."""
+        return f"GPU {self.index}" if self.index >= 0 else f"GPU at {self.pci or self.uuid}"
+
+    @property
+    def title(self) -> str:
+        """`GPU 3 (0000:c1:00.0)`: the number that a program counts by, and the place that a kernel log or a technician names."""
+        return f"{self.label} ({self.pci})" if self.index >= 0 and self.pci else self.label
 
 
 @dataclass(frozen=True)

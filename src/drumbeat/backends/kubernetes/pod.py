@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import os
 import shlex
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from drumbeat import __version__
 from drumbeat.backends.kubernetes.options import Settings, quantity
@@ -146,6 +146,18 @@ def pod_template(
     return {"metadata": meta, "spec": pod_spec(order, settings, name, hosts, container, node)}
 
 
+def deadline_of(order: Order, settings: Settings) -> Optional[Tuple[int, str]]:
+    """Return after how many seconds the cluster ends a pod, and why; None without a time limit. Agents keep the limit
+    themselves: this is for a pod whose agent cannot."""
+    if not order.time_limit:
+        return None
+    starts = 1 + order.resources.requeues
+    parts = (f"--muster {settings.muster:g}", f"time {order.time_limit:g}", f"stop-grace {order.stop_grace:g}")
+    seconds = int((settings.muster + order.time_limit + order.stop_grace) * starts + settings.linger + _MARGIN)
+    sums = f"{starts} x ({' + '.join(parts)}) + --linger {settings.linger:g} + {_MARGIN}"
+    return seconds, f"ends a pod whose agent does not keep the time limit: {sums} seconds of running, not of waiting"
+
+
 def pod_spec(
     order: Order,
     settings: Settings,
@@ -163,9 +175,9 @@ def pod_spec(
     }
     if node is not None:
         spec["hostname"] = f"{name}-{node}"
-    if order.time_limit:  # the agents keep it; this is for a pod whose agent cannot. Time in the queue does not count
-        one_start = settings.muster + order.time_limit + order.stop_grace
-        spec["activeDeadlineSeconds"] = int(one_start * (1 + order.resources.requeues) + settings.linger + _MARGIN)
+    deadline = deadline_of(order, settings)
+    if deadline:
+        spec["activeDeadlineSeconds"] = deadline[0]
     if settings.service_account:
         spec["serviceAccountName"] = settings.service_account
     if settings.scheduler:

@@ -26,6 +26,7 @@ from drumbeat.backends.kubernetes.pod import (
     as_text,
     check_code,
     code_secrets,
+    deadline_of,
     function_secret_names,
     function_secrets,
     inside,
@@ -123,12 +124,14 @@ def _files(order: Order, settings: Settings, name: str, kind: str) -> Plain:
 
 def _header(order: Order, name: str, kind: str, why: str) -> str:
     secrets = ", ".join((TOKEN, *order.passed))
+    deadline = deadline_of(order, settings_of(order))
     lines = [
         f"Written by drumbeat {__version__} for run {order.run_id}: `drumbeat submit` sends exactly this text.",
         f"kind {kind}: {why}",
         f"Made at submit and not shown: Secret {name} ({secrets}), ConfigMap {program_name(name)} ({PACKED}).",
         *_about_code(order, name),
         *(f"Also Secret {secret}: the function and its arguments." for secret in function_secret_names(order, name)),
+        *([f"activeDeadlineSeconds {deadline[0]}: {deadline[1]}."] if deadline and kind != "trainjob" else []),
         *(f"{option.text}: {option.why}" for option in order.resources.options),
     ]
     return "".join(f"# {' '.join(line.split())}\n" for line in lines)

@@ -6,14 +6,16 @@ Readers give the same facts as a live node, in which None is unknown; `doctor` j
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields, replace
-from itertools import chain, islice
-from typing import Any, Callable, Dict, Iterable, List, Tuple
+from itertools import chain, count, islice
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
 
 from drumbeat.findings.model import Evidence
 from drumbeat.machine.dumps import amd, network, nvidia, reports
 from drumbeat.machine.dumps.text import Dump, Text
-from drumbeat.machine.model import Facts
+from drumbeat.machine.model import Facts, Gpu
+from drumbeat.machine.vendors import VENDORS
 
 MAX_BYTES = 4 << 20  # of a file that is looked at for dumps
 MAX_DUMPS, MAX_DEVICES, MAX_PORTS = 64, 256, 16
@@ -24,6 +26,8 @@ READERS: Dict[Callable[[Text], Iterable[Dump]], Tuple[str, ...]] = {
     nvidia.topology: ("GPU0",),
     nvidia.query: ("Attached GPUs", "Product Name", "GPU UUID", "<nvidia_smi_log>"),
     nvidia.table: ("NVIDIA-SMI",),
+    nvidia.rows: ("pci.bus_id", "gpu_bus_id", "uuid, ", "index, "),
+    nvidia.listed: ("(UUID: GPU-",),
     nvidia.refused: (
         "Unable to determine the device handle",
         "NVIDIA-SMI has failed",
@@ -38,13 +42,14 @@ READERS: Dict[Callable[[Text], Iterable[Dump]], Tuple[str, ...]] = {
     network.devices: ("node GUID",),
     network.interfaces: ("link/ether", "link/infiniband", "link/loopback"),
     reports.nccl_file: ("<system", "<graphs"),
+    reports.kernel_log: tuple(vendor.kernel_mark for vendor in VENDORS if vendor.kernel_mark),
     reports.deepspeed: ("op name ......", "DeepSpeed general environment info"),
 }
 
 
 def read_dumps(text: str, file: str) -> Tuple[Dump, ...]:
-    """Read every dump in this text; one that repeats another is left out."""
-    return read(text, file)[0]
+    """Read every dump in this text but a kernel log, which `diagnose` reads as a log; one that repeats another is left out."""
+    return tuple(dump for dump in read(text, file)[0] if dump.kind != reports.KERNEL_LOG)
 
 
 def read(text: str, file: str) -> Tuple[Tuple[Dump, ...], Tuple[Tuple[Evidence, int], ...]]:
@@ -54,7 +59,8 @@ def read(text: str, file: str) -> Tuple[Tuple[Dump, ...], Tuple[Tuple[Evidence, 
     fitting = (reader(whole) for reader, marks in READERS.items() if any(mark in whole.whole for mark in marks))
     for dump in islice(chain.from_iterable(fitting), MAX_DUMPS):
         lines = {name: replace(line, file=file) for name, line in islice(dump.lines.items(), MAX_LINES)}
-        dump = replace(dump, facts=_bounded(dump.facts))
+        first = min((line.line or 1 for line in lines.values()), default=1)
+        dump = replace(dump, facts=replace(_bounded(dump.facts), host=whole.host(first)))
         found.setdefault(f"{dump.kind} {dump.facts!r} {dump.notes}", replace(dump, file=file, lines=lines))
     unread = islice(whole.unread(), MAX_DUMPS)
     return tuple(found.values()), tuple((replace(line, file=file), count) for line, count in unread)
@@ -64,6 +70,90 @@ def _bounded(facts: Facts) -> Facts:
     """Limit what one node can have: untrusted text must not cost time that grows with the square of its length."""
     rdma = tuple(replace(device, ports=device.ports[:MAX_PORTS]) for device in facts.rdma[:MAX_DEVICES])
     return replace(facts, gpus=facts.gpus[:MAX_DEVICES], rdma=rdma, interfaces=facts.interfaces[:MAX_DEVICES])
+
+
+def by_node(dumps: Sequence[Dump]) -> List[List[Dump]]:
+    """Sort dumps into those that are judged together: of one node, with the same number for the same GPU.
+
+    A kind that repeats is another node, or another moment. GPUs that cannot be matched leave a dump on its own.
+    """
+    hosts = [dump.facts.host for dump in dumps]
+    if len({*hosts} - {""}) > 1:
+        return [group for host in dict.fromkeys(hosts) for group in by_node([d for d in dumps if d.facts.host == host])]
+    dumps, rest = list(dumps), []
+    groups: List[List[int]] = []
+    identified = {n: sum(bool(gpu.pci or gpu.uuid) for gpu in dump.facts.gpus) for n, dump in enumerate(dumps)}
+    for n in sorted(identified, key=lambda n: (-identified[n], -len(dumps[n].facts.gpus))):
+        if not dumps[n].facts.gpus:
+            rest.append(n)
+            continue
+        for group in groups:
+            known = together(dumps[other] for other in group).facts.gpus
+            numbers = same_gpus(known, dumps[n].facts.gpus)
+            if numbers is not None and dumps[n].kind not in [dumps[other].kind for other in group]:
+                dumps[n] = _renumbered(dumps[n], numbers, known)
+                group.append(n)
+                break
+        else:
+            groups.append([n])
+    kinds = [dump.kind for dump in dumps]
+    if len(set(kinds)) < len(kinds):  # nothing tells to which node a list of NICs belongs
+        groups += [[n] for n in rest]
+    else:
+        main = max(groups, key=lambda group: max(len(dumps[n].facts.gpus) for n in group), default=[])
+        main += rest
+        groups += [main] if main and main not in groups else []
+    return [[dumps[n] for n in sorted(group)] for group in sorted(groups, key=min)]
+
+
+def same_gpus(known: Sequence[Gpu], others: Sequence[Gpu]) -> Optional[Dict[int, int]]:
+    """Match the GPUs of two dumps by PCI address, then by UUID: number of each -> its number in `known`. None: no match.
+
+    Numbers count only where one side shows neither. A program that sees some of the GPUs (CUDA_VISIBLE_DEVICES, a container)
+    counts from 0, so numbers from 0 on are those of the node if there are as many on both sides.
+    """
+    if {gpu.vendor for gpu in (*known, *others)} - {"unknown", known[0].vendor}:
+        return None
+    if all(gpu.pci or gpu.uuid for gpu in known) and all(gpu.pci or gpu.uuid for gpu in others):
+        keys = {key: gpu for gpu in known for key in (gpu.pci, gpu.uuid) if key}
+        pairs = [(keys.get(other.pci or "") or keys.get(other.uuid or ""), other) for other in others]
+        if not any(mine for mine, _ in pairs):
+            return None
+        if any(mine and mine.uuid and other.uuid and mine.uuid != other.uuid for mine, other in pairs):
+            return None  # another node, of the same kind
+        free = count(min(0, *(gpu.index for gpu in known)) - 1, -1)
+        return {other.index: mine.index if mine else next(free) for mine, other in pairs}
+    mine, theirs = ({gpu.index for gpu in each} for each in (known, others))
+    few, many = sorted((mine, theirs), key=len)
+    if min(few | many) < 0 or not (few == many or (few < many and few != set(range(len(few))))):
+        return None
+    return {index: index for index in theirs}
+
+
+def _renumbered(dump: Dump, numbers: Dict[int, int], known: Sequence[Gpu]) -> Dump:
+    places = {gpu.index: gpu for gpu in known}
+    gpus = [replace(gpu, index=numbers[gpu.index]) for gpu in dump.facts.gpus]
+    labels = {old.label: new.label for old, new in zip(dump.facts.gpus, gpus)}
+
+    def name(text: str) -> str:
+        return _GPU_NAME.sub(lambda match: labels.get(match[0], match[0]), text)
+
+    gpus = [
+        replace(
+            gpu,
+            pci=gpu.pci or (places[gpu.index].pci if gpu.index in places else None),
+            links={name(key): word for key, word in gpu.links.items()},
+            no_access=tuple(numbers.get(index, index) for index in gpu.no_access),
+        )
+        for gpu in gpus
+    ]
+    errors, unknown = (tuple(map(name, words)) for words in (dump.facts.driver_errors, dump.facts.unknown))
+    facts = replace(dump.facts, gpus=tuple(gpus), driver_errors=errors, unknown=unknown)
+    lines = {name(key): line for key, line in dump.lines.items()}
+    return replace(dump, facts=facts, lines=lines, notes=tuple(map(name, dump.notes)))
+
+
+_GPU_NAME = re.compile(r"(?<![\w-])GPU (?:\d+|at [0-9a-fA-F:.]{7,16}|at GPU-[\w-]+)(?![\w])")
 
 
 def together(dumps: Iterable[Dump]) -> Dump:

@@ -9,12 +9,13 @@ from typing import Dict, Iterator, List, Optional, Tuple
 from drumbeat.findings.model import Evidence
 from drumbeat.machine.dumps.text import Dump, Text, Tree
 from drumbeat.machine.model import Facts, Gpu, GpuHealth, PciLink
+from drumbeat.machine.parse import pci_address
 from drumbeat.machine.vendors.amd import Amd, parse_rocm_smi_table
 from drumbeat.machine.vendors.contract import names
 
 _ADDRESS = r"[0-9a-fA-F]{4}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.\d"
 _TABLE = re.compile(
-    rf"^\s*([A-Z][A-Z -]+) TABLE:\s*\n\s+{_ADDRESS}[^\n]*\n((?:\s*{_ADDRESS} [^\n]*(?:\n|$))+)", re.MULTILINE
+    rf"^\s*([A-Z][A-Z -]+) TABLE:\s*\n\s+({_ADDRESS}[^\n]*)\n((?:\s*{_ADDRESS} [^\n]*(?:\n|$))+)", re.MULTILINE
 )
 _AMD_GPU = re.compile(r"^GPU: (\d{1,6})\s*$", re.MULTILINE)
 # Section -> the command that prints it.
@@ -32,22 +33,29 @@ def smi(text: Text) -> Iterator[Dump]:
 
 
 def _topology(text: Text) -> Optional[Dump]:
-    tables: Dict[str, List[List[str]]] = {}
+    tables: Dict[str, Dict[str, Dict[str, str]]] = {}  # name -> row -> column -> cell
     lines: Dict[str, Evidence] = {}
     for match in _TABLE.finditer(text.whole):
         text.at(match.start(1))
-        tables[match[1].strip()] = rows = [line.split() for line in match[2].splitlines() if line.split()]
-        first = text.at(match.start(2)).line or 1
+        rows = {row[0]: dict(zip(match[2].split(), row[1:])) for row in map(str.split, match[3].splitlines()) if row}
+        tables[match[1].strip()] = rows
+        first = text.at(match.start(3)).line or 1
         if match[1].strip() == "ACCESS" or not lines:
             lines = {f"GPU {number}": text.line(first - 1 + number) for number in range(len(rows))}
     if not tables.keys() & {"LINK TYPE", "ACCESS", "HOPS", "WEIGHT", "NUMA BW"}:
         return None
     gpus = []
-    for index, (address, *_) in enumerate(next(iter(tables.values()))):
-        access, kinds = ((tables.get(name, [])[index : index + 1] or [[]])[0][1:] for name in ("ACCESS", "LINK TYPE"))
+    whole = max(tables.values(), key=len)
+    order = list(next(iter(whole.values())))
+    for address in whole:
+        access, kinds = (tables.get(name, {}).get(address, {}) for name in ("ACCESS", "LINK TYPE"))
         gpus.append(Gpu(
-            index, "amd", pci=address, no_access=tuple(other for other, cell in enumerate(access) if cell == "DISABLED"),
-            links={f"GPU {other}": cell for other, cell in enumerate(kinds) if cell not in ("SELF", "N/A")},
+            order.index(address), "amd", pci=pci_address(address),
+            no_access=tuple(order.index(other) for other, cell in access.items() if cell == "DISABLED" and other in order),
+            links={
+                f"GPU {order.index(other)}": cell for other, cell in kinds.items()
+                if cell not in ("SELF", "N/A") and other in order
+            },
         ))  # fmt: skip
     notes = () if "LINK TYPE" in tables else ("the kind of the links is not shown (LINK TYPE TABLE)",)
     return Dump("amd-smi topology", Facts("", gpus=tuple(gpus)), lines, notes=notes)
@@ -55,7 +63,7 @@ def _topology(text: Text) -> Optional[Dump]:
 
 def _sections(text: Text) -> Iterator[Dump]:
     """Read amd-smi static, metric and bad-pages: sections below each GPU, of which any may be left out."""
-    found: Dict[str, Tuple[List[Gpu], Dict[str, Evidence], List[str]]] = {}
+    found: Dict[str, Tuple[List[Gpu], Dict[str, Evidence], List[str], List[str]]] = {}
     unread: Dict[str, Dict[str, None]] = {}
     for start, end in text.sections([*_AMD_GPU.finditer(text.whole)]):
         head, last = text.number(start.start()), text.number(end - 1) + 1
@@ -65,8 +73,10 @@ def _sections(text: Text) -> Iterator[Dump]:
         if not kind:
             continue
         index = int(start[1])
-        gpus, lines, notes = found.setdefault(f"amd-smi {kind}", ([], {}, []))
+        gpus, lines, notes, silent = found.setdefault(f"amd-smi {kind}", ([], {}, [], []))
         gpus.append(_gpu(index, tree))
+        if kind == "metric" and len(tree.entries) > 2 and all(value == "N/A" for _, value, _ in tree.entries):
+            silent.append(f"GPU {index}")
         replays = tree.integer("replays", "PCIE/REPLAY_COUNT")
         if replays:
             notes.append(f"GPU {index}: {replays} PCIe replays")
@@ -75,10 +85,11 @@ def _sections(text: Text) -> Iterator[Dump]:
         text.claim_body(head, last)
         used = {tree.path(number).partition("/")[0] for number in tree.used.values()}
         unread.setdefault(f"amd-smi {kind}", {}).update(dict.fromkeys(top for top in tops if top not in used))
-    for kind, (gpus, lines, notes) in found.items():
+    for kind, (gpus, lines, notes, silent) in found.items():
         rest = [*unread[kind]]
         left = (f"not read: {', '.join(rest[:8])}{' and more' if len(rest) > 8 else ''}",) if rest else ()
-        yield Dump(kind, Facts("", gpus=tuple(gpus)), lines, notes=(*notes, *left))
+        facts = Facts("", gpus=tuple(gpus), driver_errors=_mute(gpus, silent))
+        yield Dump(kind, facts, lines, notes=(*notes, *left))
 
 
 def _gpu(index: int, tree: Tree) -> Gpu:
@@ -95,7 +106,7 @@ def _gpu(index: int, tree: Tree) -> Gpu:
     width = tree.integer("link.width", "PCIE/WIDTH", "PCIE/CURRENT_LANES")
     most = tree.integer("link.most_width", "BUS/MAX_PCIE_WIDTH", "BUS/MAX_PCIE_LANES")
     return Gpu(
-        index, "amd", _known(tree.get("name", "MARKET_NAME")), _known(tree.get("pci", "BDF")),
+        index, "amd", _known(tree.get("name", "MARKET_NAME")), pci_address(tree.get("pci", "BDF")),
         partition=_known(tree.get("partition", "ACCELERATOR_PARTITION", "COMPUTE_PARTITION")),
         numa=tree.integer("numa", "NODE", "NUMA_NODE"),
         link=PciLink(width=width, most_width=most) if width or most else None,
@@ -127,7 +138,9 @@ _ROW = re.compile(r"^GPU(\d{1,6})\s+(.*)$", re.MULTILINE)
 _TITLE = re.compile(r"^[ \t]*={3,} *([A-Za-z][^=\n]*?) *={3,}[ \t]*$", re.MULTILINE)
 _TABLES_OF_TOPOLOGY = ("Weight between two GPUs", "Hops between two GPUs", "Link Type between two GPUs", "Numa Nodes")
 _DEVICE_ID = re.compile(r"\b0x[0-9a-f]{4}\b", re.IGNORECASE)
+_SILENT_ROW = re.compile(r"\s*(\d{1,6})\s(?=(?:.*\b(?:N/A|unsupported|unknown)\b){4})", re.IGNORECASE)
 _PARTITION = re.compile(r"(?:NPS\d|N/A), ?(SPX|DPX|TPX|QPX|CPX)\b")
+_BUS = re.compile(rf"^GPU\[(\d{{1,6}})\]\s*: PCI Bus: ({_ADDRESS})\s*$", re.MULTILINE)
 _RAS_GPU = re.compile(r"^GPU\[(\d{1,6})\]\s*:.*\bRAS INFO\s*$")
 _RAS_ROW = re.compile(r"^\s+\w+\s+[A-Z]+\s+(\d{1,18})\s+(\d{1,18})\s*$")
 
@@ -140,6 +153,12 @@ def rocm(text: Text) -> Iterator[Dump]:
         readers = {"Concise Info": _concise, "RAS Info": _errors}
         if head[1] in readers:
             yield from readers[head[1]](text, first, last)
+        rows = [*_BUS.finditer(text.whole, head.end(), end)]
+        if rows:
+            gpus = tuple(Gpu(int(row[1]), "amd", pci=pci_address(row[2])) for row in rows)
+            yield Dump(
+                "rocm-smi --showbus", Facts("", gpus=gpus), {f"GPU {row[1]}": text.at(row.start()) for row in rows}
+            )
         if head[1] in (*readers, *_TABLES_OF_TOPOLOGY) or head[1].startswith(("ROCm System", "End of ROCm")):
             text.claim(first, last if not head[1].startswith("End") else first + 1)
     yield from _rocm_topology(text)
@@ -147,8 +166,13 @@ def rocm(text: Text) -> Iterator[Dump]:
 
 def _concise(text: Text, first: int, last: int) -> Iterator[Dump]:
     """Read rocm-smi without options: a row per GPU, with its device id if the version shows it."""
-    gpus, lines, notes = [], {}, []
+    gpus, lines, notes, silent = [], {}, [], []
     for number in range(first, last):
+        row = _SILENT_ROW.match(text.lines[number])
+        if row and not parse_rocm_smi_table(text.lines[number]):
+            gpus.append(Gpu(int(row[1]), "amd"))
+            lines[gpus[-1].label] = text.line(number)
+            silent.append(gpus[-1].label)
         for use in parse_rocm_smi_table(text.lines[number]):
             identity, partition = _DEVICE_ID.search(text.lines[number]), _PARTITION.search(text.lines[number])
             name = names()[Amd.name].get(identity[0].lower()) if identity else None
@@ -158,7 +182,14 @@ def _concise(text: Text, first: int, last: int) -> Iterator[Dump]:
             if use.memory_percent or use.busy:
                 notes.append(f"GPU {use.index}: {use.memory_percent:g} % of its memory in use, {use.busy:g} % busy")
     if gpus:
-        yield Dump("rocm-smi", Facts("", gpus=tuple(gpus)), lines, notes=tuple(notes))
+        yield Dump(
+            "rocm-smi", Facts("", gpus=tuple(gpus), driver_errors=_mute(gpus, silent)), lines, notes=tuple(notes)
+        )
+
+
+def _mute(gpus: List[Gpu], silent: List[str]) -> Tuple[str, ...]:
+    """Name the GPUs without any value, as Facts.driver_errors has them. If all are so, it is the tool that knows nothing."""
+    return tuple(f"{gpu}: N/A in place of all its values" for gpu in silent) if len(silent) < len(gpus) else ()
 
 
 def _errors(text: Text, first: int, last: int) -> Iterator[Dump]:

@@ -10,8 +10,8 @@ from typing import Dict, Iterator, List, Optional, Tuple
 from drumbeat.findings.model import Evidence
 from drumbeat.machine.dumps.text import Dump, Text, Tree
 from drumbeat.machine.model import Facts, Gpu, GpuHealth, PciLink, RdmaDevice
-from drumbeat.machine.parse import pci_address
-from drumbeat.machine.vendors.nvidia import Nvidia
+from drumbeat.machine.parse import figure, integer, pci_address, size_in_bytes
+from drumbeat.machine.vendors.nvidia import Nvidia, throttle_reasons
 
 _NAME = r"GPU\d+|NIC\d+|(?:mlx|ib|roce|bnxt|ionic|hfi|irdma|rdmap|efa|cxi)\w*"
 _CELL = re.compile(r"(?<![\w-])(?:X|NV\d+|PIX|PXB|PHB|NODE|SYS|SOC)(?![\w-])")
@@ -101,14 +101,19 @@ def query(text: Text) -> Iterator[Dump]:
     # nvidia-smi counts in the order of the addresses, and also GPUs that it cannot reach.
     lost = {address for address, _, _ in refusals(text) if address}
     order = sorted({*(_address(head[1]) for head in heads), *lost})
+    attached = _ATTACHED.search(text.whole)
+    whole = attached is not None and int(attached[1]) <= len(
+        order
+    )  # else the place among those shown is not the number
     gpus, lines, unknown, errors = [], {}, [], []
     for head, end in text.sections(heads):
-        index, first = order.index(_address(head[1])), text.number(head.start())
-        device = f"GPU {index}"
+        address, first = _address(head[1]), text.number(head.start())
+        index = order.index(address) - (0 if whole else len(order))
+        device = Gpu(index, "nvidia", pci=address).label
         lines[device] = text.line(first)
         if xml:
             name = re.search(r"<product_name>([^<]{1,80})<", head[2])
-            gpus.append(Gpu(index, "nvidia", name[1] if name else None, head[1]))
+            gpus.append(Gpu(index, "nvidia", name[1] if name else None, address))
             text.claim(0, len(text.lines))
             continue
         if top:
@@ -117,19 +122,18 @@ def query(text: Text) -> Iterator[Dump]:
         while not top and start and (not text.lines[start - 1].strip() or text.lines[start - 1][0] in " \t"):
             start -= 1
         tree = Tree(text, start, text.number(end - 1) + 1)
-        gpus.append(_gpu(index, head[1], tree))
+        gpus.append(_gpu(index, address, tree))
         lines.update(tree.cite(text, device))
         lacking = [words for words, names in _EXPECTED.items() if not tree.used.keys() & names]
         if lacking:
             unknown.append(f"gpus: {device}: its section shows nothing of {', '.join(lacking)}")
-        gone = next((n for n in range(first, text.number(end - 1) + 1) if "GPU is lost" in text.lines[n]), None)
-        if gone is not None and _address(head[1]) not in lost:
-            errors.append(f"{_address(head[1])}: GPU is lost")
-            lines[_address(head[1])] = text.line(gone)
+        broken = None if address in lost else _broken(text, gpus[-1], range(first, text.number(end - 1) + 1))
+        if broken:
+            errors.append(f"{broken[0]}: {broken[1]}")
+            lines[broken[0]] = broken[2]
     for number in range(text.number(heads[0].start())):
         if _PREAMBLE.match(text.lines[number]):
             text.claim(number, number + 1)
-    attached = _ATTACHED.search(text.whole)
     count = {Nvidia.name: int(attached[1])} if attached else {}
     if attached and int(attached[1]) > len(heads):
         unknown.append(f"gpus: {len(heads)} of the {attached[1]} attached GPUs are shown")
@@ -184,7 +188,8 @@ def _gpu(index: int, bus: str, tree: Tree) -> Gpu:
         most_width=_lanes(tree.get("link.most", f"{width}/Max")),
     )
     mig = tree.flag("mig", "MIG Mode/Current")
-    return Gpu(index, "nvidia", name if "name" in tree.used else None, _address(bus), mig=mig, link=link, health=health)
+    uuid = tree.get("uuid", "GPU UUID") or None
+    return Gpu(index, "nvidia", name if "name" in tree.used else None, bus, uuid, mig=mig, link=link, health=health)
 
 
 def _uncorrected(name: str) -> bool:
@@ -195,6 +200,26 @@ def _uncorrected(name: str) -> bool:
 def _lanes(text: str) -> Optional[int]:
     return int(text[:-1]) if re.fullmatch(r"\d{1,2}x", text) else None
 
+
+_GONE = re.compile(r"GPU is lost|GPU requires reset")
+_ERR = re.compile(r"ERR!|\[?Unknown Error\]?")
+
+
+def _broken(text: Text, gpu: Gpu, span: range) -> Optional[Tuple[str, str, Evidence]]:
+    """Return what stands in place of a GPU's values, and where: by its address if it is lost, by its label if it tells some."""
+    for number in span:
+        gone = _GONE.search(text.lines[number])
+        if gone:
+            return gpu.pci or gpu.label, gone[0], text.line(number)
+    found = [(number, word) for number in span for word in _ERR.findall(text.lines[number])]
+    if not found:
+        return None
+    some = len(found) < 4 and not _NAMED_ERR.search(text.lines[found[0][0]])
+    words = f"{found[0][1].strip('[]')} in place of {'some of ' if some else ''}its values"
+    return gpu.label if some or not gpu.pci else gpu.pci, words, text.line(found[0][0])
+
+
+_NAMED_ERR = re.compile(r"Product Name\s*: |^\|\s+\d+\s+(?:ERR!|Unknown Error)")
 
 # The plain table: three lines per GPU (two before MIG), then the processes.
 _HEADER = re.compile(r"^\|?\s*NVIDIA-SMI [\d.]+\s+Driver Version: (\S+)(?:\s+CUDA Version: ([\d.]+))?", re.MULTILINE)
@@ -222,9 +247,14 @@ def table(text: Text) -> Iterator[Dump]:
                 lines[f"GPU {int(process[1])}/pids"] = text.line(number)
         if cards:
             whole = listed < last  # else no process is known of
+            for number in range(first, last):
+                if text.lines[number].lstrip().startswith(("|", "+")):
+                    text.claim(number, number + 1)
             gpus = tuple(replace(gpu, pids=tuple(pids.get(gpu.index, ())) if whole else None) for gpu, _ in cards)
-            broken = [gpu.pci for gpu in gpus if gpu.pci in lines]
-            words = tuple(f"{pci}: ERR! in place of its values" for pci in broken)
+            spans = map(range, rows, [*rows[1:], listed])
+            broken = [found for gpu, span in zip(gpus, spans) for found in [_broken(text, gpu, span)] if found]
+            words = tuple(f"{key}: {what}" for key, what, _ in broken)
+            lines.update({key: line for key, _, line in broken})
             versions = {"nvidia-driver": head[1], **({"cuda-driver": head[2]} if head[2] else {})}
             yield Dump("nvidia-smi", Facts("", gpus=gpus, versions=versions, driver_errors=words), lines)
 
@@ -250,14 +280,84 @@ def _card(text: Text, row: int, end: int) -> Tuple[Gpu, Dict[str, Evidence]]:
             gpu = replace(gpu, memory_bytes=int(use[2][:9]) << 20)
         elif mode:
             gpu, cited[f"{device}/mig"] = replace(gpu, mig=mode[1] == "Enabled"), text.line(number)
-        if "ERR!" in line:
-            cited.setdefault(gpu.pci or device, text.line(number))
     return replace(gpu, health=health), cited
+
+
+_CSV = re.compile(
+    r"^(?=.*\b(?:pci\.bus_id|gpu_bus_id|uuid|index)\b)\w[\w. ]*(?:\[\w+\])?(?:, [\w.]+(?: \[\w+\])?)+\s*$"
+)
+
+
+def rows(text: Text) -> Iterator[Dump]:
+    """Read nvidia-smi --query-gpu=... --format=csv, by the names in its first line."""
+    head = next((number for number, line in enumerate(text.lines) if _CSV.match(line)), None)
+    if head is None:
+        return
+    names = [name.strip().partition(" ")[0] for name in text.lines[head].split(",")]
+    gpus: List[Gpu] = []
+    lines: Dict[str, Evidence] = {}
+    errors: List[str] = []
+    for number in range(head + 1, len(text.lines)):
+        cells = [cell.strip() for cell in text.lines[number].split(",")]
+        if len(cells) != len(names):
+            break
+        row = dict(zip(names, cells))
+        ecc = integer(row.get("ecc.errors.uncorrected.volatile.total"))
+        mask = row.get("clocks_throttle_reasons.active") or row.get("clocks_event_reasons.active")
+        reasons = integer(mask, 16)
+        width, most = (integer(row.get(f"pcie.link.width.{which}")) for which in ("current", "max"))
+        index = integer(row.get("index"))
+        gpus.append(
+            Gpu(
+                -1 - len(gpus) if index is None else index,
+                "nvidia",
+                _told(row.get("name") or row.get("gpu_name")),
+                pci_address(row.get("pci.bus_id") or row.get("gpu_bus_id")),
+                _told(row.get("uuid") or row.get("gpu_uuid")),
+                memory_bytes=size_in_bytes(row.get("memory.total"), "MiB"),
+                mig=_FLAGS.get(row.get("mig.mode.current", "")),
+                link=PciLink(width=width, most_width=most) if width else None,
+                health=GpuHealth(
+                    ecc=_FLAGS.get(row.get("ecc.mode.current", "")),
+                    uncorrected_errors=ecc,
+                    power_limit_w=figure(row.get("power.limit")),
+                    power_default_w=figure(row.get("power.default_limit")),
+                    throttle=None if reasons is None else throttle_reasons(reasons),
+                ),
+            )
+        )
+        lines[gpus[-1].label] = text.line(number)
+        broken = _broken(text, gpus[-1], range(number, number + 1))
+        if broken:
+            errors.append(f"{broken[0]}: {broken[1]}")
+            lines[broken[0]] = broken[2]
+    if gpus and (gpus[0].pci or gpus[0].uuid or gpus[0].index >= 0):
+        yield Dump("nvidia-smi --query-gpu", Facts("", gpus=tuple(gpus), driver_errors=tuple(errors)), lines)
+
+
+_FLAGS = {"Enabled": True, "Disabled": False}
+
+
+def _told(cell: Optional[str]) -> Optional[str]:
+    return None if not cell or cell.startswith("[") or cell in ("N/A", "ERR!", "Unknown Error") else cell
+
+
+_LISTED = re.compile(r"^GPU (\d{1,3}): (\S.{1,80}?) \(UUID: (GPU-[\w-]{4,40})\)\s*$", re.MULTILINE)
+
+
+def listed(text: Text) -> Iterator[Dump]:
+    """Read nvidia-smi -L: numbers, names and UUIDs."""
+    found = [*_LISTED.finditer(text.whole)]
+    if found:
+        gpus = tuple(Gpu(int(row[1]), "nvidia", row[2], uuid=row[3]) for row in found)
+        lines = {gpu.label: text.at(row.start()) for gpu, row in zip(gpus, found)}
+        yield Dump("nvidia-smi -L", Facts("", gpus=gpus), lines)
 
 
 # What nvidia-smi prints instead of an answer.
 _REFUSAL = re.compile(
-    r"^\s*(?:Unable to determine the device handle for (?:GPU|gpu)\s*(?P<address>[0-9A-Fa-f:.]{12,16}): (?P<words>.{3,120}?)"
+    r"^\s*(?:Unable to determine the device handle for (?:GPU|gpu)\s*(?:\d{1,3}: )?"
+    r"(?P<address>[0-9A-Fa-f:.]{12,16}): (?P<words>.{3,120}?)"
     r"|(?P<driver>NVIDIA-SMI has failed because .{3,120}?|Failed to initialize NVML: .{3,80}?|No devices were found))\s*$",
     re.MULTILINE,
 )

@@ -1,4 +1,4 @@
-"""NCCL's topology file, and ds_report.
+"""NCCL's topology file, the kernel's log, and ds_report.
 
 The file (NCCL_TOPO_FILE, NCCL_TOPO_DUMP_FILE) is read with a small scanner, not an XML parser: the text is untrusted, and
 entities have no business in it.
@@ -13,6 +13,8 @@ from drumbeat.findings.model import Evidence
 from drumbeat.machine.dumps.text import Dump, Text
 from drumbeat.machine.frameworks import FrameworkAnswers
 from drumbeat.machine.model import Facts, Gpu, Limits, RdmaDevice
+from drumbeat.machine.parse import pci_address
+from drumbeat.machine.vendors import VENDORS, recent
 
 _TAG = re.compile(r"<(/?)(\w+)((?:\s+[\w:-]+=\"[^\"]*\")*)\s*(/?)>")
 _ATTRIBUTE = re.compile(r"([\w:-]+)=\"([^\"]*)\"")
@@ -42,7 +44,7 @@ def nccl_file(text: Text) -> Iterator[Dump]:
         numa = next((name for above, name in path if above == "cpu"), "")
         place = [f"numa{name}" if above == "cpu" else name for above, name in path if above in ("cpu", "pci")]
         node = int(numa) if re.fullmatch(r"-?\d{1,6}", numa) else None
-        pci, tree = place[-1] if len(place) > 1 else None, "/".join(place)
+        pci, tree = (pci_address(place[-1]) or place[-1]) if len(place) > 1 else None, "/".join(place)
         if is_gpu:
             number = attributes.get("dev", "")
             index = int(number) if re.fullmatch(r"\d{1,6}", number) else len(gpus)
@@ -74,6 +76,24 @@ def _tags(text: str, start: int) -> Iterator[Tuple[str, Dict[str, str], List[Tup
         yield tag, attributes, path, bool(empty), match.start()
         if not empty:
             path.append((tag, attributes.get("numaid") or attributes.get("busid") or ""))
+
+
+KERNEL_LOG = "kernel log"
+
+
+def kernel_log(text: Text) -> Iterator[Dump]:
+    """Read what GPU drivers report in the kernel's log; the other lines are a log's, which `drumbeat diagnose` reads."""
+    gpus: Dict[str, Gpu] = {}
+    lines: Dict[str, Evidence] = {}
+    for number, line in enumerate(text.lines):
+        for vendor in VENDORS:
+            event = vendor.kernel_event(line) if vendor.kernel_mark and vendor.kernel_mark in line else None
+            if event:
+                text.claim(number, number + 1)
+                lines[event.text] = text.line(number)
+                gpus.setdefault(event.address, Gpu(-1 - len(gpus), vendor.name, pci=f"{event.address}.0"))
+    if gpus:
+        yield Dump(KERNEL_LOG, Facts("", gpus=tuple(gpus.values()), gpu_events=recent([*lines])), lines)
 
 
 _DS_FIELD = re.compile(r"^(torch version|torch cuda version|torch hip version|nvcc version|deepspeed info|"

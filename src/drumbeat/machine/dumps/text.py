@@ -16,6 +16,8 @@ from drumbeat.machine.model import Facts
 _BREAK = re.compile(
     r"\s*(?:(?:\[[^\]\n]{1,80}\]|[\w.@~-]{0,60}(?::[^\s#$]{0,80})?)[$#] \S|={3,} *[A-Za-z][^=]*={3,}\s*$)"
 )
+_PROMPT = re.compile(r"\s*\[?[\w.-]{1,40}@([A-Za-z][\w.-]{0,60})(?:[ :][^\n]{0,80}?)?\]?[$#] \S")
+_WARNS = re.compile(r"warning|error|fail", re.IGNORECASE)
 _KEY = re.compile(r"^( +)(\S.*?)\s*(?::\s*(.*?))?\s*$")
 _FLAGS = {"Yes": True, "No": False, "Enabled": True, "Disabled": False, "On": True, "Off": False}
 
@@ -71,12 +73,18 @@ class Text:
         self.claim(head, last)
         return last
 
+    def host(self, number: int) -> str:
+        """Return the host that the shell's prompt above this line, counted from 1, names; '' if there is none."""
+        prompts = (_PROMPT.match(line) for line in reversed(self.lines[: number - 1]))
+        return next((prompt[1] for prompt in prompts if prompt), "")
+
     def unread(self) -> Iterator[Tuple[Evidence, int]]:
-        """Yield the first line of each passage that no reader understood, and how many lines it has; a single line is no dump."""
+        """Yield the first line of each passage that no reader understood, and how many lines it has; a single
+        line is no dump, but may warn."""
         start, count = None, 0
         for number in range(len(self.lines) + 1):
             if number == len(self.lines) or self._read[number]:
-                if start is not None and count > 1:
+                if start is not None and (count > 1 or _WARNS.search(self.lines[start])):
                     yield Evidence(self.lines[start].strip()[:200], None, start + 1), count
                 start, count = None, 0
             elif self.lines[number].strip():

@@ -110,7 +110,11 @@ def gpu_events(host: Host) -> Optional[Tuple[str, ...]]:
     text = host.command(("dmesg",))  # where it is restricted, this fails but for root
     if text is None:
         return None
-    found = [event.text for event in map(kernel_event, text.splitlines()) if event]
+    return recent([event.text for event in map(kernel_event, text.splitlines()) if event])
+
+
+def recent(found: Sequence[str]) -> Tuple[str, ...]:
+    """Return the latest events; those that are a program's own fault do not push out the others."""
     faults = [number for number, entry in enumerate(found) if of_program(entry)]
     others = [number for number, entry in enumerate(found) if not of_program(entry)]
     return tuple(found[number] for number in sorted(others[-_EVENTS_KEPT:] + faults[-_FAULTS_KEPT:]))
