@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from drumbeat.backends.kubernetes.kinds import hosts_of
 from drumbeat.backends.kubernetes.options import ONCE, SEVERAL
+from drumbeat.backends.kubernetes.pod import hosts_of
 from drumbeat.backends.kubernetes.submit import documents_of, object_name
 from drumbeat.base.problem import Problem
 from tests.kubernetes.rendering import EVERYTHING, JOB, KINDS, OPTIONS, SITE, manifest

@@ -5,7 +5,7 @@ in one line, with what to do instead. Handles are URIs, `NAME://CLUSTER/JOB`, an
 job of an array.
 
 On the nodes nothing knows a backend. The agents read who they are from the scheduler's own variables, or from those of
-facts/identity/given.py; the lead leaves RUN/verdict (runfolder/verdict.py), which says whether to queue the job again.
+machine/identity/pods.py; the lead leaves RUN/verdict (runfolder/summary.py), which says whether to queue the job again.
 """
 
 from __future__ import annotations

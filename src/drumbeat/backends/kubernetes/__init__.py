@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import time
 from contextlib import suppress
-from typing import Any, Callable, Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, FrozenSet, List, Mapping, Optional, Sequence, Set, Tuple
 
 from drumbeat.backends.contract import FAILED, UNKNOWN, Backend, Request, Status, Unreachable
 from drumbeat.backends.kubernetes.client import Cluster, decoded, handle_of, problem_of, read_handle
 from drumbeat.backends.kubernetes.kinds import POLICY_SINCE, RESOURCE
 from drumbeat.backends.kubernetes.options import Settings, settings_of
-from drumbeat.backends.kubernetes.pod import CONTAINER, FETCHED, LOCAL, RUN_LABEL, gpu_resource
+from drumbeat.backends.kubernetes.pod import CONTAINER, CONTAINERS, FETCHED, LOCAL, RUN_LABEL, gpu_resource
 from drumbeat.backends.kubernetes.states import (
     MORE_MEMORY,
     Pod,
@@ -25,6 +24,7 @@ from drumbeat.backends.kubernetes.states import (
     reasons_for_pending,
 )
 from drumbeat.backends.kubernetes.submit import check, object_name, remove, render, submit
+from drumbeat.backends.tools import text_of
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import Order
 from drumbeat.base.problem import Problem
@@ -37,7 +37,6 @@ from drumbeat.runfolder.summary import keep_last_word
 # One submitted job: its state, its pods, a shell in one of them, and its run folder, which the pods have.
 
 
-_CONTAINERS = {"pytorchjob": "pytorch", "trainjob": "node"}
 _LOOK_EVERY = 5.0  # seconds between two looks at which pods there are
 _ANSWER = 60.0  # seconds to wait for an answer from a pod
 _LOG_LIMIT = 32 << 20
@@ -56,7 +55,7 @@ class About:
 
     @property
     def container(self) -> str:
-        return _CONTAINERS.get(self.kind, CONTAINER)
+        return CONTAINERS.get(self.kind, CONTAINER)
 
 
 class SubmittedJob:
@@ -67,7 +66,7 @@ class SubmittedJob:
     def about(self) -> Optional[About]:
         """Return the description; None for a job that no longer exists."""
         done = self.cluster.try_call("get", "configmap", self.name, "-o", "json")
-        stderr = done.stderr.decode("utf-8", "replace")
+        stderr = text_of(done.stderr)
         if f'configmaps "{self.name}" not found' in stderr:
             return None
         if done.returncode != 0:
@@ -123,28 +122,52 @@ class SubmittedJob:
             raise Problem(f"nothing of {self.name} is in namespace {self.cluster.namespace} any more")
 
 
-class PodFiles:
-    """The run folder of a job: a source for the lead's pod, and one for each other pod where they share no storage."""
+class FetchedFiles:
+    """A run folder that is fetched out of pods: from the lead's, and from each other one where they share no storage."""
 
-    def __init__(self, folder: str, job: SubmittedJob) -> None:
-        self.folder, self.job = folder, job
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
         self.looked = float("-inf")
         self.found: List[Source] = []
-        self.printed: Dict[str, bool] = {}  # pods whose output has been kept
+        self.kept: Set[str] = set()  # pods whose output is here
 
-    def mirror(self) -> Mirror:
-        return Mirror(self.folder, self.sources, self._all_here)
+    def mirror(self, every: float = 1.0) -> Mirror:
+        return Mirror(self.folder, self.sources, self._all_here, every)
 
     def sources(self) -> List[Source]:
+        """Return the pods to ask; none while the job is queued, and none when it is gone."""
         if time.monotonic() - self.looked > _LOOK_EVERY:
             self.looked = time.monotonic()
             try:
-                self.found = self._look()
+                self.found = self.look()
             except Problem:
                 self.found = []  # `status` says why the cluster does not answer
         return self.found
 
-    def _look(self) -> List[Source]:
+    def look(self) -> List[Source]:
+        raise NotImplementedError
+
+    def remove(self) -> None:
+        """Remove everything from the cluster: the run has ended and all its files are here."""
+        raise NotImplementedError
+
+    def keep_output(self, node: int, output: bytes) -> None:
+        replace(os.path.join(self.folder, f"pod-{node}.out"), text_of(output))
+
+    def _all_here(self) -> None:
+        for source in self.found:
+            if not source.under:
+                source.exchange(b'{"append": {"' + FETCHED.encode() + b'": "yes"}, "under": "none"}')  # it may go now
+        with suppress(Problem):  # the job stays until its time is over, or until somebody deletes it
+            self.remove()
+
+
+class PodFiles(FetchedFiles):
+    def __init__(self, folder: str, job: SubmittedJob) -> None:
+        super().__init__(folder)
+        self.job = job
+
+    def look(self) -> List[Source]:
         about = self.job.about()
         if about is None:
             return []
@@ -160,23 +183,20 @@ class PodFiles:
     def _keep_output(self, about: About, pods: List[Pod]) -> None:
         """Keep the output of pods that ended before anybody fetched their files."""
         for pod in pods:
-            if pod.phase in ("Succeeded", "Failed") and pod.node is not None and not self.printed.get(pod.name):
+            if pod.phase in ("Succeeded", "Failed") and pod.node is not None and pod.name not in self.kept:
                 words = ("logs", pod.name, "-c", about.container, f"--limit-bytes={_LOG_LIMIT}")
                 done = self.job.cluster.try_call(*words, seconds=_ANSWER)
-                self.printed[pod.name] = done.returncode == 0
                 if done.returncode == 0:
-                    path = os.path.join(self.folder, f"pod-{pod.node}.out")
-                    replace(path, done.stdout.decode("utf-8", "replace"))
+                    self.kept.add(pod.name)
+                    self.keep_output(pod.node, done.stdout)
 
     def _all_here(self) -> None:
-        """Remove everything from the cluster: the run has ended and all its files are here."""
         self._name_pending()
         self._name_end()
-        lead = [source for source in self.found if not source.under]
-        for source in lead:
-            source.exchange(b'{"append": {"' + FETCHED.encode() + b'": "yes"}, "under": "none"}')  # it may go now
-        with suppress(Problem):  # the job stays until its time is over
-            remove(self.job.cluster, self.job.name)
+        super()._all_here()
+
+    def remove(self) -> None:
+        remove(self.job.cluster, self.job.name)
 
     def _name_end(self) -> None:
         """Record the exit code of a lead that left no summary, and what the cluster says of the pods: nothing else is
@@ -196,7 +216,7 @@ class PodFiles:
         words = (
             f"the lead's agent left no summary and ended with {code if code is not None else 'an unknown code'}{killed}"
         )
-        with contextlib.suppress(RecordError):
+        with suppress(RecordError):
             keep_last_word(self.folder, FAILED, "; ".join(filter(None, (words, told))))
 
     def _name_pending(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 from typing import Any, Dict, List, Mapping, Optional, Sequence
@@ -11,11 +10,15 @@ from urllib.parse import quote, unquote
 
 from drumbeat.backends.contract import Handle, parse_handle
 from drumbeat.backends.kubernetes.options import check_namespace
+from drumbeat.backends.tools import ask_tool, complaint, text_of
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.problem import Problem
-from drumbeat.base.redact import printable
 
 _SECONDS = 30.0
+_NOISE = (
+    r"^(?:(?:Warning:|W1|I1).*|(?:error: |Error from server(?: \(\w+\))?: |E\d{4} .*?\] )?"
+    r"(?:error when creating \"[^\"]*\": )?)"
+)
 _SHOWN = "drumbeat plan --render JOB.yaml shows what was sent"
 
 
@@ -36,26 +39,15 @@ class Cluster:
         """Call kubectl and return its standard output; its complaint becomes a Problem."""
         done = self.try_call(*words, stdin=stdin, seconds=seconds)
         if done.returncode != 0:
-            raise problem_of(done.stderr.decode("utf-8", "replace"), self.namespace)
+            raise problem_of(text_of(done.stderr), self.namespace)
         return done.stdout
 
     def try_call(
         self, *words: str, stdin: Optional[bytes] = None, seconds: float = _SECONDS
     ) -> subprocess.CompletedProcess[bytes]:
-        argv = self.argv(*words)
-        source: Dict[str, Any] = {"stdin": subprocess.DEVNULL} if stdin is None else {"input": stdin}
-        try:
-            return subprocess.run(
-                argv, env={**self.environ, "LC_ALL": "C"}, capture_output=True, timeout=seconds, check=False,
-                cwd=os.path.sep, **source,
-            )  # fmt: skip
-        except FileNotFoundError:
-            raise Problem("there is no kubectl here", "install it, or put it on your PATH") from None
-        except subprocess.TimeoutExpired:
-            raise Problem(
-                f"kubectl {words[0]} has not answered for {seconds:g} s",
-                "is the cluster reachable from here? try again",
-            ) from None
+        silent = "is the cluster reachable from here? try again"
+        missing = "install it, or put it on your PATH"
+        return ask_tool(self.argv(*words), self.environ, missing, silent, seconds, input=stdin or b"")
 
     def get(self, *words: str) -> Dict[str, Any]:
         """Get an object or a list of them."""
@@ -102,7 +94,7 @@ def read_handle(handle: str, environ: Mapping[str, str]) -> tuple[Cluster, str]:
 
 def problem_of(stderr: str, namespace: str = "") -> Problem:
     """Turn kubectl's complaint into one line with what to do."""
-    text = _plain(stderr)
+    text = complaint(stderr, _NOISE)
     for pattern, words, fix in _COMPLAINTS:
         match = re.search(pattern, text, re.IGNORECASE | re.DOTALL)
         if match:
@@ -173,13 +165,3 @@ _COMPLAINTS: Sequence[tuple[str, str, str]] = (
         "make a new order: drumbeat plan",
     ),
 )  # fmt: skip
-
-
-def _plain(stderr: str) -> str:
-    lines: List[str] = []
-    for line in map(printable, stderr.splitlines()):
-        line = re.sub(r"^(error: |Error from server( \(\w+\))?: |E\d{4} .*?\] )", "", line.strip()).strip()
-        line = re.sub(r"^error when creating \"[^\"]*\": ", "", line)
-        if line and line not in lines and not line.startswith(("Warning:", "W1", "I1")):
-            lines.append(line)
-    return "; ".join(lines)

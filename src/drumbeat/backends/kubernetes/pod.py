@@ -5,10 +5,11 @@ from __future__ import annotations
 import base64
 import os
 import shlex
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat import __version__
-from drumbeat.backends.kubernetes.options import Settings, quantity
+from drumbeat.backends.kubernetes.options import Settings, Toleration, quantity
+from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import FUNCTION, Order
 from drumbeat.base.problem import Problem
 from drumbeat.base.signals import EXIT_MUSTER, EXIT_REQUEUE
@@ -28,6 +29,7 @@ SCRIPT = "node.sh"
 FILES = "/drumbeat"  # what travels: the order, the script, drumbeat.pyz
 LOCAL = "/drumbeat-run"  # a volume of the pod's own
 PACKED = "drumbeat.pyz.xz"
+REPLICATED = "node"  # the replicated job of a JobSet, as Kubeflow's own runtimes call it
 _RELEASED = 60  # seconds to fetch a run whose nodes did not come together
 FETCHED = "fetched"  # the desk has all of the run: the lead's pod may go
 
@@ -114,6 +116,7 @@ def _python(order: Order) -> str:
 RUN_LABEL = "drumbeat/run"
 NODE_LABEL = "drumbeat/node"
 CONTAINER = "drumbeat"
+CONTAINERS = {"pytorchjob": "pytorch", "trainjob": "node"}  # names that operators look for, by the kind of object
 GROUP = "scheduling.k8s.io/group-name"  # by which Volcano finds a pod's PodGroup
 TOKEN = "DRUMBEAT_TOKEN"  # noqa: S105 - the name of a variable
 _OWN_VOLUMES = ("drumbeat", "run", "shm")
@@ -121,29 +124,91 @@ _GOING = 10  # seconds: a pod that is told to go does so at once
 _MARGIN = 60  # seconds after all limits of the run's own
 
 Plain = Dict[str, Any]
+_VERSIONS = {
+    "Job": "batch/v1", "JobSet": "jobset.x-k8s.io/v1alpha2", "PodGroup": "scheduling.volcano.sh/v1beta1",
+    "PyTorchJob": "kubeflow.org/v1", "TrainJob": "trainer.kubeflow.org/v1alpha1",
+}  # fmt: skip
 
 
 def labels_of(name: str) -> Dict[str, str]:
     return {"app.kubernetes.io/managed-by": "drumbeat", RUN_LABEL: name}
 
 
-def pod_template(
-    order: Order,
-    settings: Settings,
-    name: str,
-    hosts: Sequence[str],
-    container: str = CONTAINER,
-    node: Optional[int] = None,
-) -> Plain:
+def manifest(kind: str, name: str, labels: Mapping[str, str], **body: Any) -> Plain:
+    """Return one object of the cluster; `body` is what it has beside its name and labels."""
+    meta = {"name": name, **({"labels": dict(labels)} if labels else {})}
+    return {"apiVersion": _VERSIONS.get(kind, "v1"), "kind": kind, "metadata": meta, **body}
+
+
+@dataclass(frozen=True)
+class PodRequest:
+    """A job for pods: the order with its settings, and what the cluster offers."""
+
+    order: Order
+    settings: Settings
+    name: str  # of the run's objects
+    kind: str  # of the object that starts the pods
+    version: Tuple[int, int]  # of the API server
+
+    @property
+    def hosts(self) -> Tuple[str, ...]:
+        """Return the names by which pods find each other, node 0 first: known before there is any pod."""
+        return hosts_of(self.kind, self.name, self.order.nodes)
+
+
+def hosts_of(kind: str, name: str, nodes: int) -> Tuple[str, ...]:
+    if kind in ("jobset", "trainjob"):
+        return tuple(f"{name}-{REPLICATED}-0-{number}.{name}" for number in range(nodes))
+    if kind == "pytorchjob":
+        return (f"{name}-master-0", *(f"{name}-worker-{number}" for number in range(nodes - 1)))
+    return tuple(f"{name}-{number}.{name}" for number in range(nodes))
+
+
+def pod_template(request: PodRequest, node: Optional[int] = None) -> Plain:
     """Return the pod's template. `node` is given if each node has an object of its own."""
-    labels = labels_of(name)
-    if node is not None:
-        labels[NODE_LABEL] = str(node)
-    meta: Plain = {"labels": labels}
+    settings, name = request.settings, request.name
+    labels = {**labels_of(name), **({} if node is None else {NODE_LABEL: str(node)})}
     annotations = {**({GROUP: name} if settings.gang else {}), **settings.annotations}
-    if annotations:
-        meta["annotations"] = annotations
-    return {"metadata": meta, "spec": pod_spec(order, settings, name, hosts, container, node)}
+    meta = {"labels": labels, **({"annotations": annotations} if annotations else {})}
+    return {"metadata": meta, "spec": _pod_spec(request, node)}
+
+
+def _pod_spec(request: PodRequest, node: Optional[int]) -> Plain:
+    order, settings, name = request.order, request.settings, request.name
+    assert order.container is not None
+    mounts, volumes = storage(order, settings, name)
+    group = {} if settings.group is None else {"runAsGroup": settings.group, "fsGroup": settings.group}
+    container = {
+        "name": CONTAINERS.get(request.kind, CONTAINER),
+        "image": order.container.image,
+        "command": ["sh", f"{FILES}/{SCRIPT}"],
+        "env": environment(request, node),
+        "resources": resources(order, settings),
+        "securityContext": settings.capabilities and {"capabilities": {"add": list(settings.capabilities)}},
+        "volumeMounts": mounts,
+    }
+    optional = {
+        "hostname": "" if node is None else f"{name}-{node}",
+        "activeDeadlineSeconds": (deadline_of(order, settings) or (None,))[0],
+        "serviceAccountName": settings.service_account,
+        "schedulerName": settings.scheduler,
+        "runtimeClassName": settings.runtime_class,
+        "priorityClassName": settings.priority,
+        "nodeSelector": dict(settings.node_selector),
+        "tolerations": [_toleration(each) for each in settings.tolerations],
+        "affinity": one_per_node(name) if order.nodes > 1 else None,
+        "imagePullSecrets": [{"name": secret} for secret in settings.pull_secrets],
+        "securityContext": None if settings.user is None else {"runAsUser": settings.user, **group},
+        "containers": [{key: value for key, value in container.items() if value}],
+        "volumes": volumes,
+    }
+    return {
+        "restartPolicy": "Never",  # the script starts agents again; a pod that is gone is replaced
+        "terminationGracePeriodSeconds": _GOING,
+        "automountServiceAccountToken": False,  # nothing in the pod talks to Kubernetes
+        "enableServiceLinks": False,  # no variables for every service of the namespace
+        **{key: value for key, value in optional.items() if value},
+    }
 
 
 def deadline_of(order: Order, settings: Settings) -> Optional[Tuple[int, str]]:
@@ -158,70 +223,11 @@ def deadline_of(order: Order, settings: Settings) -> Optional[Tuple[int, str]]:
     return seconds, f"ends a pod whose agent does not keep the time limit: {sums} seconds of running, not of waiting"
 
 
-def pod_spec(
-    order: Order,
-    settings: Settings,
-    name: str,
-    hosts: Sequence[str],
-    container: str = CONTAINER,
-    node: Optional[int] = None,
-) -> Plain:
-    assert order.container is not None
-    spec: Plain = {
-        "restartPolicy": "Never",  # the script starts agents again; a pod that is gone is replaced
-        "terminationGracePeriodSeconds": _GOING,
-        "automountServiceAccountToken": False,  # nothing in the pod talks to Kubernetes
-        "enableServiceLinks": False,  # no variables for every service of the namespace
-    }
-    if node is not None:
-        spec["hostname"] = f"{name}-{node}"
-    deadline = deadline_of(order, settings)
-    if deadline:
-        spec["activeDeadlineSeconds"] = deadline[0]
-    if settings.service_account:
-        spec["serviceAccountName"] = settings.service_account
-    if settings.scheduler:
-        spec["schedulerName"] = settings.scheduler
-    if settings.runtime_class:
-        spec["runtimeClassName"] = settings.runtime_class
-    if settings.priority:
-        spec["priorityClassName"] = settings.priority
-    if settings.node_selector:
-        spec["nodeSelector"] = dict(settings.node_selector)
-    if settings.tolerations:
-        spec["tolerations"] = tolerations(settings)
-    if order.nodes > 1:
-        spec["affinity"] = one_per_node(name)
-    if settings.pull_secrets:
-        spec["imagePullSecrets"] = [{"name": secret} for secret in settings.pull_secrets]
-    if settings.user is not None:
-        spec["securityContext"] = {
-            "runAsUser": settings.user,
-            **({"runAsGroup": settings.group, "fsGroup": settings.group} if settings.group is not None else {}),
-        }
-    spec["containers"] = [
-        {
-            "name": container,
-            "image": order.container.image,
-            "command": ["sh", f"{FILES}/{SCRIPT}"],
-            "env": environment(order, name, hosts, node),
-            **({"resources": requested} if (requested := resources(order, settings)) else {}),
-            **(
-                {"securityContext": {"capabilities": {"add": list(settings.capabilities)}}}
-                if settings.capabilities
-                else {}
-            ),
-            "volumeMounts": mounts(order, settings),
-        }
-    ]
-    spec["volumes"] = volumes(order, settings, name)
-    return spec
-
-
-def environment(order: Order, name: str, hosts: Sequence[str], node: Optional[int] = None) -> List[Plain]:
+def environment(request: PodRequest, node: Optional[int] = None) -> List[Plain]:
     """Return the variables from which the agents learn about their job (machine/identity). Values of the user's own
     variables are in the secret."""
-    plain = {"DRUMBEAT_SCHEDULER": "kubernetes", "DRUMBEAT_JOB": name, "DRUMBEAT_HOSTS": ",".join(hosts)}
+    order, name = request.order, request.name
+    plain = {"DRUMBEAT_SCHEDULER": "kubernetes", "DRUMBEAT_JOB": name, "DRUMBEAT_HOSTS": ",".join(request.hosts)}
     plain["DRUMBEAT_REJOIN"] = "1"
     if node is not None:
         plain["DRUMBEAT_NODE"] = str(node)
@@ -259,16 +265,10 @@ def gpu_resource(order: Order) -> str:
     return name
 
 
-def tolerations(settings: Settings) -> List[Plain]:
-    made = []
-    for each in settings.tolerations:
-        entry: Plain = {"key": each.key, "operator": "Exists" if each.value is None else "Equal"}
-        if each.value is not None:
-            entry["value"] = each.value
-        if each.effect:
-            entry["effect"] = each.effect
-        made.append(entry)
-    return made
+def _toleration(each: Toleration) -> Plain:
+    value = {} if each.value is None else {"value": each.value}
+    effect = {"effect": each.effect} if each.effect else {}
+    return {"key": each.key, "operator": "Equal" if value else "Exists", **value, **effect}
 
 
 def one_per_node(name: str) -> Plain:
@@ -277,22 +277,27 @@ def one_per_node(name: str) -> Plain:
     return {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}}
 
 
-def mounts(order: Order, settings: Settings) -> List[Plain]:
-    made: List[Plain] = [
-        {"name": "drumbeat", "mountPath": FILES, "readOnly": True},
-        {"name": "run", "mountPath": LOCAL},
-        {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108
+def storage(order: Order, settings: Settings, name: str) -> Tuple[List[Plain], List[Plain]]:
+    """Return what a pod mounts, and the volumes behind it."""
+    sources: List[Plain] = [{"configMap": {"name": name}}, {"configMap": {"name": program_name(name)}}]
+    sources += [{"secret": {"name": secret}} for secret in secrets_of(order, name)]
+    memory = {"medium": "Memory", **({"sizeLimit": settings.shm} if settings.shm else {})}
+    places: List[Tuple[str, str, bool, Plain]] = [
+        ("drumbeat", FILES, True, {"projected": {"sources": sources}}),
+        ("run", LOCAL, False, {"emptyDir": {}}),
+        ("shm", "/dev/shm", False, {"emptyDir": memory}),  # noqa: S108
     ]
     for number, claim in enumerate(settings.claims):
-        made.append(
-            {"name": f"claim-{number}", "mountPath": claim.path, **({"readOnly": True} if claim.read_only else {})}
-        )
-    for number, bind in enumerate(binds(order)):
-        made.append(
-            {"name": f"host-{number}", "mountPath": bind.inside, **({"readOnly": True} if bind.read_only else {})}
-        )
-    _check_places(made)
-    return made
+        held = {"persistentVolumeClaim": {"claimName": claim.name}}
+        places.append((f"claim-{number}", claim.path, claim.read_only, held))
+    for number, (host, inside, read_only) in enumerate(binds(order)):
+        places.append((f"host-{number}", inside, read_only, {"hostPath": {"path": host}}))
+    mounts = [
+        {"name": volume, "mountPath": path, **({"readOnly": True} if read_only else {})}
+        for volume, path, read_only, _ in places
+    ]
+    _check_places(mounts)
+    return mounts, [{"name": volume, **source} for volume, _, _, source in places]
 
 
 def _check_places(mounts: Sequence[Plain]) -> None:
@@ -306,40 +311,14 @@ def _check_places(mounts: Sequence[Plain]) -> None:
         taken[path] = "drumbeat itself" if mount["name"] in _OWN_VOLUMES else "another volume of this job"
 
 
-def volumes(order: Order, settings: Settings, name: str) -> List[Plain]:
-    memory: Plain = {"medium": "Memory"}
-    if settings.shm:
-        memory["sizeLimit"] = settings.shm
-    sources: List[Plain] = [{"configMap": {"name": name}}, {"configMap": {"name": program_name(name)}}]
-    secrets = [secret_name(name, piece) for piece in pieces_of(order)] + function_secret_names(order, name)
-    sources += [{"secret": {"name": secret}} for secret in secrets]
-    made: List[Plain] = [
-        {"name": "drumbeat", "projected": {"sources": sources}},
-        {"name": "run", "emptyDir": {}},
-        {"name": "shm", "emptyDir": memory},
-    ]
-    for number, claim in enumerate(settings.claims):
-        made.append({"name": f"claim-{number}", "persistentVolumeClaim": {"claimName": claim.name}})
-    for number, bind in enumerate(binds(order)):
-        made.append({"name": f"host-{number}", "hostPath": {"path": bind.host}})
-    return made
-
-
 def program_name(name: str) -> str:
     """Return the name of the config map with drumbeat.pyz in it."""
     return f"{name}-program"
 
 
-class Bind(NamedTuple):
-    host: str
-    inside: str
-    read_only: bool
-
-
-def binds(order: Order) -> List[Bind]:
+def binds(order: Order) -> Iterator[Tuple[str, str, bool]]:
     """Parse binds: HOST, HOST:INSIDE or HOST:INSIDE:ro."""
     assert order.container is not None
-    made = []
     for bind in order.container.binds:
         host, _, rest = bind.partition(":")
         inside, _, mode = rest.partition(":")
@@ -347,19 +326,11 @@ def binds(order: Order) -> List[Bind]:
             raise Problem(
                 f"binds: {bind[:120]!r} cannot be mounted into a pod", "write HOST, HOST:INSIDE or HOST:INSIDE:ro"
             )
-        made.append(Bind(host, inside or host, mode == "ro"))
-    return made
+        yield host, inside or host, mode == "ro"
 
 
-# Objects in which files travel to pods: a config map or a secret holds 1 MiB.
-
-
-def as_text(data: bytes) -> str:
-    return base64.b64encode(data).decode()
-
-
-# `code: sync` in pods: the archive travels in secrets, in pieces, because a secret holds 1 MiB. Every pod unpacks
-# it, also one that takes the place of a lost one while no desk is there.
+# Files travel to pods in secrets, which hold 1 MiB each: the archive of `code: sync` in pieces, and a submitted
+# function. Every pod unpacks them, also one that takes the place of a lost one while no desk is there.
 
 
 PIECE = 900_000  # bytes
@@ -381,9 +352,10 @@ def pieces_of(order: Order) -> List[str]:
     return [f"code-{number}" for number in range(-(-order.code_bytes // PIECE))]
 
 
-def secret_name(name: str, piece: str) -> str:
-    """Return the name of the secret that holds a piece; `name` is that of the run's objects."""
-    return f"{name}-{piece}"
+def secrets_of(order: Order, name: str) -> Dict[str, str]:
+    """Map the secrets with files to the file that each holds; `name` is that of the run's objects."""
+    files = {f"{name}-{piece}": piece for piece in pieces_of(order)}
+    return {**files, **({f"{name}-call": _KEY} if FUNCTION in order.brings else {})}
 
 
 def inside(order: Order, local: str) -> str:
@@ -392,47 +364,32 @@ def inside(order: Order, local: str) -> str:
     return os.path.normpath(os.path.join(local, CODE_FOLDER, below))
 
 
-def code_secrets(order: Order, name: str, labels: Mapping[str, str]) -> List[Dict[str, Any]]:
-    pieces = pieces_of(order)
-    if not pieces:
-        return []
-    with open(RunFolder(order.folder).code_archive, "rb") as file:
-        data = file.read()
-    made = []
-    for number, piece in enumerate(pieces):
-        text = base64.b64encode(data[number * PIECE : (number + 1) * PIECE]).decode()
-        meta = {"name": secret_name(name, piece), "labels": dict(labels)}
-        made.append({"apiVersion": "v1", "kind": "Secret", "metadata": meta, "type": "Opaque", "data": {piece: text}})
-    return made
-
-
-# A submitted function in pods: it travels in a secret, and each pod puts it into its run folder, where the ranks
-# look for it.
-
-
-MOST_CALL = 900_000  # bytes of the function and its arguments: a secret holds 1 MiB
+MOST_CALL = 900_000  # bytes of the function and its arguments
 _KEY = os.path.basename(RunFolder("").call)
 
 
-def function_secret_names(order: Order, name: str) -> List[str]:
-    """Return the name of the secret with the function; none unless one was submitted. `name` is that of the run's objects."""
-    return [f"{name}-call"] if FUNCTION in order.brings else []
+def file_secrets(order: Order, name: str) -> List[Plain]:
+    """Return the secrets with the code and the function of a run."""
+    made = []
+    for secret, file in secrets_of(order, name).items():
+        data = {file: base64.b64encode(_file(order, file)).decode()}
+        made.append(manifest("Secret", secret, labels_of(name), type="Opaque", data=data))
+    return made
 
 
-def function_secrets(order: Order, name: str, labels: Mapping[str, str]) -> List[Dict[str, Any]]:
-    names = function_secret_names(order, name)
-    if not names:
-        return []
-    with open(RunFolder(order.folder).call, "rb") as file:
+def _file(order: Order, name: str) -> bytes:
+    folder = RunFolder(order.folder)
+    with open(folder.call if name == _KEY else folder.code_archive, "rb") as file:
         data = file.read()
+    if name != _KEY:
+        number = pieces_of(order).index(name)
+        return data[number * PIECE : (number + 1) * PIECE]
     if len(data) > MOST_CALL:
         raise Problem(
             f"the function and its arguments take {len(data):,} bytes, and at most {MOST_CALL:,} are sent to pods",
             "put large arguments into a file on a claim or in the image, and send its path",
         )
-    meta = {"name": names[0], "labels": dict(labels)}
-    text = base64.b64encode(data).decode()
-    return [{"apiVersion": "v1", "kind": "Secret", "metadata": meta, "type": "Opaque", "data": {_KEY: text}}]
+    return data
 
 
 def unpack_lines(order: Order, files: str) -> List[str]:

@@ -7,6 +7,7 @@ from typing import Any, Collection, Dict, Iterable, List, Mapping, Optional, Seq
 
 from drumbeat.backends.contract import FAILED, FINISHED, QUEUED, RUNNING, Status
 from drumbeat.backends.kubernetes.pod import NODE_LABEL
+from drumbeat.backends.tools import advised
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.redact import printable
 
@@ -116,9 +117,8 @@ def _trouble(status: Plain) -> Tuple[str, str]:
             return f"{words}{': ' + _short(waiting.get('message')) if waiting.get('message') else ''}", fix
     for condition in status.get("conditions") or ():
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
-            return f"is pending: {_short(condition.get('message')) or condition.get('reason')}", _advice(
-                str(condition.get("message"))
-            )
+            message = condition.get("message")
+            return f"is pending: {_short(message) or condition.get('reason')}", advised(str(message), _ADVICE)
     return ("is pending: the scheduler has not looked at it yet", "") if status.get("phase") == "Pending" else ("", "")
 
 
@@ -165,21 +165,16 @@ _WAITING = {
 }
 
 
-def _advice(message: str) -> str:
-    lowered = message.lower()
-    for words, advice in (
-        ("insufficient", "no node has that much free now: wait, or ask for fewer GPUs, cores or memory"),
-        ("didn't tolerate", "its nodes are tainted: --toleration KEY among submit-options"),
-        ("untolerated taint", "its nodes are tainted: --toleration KEY among submit-options"),
-        ("anti-affinity", "one pod per node, and there are not enough free nodes: wait, or ask for fewer"),
-        ("node affinity", "no node has these labels: kubectl get nodes --show-labels"),
-        ("node selector", "no node has these labels: kubectl get nodes --show-labels"),
-        ("persistentvolumeclaim", "kubectl get pvc shows the claims of the namespace"),
-        ("no nodes available", "the cluster has no node that could take it"),
-    ):
-        if words in lowered:
-            return advice
-    return ""
+_ADVICE = (
+    ("insufficient", "no node has that much free now: wait, or ask for fewer GPUs, cores or memory"),
+    ("didn't tolerate", "its nodes are tainted: --toleration KEY among submit-options"),
+    ("untolerated taint", "its nodes are tainted: --toleration KEY among submit-options"),
+    ("anti-affinity", "one pod per node, and there are not enough free nodes: wait, or ask for fewer"),
+    ("node affinity", "no node has these labels: kubectl get nodes --show-labels"),
+    ("node selector", "no node has these labels: kubectl get nodes --show-labels"),
+    ("persistentvolumeclaim", "kubectl get pvc shows the claims of the namespace"),
+    ("no nodes available", "the cluster has no node that could take it"),
+)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import json
 import os
@@ -23,22 +24,21 @@ from drumbeat.backends.kubernetes.pod import (
     SCRIPT,
     TOKEN,
     Plain,
-    as_text,
+    PodRequest,
     check_code,
-    code_secrets,
     deadline_of,
-    function_secret_names,
-    function_secrets,
+    file_secrets,
     inside,
     labels_of,
+    manifest,
     pieces_of,
     pod_folder,
     pod_script,
     program_name,
     python_of,
-    secret_name,
+    secrets_of,
 )
-from drumbeat.base.order import Order, dump_order
+from drumbeat.base.order import FUNCTION, Order, dump_order
 from drumbeat.base.problem import Problem
 from drumbeat.bundle.build import cached_bundle
 from drumbeat.bundle.payload import cached_payload
@@ -69,7 +69,9 @@ def render(order: Order, kind: str, why: str, version: Tuple[int, int]) -> Reque
     check(order)
     settings = settings_of(order)
     name = object_name(order.run_id)
-    documents = [_files(order, settings, name, kind), *objects(kind, order, settings, name, version)]
+    documents = [
+        _files(order, settings, name, kind), *objects(PodRequest(order, settings, name, kind, version))
+    ]  # fmt: skip
     for document in documents if settings.namespace else ():
         document["metadata"] = {"namespace": settings.namespace, **document["metadata"]}
     text = _header(order, name, kind, why) + "".join("---\n" + dump(document) for document in documents)
@@ -114,12 +116,10 @@ def _files(order: Order, settings: Settings, name: str, kind: str) -> Plain:
         "drumbeat/shared": "yes" if settings.claim_of(pod_folder(order, settings)) else "no",
         "drumbeat/python": python_of(order),
     }
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {"name": name, "labels": labels_of(name), "annotations": notes},
-        "data": {"order.json": dump_order(sent_order(order, settings)), SCRIPT: pod_script(order, settings)},
-    }
+    data = {"order.json": dump_order(sent_order(order, settings)), SCRIPT: pod_script(order, settings)}
+    made = manifest("ConfigMap", name, labels_of(name), data=data)
+    made["metadata"]["annotations"] = notes
+    return made
 
 
 def _header(order: Order, name: str, kind: str, why: str) -> str:
@@ -130,7 +130,7 @@ def _header(order: Order, name: str, kind: str, why: str) -> str:
         f"kind {kind}: {why}",
         f"Made at submit and not shown: Secret {name} ({secrets}), ConfigMap {program_name(name)} ({PACKED}).",
         *_about_code(order, name),
-        *(f"Also Secret {secret}: the function and its arguments." for secret in function_secret_names(order, name)),
+        *([f"Also Secret {name}-call: the function and its arguments."] if FUNCTION in order.brings else []),
         *([f"activeDeadlineSeconds {deadline[0]}: {deadline[1]}."] if deadline and kind != "trainjob" else []),
         *(f"{option.text}: {option.why}" for option in order.resources.options),
     ]
@@ -182,14 +182,13 @@ def submit(request: Request, environ: Mapping[str, str]) -> str:
     cluster = Cluster(environ, settings.context, settings.namespace).settled()
     name = object_name(order.run_id)
     text = request.text.encode()
-    hidden = json.dumps(_secret(order, name, environ)).encode()
-    program = json.dumps(_program(name, environ)).encode()
-    sent = [*code_secrets(order, name, labels_of(name)), *function_secrets(order, name, labels_of(name))]
+    parts = [_secret(order, name, environ), _program(name, environ), *file_secrets(order, name)]
+    sent = [json.dumps(part).encode() for part in parts]
     check_claims(cluster, order, settings)
     cluster.call("create", "--dry-run=server", "-f", "-", stdin=text)  # refused: nothing is there yet
     replace(os.path.join(order.folder, MANIFEST), request.text)
     try:
-        for part in (hidden, program, *(json.dumps(secret).encode() for secret in sent)):
+        for part in sent:
             cluster.call("create", "-f", "-", stdin=part, seconds=_SENDING)
         created = _items(cluster.call("create", "-f", "-", "-o", "json", stdin=text, seconds=_SENDING))
         _check_kept(created)
@@ -203,8 +202,7 @@ def _secret(order: Order, name: str, environ: Mapping[str, str]) -> Plain:
     """Return the secret with the token by which the agents of this run know each other. It is sent through a pipe, never
     as an argument."""
     values = {TOKEN: secrets.token_hex(32), **passed_values(order, environ)}
-    meta = {"name": name, "labels": labels_of(name)}
-    return {"apiVersion": "v1", "kind": "Secret", "metadata": meta, "type": "Opaque", "stringData": values}
+    return manifest("Secret", name, labels_of(name), type="Opaque", stringData=values)
 
 
 def passed_values(order: Order, environ: Mapping[str, str]) -> Dict[str, str]:
@@ -220,9 +218,8 @@ def passed_values(order: Order, environ: Mapping[str, str]) -> Dict[str, str]:
 
 
 def _program(name: str, environ: Mapping[str, str]) -> Plain:
-    data = {PACKED: as_text(cached_payload(cached_bundle(environ), environ))}
-    meta = {"name": program_name(name), "labels": labels_of(name)}
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "binaryData": data}
+    data = {PACKED: base64.b64encode(cached_payload(cached_bundle(environ), environ)).decode()}
+    return manifest("ConfigMap", program_name(name), labels_of(name), binaryData=data)
 
 
 def check_claims(cluster: Cluster, order: Order, settings: Settings) -> None:
@@ -269,16 +266,11 @@ def _adopt(cluster: Cluster, created: Sequence[Plain], name: str, order: Order) 
     if not owners:
         return
     owner = owners[0]
-    reference = {
-        "apiVersion": owner["apiVersion"],
-        "kind": owner["kind"],
-        "name": owner["metadata"]["name"],
-        "uid": owner["metadata"]["uid"],
-    }
+    reference = {key: owner[key] for key in ("apiVersion", "kind")}
+    reference.update((key, owner["metadata"][key]) for key in ("name", "uid"))
     patch = json.dumps({"metadata": {"ownerReferences": [reference]}})
     own = [f"configmap/{name}", f"configmap/{program_name(name)}", f"secret/{name}"]
-    own += [f"secret/{secret_name(name, piece)}" for piece in pieces_of(order)]
-    own += [f"secret/{secret}" for secret in function_secret_names(order, name)]
+    own += [f"secret/{secret}" for secret in secrets_of(order, name)]
     own += [f"service/{name}" for item in created if item.get("kind") == "Service"]
     own += [f"{POD_GROUP}/{name}" for item in created if item.get("kind") == "PodGroup"]
     own += [f"{RESOURCE['jobs']}/{item['metadata']['name']}" for item in owners[1:]]

@@ -10,14 +10,13 @@ import os
 import secrets
 import shlex
 import subprocess
-import time
-from contextlib import suppress
 from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat import __version__
-from drumbeat.backends.contract import QUEUED, Backend, Request, Status, Unreachable, parse_handle
+from drumbeat.backends.contract import QUEUED, RUNNING, Backend, Request, Status, Unreachable, parse_handle
+from drumbeat.backends.kubernetes import FetchedFiles
 from drumbeat.backends.kubernetes.client import Cluster
-from drumbeat.backends.kubernetes.pod import FETCHED, node_script, python_of
+from drumbeat.backends.kubernetes.pod import manifest, node_script, python_of
 from drumbeat.backends.kubernetes.submit import check as check_pod
 from drumbeat.backends.kubernetes.submit import object_name, passed_values
 from drumbeat.backends.runai import client
@@ -93,7 +92,6 @@ _OWN = ("--run-folder", "--linger")  # options of ours; all others are those of 
 _LINGER = 600  # seconds
 _MUSTER = 900.0
 _PROJECT = regex(r"[a-z0-9]([a-z0-9-]{0,55}[a-z0-9])?")  # its namespace is runai-PROJECT, at most 63 characters
-_LOOK_EVERY = 5.0  # seconds between two looks at whether there are pods
 _FILES = 60.0  # seconds for one answer out of a pod
 
 
@@ -179,13 +177,7 @@ class RunAi(Backend):
         _, folder, linger = _split(order)
         sent = dump_order(_sent(order, folder))
         values = secret_values(order, sent, run_folder(order, folder), linger, cached_bundle(environ), environ)
-        secret = {
-            "apiVersion": "v1",
-            "kind": "Secret",
-            "metadata": {"name": name},
-            "type": "Opaque",
-            "stringData": values,
-        }
+        secret = manifest("Secret", name, {}, type="Opaque", stringData=values)
         path = os.path.join(order.folder, SCRIPT_FILE)
         replace(path, request.text)
         handle = self.handle(order, environ)
@@ -220,7 +212,7 @@ class RunAi(Backend):
                 order = load_order(file.read())
         except (OSError, RecordError):
             return None
-        return RunaiPodFiles(folder, order, RunaiJob(handle, environ)).mirror()
+        return RunaiPodFiles(folder, order, RunaiJob(handle, environ)).mirror(every=2.0)
 
     def finish(self, handle: str, environ: Mapping[str, str]) -> None:
         RunaiJob(handle, environ).remove()
@@ -296,40 +288,27 @@ class RunaiJob:
             _cluster(self.project, self.environ).try_call("delete", "secret", self.name, "--ignore-not-found")
 
 
-class RunaiPodFiles:
+class RunaiPodFiles(FetchedFiles):
     """The run folder of a job: each pod is asked through `runai exec`."""
 
     def __init__(self, folder: str, order: Order, job: RunaiJob) -> None:
-        self.folder, self.order, self.job = folder, order, job
+        super().__init__(folder)
+        self.order, self.job = order, job
         self.inside = run_folder(order, _split(order)[1])
-        self.kept: Dict[str, bool] = {}
-        self.looked, self.there = float("-inf"), False
 
-    def mirror(self) -> Mirror:
-        return Mirror(self.folder, self.sources, self._all_here, every=2.0)
-
-    def sources(self) -> List[Source]:
-        """Return the pods to ask; none while the job is queued, and none when it is gone."""
-        if time.monotonic() - self.looked > _LOOK_EVERY:
-            self.looked, self.there = time.monotonic(), self._has_pods()
-        if not self.there:
+    def look(self) -> List[Source]:
+        done = self.job.run(self.job.cli.describe, "-o", "json")
+        if done.returncode != 0 or client.read_status("", done).state == QUEUED:
             return []
         pods = client.pods_of(self.job.name, self.order.nodes)
         return [Source(self._exchange(pod, node), f"nodes/{node}" if node else "") for node, pod in enumerate(pods)]
-
-    def _has_pods(self) -> bool:
-        try:
-            done = self.job.run(self.job.cli.describe, "-o", "json")
-        except Problem:
-            return False  # `status` says why Run:ai does not answer
-        return done.returncode == 0 and client.read_status("", done).state != QUEUED
 
     def _exchange(self, pod: str, node: int) -> Callable[[bytes], Optional[bytes]]:
         def exchange(request: bytes) -> Optional[bytes]:
             program = (python_of(self.order), "-I", "-S", f"{LOCAL}/drumbeat.pyz", "_files", self.inside)
             try:
                 done = self.job.run(self.job.cli.execute, "--pod", pod, "--stdin", "--", *program, stdin=request)
-                if done.returncode != 0 and not self.kept.get(pod):
+                if done.returncode != 0 and pod not in self.kept:
                     self._keep_output(pod, node)
             except Problem:
                 return None  # `status` says why Run:ai does not answer
@@ -341,17 +320,12 @@ class RunaiPodFiles:
         """Keep the output of a pod that cannot be asked and may have ended."""
         done = self.job.run(self.job.cli.logs, "--pod", pod)
         if done.returncode == 0 and done.stdout:
-            replace(os.path.join(self.folder, f"pod-{node}.out"), done.stdout.decode("utf-8", "replace"))
-            self.kept[pod] = (
-                client.read_status("", self.job.run(self.job.cli.describe, "-o", "json")).state != "running"
-            )
+            self.keep_output(node, done.stdout)
+            if client.read_status("", self.job.run(self.job.cli.describe, "-o", "json")).state != RUNNING:
+                self.kept.add(pod)
 
-    def _all_here(self) -> None:
-        """Remove everything from Run:ai: the run has ended and all its files are here."""
-        lead = self._exchange(client.pods_of(self.job.name, self.order.nodes)[0], 0)
-        lead(b'{"append": {"' + FETCHED.encode() + b'": "yes"}, "under": "none"}')
-        with suppress(Problem):  # it stays until somebody deletes it
-            self.job.remove()
+    def remove(self) -> None:
+        self.job.remove()
 
 
 def _part_of_a_node(order: Order) -> List[str]:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
-import os
 import re
 import subprocess
 from typing import Any, Dict, FrozenSet, Iterator, List, Mapping, Optional, Tuple
 
 from drumbeat.backends.contract import FAILED, FINISHED, QUEUED, RUNNING, UNKNOWN, Status, Unreachable
+from drumbeat.backends.tools import advised, ask_tool, complaint, text_of
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import Order
 from drumbeat.base.problem import Problem
-from drumbeat.base.redact import printable
 
 # The two generations of the `runai` command: CLI 1 has `runai submit-dist pytorch`, CLI 2 `runai training pytorch
 # submit`. Both make a PyTorchJob of it: one master and nodes - 1 workers, whose pods are NAME-master-0 and NAME-
@@ -153,37 +152,18 @@ _KEYS = ("phase", "status", "jobStatus", "workloadPhase", "state")
 def call(
     argv: List[str], environ: Mapping[str, str], stdin: Optional[bytes] = None, seconds: float = _SECONDS
 ) -> subprocess.CompletedProcess[bytes]:
-    source: Any = {"stdin": subprocess.DEVNULL} if stdin is None else {"input": stdin}
-    try:
-        return subprocess.run(
-            argv,
-            env={**environ, "LC_ALL": "C"},
-            capture_output=True,
-            timeout=seconds,
-            check=False,
-            cwd=os.path.sep,
-            **source,
-        )
-    except FileNotFoundError:
-        fix = (
-            "your Run:ai control plane has its installer (docs/runai.md)"
-            if argv[0] == "runai"
-            else "it is needed to make the run's secret"
-        )
-        raise Problem(f"there is no {argv[0]} here", fix) from None
-    except subprocess.TimeoutExpired:
-        raise Problem(
-            f"{argv[0]} {argv[1]} has not answered for {seconds:g} s", "try again; runai login may be needed"
-        ) from None
+    silent = "try again; runai login may be needed"
+    missing = "your Run:ai control plane has its installer (docs/runai.md)"
+    return ask_tool(argv, environ, missing, silent, seconds, input=stdin or b"")
 
 
 def find_cli(environ: Mapping[str, str]) -> Tuple[Cli, str]:
     """Find the installed generation, and the reason. Both use version numbers such as 2.18, so its commands decide."""
     try:
-        version = _first_number(call(["runai", "version"], environ).stdout.decode("utf-8", "replace"))
+        version = _first_number(text_of(call(["runai", "version"], environ).stdout))
     except Problem as problem:
         raise Unreachable(problem.what, problem.fix) from None
-    shown = call(["runai", "--help"], environ).stdout.decode("utf-8", "replace")
+    shown = text_of(call(["runai", "--help"], environ).stdout)
     if re.search(r"^\s+submit-dist\b", shown, re.MULTILINE):
         return CLI_1, f"runai {version} has submit-dist (CLI 1)"
     if re.search(r"^\s+(training|pytorch)\b", shown, re.MULTILINE):
@@ -195,7 +175,7 @@ def find_cli(environ: Mapping[str, str]) -> Tuple[Cli, str]:
 
 def with_flags(cli: Cli, environ: Mapping[str, str]) -> Cli:
     """Return the same CLI with the options that the help of its `submit` lists."""
-    shown = call(["runai", *cli.submit, "--help"], environ).stdout.decode("utf-8", "replace")
+    shown = text_of(call(["runai", *cli.submit, "--help"], environ).stdout)
     return dataclasses.replace(
         cli, flags=frozenset(re.findall(r"^\s+(?:-\w, )?(--[a-z][a-z0-9-]+)", shown, re.MULTILINE))
     )
@@ -206,37 +186,34 @@ def _first_number(text: str) -> str:
     return found.group() if found else "of an unknown version"
 
 
-def complaint(done: subprocess.CompletedProcess[bytes]) -> str:
-    text = (done.stderr or done.stdout).decode("utf-8", "replace").partition("\nUsage")[0]
-    lines = [line.strip() for line in map(printable, text.splitlines()) if line.strip()]
-    return "; ".join(dict.fromkeys(lines))[:400] or "it does not say why"
+def said(done: subprocess.CompletedProcess[bytes]) -> str:
+    return complaint(text_of(done.stderr or done.stdout).partition("\nUsage")[0])[:400] or "it does not say why"
+
+
+_ADVICE = (
+    ("login", "runai login"),
+    ("unauthorized", "runai login"),
+    ("token", "runai login"),
+    ("project", "runai project list shows yours; account: NAME in the job file, or --account"),
+    ("unknown flag", "this version of runai does not know that option: leave it out of the profile or the job"),
+)
 
 
 def refusal(done: subprocess.CompletedProcess[bytes], what: str) -> Problem:
-    text = complaint(done)
-    lowered = text.lower()
-    for words, fix in (
-        ("login", "runai login"),
-        ("unauthorized", "runai login"),
-        ("token", "runai login"),
-        ("project", "runai project list shows yours; account: NAME in the job file, or --account"),
-        ("unknown flag", "this version of runai does not know that option: leave it out of the profile or the job"),
-    ):
-        if words in lowered:
-            return Problem(f"Run:ai {what}: {text}", fix)
-    return Problem(f"Run:ai {what}: {text}", "drumbeat plan --render JOB.yaml shows the command")
+    fix = advised(said(done), _ADVICE, "drumbeat plan --render JOB.yaml shows the command")
+    return Problem(f"Run:ai {what}: {said(done)}", fix)
 
 
 def is_gone(done: subprocess.CompletedProcess[bytes]) -> bool:
     """Return true if it says that there is no such job."""
-    return bool(re.search(r"not found|does not exist|no such", complaint(done), re.IGNORECASE))
+    return bool(re.search(r"not found|does not exist|no such", said(done), re.IGNORECASE))
 
 
 def read_status(handle: str, done: subprocess.CompletedProcess[bytes]) -> Status:
     """Read the status from `describe -o json`; its layout is not documented, so the first word that is a state counts."""
-    text = done.stdout.decode("utf-8", "replace")
+    text = text_of(done.stdout)
     if done.returncode != 0:
-        return Status(handle, UNKNOWN, "Run:ai no longer knows this job" if is_gone(done) else complaint(done))
+        return Status(handle, UNKNOWN, "Run:ai no longer knows this job" if is_gone(done) else said(done))
     try:
         words = list(_words(json.loads(text)))
     except ValueError:

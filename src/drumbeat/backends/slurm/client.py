@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import time
@@ -21,6 +20,7 @@ from drumbeat.backends.contract import (
     overall,
     parse_handle,
 )
+from drumbeat.backends.tools import advised, ask_tool, complaint
 from drumbeat.base.data import load
 from drumbeat.base.problem import Problem
 from drumbeat.base.regex import regex
@@ -105,7 +105,6 @@ def _task(handle: str) -> int:
     return int(task) if task.isdigit() else 0
 
 
-_SECONDS = 30.0
 _LOOKED_AT = 4.0  # seconds
 _clusters: Dict[str, str] = {}  # slurm.conf -> the cluster's name
 UNREACHABLE = "no Slurm controller can be reached from here"
@@ -230,17 +229,11 @@ def job_number(handle: str) -> str:
 
 
 def _call(argv: Sequence[str], environ: Mapping[str, str], stdin: str = "") -> subprocess.CompletedProcess[str]:
-    try:
-        return subprocess.run(
-            list(argv), env={**environ, "LC_ALL": "C"}, input=stdin, capture_output=True, text=True,
-            errors="replace", timeout=_SECONDS, check=False, cwd=os.path.sep,
-        )  # fmt: skip
-    except FileNotFoundError:
-        raise Problem(f"there is no {argv[0]} here", "log in to the cluster's login node, or load its module") from None
-    except subprocess.TimeoutExpired:
-        raise Problem(
-            f"{argv[0]} has not answered for {_SECONDS:g} s", "Slurm's controller may be busy: try again"
-        ) from None
+    missing, silent = (
+        "log in to the cluster's login node, or load its module",
+        "Slurm's controller may be busy: try again",
+    )
+    return ask_tool(argv, environ, missing, silent, input=stdin, text=True, errors="replace")
 
 
 def _unreachable(text: str) -> bool:
@@ -254,43 +247,28 @@ def _refused(text: str, avoided: Sequence[str] = ()) -> Problem:
         return Problem(
             f"{UNREACHABLE}: {_complaint(text)}", "log in to the cluster's login node; there, scontrol ping must answer"
         )
-    advice = _advice(text)
+    advice = advised(text, _ADVICE, "drumbeat plan --render JOB.yaml shows what was requested")
     if avoided and ("node configuration" in text or "processors" in text):
         advice = f"drumbeat excludes {', '.join(avoided[:8])} after earlier failures; --bad-nodes use keeps them. Or: {advice}"
     return Problem(f"Slurm refuses this job: {_complaint(text)}", advice)
 
 
-def _plain(text: str) -> str:
-    lines: List[str] = []
-    for line in text.strip().splitlines():
-        line = re.sub(r"^\w+: (error: |fatal: )?", "", line).strip()
-        if line and line not in lines:
-            lines.append(line)
-    return "; ".join(lines)[:500]
-
-
 def _complaint(text: str) -> str:
     """Return sbatch's complaint once: it says the same thing twice, in other words."""
-    plain = [
-        line for line in _plain(text).split("; ") if not line.startswith(("allocation failure", "Batch job submission"))
-    ]
-    return "; ".join(plain) or _plain(text) or "it does not say why"
+    prefix = r"^\w+: (error: |fatal: )?"
+    own = complaint(text, rf"{prefix}(allocation failure|Batch job submission).*|{prefix}")
+    return (own or complaint(text, prefix))[:500] or "it does not say why"
 
 
-def _advice(text: str) -> str:
-    lowered = text.lower()
-    for words, advice in (
-        ("invalid partition", "sinfo -s lists the partitions; add --partition NAME"),
-        ("invalid account", "sacctmgr show associations user=$USER lists yours; add --account NAME"),
-        ("time limit", "sinfo -o '%P %l' shows the longest times; add --time"),
-        ("node configuration", "no node has all that is requested: fewer GPUs, cores or less memory per node"),
-        ("more processors", "the partition has no such number of nodes or cores: fewer nodes, or --cpus"),
-        ("node count", "sinfo -o '%P %D' shows how many nodes a partition has"),
-        ("invalid qos", "add --qos NAME, or leave it out"),
-    ):
-        if words in lowered:
-            return advice
-    return "drumbeat plan --render JOB.yaml shows what was requested"
+_ADVICE = (
+    ("invalid partition", "sinfo -s lists the partitions; add --partition NAME"),
+    ("invalid account", "sacctmgr show associations user=$USER lists yours; add --account NAME"),
+    ("time limit", "sinfo -o '%P %l' shows the longest times; add --time"),
+    ("node configuration", "no node has all that is requested: fewer GPUs, cores or less memory per node"),
+    ("more processors", "the partition has no such number of nodes or cores: fewer nodes, or --cpus"),
+    ("node count", "sinfo -o '%P %D' shows how many nodes a partition has"),
+    ("invalid qos", "add --qos NAME, or leave it out"),
+)
 
 
 def shell_argv(handle: str, host: str, environ: Mapping[str, str], command: Sequence[str] = ()) -> List[str]:
