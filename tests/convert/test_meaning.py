@@ -26,6 +26,7 @@ to=$WHO_OUT/${SLURM_PROCID:-0}
 printf '%s\\0' "$@" > "$to.argv"
 pwd > "$to.cwd"
 env -0 > "$to.env"
+exit ${WHO_CODE:-0}
 """
 # Starts the tasks of a job of 2 nodes with one task each; options with a value are written with =.
 SRUN = """#!/bin/bash
@@ -77,6 +78,7 @@ def place(tmp_path):
         (tmp_path / "bin" / name).chmod(0o755)
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "code dir").mkdir()
+    (tmp_path / "work" / "fails.sh").write_text("export HALF=1\nreturn 1\n")
     (tmp_path / "work" / "env.sh").write_text("export FROM_FILE=sourced\nexport LATE=file\n")
     environ = {
         "PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "HOME": str(tmp_path / "home dir"), "USER": "me", "SCRATCH": "/scratch",
@@ -187,6 +189,25 @@ SCRIPTS = {
     "folder before cd, kept": "OUT=$PWD/out\nmkdir -p $OUT\ncd 'code dir'\nexport LOG=$OUT/$SLURM_JOB_ID\nsrun python --out $OUT $SLURM_JOB_ID",
     "pushd": "pushd 'code dir'\nHERE=$PWD\npopd\nBACK=$PWD\nsrun python $SLURM_JOB_ID ${HERE#$BACK}",
     "exported by an option": "echo PLAIN=1 > vars.sh\nset -a\nsource ./vars.sh\nset +a\nsrun python t.py",
+    "default assigned": ': "${A:=one}"\nexport A\n: ${B:=$A-x}\nsrun python $A $B ${C:=cc} $C',
+    "code of a sourced file": 'source ./fails.sh || A=1\nsource ./env.sh && B=2\nif source ./fails.sh; then C=1; else C=2; fi\nsrun python "$A" "$B" "$C" $HALF',
+    "sourced, not exported": 'echo PLAIN=1 > vars.sh\nsource ./env.sh\nsrun python "$FROM_FILE"',
+    "function of the tasks": 'work() { python t.py "$1" $SLURM_PROCID; }\nexport -f work\nsrun bash -c "work a"',
+    "local": "f() { local A=in; export B=$A; }\nA=out\nf\nexport A\nsrun python t.py",
+    "code of a function": 'no() { return 1; }\nhas() { [ -d "$1" ]; }\nif no; then A=1; else A=2; fi\nhas "code dir" && B=1\nhas none || C=2\nsrun python $A $B $C',
+    "function in a substitution": 'join() { local IFS=,; echo "$*"; }\nf() { shift; echo "$#-$*"; }\nX=$(join a b c)\nY=$(f a b c)\nsrun python $X "$Y"',
+    "function with a variable": 'go() { srun python --lr $1; }\nA=1 B="$A" go 3',
+    "main that exits": "main() { srun python $1; exit $?; }\nmain a\necho never",
+    "arithmetic that assigns": "i=5\n((i++))\n((i+=2))\nlet j=i*2\nk=$((i>3?1:0))\nn=$((m=i-1))\nsrun python $i $j $k $n $m $((2**10)) $((i & 3 | 4)) $((-7 / 2)) $((-7 % 3)) $((010 + 0x10))",
+    "loop that counts": "for ((i = 0; i < 4; i++)); do L=$L$i; [ $i -eq 2 ] && break; done\nwhile [ $i -lt 9 ]; do ((i++)); if [ $i = 5 ]; then continue; fi; K=$K$i; done\nsrun python $L $K $i",
+    "IFS": 'IFS=,\nA="a,b c,,d"\nB=(x y)\nsrun python $A "${B[*]}"',
+    "items of a list": 'A=(a "b c" d)\nunset "A[0]"\nB=(1 2)\nsrun python "${A[@]}" ${#A[@]} "${!A[@]}" "${!B[@]}"',
+    "printf": 'printf -v A "%03d" 7\nX=$(printf "%s-%02d" a 3)\nY=$(echo -e "a\\tb")\nsrun python $A $X "$Y"',
+    "globs": "shopt -s nullglob\nsrun python *.sh *.none [ef]*.sh",
+    "no globs": "set -f\nsrun python *.sh",
+    "prefix of a prefix": 'A=1 B="$A-x" srun python t.py',
+    "name of an inner shell": 'srun bash -c "bash -c \'python \\"\\$0\\" x\'"',
+    "stops at a failure": "set -e\n[ -d none ] && A=1\n[ -d none ] || B=1\nif [ 1 = 2 ]; then C=1; fi\n! true\nsrun python \"$A\" $B",
     "errors": "false\nls /nonexistent 2>/dev/null\nmkdir -p out\nsrun python t.py",
 }  # fmt: skip
 
@@ -204,6 +225,33 @@ def test_what_differs_each_time_is_read_once(name, place):
     assert one["argv"][3] == one["env"]["RUN_ID"] and all(one["argv"])
 
 
+# What follows the start of a training, and true if the script's own exit code still tells that the training failed.
+ENDS = {
+    "srun python t.py": True, "srun python t.py\necho done": False, "srun python t.py\nexit 0": False,
+    "srun python t.py\ncode=$?\necho $code\nexit $code": True, "srun python t.py || true": False,
+    "srun python t.py || exit 1\necho done": True, "srun python t.py | tee log": False,
+    "set -o pipefail\nsrun python t.py | tee log": True, "set -e\nsrun python t.py\necho done": True,
+    "set -e\nsrun python t.py || echo failed\necho done": False, "srun python t.py &\nwait $!": True, "srun python t.py &\nwait": False,
+    "if ! srun python t.py; then exit 3; fi\necho done": True, "if srun python t.py; then echo good; fi": False,
+    "go() { srun python t.py; echo x; }\ngo": False, "go() { srun python t.py; }\ngo": True, "(srun python t.py)": True,
+    "exec srun python t.py\necho never": True, "srun python t.py && echo good": True, "srun python t.py\n[ $? -eq 0 ] || exit 4\necho x": True,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ENDS)
+def test_a_lost_exit_code_is_said(text, place):
+    (place.work / "run.sbatch").write_text(HEADER + text + "\n")
+    environ = {**place.environ, **BATCH, "WHO_OUT": str(place.path), "WHO_CODE": "3"}
+    done = subprocess.run(["bash", "run.sbatch"], cwd=place.work, env=environ, timeout=60, capture_output=True)
+    assert (done.returncode != 0) is ENDS[text]  # bash is the judge
+    said = [
+        note
+        for note in convert(HEADER + text + "\n").left_out
+        if "exit code is" in note.why and "training's" not in note.why
+    ]
+    assert (not said) is ENDS[text], said
+
+
 STATEMENTS = (
     "A={word}", "export A={word}", "B={word}$A", "export B={word}", "export C=\"$A $B\"", "C=${{A:-{word}}}", "D=$((1 + {number}))",
     "L=({word} \"$A\" $B)", "L+=({word})", "for i in {word} 2; do B=$B$i; done", "if [ \"$A\" = {word} ]; then B=1; else export A=no; fi",
@@ -211,14 +259,18 @@ STATEMENTS = (
     "case \"$A\" in x*) D=4;; *) D=\"$A\";; esac", "export E=$SLURM_JOB_ID-$B", "F=$(cat env.sh | wc -c)", "export G=$F.$F", "unset A",
     "[ -n \"$B\" ] && export H={word}", "[ -d nowhere ] || H=\"$A\"", "A+={word}", "export I=${{B%?}}", "J=\"${{L[*]}}\"", "export PATH=$PATH:/{word}",
     "cat > made.txt <<EOF\n$A {word}\nEOF", "export K='{word} $A'", "read -r M < env.sh", "export M",
+    "g() {{ local A={word}; export N=$A; return {number}; }}; g && B=g", "((D += {number}))", "D=$((D * 2 + {number} % 3)); ((D > 9)) && E=big",
+    "for ((i = 0; i < {number}; i++)); do C=$C$i; done", "source ./fails.sh || F={word}", ": \"${{O:={word}}}\"; P=$O", "h() {{ B=${{1:-h}}; [ $B = x ]; }}; h {word} || B=n",
+    "printf -v P '%s-%s' {word} \"$A\"", "A=$(B=sub; echo \"$B\")", "while [ ${{#C}} -lt {number} ]; do C=${{C}}c; done", "set -- \"$@\" {word}; G=$#",
 )  # fmt: skip
 WORDS = ("x", "xy", "'a b'", '"q $B"', "$A", '"$SCRATCH"', "e-$SLURM_NNODES", "''", "$SLURM_JOB_ID")
-BEGIN = "A=0 B=1 C= D=2 F=f J=j H="
+BEGIN = "A=0 B=1 C= D=2 F=f J=j H= N= P="
 LAUNCHES = (
     'srun python $A "$B" ${C} "${L[@]}" $D',
     'srun --unbuffered bash -c \'python "$A" $B "$SLURM_PROCID" $C\'',
     'srun bash -c "python \'$A\' \\"\\$B\\" $D"',
     'ARGS="--a $A --b $D"\nsrun python $ARGS "$ARGS" ${G:-none} $J',
+    'run() { local A=$1; shift; srun python "$A" "$@" $N $P; }\nrun "$B" $C "$D"',
 )
 
 

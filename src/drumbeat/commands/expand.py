@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import fnmatch
 import operator
 import re
 from typing import Callable, Dict, List, Optional, Tuple, Union
 
 from drumbeat.commands.shell import Brackets
+from drumbeat.commands.syntax import CALCULATED, names_read
 from drumbeat.commands.values import (
     JOB,
     MARK,
@@ -31,6 +31,7 @@ _INSIDE = re.compile(
 )
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"', "a": "\a"}
 _LIST = re.compile(r"(?<!\$)\{([^{}\s]*,[^{}\s]*|-?\d{1,6}\.\.-?\d{1,6})\}")
+_GLOB = re.compile(r"[*?]|\[[^\s\]'\"$]+\]")
 Value = Union[str, List[str]]
 
 
@@ -44,12 +45,13 @@ class Expander:
         substitute: Callable[[str], str],
         unset: Callable[[str, str], Optional[bool]],
         assign: Callable[[str, str], None],
+        separators: Callable[[], str],
+        globs: Callable[[], bool],
     ) -> None:
+        self._separators, self._globs = separators, globs
         self.marks, self._lookup, self._substitute, self._unset, self._assign = marks, lookup, substitute, unset, assign
 
     def unknown(self, text: str, kind: str = "", stable: bool = True) -> str:
-        from drumbeat.commands.syntax import names_read
-
         reads = names_read(text)
         values = "".join(value if isinstance(value, str) else "".join(value) for value in map(self._value, reads))
         kind = kind or self.marks.kind(values) or JOB
@@ -77,17 +79,17 @@ class Expander:
         pieces: List[Tuple[str, bool]] = []
         done: List[str] = []
         empty = False
-        for part, quoted in self._pieces(raw, globs=True):
+        for part, quoted in self._pieces(raw, self._globs()):
             if isinstance(part, list):  # "${list[@]}": one word for each, none if it is empty
                 empty = empty or not part
                 if part:
                     pieces.append((part[0], True))
                 for item in part[1:]:
-                    done += fields_of(pieces)
+                    done += fields_of(pieces, self._separators())
                     pieces = [(item, True)]
             else:
                 pieces.append((part, quoted))
-        return done if empty and not any(text for text, _ in pieces) else done + fields_of(pieces)
+        return done if empty and not any(text for text, _ in pieces) else done + fields_of(pieces, self._separators())
 
     def _pieces(self, raw: str, globs: bool = False) -> List[Tuple[Union[str, List[str]], bool]]:
         found: List[Tuple[Union[str, List[str]], bool]] = []
@@ -111,10 +113,11 @@ class Expander:
                 found += [*([(plain, True)] if plain else []), (split_marks(char), True)]
                 plain, at = "", at + 1
                 continue
-            if globs and char in "*?" and not re.match(r"\S*=", raw[:at]):
+            pattern = _GLOB.match(raw, at) if globs and not re.match(r"\S*=", raw[:at]) else None
+            if pattern:
                 found += [(plain, True)] if plain else []
-                plain, at = "", at + 1
-                found.append((split_marks(self.marks.mark(Unknown(char, JOB))), True))
+                plain, at = "", pattern.end()
+                found.append((split_marks(self.marks.mark(Unknown(pattern[0], JOB))), True))
                 continue
             plain += char
             at += 1
@@ -190,8 +193,11 @@ class Expander:
     def _variable(self, name: str) -> Union[str, List[str]]:
         value = self._lookup(name)
         if isinstance(value, list):
-            return value if name == "@" else (" ".join(value) if name == "*" else value[0] if value else "")
+            return value if name == "@" else (self._joined(value) if name == "*" else value[0] if value else "")
         return value or ""
+
+    def _joined(self, items: List[str]) -> str:
+        return self._separators()[:1].join(items)
 
     def _braces(self, inside: str) -> Union[str, List[str]]:
         written = "${" + inside + "}"
@@ -208,13 +214,19 @@ class Expander:
                 value = [value] if value else []
             value = self._indexed(value, index[1:-1], written)
         elif isinstance(value, list) and name != "@":
-            value = " ".join(value) if name == "*" else value[0] if value else ""
+            value = self._joined(value) if name == "*" else value[0] if value else ""
         if mode == "#":
             count = len(value) if isinstance(value, list) else len(value or "")
             return (
                 str(count)
                 if not MARK.search("".join(value or "")) or isinstance(value, list) and value[:-1]
                 else self.unknown(written)
+            )
+        if mode == "!" and index in ("[@]", "[*]"):
+            items = self._lookup(name)
+            known = isinstance(items, list) and not any("[@]" in each.text for each in self.marks.of("".join(items)))
+            return (
+                [str(place) for place in range(len(items))] if known and items else self.unknown(written, stable=False)
             )
         if mode == "!":
             target = value if isinstance(value, str) else ""
@@ -243,7 +255,7 @@ class Expander:
         if index == "@":
             return items
         if index == "*":
-            return " ".join(items)
+            return self._joined(items)
         number = self.arithmetic(index, index) if self.text(index) else "0"
         if not re.fullmatch(r"-?\d+", number):
             return self.unknown(
@@ -320,21 +332,21 @@ class Expander:
 
     def arithmetic(self, inside: str, written: str) -> str:
         text = self.text(inside.replace('"', ""))
-        for _ in range(8):
-            named = re.search(r"\b[A-Za-z_]\w*\b", text)
-            if not named or len(text) > 500:
-                break
-            value = self._variable(named[0])
-            text = text[: named.start()] + (value if isinstance(value, str) else "").strip() + text[named.end() :]
-            if not value:
-                text = text[: named.start()] + "0" + text[named.start() :]
-        number = calculated(text)
-        if number is not None:
-            return str(number)
-        once = self.marks.kind(text)
-        return self.unknown(
-            written if written.startswith("$") else f"$(({written}))", once or JOB, once not in (ONCE, TASK)
-        )
+        given: Dict[str, str] = {}
+
+        def get(name: str) -> str:
+            value = given.get(name) or self._variable(name)
+            return value if isinstance(value, str) else " ".join(value)
+
+        number = calculated(text, get, given.__setitem__)
+        if number is None:
+            reads = "".join(get(name) for name in re.findall(r"[A-Za-z_]\w*", text)) + text
+            once = self.marks.kind(reads)
+            text = written if written.startswith("$") else f"$(({written}))"
+            return self.unknown(text, once or JOB, once not in (ONCE, TASK) and not CALCULATED.search(text))
+        for name, value in given.items():
+            self._assign(name, value)
+        return str(number)
 
 
 def _items(inside: str) -> List[str]:
@@ -359,36 +371,143 @@ def _trimmed(text: str, pattern: str, op: str) -> str:
     return text[: len(text) - cut_at] if op[0] == "%" else text[cut_at:]
 
 
-_OPERATORS: Dict[type, Callable[[int, int], int]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Mod: operator.mod,
-    ast.FloorDiv: lambda a, b: int(a / b), ast.LShift: lambda a, b: a << min(b, 62), ast.RShift: operator.rshift,
-    ast.Gt: operator.gt, ast.Lt: operator.lt, ast.GtE: operator.ge, ast.LtE: operator.le, ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-}  # fmt: skip
+_BINARY: Tuple[Dict[str, Callable[[int, int], int]], ...] = (
+    {"||": lambda a, b: int(bool(a or b))}, {"&&": lambda a, b: int(bool(a and b))}, {"|": operator.or_},
+    {"^": operator.xor}, {"&": operator.and_}, {"==": operator.eq, "!=": operator.ne},
+    {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt},
+    {"<<": lambda a, b: a << min(max(b, 0), 62), ">>": lambda a, b: a >> min(max(b, 0), 62)},
+    {"+": operator.add, "-": operator.sub},
+    {"*": operator.mul, "/": lambda a, b: abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1),
+     "%": lambda a, b: abs(a) % abs(b) * (-1 if a < 0 else 1)},
+)  # fmt: skip
+_POWER = len(_BINARY)
+_COMPARING = ("==", "!=", "<=", ">=")
+_TOKEN = re.compile(
+    r"\s*(\d+#\w+|0[xX][\da-fA-F]+|\d+|[A-Za-z_]\w*|<<=|>>=|\+\+|--|\*\*|<<|>>|&&|\|\||[-+*/%&|^<>=!]=|[-+*/%&|^<>=!~?:,()])"
+)
 
 
-def calculated(text: str) -> Optional[int]:
-    """Return the value of plain integer arithmetic; None for anything else."""
-    text = text.strip()
-    if len(text) > 500 or not re.fullmatch(r"[\d\s+\-*/%()<>=!]+", text) or "**" in text or "//" in text:
-        return None
-    try:
-        return _calculated(ast.parse(re.sub(r"\b0+(?=\d)", "", text).replace("/", "//"), mode="eval").body)
-    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError, OverflowError):
-        return None
+class _Arithmetic:
+    """The shell's integer arithmetic. `get` gives a variable's text, `put` takes a new value."""
 
+    def __init__(self, text: str, get: Callable[[str], str], put: Callable[[str, str], None]) -> None:
+        self.tokens: List[str] = []
+        self.at, self.get, self.put = 0, get, put
+        place, end = 0, len(text.rstrip())
+        while place < end:
+            found = _TOKEN.match(text, place)
+            if not found or len(self.tokens) > 400:
+                raise ValueError
+            self.tokens.append(found[1])
+            place = found.end()
 
-def _calculated(node: ast.expr) -> int:
-    if isinstance(node, ast.Constant) and isinstance(node.value, int):
-        return node.value
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.UAdd)):
-        value = _calculated(node.operand)
-        return -value if isinstance(node.op, ast.USub) else value
-    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        left, right = _calculated(node.left), _calculated(node.right)
-        if max(abs(left), abs(right)) > 1 << 62:
+    def value(self) -> int:
+        chooses = not {"?", "&&", "||"}.isdisjoint(self.tokens)
+        if chooses and any(
+            each in ("++", "--") or each.endswith("=") and each not in _COMPARING for each in self.tokens
+        ):
+            raise ValueError  # what it assigns depends on values
+        number = self.comma() if self.tokens else 0
+        if self.at != len(self.tokens):
             raise ValueError
-        return _OPERATORS[type(node.op)](left, right)
-    if isinstance(node, ast.Compare) and len(node.ops) == 1:
-        return int(_OPERATORS[type(node.ops[0])](_calculated(node.left), _calculated(node.comparators[0])))
-    raise ValueError
+        return number
+
+    def take(self, *texts: str) -> str:
+        token = self.tokens[self.at] if self.at < len(self.tokens) else ""
+        self.at += token in texts
+        return token if token in texts else ""
+
+    def comma(self) -> int:
+        number = self.assigned()
+        while self.take(","):
+            number = self.assigned()
+        return number
+
+    def assigned(self) -> int:
+        name, sign = (*self.tokens[self.at : self.at + 2], "", "")[:2]
+        if name.isidentifier() and sign.endswith("=") and sign not in _COMPARING:
+            self.at += 2
+            number = self.assigned()
+            if sign != "=":
+                number = next(level[sign[:-1]] for level in _BINARY if sign[:-1] in level)(self.named(name), number)
+            return self.given(name, number)
+        number = self.binary(0)
+        if self.take("?"):
+            one = self.assigned()
+            if not self.take(":"):
+                raise ValueError
+            other = self.assigned()
+            return one if number else other
+        return number
+
+    def binary(self, level: int) -> int:
+        if level == _POWER:
+            base = self.unary()
+            if self.take("**"):
+                exponent = self.binary(level)
+                if not 0 <= exponent <= 62:
+                    raise ValueError
+                return int(base**exponent)
+            return base
+        number = self.binary(level + 1)
+        while True:
+            sign = self.take(*_BINARY[level])
+            if not sign:
+                return number
+            other = self.binary(level + 1)
+            if max(abs(number), abs(other)) > 1 << 62:
+                raise ValueError
+            number = int(_BINARY[level][sign](number, other))
+
+    def unary(self) -> int:
+        sign = self.take("-", "+", "!", "~", "++", "--")
+        if sign in ("++", "--") and self.at < len(self.tokens) and self.tokens[self.at].isidentifier():
+            self.at += 1
+            name = self.tokens[self.at - 1]
+            return self.given(name, self.named(name) + (1 if sign == "++" else -1))
+        if sign:
+            number = self.unary()
+            return {"-": -number, "+": number, "!": int(not number), "~": ~number}.get(sign, number)
+        if self.take("("):
+            number = self.comma()
+            if not self.take(")"):
+                raise ValueError
+            return number
+        token, self.at = (*self.tokens[self.at : self.at + 1], "")[0], self.at + 1
+        if not token.isidentifier():
+            return _number(token)
+        number = self.named(token)
+        after = self.take("++", "--")
+        if after:
+            self.given(token, number + (1 if after == "++" else -1))
+        return number
+
+    def named(self, name: str) -> int:
+        for _ in range(8):  # a variable may hold another one's name
+            text = self.get(name).strip()
+            if not text.isidentifier():
+                return _number(text or "0")
+            name = text
+        raise ValueError
+
+    def given(self, name: str, number: int) -> int:
+        self.put(name, str(number))
+        return number
+
+
+def _number(text: str) -> int:
+    base, joint, digits = text.partition("#")
+    if joint:
+        return int(digits, int(base))
+    sign, digits = (-1, text[1:]) if text[:1] == "-" else (1, text)
+    return sign * (int(digits, 16) if digits[:2] in ("0x", "0X") else int(digits, 8 if digits[:1] == "0" else 10))
+
+
+def calculated(
+    text: str, get: Callable[[str], str] = lambda name: "?", put: Callable[[str, str], None] = lambda name, value: None
+) -> Optional[int]:
+    """Return the value of integer arithmetic; None if its text does not decide it."""
+    try:
+        return _Arithmetic(text, get, put).value() if len(text) <= 500 else None
+    except (ValueError, ZeroDivisionError, RecursionError, OverflowError, StopIteration):
+        return None

@@ -19,6 +19,7 @@ from drumbeat.commands.expand import MAX_VALUE, Expander, Value, calculated
 from drumbeat.commands.shell import Lexer
 from drumbeat.commands.syntax import Node, assignment, names_read, parse
 from drumbeat.commands.values import (
+    BLANKS,
     HEAD,
     HOSTS,
     JOB,
@@ -28,6 +29,7 @@ from drumbeat.commands.values import (
     TASK,
     Marks,
     Unknown,
+    outside_quotes,
     whole_marks,
     without_marks,
 )
@@ -39,6 +41,8 @@ MAX_DEPTH = 20  # of functions and substitutions in each other
 EACH_TIME = frozenset((
     "RANDOM", "SRANDOM", "SECONDS", "EPOCHSECONDS", "EPOCHREALTIME", "BASHPID", "PPID", "LINENO", "$", "!", "?",
 ))  # fmt: skip
+_PRINTED = r"(?:[^%\\]|%0?\d*[sd])+"  # formats of printf that are followed
+_ARGUMENTS = r"\$[#@*\d]|\$\{(?:[@*\d]|#[@*}])|\bgetopts\b"
 _DECLARING = ("export", "declare", "typeset", "readonly", "local")
 
 
@@ -102,12 +106,27 @@ class Trap(NamedTuple):
     signals: Tuple[str, ...]  # without SIG: USR1, EXIT
 
 
-class _Exit(Exception):
+class _Leaves(Exception):
+    """A statement that ends what it is in. `result`: that of its exit code, as far as it is known."""
+
+    def __init__(self, result: Optional[bool] = None) -> None:
+        self.result = result
+
+
+class _Exit(_Leaves):
     pass
 
 
-class _Return(Exception):
+class _Return(_Leaves):
     pass
+
+
+class _Next(_Leaves):
+    """`continue`, or `break` with a result of False."""
+
+
+class _Unclear(Exception):
+    """A loop whose end its text does not decide."""
 
 
 class Shell:
@@ -150,10 +169,21 @@ class Shell:
         self.inlines = False  # loops and functions leave the events of their bodies, decided or not
         self.options: List[Tuple[int, str, bool]] = []  # of `set`: from which event on each holds, or no longer
         self.certain = True
+        self.fails: Optional[Tuple[int, str]] = None  # line and text of a started command that is taken to fail
+        self.lost = False  # it has, in the background
+        self.last: Optional[bool] = True  # the exit code of the last command is zero
+        self.guarded = 0  # inside conditions, where a failure ends nothing
+        self.locals: Optional[Dict[str, Tuple[Optional[Variable], bool]]] = None  # of a function: as they were outside
+        self.doubts: List[Tuple[int, str, str]] = []  # line, text and reason of what is not followed
         self.statement: Optional[Statement] = None
         self.steps, self.depth = [0], 0
         self.text = ""
-        self.words = Expander(self.marks, self.lookup, self._substitute, self.unset, self._assign_default)
+        self.words = self._expander()
+
+    def _expander(self) -> Expander:
+        return Expander(
+            self.marks, self.lookup, self._substitute, self.unset, self._assign_default, self.separators, self.globs
+        )
 
     def run(self, text: str, line: int = 1) -> Shell:
         """Read a text. Marks in it are what an outer shell has put in."""
@@ -161,16 +191,26 @@ class Shell:
         try:
             for node in parse(self.text, line):
                 self.statement = Statement(node.start, node.line, len(self.events), dict(self.variables), self.cwd)
-                self._command(node)
-        except (_Exit, _Return):
-            pass
+                self._body([node])
+        except (_Exit, _Return) as left:
+            self.last = left.result
         return self
+
+    def separators(self) -> str:
+        """Return IFS, where the script has set it to something that is known."""
+        found = self.variables.get("IFS")
+        return found.value if found and isinstance(found.value, str) and not MARK.search(found.value) else BLANKS
+
+    def globs(self) -> bool:
+        return "f" not in options_at(self.options, len(self.events))
 
     # Variables
 
     def lookup(self, name: str) -> Optional[Value]:
         """Return a variable's value: a mark if it comes from outside and is not known."""
         found = self.variables.get(name)
+        if name == "?" and self.last is False:
+            return "1"
         if found is not None and name not in EACH_TIME:
             return found.value
         if name in ("@", "*") or name.isdigit():
@@ -238,7 +278,9 @@ class Shell:
                 made = self.marks.resolved(held)[:MAX_MADE]
                 mark = self.marks.mark(Unknown(f"${{{other}}}", JOB, frozenset((other,)), False, made))
                 self.variables[other] = variable._replace(value=mark if isinstance(variable.value, str) else [mark])
-        self.events.append(Event("assign", line, f"{name}={raw}", names_read(raw), frozenset((name,)), value, declared))
+        self.events.append(
+            Event("assign", line, f"{name}={raw}", self._reads(raw), frozenset((name,)), value, declared)
+        )
         self.variables[name] = Variable(value, exported, len(self.events) - 1, bool(before and before.maybe))
 
     def with_names(self, text: str, line: int) -> str:
@@ -308,7 +350,14 @@ class Shell:
         name = words[0].rsplit("/", 1)[-1] if words else ""
         decided = not any(self.marks.kind(word) for word in words)
         if name == "echo" and not node.redirects:
+            if "-e" in words[:3] and "\\" in "".join(words):
+                return None
             return " ".join(word for word in words[1:] if word not in ("-n", "-e"))
+        if name == "printf" and decided and not node.redirects and re.fullmatch(_PRINTED, "".join(words[1:2])):
+            places = [each[-1] for each in re.findall(r"%0?\d*[sd]", words[1])]
+            given = [int(each) if kind == "d" and each.isdigit() else each for kind, each in zip(places, words[2:])]
+            sure = places == ["s" if isinstance(each, str) else "d" for each in given] and len(words) == 2 + len(places)
+            return words[1] % tuple(given) if sure else None
         if name == "cat" and node.heredocs and len(words) == 1:
             return node.heredocs[0].text if node.heredocs[0].literal else inner.words.heredoc(node.heredocs[0].text)
         if name == "pwd":
@@ -342,14 +391,25 @@ class Shell:
         other = copy.copy(self)
         other.variables, other.files, other.events = dict(self.variables), dict(self.files), list(self.events)
         other.certain = self.certain and certain
-        other.words = Expander(other.marks, other.lookup, other._substitute, other.unset, other._assign_default)
+        other.words = other._expander()
         return other
 
     def _body(self, nodes: Sequence[Node]) -> Optional[bool]:
         result: Optional[bool] = True
         for node in nodes:
             result = self._command(node)
+            ends = result is False and not self.guarded and not node.negated and node.kind != "list"
+            if ends and "e" in options_at(self.options, len(self.events)):
+                raise _Exit(False)
         return result
+
+    def _asked(self, nodes: Sequence[Node]) -> Optional[bool]:
+        """Run a condition: its exit code is an answer."""
+        self.guarded += 1
+        try:
+            return self._body(nodes)
+        finally:
+            self.guarded -= 1
 
     def _command(self, node: Node, piped: str = "") -> Optional[bool]:
         """Run one command. The result is that of its exit code, as far as it is known."""
@@ -364,7 +424,8 @@ class Shell:
             self._look_inside(*_bodies(node))
             return True
         result = self._simple(node, piped) if node.kind == "simple" else _COMPOUND[node.kind](self, node)
-        return (not result if result is not None else None) if node.negated else result
+        self.last = (not result if result is not None else None) if node.negated else result
+        return self.last
 
     def _written(self, node: Node, words: Sequence[str] = ()) -> str:
         """Return a command as a statement of its own: what runs in the background stays there, and `words` stand for the
@@ -447,18 +508,25 @@ class Shell:
             inner = self._apart(certain=False)
             try:
                 inner._body(body)
-            except (_Exit, _Return):
+            except _Leaves:
                 pass
 
     def _unknown(self, node: Node) -> Optional[bool]:
-        text = self.text[node.start : node.end]
-        if text.startswith("((") and text.endswith("))"):
-            number = self.words.arithmetic(text[2:-2], text)
-            if re.fullmatch(r"-?\d+", number):
-                return number != "0"
+        self._keep(node)
+        return None
+
+    def _arithmetic(self, node: Node) -> Optional[bool]:
+        number = self.words.arithmetic(node.words[0].raw, self.text[node.start : node.end])
+        if re.fullmatch(r"-?\d+", number):
+            return number != "0"
         if node.end > node.start:
             self._keep(node)
         return None
+
+    def _let(self, words: List[str], node: Node, text: str) -> Optional[bool]:
+        inside = copy.copy(node)
+        inside.words = (node.words[0]._replace(raw=",".join(words[1:])),)
+        return self._arithmetic(inside)
 
     def _group(self, node: Node) -> Optional[bool]:
         started = len(self.started)
@@ -469,11 +537,12 @@ class Shell:
 
     def _subshell(self, node: Node) -> Optional[bool]:
         before, events, started = self._apart(), len(self.events), len(self.started)
+        result: Optional[bool] = None
         try:
             for body in _bodies(node):
-                self._body(body)
-        except (_Exit, _Return):
-            pass
+                result = self._body(body)
+        except (_Exit, _Return) as left:
+            result = left.result
         found = len(self.started) > started
         kept = self.events if found else self.events[:events]
         self.__dict__.update({**before.__dict__, "events": kept, "started": self.started, "words": self.words})
@@ -481,26 +550,29 @@ class Shell:
             self._part_of(node, events)
         else:
             self._keep(node)
-        return None
+        return False if result is False and found else None
 
     def _pipeline(self, node: Node) -> Optional[bool]:
         started = len(self.started)
+        results: List[Optional[bool]] = []
         for place, body in enumerate(node.bodies):
             inner = self._apart()
             rest = self.text[node.bodies[place + 1][0].start : node.end] if place + 1 < len(node.bodies) else ""
-            inner._command(body[0], rest)
+            results.append(inner._command(body[0], rest))
         if len(self.started) == started:
             self._keep(node)
         else:
             text = self._written(node)
             self.events.append(Event("started", node.line, text, names_read(text)))
+            counted = results if "pipefail" in options_at(self.options, len(self.events)) else results[-1:]
+            return False if False in counted else None
         return None
 
     def _list(self, node: Node) -> Optional[bool]:
         names = [_name(body[0]) for body in node.bodies]
         before, events = self._apart(), len(self.events)
         started = len(self.started)
-        result = self._command(node.bodies[0][0])
+        result = self._asked(node.bodies[0])
         for place, joint in enumerate(node.joints):
             if joint == "||" and names[place] == "mkdir":
                 result = None  # it may well be there
@@ -509,7 +581,7 @@ class Shell:
                 if joint == "&&":
                     if len(self.events) > events and self.events[-1].kind == "started":
                         self.events[-1].text += " || exit"
-                    result = self._command(following)
+                    result = self._part(node, place)
                 elif not {_name(each) for each in following.walk() if each.kind == "simple"} <= self.prints | {"exit"}:
                     self._keep(following)
                     self._look_inside([following])
@@ -520,9 +592,10 @@ class Shell:
                 ahead._look_inside(*node.bodies[place + 1 :])
                 certain = names[place] not in self.asks and node.bodies[place][0].kind == "simple" and joint == "&&"
                 if certain and ahead.started:
-                    if len(self.events) > events and self.events[-1].kind == "once":
+                    sourced = len(self.events) > events and self.events[-1].words[:1] in (("source",), (".",))
+                    if len(self.events) > events and self.events[-1].kind == "once" or sourced:
                         self.events[-1].text += " || exit"
-                    result = self._command(node.bodies[place + 1][0])
+                    result = self._part(node, place)
                     continue
                 fresh = self.events[events:]
                 soft = bool(fresh) and all(each.soft for each in fresh)
@@ -532,10 +605,15 @@ class Shell:
                 return None
             taken = result is not False
             if (joint == "&&") == taken:
-                result = self._command(node.bodies[place + 1][0])
+                result = self._part(node, place)
         if len(self.started) > started:
             self._part_of(node, events)
         return result
+
+    def _part(self, node: Node, place: int) -> Optional[bool]:
+        """Run what follows one of the operators of a list: only a failure of the last one ends a script."""
+        body = node.bodies[place + 1]
+        return self._body(body) if place + 1 == len(node.joints) else self._asked(body)
 
     def _part_of(self, node: Node, events: int) -> None:
         """Remember the whole statement with each of its events, of which it decides which one follows which."""
@@ -547,8 +625,8 @@ class Shell:
         pairs = list(zip(node.bodies[0::2], node.bodies[1::2]))
         for condition, body in pairs:
             started, defaults = len(self.started), set(self.defaults)
-            result = self._body(condition)
-            if len(self.started) > started:
+            result = self._asked(condition)
+            if len(self.started) > started and result is None:
                 for rest in node.bodies[1:]:
                     self.events += self.effects(self.text[rest[0].start : rest[-1].end], rest[0].line) if rest else []
                 self._look_inside(*node.bodies[1:])
@@ -561,7 +639,7 @@ class Shell:
                     del self.defaults[name]
                 continue
             if result is None:
-                asks = re.search(r"\$\{?[#@*\d]", self.text[node.start : body[0].start])
+                asks = re.search(_ARGUMENTS, self.text[node.start : body[0].start])
                 if self.arguments is None and asks and _ends(body):
                     continue  # it asks for arguments, which whoever submits the job gives
                 del self.events[events:]
@@ -582,48 +660,70 @@ class Shell:
         return True
 
     def _while(self, node: Node) -> Optional[bool]:
-        if self.arguments is None and re.search(r"\$\{?#|getopts", self.text[node.start : node.bodies[1][0].start]):
+        if self.arguments is None and re.search(_ARGUMENTS, self.text[node.start : node.bodies[1][0].start]):
             self.defaults.setdefault("$@", "")  # it goes through arguments, and nobody gave any
             return True
-        if self._apart()._body(node.bodies[0]) is not None and not any(
-            each.kind == "unknown" for each in node.bodies[0]
-        ):
 
-            def rounds(shell: Shell) -> None:
-                for _ in range(MAX_ROUNDS):
-                    if shell._body(node.bodies[0]) is node.negated:
-                        return
-                    shell._body(node.bodies[1])
+        def rounds(shell: Shell) -> Optional[bool]:
+            result: Optional[bool] = True
+            for first in node.bodies[2:3]:
+                shell._body(first)
+            for _ in range(MAX_ROUNDS):
+                asked = shell._asked(node.bodies[0])
+                if asked is None:
+                    raise _Unclear
+                if asked is node.negated:
+                    return result
+                result = shell._round(node.bodies[1])
+                for step in node.bodies[3:]:
+                    shell._body(step)
+            raise _Unclear
 
-            return self._inline(node, rounds)
-        return self._undecided(node)
+        return self._inline(node, rounds)
 
     def _for(self, node: Node) -> Optional[bool]:
         items = [each for word in node.words[1:] for each in self.words.fields(word.raw)]
         if any(MARK.search(each) for each in items) or len(items) > MAX_ROUNDS or (len(node.words) == 1):
             return self._undecided(node)
 
-        def rounds(shell: Shell) -> None:
+        def rounds(shell: Shell) -> Optional[bool]:
+            result: Optional[bool] = True
             for item in items:
                 shell._assign(node.words[0].text, item, self.marks.quoted(item), node.line, False)
-                shell._body(node.bodies[0])
+                result = shell._round(node.bodies[0])
+            return result
 
         return self._inline(node, rounds)
 
-    def _inline(self, node: Node, body: Callable[[Shell], None]) -> Optional[bool]:
-        """Run a loop or a function here if its text decides all that it does; else keep it as it stands."""
-        if self.inlines:
-            try:
-                body(self)
-            except _Return:
-                pass
-            return None
-        trial = self._apart()
-        trial.started = []
+    def _round(self, nodes: Sequence[Node]) -> Optional[bool]:
         try:
-            body(trial)
-        except _Return:
-            pass
+            return self._body(nodes)
+        except _Next as left:
+            if left.result is False:
+                raise
+            return True
+
+    def _leave_loop(self, words: List[str], node: Node, text: str) -> Optional[bool]:
+        if len(words) > 1 and words[1] != "1":
+            raise _Unclear  # of an outer loop
+        raise _Next(words[0] == "continue")
+
+    def _inline(self, node: Node, body: Callable[[Shell], Optional[bool]]) -> Optional[bool]:
+        """Run a loop or a function here if its text decides all that it does; else keep it as it stands."""
+        left: Optional[_Leaves] = None
+        trial = self if self.inlines else self._apart()
+        if not self.inlines:
+            trial.started = []
+        try:
+            result = body(trial)
+        except (_Return, _Next) as ended:
+            result = ended.result if isinstance(ended, _Return) else True
+        except _Exit as ended:
+            left, result = ended, ended.result
+        except _Unclear:
+            return None if self.inlines else self._undecided(node)
+        if self.inlines:
+            return None
         fresh = trial.events[len(self.events) :]
         held = {each for variable in self.variables.values() for each in self.marks.of("".join(variable.value))}
         changed = frozenset(name for event in fresh for name in event.writes)
@@ -642,11 +742,11 @@ class Shell:
             for each in trial.started:
                 each.certain = False
         if decided or trial.started:
-            result = None if trial.started else True
             self.started += trial.started
-            self.__dict__.update(
-                {**trial.__dict__, "started": self.started, "certain": self.certain, "words": self.words}
-            )
+            kept = {name: self.__dict__[name] for name in ("started", "certain", "words", "guarded", "locals")}
+            self.__dict__.update({**trial.__dict__, **kept})
+            if left:
+                raise left
             return result
         self._keep(node, trial)
         return None
@@ -662,18 +762,35 @@ class Shell:
     def _call(self, name: str, words: List[str], node: Node) -> Optional[bool]:
         body, text = self.functions[name]
 
-        def call(shell: Shell) -> None:
+        def call(shell: Shell) -> Optional[bool]:
             outer, shell.arguments = shell.arguments, words[1:]
             source, shell.text = shell.text, text
+            before, shell.locals = shell.locals, {}
             shell.depth += 1
             try:
-                if shell.depth < MAX_DEPTH:
-                    shell._command(body)
+                return shell._command(body) if shell.depth < MAX_DEPTH else None
             finally:
                 shell.arguments, shell.text = outer, source
                 shell.depth -= 1
+                for name, was in shell.locals.items():
+                    shell._restore(name, *was, node.line)
+                shell.locals = before
 
         return self._inline(node, call)
+
+    def _restore(self, name: str, was: Optional[Variable], exported: bool, line: int) -> None:
+        """Give a variable back what it was outside a function, or before a command that had one of its own."""
+        self.exports = self.exports | {name} if exported else self.exports - {name}
+        if name not in self.variables or self.variables[name] is was:
+            return
+        if was is None:
+            del self.variables[name]
+            self.events.append(Event("assign", line, f"unset {name}", frozenset(), frozenset((name,)), soft=True))
+            return
+        items = [was.value] if isinstance(was.value, str) else was.value
+        raw = " ".join(map(self.marks.quoted, items))
+        self.variables[name] = self.variables[name]._replace(exported=False, maybe=False)
+        self._assign(name, was.value, raw if isinstance(was.value, str) else f"({raw})", line, was.exported)
 
     def _simple(self, node: Node, piped: str = "") -> Optional[bool]:
         assigned = [each for each in map(assignment, node.assigned) if each]
@@ -694,10 +811,23 @@ class Shell:
         if builtin:
             return builtin(self, words, node, text)
         if words[0] in self.functions:
-            return self._call(words[0], words, node)
+            own = {each[0]: (self.variables.get(each[0]), each[0] in self.exports) for each in assigned}
+            for each in assigned:
+                self._set(each, node.line, True)
+            result = self._call(words[0], words, node)
+            for each_name, was in own.items():
+                self._restore(each_name, *was, node.line)
+            return result
         self._remember_file(words, node)
         if self.wanted(words):
-            prefix = {each[0]: self.words.text(each[3]) for each in assigned}
+            prefix: Dict[str, str] = {}
+            outside = dict(self.variables)
+            for each in assigned:
+                prefix[each[0]] = self.words.text(each[3])
+                self.variables[each[0]] = Variable(prefix[each[0]], True)
+            self.variables = outside
+            if self.separators() != BLANKS and any(map(outside_quotes, MARK.findall("".join(words)))):
+                self.doubts.append((node.line, text, "IFS is changed, and splits what only the job knows"))
             if not self.task:
                 words = [self.with_names(word, node.line) for word in words]
                 prefix = {name: self.with_names(value, node.line) for name, value in prefix.items()}
@@ -710,7 +840,12 @@ class Shell:
             self.started.append(started)
             written = self._written(node, words)
             self.events.append(Event("started", node.line, written, names_read(text), words=tuple(started.words)))
-            return None
+            failed = self.fails == (node.line, text)
+            self.lost = self.lost or failed and node.background
+            return True if node.background else False if failed else None
+        if name == "wait" and self.lost:
+            self.events.append(Event("print", node.line, text))
+            return len(words) == 1
         reads = names_read(text)
         environment = self.environments.match(text)
         if environment:
@@ -747,6 +882,15 @@ class Shell:
             for name in re.findall(r"^[A-Za-z_]\w*", "\n".join(word.raw for word in node.words[1:]), re.M):
                 self._leave(name, text, node.line)
             return True
+        if "f" in flags:
+            called = frozenset(f"{name}()" for name in words[1:])
+            self.events.append(Event("shell", node.line, text, called, soft=True))
+            self.exports = self.exports | called
+            return True
+        names = {match[0] for match in (re.match(r"[A-Za-z_]\w*", word.text) for word in node.words[1:]) if match}
+        if self.locals is not None and words[0] in ("local", "declare", "typeset") and "g" not in flags:
+            for name in names:
+                self.locals.setdefault(name, (self.variables.get(name), name in self.exports))
         for word in node.words[1:]:
             parts = assignment(word)
             if parts:
@@ -773,6 +917,9 @@ class Shell:
     def _unset_builtin(self, words: List[str], node: Node, text: str) -> Optional[bool]:
         for name in words[1:]:
             if name.startswith("-"):
+                continue
+            if "[" in name:
+                self._leave(name.partition("[")[0], text, node.line)
                 continue
             self.hidden |= {name}
             kind = "shell" if self.variables.pop(name, None) is None else "assign"
@@ -821,7 +968,7 @@ class Shell:
         self.foreign = True
         self.events.append(Event("shell", node.line, text, names_read(text), words=tuple(words), soft=soft))
         self.sourced(self.events[-1])
-        return True
+        return True if soft else None
 
     def sourced(self, event: Event) -> None:
         """Take in what a file that is sourced may change."""
@@ -840,23 +987,27 @@ class Shell:
         if len(node.words) > 1 and not node.words[1].raw.startswith("-"):
             rest = copy.copy(node)
             rest.words = node.words[1:]
-            self._simple(rest)
-            raise _Exit
+            raise _Exit(self._simple(rest))
         return True
 
     def _exit(self, words: List[str], node: Node, text: str) -> Optional[bool]:
         if self.certain:
             self.events.append(Event("print", node.line, text))
             self.ended_at = node.line
-        raise (_Return if words[0] == "return" else _Exit)
+        code = "".join(words[1:2])
+        result = self.last if not code else int(code) % 256 == 0 if code.isdigit() else None
+        raise (_Return if words[0] == "return" else _Exit)(result)
 
     def _read(self, words: List[str], node: Node, text: str) -> Optional[bool]:
         self._keep(node)
         self.events[-1].kind = "assign"
         self.name_hosts(words, text, self.events[-1].writes)
-        return True
+        return None
 
     def _echo(self, words: List[str], node: Node, text: str) -> Optional[bool]:
+        if words[:2] == ["printf", "-v"]:
+            self._keep(node)
+            return True
         self._remember_file(words, node)
         self.events.append(Event("once" if _into_file(node) else "print", node.line, text, names_read(text)))
         return True
@@ -880,7 +1031,7 @@ class Shell:
         inner.started, inner.text, inner.inlines = [], text, True
         try:
             inner._body(parse(text, line))
-        except (_Exit, _Return):
+        except _Leaves:
             pass
         return inner.events[len(self.events) :]
 
@@ -1022,6 +1173,8 @@ _BUILTINS: Dict[str, Callable[[Shell, List[str], Node, str], Optional[bool]]] = 
     **dict.fromkeys(("cd", "pushd", "popd"), Shell._cd),
     **dict.fromkeys(("true", "false", ":"), Shell._true),
     **dict.fromkeys(("echo", "printf"), Shell._echo),
+    **dict.fromkeys(("break", "continue"), Shell._leave_loop),
+    "let": Shell._let,
     "unset": Shell._unset_builtin,
     "set": Shell._set_builtin,
     "shift": Shell._shift,
@@ -1030,6 +1183,7 @@ _BUILTINS: Dict[str, Callable[[Shell, List[str], Node, str], Optional[bool]]] = 
     "trap": Shell._trap,
 }
 _COMPOUND: Dict[str, Callable[[Shell, Node], Optional[bool]]] = {
+    "arithmetic": Shell._arithmetic,
     "case": Shell._case,
     "for": Shell._for,
     "function": Shell._function,

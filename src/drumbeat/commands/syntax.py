@@ -15,12 +15,16 @@ _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\[[^\]]*\])?(\+?)=")
 _FUNCTION = re.compile(r"[\w.:-]+")
 _DECLARING = frozenset(("export", "declare", "typeset", "readonly", "local"))
 _READING = frozenset(("read", "mapfile", "readarray", "getopts", "printf"))
+CALCULATED = re.compile(
+    r"(?:\+\+|--)\s*([A-Za-z_]\w*)|\b([A-Za-z_]\w*)\s*(?:\+\+|--|(?:<<|>>|[-+*/%&|^])?=(?!=))"
+)  # variables that arithmetic changes
 _ENDS = frozenset(("then", "else", "elif", "fi", "do", "done", "esac", "}", ";;"))
 
 
 @dataclass
 class Node:
-    """One command. `kind`: simple, pipeline, list (&& and ||), if, for, while, case, function, group, subshell, unknown."""
+    """One command. `kind`: simple, pipeline, list (&& and ||), if, for, while, case, function, group, subshell,
+    arithmetic, unknown."""
 
     kind: str
     line: int
@@ -61,6 +65,8 @@ class Node:
                 for match in [_ASSIGNMENT.match(word.raw)]
                 if match
             }
+            if node.kind == "arithmetic" or named[:1] == ["let"]:
+                found |= {match[1] or match[2] for match in CALCULATED.finditer(" ".join(named))}
             if named[:1] and named[0] in _READING:
                 found |= {name for name in named[1:] if re.fullmatch(r"[A-Za-z_]\w*", name)}
         return frozenset(found)
@@ -277,12 +283,20 @@ class _Parser:
         name = self.peek().word
         node.kind = "for"
         if name is None:  # for ((i = 0; …))
-            while not self.is_word("do") and not self.ended:
-                self.at += 1
-                self.peek()
-            node.kind, node.words = "while", ()
+            if not self.text.startswith("((", self.peek().start):
+                raise _Broken
+            inside = Node("", node.line, self.peek().start, 0)
             self.at += 1
-            node.bodies = [[Node("unknown", node.line, node.start, node.start)], self.until("done")]
+            texts = [*self.arithmetic(inside).words[0].raw.split(";"), "", ""][:3]
+            first, asked, step = (
+                [Node("arithmetic", node.line, node.start, node.start, (Word(text, text, node.line, 0),))]
+                for text in (texts[0], texts[1].strip() or "1", texts[2])
+            )
+            node.kind = "while"
+            while self.take(";") or self.take("\n"):
+                pass
+            self.need("do")
+            node.bodies = [asked, self.until("done"), first, step]
             return node
         self.at += 1
         words = [name]
@@ -341,7 +355,9 @@ class _Parser:
         while level and not self.ended:
             level += (self.peek().text == "(") - (self.peek().text == ")")
             self.at += 1
-        node.kind = "unknown"
+        node.kind, node.end = "arithmetic", self.tokens[min(self.at, len(self.tokens)) - 1].start + 1
+        inside = self.text[node.start + 2 : node.end - 2]
+        node.words = (Word(inside, inside, node.line, 0),)
         return node
 
     def simple(self) -> Node:

@@ -111,17 +111,23 @@ def without_marks(text: str) -> str:
     return MARK.sub("?", text)
 
 
-def fields_of(pieces: List[Tuple[str, bool]]) -> List[str]:
-    """Join pieces of a word (text, in quotes) into words, split at blanks outside quotes."""
+BLANKS = " \t\n"
+
+
+def fields_of(pieces: List[Tuple[str, bool]], separators: str = BLANKS) -> List[str]:
+    """Join pieces of a word (text, in quotes) into words, split at blanks, or what IFS says, outside quotes."""
+    blanks = f"[{''.join(each for each in separators if each in BLANKS)}]" if set(separators) & set(BLANKS) else r"\Z."
+    others = "".join(re.escape(each) for each in separators if each not in BLANKS)
+    between = re.compile(f"(?:{blanks})*[{others}](?:{blanks})*|{blanks}+" if others else f"{blanks}+")
     done: List[str] = []
     current, any_piece = "", False
     for text, quoted in pieces:
         if quoted:
             current, any_piece = current + text, True
             continue
-        parts = re.split(r"[ \t\n]+", split_marks(text))
+        parts = between.split(split_marks(text))
         for place, part in enumerate(parts):
-            if place and (current or any_piece):
+            if place and (current or any_piece or others and (place > 1 or text[:1] not in BLANKS)):
                 done.append(current)
                 current, any_piece = "", False
             current += part

@@ -70,20 +70,36 @@ def convert(
         draft.drop(1, text.split("\n", 1)[0], "your login shell has read its profile, and its variables are passed on")
     _unclosed(draft, script)
     known = slurm_variables(draft, script.directives)
-    for wanted in (starts_training, starts_something):
-        batch = JobShell(known, wanted, arguments, draft.marks, read=read_file)
-        batch.cwd = absolute(draft.keys.get("workdir", ""), draft.marks)
-        batch.set_options(re.findall(r"\A#!\s*\S*sh\s+(-\w+)", text))
+
+    def batch_shell(wanted: Callable[[List[str]], bool], fails: Optional[Started] = None) -> JobShell:
+        shell = JobShell(known, wanted, arguments, draft.marks, read=read_file)
+        shell.fails = (fails.line, fails.text) if fails else None
+        shell.cwd = absolute(draft.keys.get("workdir", ""), draft.marks)
+        shell.set_options(re.findall(r"\A#!\s*\S*sh\s+(-\w+)", text))
         for name, value in exported(script.directives).items():
-            batch._assign(name, value, batch.marks.quoted(value), 1, True)
-        batch.run(without_marks(text))
-        if batch.started:
-            break
+            shell._assign(name, value, shell.marks.quoted(value), 1, True)
+        shell.run(without_marks(text))
+        return shell
+
+    batch = batch_shell(starts_training)
+    batch = batch if batch.started else batch_shell(starts_something)
     chosen = _chosen(draft, batch)
     if chosen:
         _carry_over(draft, chosen, batch, script)
+        if not chosen.whole:
+            _exit_code(draft, chosen, batch_shell(batch.wanted, chosen))
     ask_about_findings(draft, script)
     return draft
+
+
+def _exit_code(draft: Draft, chosen: Started, failed: Shell) -> None:
+    """Say where a failure of the training is not the script's: `failed` is the script, run with a training that fails."""
+    if failed.last is False:
+        return
+    last = next((each for each in failed.events[::-1] if each.line), None)
+    line, text = (last.line, last.text) if last and last.line >= chosen.line else (chosen.line, chosen.text)
+    ends = "0" if failed.last else "that of this statement"
+    draft.drop(line, text, f"the script's exit code is {ends} where the training fails; here the job fails with it")
 
 
 def draft_of(text: str, name: str, arguments: Optional[Sequence[str]], read_file: Callable[[str], str]) -> Draft:
@@ -250,6 +266,8 @@ def _carry_over(draft: Draft, chosen: Started, batch: Shell, script: Script) -> 
     draft.defaults.update(launch.shell.defaults)
     for line, words, names in batch.unread:
         _check_sourced(draft, launch, line, words, set(names) & names_read("\n".join(script.text.split("\n")[line:])))
+    for line, words, why in batch.doubts:
+        draft.question(line, words, why)
     redirected(draft, chosen)
     if chosen.piped:
         why = "every rank's output is kept in the run folder, and the exit code is the training's"
@@ -414,8 +432,14 @@ def _command(draft: Draft, launch: Launch) -> FrozenSet[str]:
     )
     strict = "u" in options_at(launch.options, launch.outside) and own - assigned
     text = "set -u; " if strict else ""
+    if any(each.text[0] in "*?[" for each in unknown):
+        text += "".join(f"{each.text}; " for each in launch.events if each.words[:1] == ("shopt",))
     text += f"export -n {' '.join(private)}; " if private else ""  # the shell's own, as in the script
-    text += "".join(f'eval "${AS_TEXT}{name}"; unset {AS_TEXT}{name}; ' for name in sorted(launch.as_text))
+    for name in sorted(launch.as_text):  # a shell of the tasks has it only if it was exported
+        private_there = name in doubtful - launch.read_outside
+        text += f'eval "${AS_TEXT}{name}"; '
+        text += f'[[ "${AS_TEXT}{name}" == "declare -"*x*" {name}="* ]] || unset {name}; ' if private_there else ""
+        text += f"unset {AS_TEXT}{name}; "
 
     def quoted(some: Sequence[str]) -> str:
         return " ".join(

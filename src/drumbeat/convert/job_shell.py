@@ -107,6 +107,7 @@ class JobShell(Shell):
         if text:
             called = {word.text for each in inside if each.kind == "simple" for word in each.words[:1]}
             event.soft = not called & {"source", ".", "eval"} and not any(each.kind == "unknown" for each in inside)
+            event.writes = writes if event.soft else frozenset()
         for name in writes:
             mark = self.marks.mark(Unknown(f"${{{name}}}", JOB, frozenset((name,)), False, event.text))
             old = self.variables.get(name)

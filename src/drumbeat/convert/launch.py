@@ -92,6 +92,7 @@ class Launch:
     alone: bool = False  # the batch script starts it itself, on the first node
     mpi: str = ""  # what brings MPI to the ranks: mpirun, or a kind that srun's --mpi names
     wrapper: str = ""  # what stands around a launcher, and cannot be read here
+    read_outside: FrozenSet[str] = frozenset()  # variables of the batch script in its words
     others: List[str] = field(default_factory=list)  # the words of the other steps
     before: List[str] = field(default_factory=list)  # lines of on-start that stand for options of starter and container
     options: List[Tuple[int, str, bool]] = field(default_factory=list)  # of the batch script: Shell.options
@@ -169,7 +170,9 @@ def peel(draft: Draft, started: Started, batch: Shell) -> Launch:
     shell.events = list(events)
     shell.variables = {name: each for name, each in started.variables.items() if each.exported}
     shell.cwd = started.cwd
+    shell.functions = {name: each for name, each in batch.functions.items() if f"{name}()" in batch.exports}
     launch = Launch(started.line, list(started.words), shell, events, len(events), options=batch.options)
+    launch.read_outside = batch.marks.reads("".join(started.words))
     launch.arguments = draft.arguments if batch.arguments == draft.arguments and draft.arguments else ()
     launch.others = [" ".join(each.words) for each in events if each.line != started.line]
     launch.others += [" ".join(each.words) for each in batch.started if each.line != started.line]
@@ -522,7 +525,7 @@ def _shell(draft: Draft, launch: Launch, started: Started) -> bool:
     words, shell = launch.words, launch.shell
     place = next((at for at, word in enumerate(words[1:], 1) if not word.startswith("-") or runs_text(word)), 0)
     if place and runs_text(words[place]) and len(words) > place + 1:
-        text, zero, arguments = words[place + 1], "".join(words[place + 2 : place + 3]), words[place + 3 :]
+        text, zero, arguments = words[place + 1], (words[place + 2 :] or words)[0], words[place + 3 :]
     elif place and _text_of(shell, words[place]):
         text, zero, arguments = _text_of(shell, words[place]), words[place], words[place + 1 :]
         launch.words = ["bash", "-c", text, words[place], *arguments]
@@ -531,6 +534,7 @@ def _shell(draft: Draft, launch: Launch, started: Started) -> bool:
     inner = JobShell(shell.known, lambda words: True, arguments, shell.marks, True, shell.read)
     inner.hidden, inner.zero = shell.hidden, zero
     inner.steps, inner.files, inner.foreign, inner.cwd = shell.steps, shell.files, shell.foreign, shell.cwd
+    inner.functions = dict(shell.functions)
     inner.events, inner.variables = list(shell.events), dict(shell.variables)
     inner.wanted = _anything
     inner.set_options(words[1 : place + 1])

@@ -17,6 +17,7 @@ from drumbeat.commands.interpret import Event, options_at
 from drumbeat.commands.syntax import names_read
 from drumbeat.commands.values import HEAD, HOSTS, JOB, MARK, ONCE, SUBMIT, TASK, Marks, Unknown, at_submission
 from drumbeat.convert.draft import Difference, Draft, LeftOut
+from drumbeat.convert.job_shell import JobShell
 from drumbeat.convert.launch import AS_TEXT, OURS, PLACE, WORKED_OUT, Launch
 
 _VERBS = (
@@ -213,7 +214,7 @@ class _Residue:
     def _emit(self, kept: List[Event]) -> None:
         batch = [event for event in kept if self.once and self._outside(event)]
         setup = [event for event in kept if event not in batch or event.words[:1] and event.words[0] in _LIMITS or
-                 event.text.startswith("unset ") and not any(
+                 re.match(r"unset [\w ]+$", event.text) and not any(
                      event.writes & each.writes for each in self.launch.events[self.places[id(event)] + 1 :])]  # fmt: skip
         batch = [event for event in batch if event.words[:1] == () or event.words[0] not in _LIMITS]
         place = self._workdir(batch, any(event.kind == "cd" for event in setup))
@@ -258,7 +259,8 @@ class _Residue:
             text = self._assignment(event, moved) if event.kind == "assign" else event.text
             moved = moved or event.kind == "cd" and self.places[id(event)] >= 0
             chooses = any(name == "e" for _, name, _ in self.launch.options)  # the script says itself from where on
-            acts = event.kind in ("once", "each") or event.kind == "shell" and (not event.soft or chooses)
+            sourced = event.words[:1] in (("source",), (".",)) and not JobShell.environments.match(event.text)
+            acts = event.kind in ("once", "each") or event.kind == "shell" and (not event.soft or chooses or sourced)
             substitutes = bool(re.search(r"\$\((?!\()|`", text))
             acts = acts or substitutes
             options = self.launch.options if self._outside(event) else self.launch.shell.options
