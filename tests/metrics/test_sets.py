@@ -10,7 +10,7 @@ import pytest
 
 from drumbeat.metrics.printed import Reader
 
-RIGHT_LOOPS = 496  # of the 570 in loops.txt
+RIGHT_LOOPS = 499  # of the 570 in loops.txt
 SETS = {"read": (81, 82), "kept_apart": (48, 51)}  # right, of
 
 

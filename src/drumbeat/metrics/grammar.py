@@ -31,7 +31,7 @@ Value = Union[int, float, bool]
 
 _TOO_LARGE = 1e15  # for a count, or an epoch
 NUMBER = (
-    r"[-+]?(?:\d{1,3}(?:,\d{3}){1,6}(?![\d,])(?:\.\d*)?|\d{1,400}(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d{1,4}|[dD][-+]\d\d)?(?:[kKMBT](?![A-Za-z]))?(?![A-Za-z]?\d)"
+    r"[-+]?(?:\d{1,3}(?:,\d{3}){1,6}(?!,?\d)(?:\.\d*)?|\d{1,400}(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d{1,4}|[dD][-+]\d\d)?(?:[kKMBT](?![A-Za-z]))?(?![A-Za-z]?\d)"
     r"|[-+]?(?:nan|NaN|NAN|[Ii]nf(?:inity)?|INF)(?![A-Za-z])"
 )
 _FACTORS = {"k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
@@ -42,7 +42,9 @@ _STAMP = regex(
     r"|(?:(?<=[\[(])|^)\d{1,2}/\d{1,2}(?=[ T]\d{1,2}:\d\d))"
     r"(?:[ T,:]{1,2}\d{1,2}:\d\d(?::\d\d)?(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?)?(?![\w/])"
     r"|(?<![\w:.])\d{1,3}:\d\d:\d\d(?:[.,]\d{1,9})?(?![\w:])|(?<![\w.])[IWE]\d{4}(?= <?\d)"
-    r"|(?<![\w.)])(?:~|\.{1,2})?(?:/[\w.+-]{1,80}){2,}|(?<![\w.])v?\d{1,4}\.\d{1,4}\.\d[\w.+-]*"
+    r"|\b[a-z][a-z0-9+]{1,12}://[^\s'\"]+"
+    r"|(?<![\w.)])(?:~|\.{1,2})?(?:/[\w.+=@%-]{1,80}){2,}|(?<![\w.])v?\d{1,4}\.\d{1,4}\.\d[\w.+-]*"
+    r"|(?<![\w.+=@%/-])(?=[A-Za-z])(?:[\w+@%-]{1,80}[./=]){1,8}[\w+@%-]{0,80}\d\.[A-Za-z][A-Za-z0-9]{1,11}(?![\w/=:])"
 )
 _FIRST_STAMP = regex(r"^\s*(?:[\[(]?<t>[\])]?[\s,|:-]*)+")
 _CLOCK_OF_BAR = regex(r"\d{1,3}:\d\d(?=[<,\] ])|<\d{1,3}:\d\d")
@@ -161,7 +163,8 @@ _PARTS = _set("ce cross entropy")
 _LR = _set("lr learning rate base optim group l r")
 _MEMORY = _set("mem memory vram max peak gpu allocated alloc active gib gb mb")
 _TFLOPS = _set("tflops tflop s per second sec model throughput") | _set("gpu gpus device chip worker")
-_ACCURACY = _NOISE | _set("top 1 sparse categorical binary avg average set approx")
+_ACCURACY = _NOISE | _set("top prec 1 sparse categorical binary avg average set approx")
+_ACCURACIES = _set("acc accuracy accu")
 _NOUNS = {
     **dict.fromkeys(_set("tokens token tok toks words word"), "tokens_per_s"),
     **dict.fromkeys(
@@ -190,7 +193,9 @@ _OTHER_UNIT = regex(r"(?:\s?[kMGT]?(?:i?B|bits?|W|Hz)|\s?(?:ms|us|s|sec|seconds)
 _REWARDED = regex(r"(?i)reward|return|score|loss|kimg")
 _IS = regex(r"(?:(?<![=<>!])[=:]| is)[\[( ]{0,8}$")
 _DONE = regex(r"(?i)[\w\s:#/\[\]-]{0,40}\d\]?\s*:?\s*(?:completed|complete|done|finished)\W*$")
-_BAR = regex(r"\d{1,3}\s*%\s*[|┣├▕]|[━╸╺]{4}|\|[█#=>]{2}[█▉▊▋▌▍▎▏#=> .-]{0,200}\|")
+_BAR = regex(
+    r"\d{1,3}\s*%\s*[|┣├▕](?=[^A-Za-z\d.]{0,200}\d?[^A-Za-z\d.]{0,200}(?:[|┫┤▏]|$))|[━╸╺]{4}|\|[█#=>]{2}[█▉▊▋▌▍▎▏#=> .-]{0,200}\|"
+)
 
 
 class Item(NamedTuple):
@@ -254,6 +259,8 @@ def parse(text: str, shapes: Optional[Shapes] = None, tabled: bool = False) -> O
     items = _with_initials(_items(line))
     if not items:
         return None
+    if _VALIDATES.search(line):
+        items = _in_parts(items, line)
     if shapes is not None:
         items = _behaved(items, shapes, line, bool(bar))
     values: Dict[str, Any] = {}
@@ -310,10 +317,13 @@ def parse(text: str, shapes: Optional[Shapes] = None, tabled: bool = False) -> O
     before = places.get("epoch", -1) < places.get("step", len(line)) and strength.get("step", 0) < 3
     if "epoch" in values and "steps" in values and "batch" not in values and before:  # as far as one line tells
         values.update(batch=values.pop("step"), batches=values.pop("steps"))
+    learnt = [place for name, place in places.items() if name in _LEARNT]
+    counters = [place for name, place in places.items() if name in ("step", "batch", "epoch")] or learnt
     label = line[: bar.start()].strip().split(":")[0] if bar else ""
     if "epochs" in values and "•" in line and bar:  # rich, as Lightning uses it, names the last epoch's number
         values["epochs"] += 1
-    validation = validation or bool(set(_words(label)) & _VALIDATION) or bool(_FOR_VALIDATION.match(line))
+    validation = validation or bool(set(_words(label)) & _VALIDATION)
+    validation = validation or _is_for_validation(line, min(counters, default=0), min(learnt, default=0))
     judged = _judged(values, validation, whose, "bar" if bar else "row" if tabled else "", label, line, items)
     member = not bar and not tabled and not (shapes and shapes.changed) and bool(_MEMBER.fullmatch(text))
     improves = any(not _IMPROVED.isdisjoint(item.words) for item in items)
@@ -326,6 +336,40 @@ def parse(text: str, shapes: Optional[Shapes] = None, tabled: bool = False) -> O
     return judged
 
 
+_VALIDATES = regex(r"(?i)val|eval|test|dev|cv|holdout|va_")
+_SECTION = regex(
+    r"(?i)(?:(?<=[\s|,;(])|(?<=['\"{\[]))(train(?:ing)?|val(?:id(?:ation)?)?|eval(?:uation)?|test|dev)"
+    r"(?:[ _](?:metrics?|stats|results?))?(?:\]|['\"]?\s?[:=]?\s?[{(\[]|\s?[:|>]|\s-)\s*(?=['\"]?[A-Za-z])"
+)
+
+
+def _in_parts(items: List[Item], line: str) -> List[Item]:
+    """Return the items with the part of the data that a label or a key in front of them names:
+    `train: loss 2.0 | val: loss 2.1`, `"train": {"loss": 2.0}, "val": {"loss": 2.1}`, `train loss 2, acc 1, val loss 3`."""
+    labels = [(match.end(), match[1].lower()) for match in _SECTION.finditer(line)]
+    found: List[Item] = []
+    seen: Set[str] = set()
+    part, labelled = "", False
+    for item in items:
+        while labels and labels[0][0] <= item.start:
+            part, labelled = labels.pop(0)[1], True
+        own = [word for word in item.words if word in _VALIDATION or word in ("train", "training")]
+        name = _meaning(item, items)[0]
+        if own and name:
+            part, labelled = own[0], False
+        elif (
+            name in _LEARNT
+            and part in _VALIDATION
+            and _LEARNT[name] not in seen
+            and (labelled or name in (*seen, "accuracy"))
+        ):
+            item = item._replace(words=("val", *item.words))
+        seen.add(name)
+        found.append(item)
+    return found
+
+
+_LEARNT = {"loss": "validation", "accuracy": "val_accuracy"}
 _COUNTED_WITH = _set("of max total num n nb out planned target all")
 _NO_COUNTER = _set(
     "client worker fold trial run model layer head seed rank size params time t elapsed seconds sec s eta mem memory gpu gpus "
@@ -369,7 +413,8 @@ def _behaved(items: List[Item], shapes: Shapes, line: str, bar: bool) -> List[It
                 new = "quantity"
         if new:
             changed.setdefault(at, {})["words"] = (new,)
-    if growing and not any(not _LOSSES.isdisjoint(item.words) for item in items):
+    counting = growing or any(count and slot.grows for slot, count in zip(slots, counts))
+    if counting and not any(not _LOSSES.isdisjoint(item.words) for item in items if item.words != ("learn",)):
         changed.update(_falling(items, slots))
     return (
         [item._replace(**changed[at]) if at in changed else item for at, item in enumerate(items)] if changed else items
@@ -420,7 +465,7 @@ def _is_total(words: Set[str], counter: Item, item: Item) -> bool:
 def _falling(items: List[Item], slots: List[Slot]) -> Dict[int, Dict[str, Any]]:
     """Return the losses among bare words, if they fall: `Epoch: 10 Train: 0.13 Test: 0.14`, `Score at iteration 10 is 2.1`."""
     floats = [at for at, item in enumerate(items) if item.words and "." in item.text and not item.unit.strip()]
-    splits = [at for at in floats if {*items[at].words} <= _VALIDATION | {"train", "training"}]
+    splits = [at for at in floats if {*items[at].words} <= _VALIDATION | {"train", "training", "learn"}]
     if len(splits) == len(floats) > 1 or len(floats) == 1 and items[floats[0]].words == ("score",):
         return {
             at: {"words": (*items[at].words[:1], "loss") if splits else ("loss",)} for at in floats if slots[at].falls
@@ -449,11 +494,26 @@ def _with_points(line: str, shapes: Optional[Shapes]) -> str:
 
 _MEMBER = regex(r"""\s*['"]?[A-Za-z][\w.-]*['"]?\s*[:=]\s*[^,:={}()\[\]|]+(?:,|\s*[})\]]+,?)?\s*""")
 _FOR_VALIDATION = regex(
-    r"(?i)(?:.{0,60}?[\])]\s)?[\s\[(*|>-]*(?:train )?(?:val(?:id(?:ation|at(?:e|ing))?)?|eval(?:uation|uat(?:e|ing))?"
+    r"(?i)(?:.{0,60}?[\])]:?\s)?[\s\[(*|>-]*(?:train )?(?:val(?:id(?:ation|at(?:e|ing))?)?|eval(?:uation|uat(?:e|ing))?"
     r"|test(?:ing)?|dev)(?![a-z])[\s:\])/|_.-]"
-    r"|.{0,400}?(?:name|mode|split|phase|stage|type|subset)['\"]?\s?[:=]\s?['\"]?(?:val|eval|test|dev)"
     r"|.{0,80}[|\]:] ?(?:val(?:id(?:ation)?)?|eval(?:uation)?|test)\s?[|:\]]|\s?\* +[A-Z]"
 )
+_VALIDATING = r"(?:val(?:id(?:ation)?)?|eval(?:uation)?|test)"
+_OF_VALIDATION = regex(  # `"event": "eval"`, `split=val`, `phase: test |`
+    rf"(?i)[\w'\"]\s?(?:=\s?['\"]?{_VALIDATING}(?![\w.-])|:\s?['\"]{_VALIDATING}['\"]|:\s?{_VALIDATING}(?=\s*(?:[,;}}\])|]|$)))"
+)
+_TOLD_VALIDATION = regex(rf"(?i)(?<![\w/.-]){_VALIDATING}(?![\w/.-])")  # `Epoch 1 test end 00:03:12, Accuracy=97.3`
+
+
+def _is_for_validation(line: str, counted: int, first: int) -> bool:
+    """Return true if the line says so at its start, between its counter and its first loss or accuracy, or as a value."""
+    label = _FOR_VALIDATION.match(line)
+    return bool(
+        label
+        and label.end() <= (first or len(line))
+        or _OF_VALIDATION.search(line)
+        or _TOLD_VALIDATION.search(line, counted, first)
+    )
 
 
 def _judged(
@@ -592,6 +652,10 @@ def _spelled(text: str) -> str:
     if not text.isascii():
         text = _TOGETHER.sub(r" \g<0> ", text.translate(_SIGNS).replace("d'", ""))
         text = _COUNTED_IN_CJK.sub(r"\2 \1", _DIGITS_IN_CJK.sub(" ", text))
+    if "):" in text or ")=" in text:
+        text = _OVER.sub("", text)
+    if "op-" in text or "OP-" in text:
+        text = _TOP.sub("top", text)
     if "..." in text:
         text = _LEADER.sub(": ", text)
     if "it [" in text or "/Unknown" in text:  # a bar without a total
@@ -601,6 +665,8 @@ def _spelled(text: str) -> str:
     return _GLUED_VALUE.sub(r"\1 \2", _ORDINAL.sub(r"\2 \1", _GLUED.sub(r"\1 \2", text))).replace("'s ", " ")
 
 
+_TOP = regex(r"(?i)(?<![a-z])top-(?=\d)")
+_OVER = regex(r"(?<=[A-Za-z]) ?\([^()\d]{0,30}\d[^()]{0,30}\)(?=\s?[:=]\s?-?\d*\.\d)")  # `loss (last 100): 0.5`
 _LEADER = regex(r" {0,3}\.{3,80} {1,3}(?=-?\d)")  # `loss ........ 0.5`
 _NO_TOTAL = regex(r"(?<![\w.])(\d{1,12})(?:/Unknown|it (?=\[[^\]]{0,80}(?:loss|acc)))")
 _DIGITS_IN_CJK = regex("(?<=[\u3040-\u9fff\uac00-\ud7af])(?=\\d)|(?<=\\d)(?=[\u3040-\u9fff\uac00-\ud7af])")
@@ -647,11 +713,13 @@ def pair(text: str) -> Tuple[str, str]:
 
 
 def row(text: str, ways: List[List[str]]) -> str:
-    """Return a row of the table as a line of keys and values; '' for any other line."""
+    """Return a row of the table as a line of keys and values, with a bar that stands behind it; '' for any other line."""
+    bar = _BAR.search(text) if "[" in text else None
+    text, behind = (text[: bar.start()].rstrip(": "), ": " + text[bar.start() :]) if bar else (text, "")
     for fields in _cells(_LIST.sub("-", _spelled(text))):
         way = next((way for way in ways if len(way) == len(fields)), None)
         if way and all(map(_FIELD.fullmatch, fields)):
-            return ", ".join(f"{key}: {value}" for key, value in zip(way, fields) if _ALONE.match(value))
+            return ", ".join(f"{key}: {value}" for key, value in zip(way, fields) if _ALONE.match(value)) + behind
     return ""
 
 
@@ -663,7 +731,7 @@ def _cells(text: str) -> List[List[str]]:
 
 
 _PLURAL = regex(r"(?i)(?<![a-z_/])epochs(?![a-z_])")  # a table of results, one row per run
-_COUNTS = regex(r"(?i)step|epoch|iter|batch|update|round|tick|^\W*E\s")
+_COUNTS = regex(r"(?i)step|epoch|\bep\b|iter|batch|update|round|tick|^\W*E\s")
 _LETTERS = regex(r"[^\W\d]")
 _WIDE = regex(r"\s{2,}")
 _LIST = regex(r"\[[^\[\]]*\]")
@@ -672,10 +740,13 @@ _FIELD = regex(rf"|-+|[A-Za-z/]{{1,4}}|\d[\d:.]*|\d+/\d+|(?:{NUMBER})\s?(?:%|s|m
 _COLUMNS = {"#": "step", "E": "epoch"}
 
 
+_COUNTING = frozenset("ebis") | _STEP | _EPOCH | _BATCH
+
+
 def _with_initials(items: List[Item]) -> List[Item]:
     """`[E 4][B 100/400][L 0.9]`, `i=10 loss=0.5`: letters count where one of them, or a word, is the loss."""
     letters = {item.words[0] for item in items if len(item.words) == 1}
-    counted = letters & {*"ebis", *_STEP, *_EPOCH, *_BATCH}
+    counted = any(item.total or not _COUNTING.isdisjoint(item.words) for item in items)
     known = _INITIALS if "l" in letters and counted else {"i": "step", "e": "epoch"} if "loss" in letters else {}
     return [
         item._replace(words=(known[item.words[0]],)) if len(item.words) == 1 and item.words[0] in known else item
@@ -706,8 +777,8 @@ def _meaning(item: Item, items: List[Item]) -> Tuple[str, Any]:
         if known & _VALIDATION and more - _VALIDATION - {"best"} <= _LOSS and unit != "%" and unit not in _TIMES:
             return "validation", number("loss", item.text)
         return "", None
-    if known & {"acc", "accuracy", "accu"} and (unit == "%" or "." in item.text or item.total.strip("0")):
-        if rest - {"acc", "accuracy", "accu"} <= _ACCURACY | _VALIDATION:
+    if _names_accuracy(words, rest) and (unit == "%" or "." in item.text or item.total.strip("0")):
+        if rest - _ACCURACIES <= _ACCURACY | _VALIDATION:
             value = number("accuracy", item.text) / (number("", item.total) if item.total else 1)
             name = "val_accuracy" if known & _VALIDATION else "accuracy"
             return name, round(value / 100, 12) if unit == "%" or value > 1 else value
@@ -724,6 +795,12 @@ def _meaning(item: Item, items: List[Item]) -> Tuple[str, Any]:
     if time is not None:
         return "step_time", time
     return _counter(item, rest, known)
+
+
+def _names_accuracy(words: Tuple[str, ...], rest: Set[str]) -> bool:
+    """Return true for the words of an accuracy: `val acc`, `acc@1`, `top-1`, `Prec@1`; not for `acc@5`."""
+    of_first = "1" in words and not {"5", "10"} & {*words}
+    return not _ACCURACIES.isdisjoint(words) or (of_first and bool(rest & {"top", "prec"}) and "error" not in rest)
 
 
 def _own(words: Tuple[str, ...]) -> Tuple[str, ...]:
@@ -750,7 +827,8 @@ def _counter(item: Item, rest: Set[str], known: Set[str]) -> Tuple[str, Any]:
 
 
 _MORE_OF_A_COUNTER: FrozenSet[str] = _set(
-    "num number idx index no optimizer opt max mini env i n id count done finished total learning"
+    "num number idx index no optimizer opt max mini env i n id count done finished total learning "
+    "start starting begin beginning going into"
 )
 
 

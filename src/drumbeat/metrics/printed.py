@@ -94,7 +94,7 @@ _COLOUR = regex(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\].*?(?:\x07|\x1b\\)|\x1b[()][A-
 WORDS = (
     "loss", "cost", "/s", "_s", "/it", "persec=", "acc", "step", "poch", "iter", "complete", "%|", "atch", "time=", "rate", "lr",
     "training time:", "number of ", "gpus used:", "nll", "xent", "mse", "bpb", "objective", "update", "[l ", " l=", " l:", "ℒ",
-    "learn", "tick ", "round ", "episode", "generation",
+    "learn", " ce", "tick ", "round ", "episode", "generation",
     "verl", "perte", "perd", "strata",
 )  # fmt: skip
 _WORDS = tuple(word.encode() for word in WORDS)
@@ -106,16 +106,19 @@ _WORTH = {"loss", "validation", "accuracy", "val_accuracy", *RATES}  # a record 
 
 def read_line(text: str) -> List[Dict[str, Any]]:
     """The metrics records that a printed line stands for by itself, without time and rank; none for any other line."""
-    line = _read(text)
+    line = _read(_plain_text(text))
     return line if isinstance(line, list) else _records(line) if line and _reports(line) else []
+
+
+def _plain_text(text: str) -> str:
+    """Return the text without colours and other signs for the terminal."""
+    return _COLOUR.sub("", text).replace("\b", "") if "\x1b" in text or "\b" in text else text
 
 
 def _read(text: str, shapes: Optional[Shapes] = None, tabled: bool = False) -> Any:
     """Records by a rule of the table, or a Line of the grammar, or nothing."""
     if len(text) > _LONGEST:
         return None
-    if "\x1b" in text or "\b" in text:
-        text = _COLOUR.sub("", text).replace("\b", "")
     for rule in rules():
         if rule.rule.has in text:
             record = rule.read(text)
@@ -147,7 +150,7 @@ def _records(line: Line) -> List[Dict[str, Any]]:
     }
     if line.validation and "loss" in values:
         other["loss"] = values.pop("loss")
-    if (other or line.validation) and "accuracy" in values:
+    if line.validation and "accuracy" in values:
         other.setdefault("accuracy", values.pop("accuracy"))
     counters = {name: values[name] for name in COUNTERS if name in values}
     alone = line.validation or (bool(other) and not set(values) & {"loss", *RATES})
@@ -300,8 +303,14 @@ class Lines:
                 record["member"] = True
             if line.batch and "epoch" in self._heading and "step" in record:
                 record.update({_OF_EPOCH[name]: record.pop(name) for name in ("step", "steps") if name in record})
-            found += self._step(record, line.known or follows) if record["kind"] in ("step", "throughput") else [record]
+            told = record["kind"] in ("step", "throughput") or self._of_block(line)
+            found += self._step(record, line.known or follows) if told else [record]
         return found
+
+    def _of_block(self, line: Line) -> bool:
+        """Return true for an accuracy below a heading, in a line that does not say that it is of a validation."""
+        other = line.validation or not {"validation", "val_accuracy"}.isdisjoint(line.values)
+        return not other and bool(self._heading) and self._left > 0
 
     def _follows(self, step: int) -> bool:
         """Return true if a number in front of a loss counts: it goes on, and neither it nor its stride is that of ranks."""
@@ -381,11 +390,15 @@ class Lines:
             and "loss" in record
             and not (whole_epoch and "epochs" in record)
         ):
-            bar = self._running_bar()
+            bar = self._running_bar(isinstance(record.get("epoch"), int))
             if bar:
-                record, known = {**record, "step": self._bars[bar], "steps": bar}, True
+                record = {**record, "step": self._bars[bar], "steps": bar}
                 record.update({"step_of": "epoch"} if bar in self._again else {})
-                self._joined = bar
+                # That the bar is of training, the record shows by itself, or by the next one with the same bar further on.
+                known = bar == self._joined or not {"lr", "grad_norm"}.isdisjoint(record)
+                held = self._held.get(tuple(name for name in ("epoch", "step") if name in record))
+                if known or (held is not None and held.get("steps") == bar and _goes_on(held, record)):
+                    self._joined = bar
         if not set(record) & {"epoch", "step", "batch"}:
             return [record] if set(record) & _WORTH and "member" not in record else []
         found = self._end_block() + self._advanced(record, known)
@@ -406,11 +419,16 @@ class Lines:
         record.update(self._heading)
         return True
 
-    def _running_bar(self) -> Optional[int]:
+    def _running_bar(self, epochs: bool) -> Optional[int]:
+        """Return the total of the bar that values without a counter are shown beside; one that is full, or begins again
+        for each of the record's `epochs`, may be that of an evaluation."""
         if self._joined in self._bars:
             return self._joined
-        going = [total for total, count in self._bars.items() if count < total]
-        return next(reversed(going or [*self._bars]), None)
+        going = [total for total, count in self._bars.items() if 0 < count < total]
+        full = [
+            total for total, count in self._bars.items() if count == total and total not in self._again and not epochs
+        ]
+        return next(reversed(going or full), None)
 
     def _below_heading(self, record: Record) -> List[Record]:
         """The first values below a heading have its counter; those that follow are of the same record."""
@@ -426,6 +444,9 @@ class Lines:
         block, self._block = self._block, None
         if block is None:
             return []
+        if goes_on and not set(block) & {*_WORTH, "step_time"}:
+            self._block = block  # a learning rate waits for what it belongs to
+            return []
         if not goes_on:
             self._heading = {name: value for name, value in self._heading.items() if name in ("epoch", "epochs")}
         return self._advanced(block, False) if set(block) & {*_WORTH, "step_time"} else []
@@ -435,7 +456,8 @@ class Lines:
         form = tuple(name for name in ("epoch", "step", "batch") if name in record)
         held = self._held.get(form)
         if form == ("epoch",) and not isinstance(record["epoch"], int):
-            return [record]  # a share of the epochs, which is no counter
+            older = self._held.pop(("epoch", "step"), None)  # with the count of a bar that was not its own
+            return [*_without_count(older), record]  # a share of the epochs, which is no counter
         if known or form in self._trusted or (held is not None and _goes_on(held, record)):
             self._trusted.add(form)
             before = [self._held.pop(form)] if held is not None else []
@@ -457,6 +479,9 @@ class Lines:
         return {**record, "step": epoch, **planned, "step_is": "epoch"}
 
 
+_MARKS = {*COUNTERS, "kind", "line", "again", "member"}
+
+
 def _with_loss(columns: Iterable[str]) -> bool:
     return any("loss" in column.lower() for column in columns)
 
@@ -475,6 +500,7 @@ def _goes_on(held: Record, record: Record) -> bool:
     """Return true if the counter has advanced towards the same total: `Batch 4/100`, then `Batch 5/0`, is none."""
     totals = [(held[name], record[name]) for name in ("steps", "batches") if name in held and name in record]
     same = all(first == second for first, second in totals) or held.get("epoch") != record.get("epoch")
+    same = same and (set(held) <= _MARKS or not set(record) <= _MARKS)  # `[step 4/5] 12 ms`, `[step 5/5] done`
     return same and _place(record) > _place(held)
 
 
@@ -498,7 +524,7 @@ class Reader:
         found: List[Record] = []
         for start, stop in self._lines.chosen(data, end):
             line = data[start:stop].decode("utf-8", "replace")
-            line = " ".join(line.split()) if "\n" in line else line  # it was wrapped
+            line = _plain_text(" ".join(line.split()) if "\n" in line else line)  # it was wrapped
             try:
                 for part in _BEHIND_BAR.split(line) if "/s]" in line or "/it]" in line else (line,):
                     for text, tabled in self._lines.untabled(part):
