@@ -403,6 +403,9 @@ class Ends:
             for each in read_exit(self.launcher, self.explainer, self.attempt, ended):
                 end = replace(each.end, since=ended.since)
                 noted = self._noted(end)
+                if noted.own and noted.signal and ended.by_us:  # it had raised before the signal reached it
+                    raised = replace(noted, exit_code=1, signal=None)
+                    noted = replace(noted, finding=self.explainer.explain(raised, by_us=False))
                 links = sorted({*self.known.links.get(end.rank, ()), *noted.links})
                 closed = [(*link, round(now - closed_first[link], 2)) for link in links if link in closed_first]
                 if end.exit_code == 0:
