@@ -1,9 +1,13 @@
 """Ends whose cause or order is easily told wrong: real runs of two ranks."""
 
 import json
+import os
 import signal
 import sys
 import time
+from pathlib import Path
+
+import pytest
 
 from tests.conftest import wait_for
 
@@ -156,3 +160,40 @@ def test_a_rank_that_resets_its_connections_and_is_ended_before_it_can_say_why(d
     found = failure(summary)
     assert (found["code"], found["rank"]) == ("rank-absent", 0), output
     assert "had closed its connections" in found["title"], output
+
+
+GROUPS = "/sys/fs/cgroup"
+# Rank 1 moves to a memory group beside the agent's, as a container of its own would be, and takes more than it has.
+TAKES = """
+import os, sys, time
+if os.environ["RANK"] == "1":
+    with open(os.path.join(sys.argv[1], "cgroup.procs"), "w") as file:
+        file.write(str(os.getpid()))
+    memory = bytearray(400 << 20)
+    for place in range(0, len(memory), 4096):
+        memory[place] = 1
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def small_group():
+    """A memory group with 64 MiB, by either version of cgroups."""
+    first = os.path.join(GROUPS, "memory")
+    root, limit = (first, "memory.limit_in_bytes") if os.path.isdir(first) else (GROUPS, "memory.max")
+    folder = os.path.join(root, f"drumbeat-test-{os.getpid()}")
+    try:
+        os.mkdir(folder)
+        with open(os.path.join(folder, limit), "w") as file:
+            file.write(str(64 << 20))
+    except OSError as error:
+        pytest.skip(f"no memory group can be made here: {error}")
+    yield folder
+    wait_for(lambda: not Path(folder, "cgroup.procs").read_text(), 30, "the group to be empty")
+    os.rmdir(folder)
+
+
+def test_a_kill_for_lack_of_memory_in_another_group_is_named(drumbeat, small_group):
+    output, _, summary = ended(drumbeat, start(drumbeat, TAKES, small_group))
+    found = failure(summary)
+    assert (found["code"], found["rank"], found["confidence"]) == ("oom-kill", 1, "likely"), output
