@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 SECONDS = 7  # of work: several looks
+LONGEST = 300  # seconds that a row may take
 # Ranks that know nothing of torch: a star around MASTER_ADDR:MASTER_PORT, or where that is the launcher's own store, beside it.
 STAR = """
 import os, socket, sys, time
@@ -187,7 +188,10 @@ def run(row: Row) -> str:
         job = {"site": "localhost", "checks": {"world": "stop", "affinity": "stop"}, "command": row.command}
         Path(folder, "job.yaml").write_text(json.dumps(job))
         words = [*row.prefix, f"{here}/drumbeat", "run", "job.yaml", *row.flags]
-        done = subprocess.run(words, cwd=folder, env=environ, capture_output=True, text=True, timeout=300)
+        try:
+            done = subprocess.run(words, cwd=folder, env=environ, capture_output=True, text=True, timeout=LONGEST)
+        except subprocess.TimeoutExpired as late:
+            return f"not over after {LONGEST} s: {(late.stdout or b'')[-700:].decode('utf-8', 'replace')}"
         wrong = [] if done.returncode == 0 else [f"exit code {done.returncode}: {(done.stdout + done.stderr)[-700:]}"]
         answers = []
         for path in Path(folder, "runs").glob("*/events.jsonl"):

@@ -471,6 +471,55 @@ def test_a_rank_that_computes_while_the_others_wait_is_stated_as_a_fact():
     assert sum(isinstance(action, Emit) and action.kind == "activity" for _, action in world.actions) == 2
 
 
+ANSWERS = {
+    "socket.create_connection(address).recv(1)": "rank 1",
+    "i, out = os.pipe(); subprocess.Popen(['sleep', '600'], pass_fds=[out]); os.close(out); os.read(i, 1)": "its own process",
+    "a, b = socket.socketpair(); subprocess.Popen(['sleep', '600'], pass_fds=[b.fileno()]); b.close(); a.recv(1)": (
+        "its own process"
+    ),
+    "socket.create_connection(server).recv(1)": "process ",
+    "threading.Event().wait()": "",
+}
+
+
+@pytest.mark.parametrize("text", ANSWERS)
+def test_whose_answer_a_rank_waits_for(tmp_path, text):
+    """Another rank, a process of its own, or one that is no rank: whoever holds the other end."""
+    serve = "import socket, time; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=True); "
+    serve += "c, _ = s.accept(); time.sleep(600)"
+    others = [subprocess.Popen([sys.executable, "-S", "-c", serve], stdout=subprocess.PIPE) for _ in range(2)]
+    places = [("127.0.0.1", int(other.stdout.readline())) for other in others]
+    code = f"import os, socket, subprocess, threading; address, server = {places}; open('up', 'w').close(); {text}"
+    rank = subprocess.Popen([sys.executable, "-S", "-c", code], cwd=tmp_path, start_new_session=True)
+    try:
+        wait_for((tmp_path / "up").exists, 60, "the process")
+        about = ("r", 0, {rank.pid: 0, others[0].pid: 1}, False, str(tmp_path))
+        wait_for(lambda: is_still(about), 60, "rest")
+        looks, *_ = read_ranks(*about, [])
+        if not proc.word(rank.pid, "syscall"):
+            pytest.skip("the kernel does not show system calls here")
+        assert looks[0].waits_for.startswith(ANSWERS[text]) and bool(looks[0].waits_for) == bool(ANSWERS[text]), looks[
+            0
+        ]
+        assert looks[0].waits_for in doing(looks[0])
+    finally:
+        os.killpg(rank.pid, 9)
+        for each in (rank, *others):
+            each.kill()
+            each.wait()
+
+
+def test_who_waits_for_a_process_of_its_own_holds_up_whoever_waits_for_it():
+    for_a_child = look(
+        0, call="recvfrom", waits_for="its own process 71 (python)", place="a.py:1 f", stack=("a.py:1 f",)
+    )
+    for_it = look(1, call="recvfrom", waits_for="rank 0", place="a.py:9 g", stack=("a.py:9 g",))
+    found = judge([for_a_child, for_it], Silence(38.0))
+    assert (found.code, found.rank) == ("hang-waits", 0)
+    assert "rank 0 is waiting for its own process 71 (python) at a.py:1 f; rank 1 is waiting for rank 0" in found.title
+    assert judge([replace(for_a_child, waits_for="rank 1"), for_it], Silence(38.0)).code == "hang-all-idle"
+
+
 def test_an_interpreter_that_computes_and_does_not_answer_is_said_to():
     world = World()
     world.train(20)
@@ -486,6 +535,7 @@ RESTING = {
     "into, out = os.pipe(); os.read(into, 1)": "",
     "subprocess.run(['sleep', '600'])": "",
     "[time.sleep(0.5) for _ in range(6000)]": "it woke ",
+    "lock = threading.Lock(); lock.acquire(); [lock.acquire(timeout=0.9) for _ in range(6000)]": "it woke ",
     "s = socket.create_server(('', 0)); a = socket.create_connection(s.getsockname()); b, _ = s.accept(); "
     "threading.Thread(target=lambda: [(time.sleep(0.5), b.send(b'x')) for _ in range(6000)]).start(); "
     "a.recv(9999, socket.MSG_WAITALL)": "it has sent or received ",
@@ -518,7 +568,8 @@ def test_signs_of_work_of_real_processes(tmp_path, text):
         os.killpg(rank.pid, 9)
         rank.wait()
     assert seen.signs.startswith(RESTING[text]) and bool(seen.signs) == bool(RESTING[text]), seen
-    assert (seen.still >= 2.0) == (not seen.signs or "answer" in seen.signs), seen
+    in_vain = "lock" in text and proc.word(os.getpid(), "syscall") != ""  # a wait with a time limit, again and again
+    assert (seen.still >= 2.0) == (not seen.signs or "answer" in seen.signs or in_vain), seen
     assert last.still[rank.pid] == seen.still
 
 

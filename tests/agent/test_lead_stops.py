@@ -49,6 +49,20 @@ def test_a_rank_that_failed_before_anybody_asked_is_the_failure():
     assert [act for act in acts if isinstance(act, Record) and act.kind == "finding"] == [], "it was not asked to save"
 
 
+@pytest.mark.parametrize(
+    "t, finding, outcome", [(11.9, "exception", FAILED), (11.9, "exit-code", CANCELLED), (12.1, "exception", CANCELLED)]
+)
+def test_a_failure_before_the_request_that_is_heard_of_after_it(t, finding, outcome):
+    """Who exits without words of its own may have had the same signal as the agent."""
+    lead, _ = mustered(restarts=3)
+    lead.stop(StopRequest(SIGNAL, signal.SIGINT, "asked", 12.0))
+    lead.rank_ended(0, ended(1, 1, t=t, by_us=True, finding=finding), 12.2)
+    for rank in (0, 2, 3):
+        lead.rank_ended(rank // 2, ended(rank, number=signal.SIGTERM, t=12.5, by_us=True), 13.0)
+    done(lead, 0, 13.0)
+    assert finish(done(lead, 1, 13.0)) == [1 if outcome == FAILED else 130] and lead.history[-1].outcome == outcome
+
+
 def test_a_run_that_a_check_has_ended_is_not_cancelled_by_a_signal_meanwhile():
     lead, _ = mustered(restarts=3)
     lead.watcher_stop(Finding("hang-stopped", ERROR, "rank 2 is stopped", rank=2), 12.0)

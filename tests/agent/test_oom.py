@@ -2,7 +2,7 @@
 
 import pytest
 
-from drumbeat.inspector.kernel_log import oom_kills
+from drumbeat.inspector.kernel_log import node_oom_kills, oom_kills
 
 V1 = "9:name=systemd:/x\n4:memory:/slurm/job_7\n0::/\n"
 V2 = "0::/system.slice/slurmstepd.scope/job_7/step_0/user/task_0\n"
@@ -49,3 +49,8 @@ class Files:
 )
 def test_counts(files, count):
     assert oom_kills(Files(files)) == count
+
+
+def test_the_nodes_count():
+    assert node_oom_kills(Files({"/proc/vmstat": "nr_free_pages 7\noom_kill 4\n"})) == 4
+    assert node_oom_kills(Files({})) is None

@@ -135,6 +135,19 @@ def loader():
     into.recv()
 
 
+def asks():
+    """A data loader that asks an empty queue with a time limit, again and again."""
+    import multiprocessing
+    import queue
+
+    empty = multiprocessing.Queue()
+    while True:
+        try:
+            empty.get(timeout=3)
+        except queue.Empty:
+            continue
+
+
 def gil():
     import ctypes
 
@@ -302,7 +315,7 @@ FAULTS = {
     "kill": kill, "crash": crash, "idle": lock, "leave": exit_early, "segfault": segfault, "abort": abort, "code": code,
     "gpu-memory": gpu_memory, "host-memory": host_memory, "nan": nan, "module": missing_module, "bad-gpu": bad_gpu,
     "full-disk": full_disk, "forks": forks, "output": output, "bad-metrics": bad_metrics, "daemon": daemon, "ras": ras,
-    "outside": nothing, "calls": calls, "c-loop": c_loop, "xid": xid, "amd-reset": amd_reset, "own-xid": own_xid,
+    "asks": asks, "outside": nothing, "calls": calls, "c-loop": c_loop, "xid": xid, "amd-reset": amd_reset, "own-xid": own_xid,
 }  # fmt: skip
 
 

@@ -60,6 +60,7 @@ HANGS = (
     Row("endless loop in C", "c-loop", "hang-loop", within=_STANDS),
     Row("deadlock on a lock", "lock", "hang-waits", place="lock", within=_STANDS),
     Row("data loader without an answer", "loader", "hang-waits", place="loader", within=_STANDS),
+    Row("data loader that asks in vain, again and again", "asks", "hang-waits", place="asks", within=_STANDS),
     Row("extension holds Python's lock", "gil", "hang-no-answer", within=_STANDS),
     Row("all ranks deadlock", "idle", "hang-all-idle", rank=None, place="lock", within=_STANDS),
     Row("one of ranks that do not wait for each other", "sleep", "hang-asleep", place="sleep", world="alone", within=_STANDS),

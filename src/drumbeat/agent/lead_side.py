@@ -35,6 +35,7 @@ from drumbeat.agent.watchers.contract import AskLook, Emit, Saw, Stop, Warn, Wat
 from drumbeat.agent.wire import messages as wire
 from drumbeat.agent.wire.meet import free_port, is_held, resolve
 from drumbeat.agent.wire.messages import Message, WireError, take
+from drumbeat.base import clock
 from drumbeat.base.processes import in_child, on_storage
 from drumbeat.base.record import from_plain, to_plain
 from drumbeat.base.signals import EXIT_STORAGE
@@ -317,7 +318,7 @@ class LeadSide:
                 self._do(self.lead.waits_in_vain(why))
                 continue
             number = signal.SIGINT if name == "INT" else signal.SIGTERM
-            self._do(self.lead.stop(StopRequest(_LINES[name], number, why)))
+            self._do(self.lead.stop(StopRequest(_LINES[name], number, why, clock.now())))
 
     def send_some(self) -> None:
         """Send members their messages, as many as fit into one turn; the run ends when all were sent."""
@@ -411,9 +412,9 @@ class LeadSide:
         if not message.orphaned:
             why = f"node {member} was asked to stop by {signal.Signals(number).name}"
         if number == signal.SIGQUIT:
-            return self.lead.stop(StopRequest(NOW, number, why))
+            return self.lead.stop(StopRequest(NOW, number, why, clock.now()))
         way = LAUNCHER if self.agent.facts.identity.by_mpirun else SIGNAL
-        return self.lead.signalled(StopRequest(way, number, why), now)
+        return self.lead.signalled(StopRequest(way, number, why, clock.now()), now)
 
     def _first_step(self, t: float) -> List[Act]:
         """`t` is on the lead's clock; the first one of each attempt is recorded."""

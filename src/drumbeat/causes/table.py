@@ -168,7 +168,9 @@ def cause_of(finding: Optional[Finding], exit_code: int) -> Cause:
 
 # Codes of ends, by the kind of event that they are; every other code is an exception of the program.
 _KINDS = {
-    OUTSIDE: ("killed", "oom-kill", "segfault", "bus-error", "illegal-instruction", "signal", "terminated", "interrupted"),
+    OUTSIDE: (
+        "killed", "oom-kill", "segfault", "bus-error", "illegal-instruction", "signal", "terminated", "interrupted", "cpu-limit",
+    ),
     OF_HARDWARE: HARDWARE.codes,
     EXIT: ("exit-code", "unknown", "aborted"),
     RAISED_IN_COMMUNICATION: tuple(code for code in NETWORK.codes if code != "hub-access"),

@@ -136,7 +136,15 @@ def start_agents(
 _GUARD_SWEEP = 15.0  # seconds that a guard may be silent while it ends what its agent left
 _AGENT_ENDS = 20.0  # seconds that an agent whose guard was killed has to end by itself
 _RETURN_AFTER, _RETURN = 2.0, 60.0  # seconds until a killed member starts again, and for it to find the lead
-_ONE_ACT = 1.0  # seconds: a wrapper around the desk may pass on what the terminal has already sent
+_PASSED_ON = 0.3  # seconds in which a wrapper around the desk passes on what the terminal has already sent
+
+
+def _may_be_wrapped() -> bool:
+    """Return true if the terminal signals our parent as well: a wrapper that passes it on, or a script."""
+    try:
+        return os.getpgid(os.getppid()) == os.getpgrp()
+    except OSError:
+        return True
 
 
 class Foreground:
@@ -161,6 +169,7 @@ class Foreground:
         self.failed_here = False  # a rank of this node failed by itself
         self.again = False  # the lead comes back, or was lost and may be replaced
         self.interrupted: Optional[float] = None  # when the last Ctrl-C came
+        self.passed_on = _PASSED_ON if _may_be_wrapped() else 0.0
         self.order, self.nodes, self.bundle, self.token = order, list(nodes), bundle, token
         self.guards: Dict[int, subprocess.Popen[bytes]] = {}
         self.heard: Dict[int, float] = {}  # node -> when its guard last said that it is alive
@@ -302,7 +311,7 @@ class Foreground:
         """Pass the first signal on as it is. A second Ctrl-C becomes QUIT: no more grace."""
         now = time.monotonic()
         interrupt = number == signal.SIGINT
-        again = interrupt and self.interrupted is not None and now - self.interrupted > _ONE_ACT
+        again = interrupt and self.interrupted is not None and now - self.interrupted > self.passed_on
         if interrupt and (again or self.interrupted is None):
             self.interrupted = now
         elif self.signals and number != signal.SIGQUIT:

@@ -15,7 +15,7 @@ from drumbeat.base import proc
 from drumbeat.base.proc import Ports
 from drumbeat.inrank import stacks
 from drumbeat.inspector import ras
-from drumbeat.inspector.exchange import tcp_sockets
+from drumbeat.inspector.exchange import tcp_sockets, unix_peers
 from drumbeat.inspector.gpu import open_gpus
 from drumbeat.inspector.ranks import MOST_LINKS, RankProcesses, find_ranks, identity_in
 from drumbeat.inspector.ras import RasNote
@@ -33,6 +33,9 @@ _ASKS = 10  # times that a rank is asked for its stack, over that time
 _ANSWER = 0.5  # seconds for a rank to answer
 _BUSY = 0.15  # cores: a rank that computes wants at least this much
 _FEW = 64  # pages
+_FEW_PLACES = 4  # lines among which a rank that stands still may go back and forth
+_OFTEN = 1.5  # times per second: a wait that ends more often than that may be work
+_TIMED_WAITS = ("poll", "ppoll", "select", "pselect6", "futex")  # asleep in none of them: that is a rank's own will
 _GPU_FULL, _GPU_AT_WORK, _LITTLE = 90.0, 0.4, 2.0  # per cent of the time; share of the power cap; per cent of the time
 _DUMP = 3.0  # seconds for py-spy
 _RAS_WAIT = 1.5  # seconds more than the look takes
@@ -50,6 +53,8 @@ _RDMA_FILES = (
 RUNS, READS, SENDS, PEERS, RESTS = "runs", "reads", "sends", "waits for peers", "rests"  # a rank at one moment
 _WAITING_FUNCTIONS = ("_engine_run_backward",)  # DDP's gradients are reduced in there
 _FILE_WAITS = ("pipe_", "anon_pipe", "folio_wait", "wait_on_page", "io_schedule", "request_wait_answer", "rpc_wait")
+RANK_AT_END = "rank "  # how the words for another end begin that is a rank's
+_RECEIVES = ("read", "recvfrom", "recvmsg")
 FOR_A_CHILD = ("wait4", "waitid")  # calls that wait for a process of one's own: no rank is waited for
 # The kernel's functions in which a process waits for a socket, and for any file descriptor.
 _SOCKET_WAITS = ("wait_woken", "sk_wait_data", "unix_stream_")
@@ -121,7 +126,7 @@ class Earlier(NamedTuple):
 
     at: float  # monotonic
     usage: Mapping[int, Usage]
-    places: Mapping[int, str] = {}  # where each one was
+    places: Mapping[int, Tuple[str, ...]] = {}  # where each one was since it last got on
     still: Mapping[int, float] = {}  # seconds without progress, up to then
     spares: bool = False  # who looks next asks no rank that runs for its stack, so that nothing holds it up
 
@@ -160,6 +165,7 @@ def read_ranks(
     then = Snapshot()
     devices = Sampler(LiveHost(), gpus).sample()["gpus"] if gpus else []
     looks, last = [], _all_usage(ranks, then)
+    places: Dict[int, Tuple[str, ...]] = {}
     for rank in ranks:
         used, known = last[rank.main].since(before[rank.main]), earlier is not None and rank.main in earlier.usage
         look = replace(_look(rank, seen, last[rank.main], used, now - begin, gpus, devices), network=network)
@@ -169,10 +175,14 @@ def read_ranks(
             still = earlier.still.get(rank.main, 0.0)
         look = replace(look, granted=since.granted, waits=_waits(look, rank.moments, since, seconds))
         signs, progress = _signs(look, since, seconds)
-        if progress or (earlier and earlier.places.get(rank.main, _place(look)) != _place(look)):
+        been, place = earlier.places.get(rank.main, ()) if earlier else (), _place(look)
+        if progress or (been and place not in been):
             still = -seconds
+        places[rank.main] = (place,) if progress else tuple(dict.fromkeys((*been, place)))[-_FEW_PLACES:]
+        if not (look.waits_for or (earlier and earlier.spares)):
+            look = replace(look, waits_for=other_end(rank, ranks, then))
         looks.append(replace(look, signs=signs, still=round(still + seconds, 1)))
-    places, stood = {look.pid: _place(look) for look in looks}, {look.pid: look.still for look in looks}
+    stood = {look.pid: look.still for look in looks}
     own = [(rank, (then.sockets(rank.main) or {}).values()) for rank in ranks if not (rank.command or rank.unnumbered)]
     links = [(rank.number, rank.pids, [ports for ports in each if ports[1]][:MOST_LINKS]) for rank, each in own]
     return Reading(looks, asked.notes() if asked else [], Earlier(now, last, places, stood), links)
@@ -232,8 +242,11 @@ def _signs(look: RankLook, used: Usage, seconds: float) -> Tuple[str, bool]:
     if used.cpu >= _BUSY * seconds:
         stands = look.spins or (look.asked is False and used.faults < _FEW and used.wakes <= 1)
         return "", not (stands or on_gpu_alone(look))
-    if used.wakes > 1:
-        return f"it woke {used.wakes} times {span}", True
+    if (
+        used.wakes > 1
+    ):  # a queue that is asked with a time limit, again and again, is as empty as one that is waited for
+        for_a_queue = look.call in _TIMED_WAITS and used.wakes < _OFTEN * seconds
+        return f"it woke {used.wakes} times {span}", not for_a_queue
     if look.waits_in.startswith(_SOCKET_WAITS) or look.call in ("recvfrom", "recvmsg", "connect"):
         return "it waits for an answer over the network", False
     if look.waits_in.startswith(_POLL_WAITS) and look.call != "nanosleep":
@@ -383,6 +396,38 @@ def waits_for(function: str, call: Sequence[str], pid: int) -> str:
     about_a_file = call and call[0].isdigit() and _CALLS.get(int(call[0])) in _OF_A_FILE and len(call) > 1
     path = proc.opened(pid, int(call[1], 16)) if about_a_file else ""
     return ", ".join(filter(None, (words, path if path.startswith("/") else "")))
+
+
+def other_end(rank: RankProcesses, ranks: Sequence[RankProcesses], seen: Snapshot) -> str:
+    """Say whose answer a rank waits for: the process on this machine that holds the other end of the pipe or connection that
+    its main thread reads from; '' where that is not known."""
+    call = proc.word(rank.main, "syscall").split()
+    if not (call and call[0].isdigit() and _CALLS.get(int(call[0])) in _RECEIVES and len(call) > 1):
+        return ""
+    kind, _, inode = proc.opened(rank.main, int(call[1], 16)).partition(":[")
+    inode = inode.rstrip("]")
+    if kind == "pipe":
+        holders = [pid for pid in seen.processes if f"pipe:[{inode}]" in (seen.processes[pid].open_files or ())]
+    elif kind == "socket":
+        here, there = (seen.sockets(rank.main) or {}).get(inode, (0, 0))
+        local = unix_peers().get(inode, "") if not there else ""
+        holders = [
+            pid
+            for pid in seen.processes
+            if (there and (there, here) in (seen.sockets(pid) or {}).values())
+            or (local and f"socket:[{local}]" in (seen.processes[pid].open_files or ()))
+        ]
+    else:
+        return ""
+    others = [pid for pid in holders if pid != rank.main]
+    owners = {each.number: each for each in ranks for pid in others if pid in each.pids}
+    if rank.number in owners:
+        pid = next(pid for pid in others if pid in rank.pids)
+        return f"its own process {pid} ({seen.processes[pid].program})"
+    if owners:
+        known = [each for each in owners.values() if not (each.command or each.unnumbered)]
+        return f"{RANK_AT_END}{known[0].number}" if known else ""
+    return f"process {others[0]} ({seen.processes[others[0]].program}), which is no rank" if others else ""
 
 
 def _ails(device: Mapping[str, Any], gpu: Optional[Gpu]) -> str:

@@ -39,7 +39,7 @@ def tcp_sockets() -> Dict[str, Tuple[int, int]]:
     return found
 
 
-def _unix_peers() -> Dict[str, str]:
+def unix_peers() -> Dict[str, str]:
     """The other end of each connected local socket, by inode."""
     found = {}
     with suppress(OSError, struct.error):
@@ -98,7 +98,7 @@ def _hidden(rows: Sequence[Row], owned: Mapping[int, Sequence[int]], seen: Snaps
     }
     shared = {row.pid: proc.shared_memory(row.pid) for row in rows}
     locals_ = {pid: {name[8:-1] for name in names if name.startswith("socket:[")} for pid, names in opened.items()}
-    peers = _unix_peers()
+    peers = unix_peers()
     for pid, names in opened.items():
         others = [each for each in opened if each != pid]
         devices = (name for name in names if name.startswith("/dev/") and not name[5:].startswith(_PLAIN))

@@ -270,6 +270,12 @@ def oom_kills(host: Host) -> Optional[int]:
     return None
 
 
+def node_oom_kills(host: Host) -> Optional[int]:
+    """Count those of the whole node: in groups that are not below ours, too, as of a rank that was put into another one."""
+    found = _COUNT.search(host.read("/proc/vmstat") or "")
+    return int(found.group(1)) if found else None
+
+
 def _below(host: Host, folder: str) -> int:
     """Version 1 counts in each folder for itself."""
     total = 0

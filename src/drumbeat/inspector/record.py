@@ -33,7 +33,7 @@ class RankLook:
     state: str = ""  # of the main thread, as /proc names it: R, S, D, T, t; '': gone
     waits_in: str = ""  # the kernel's function, where it waits and may be read
     call: str = ""  # the system call, where it may be read
-    waits_for: str = ""  # what a rank that nothing can interrupt (state D) waits for, in words
+    waits_for: str = ""  # in words: what in the kernel (state D), or whose answer over a pipe or a connection
     cpu: float = 0.0  # cores used by the rank and its helpers, or wanted by its main thread
     io: float = 0.0  # bytes per second, read and written, over TCP too
     wakes: Optional[float] = None  # times per second that the main thread woke up; None: not known

@@ -245,11 +245,12 @@ def _by_signal(signal: int, lines: Sequence[str], known: Optional[Finding]) -> F
         return find("killed", evidence=evidence, seen=seen)
     if signal == signals.SIGINT:
         return find("interrupted", evidence=evidence, seen=seen)
-    if signal in (signals.SIGTERM, signals.SIGHUP, signals.SIGUSR1, signals.SIGUSR2, signals.SIGXCPU):
-        limit = known is not None and known.code == "time-limit"
-        if limit or signal == signals.SIGXCPU:
-            return replace(_from_rule("time-limit", known.evidence if known and limit else evidence), seen=seen)
+    if signal in (signals.SIGTERM, signals.SIGHUP, signals.SIGUSR1, signals.SIGUSR2):
+        if known is not None and known.code == "time-limit":
+            return replace(_from_rule("time-limit", known.evidence), seen=seen)
         return find("terminated", signal=name, evidence=evidence, seen=seen)
+    if signal == signals.SIGXCPU:
+        return find("cpu-limit", evidence=evidence, seen=seen)
     return find("signal", signal=name, evidence=evidence, seen=seen)
 
 

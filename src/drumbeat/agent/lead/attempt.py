@@ -70,6 +70,10 @@ class RankEnd:
     since: Optional[float] = None  # when it was last seen to be there
 
     @property
+    def when(self) -> float:
+        return self.at if self.noted is None else self.noted
+
+    @property
     def failed(self) -> bool:
         return self.exit_code != 0
 
@@ -134,6 +138,13 @@ def rank_end(ended: RankEnded, member: int, offset: float) -> RankEnd:
         ended.links, tuple((here, there, at + offset) for here, there, at in ended.closed), ended.left, ended.own,
         *(None if t is None else t + offset for t in (ended.noted, ended.since)),
     )  # fmt: skip
+
+
+def failed_before(end: RankEnd, asked: float) -> bool:
+    """Return true if a rank had failed by words of its own before the run was asked to stop, whenever it was heard of. Who
+    was signalled at the same time, by a scheduler say, has an exit code alone, or words that name the signal."""
+    words = end.finding is not None and end.finding.code not in _OUTSIDE and end.own_kind in order.OWN - {order.EXIT}
+    return end.failed and words and end.when < asked and not _was_told(end)
 
 
 def named(ends: Sequence[RankEnd]) -> str:
@@ -294,7 +305,10 @@ class Attempt:
         """Ranks that ended because of the first failure, in groups."""
         if finding is None:
             return ()
-        return group((end.rank, end.what) for end in self.ends if end.failed and end.rank != finding.rank)
+        one = next((end for end in self.ends if end.rank == finding.rank and end.finding is not None), None)
+        tied = set(map(id, too_close(self.ends, one))) if one else ()
+        others = [end for end in self.ends if end.failed and end.rank != finding.rank]
+        return group((end.rank, end.what + (" (at the same time)" if id(end) in tied else "")) for end in others)
 
 
 def _starts_each_rank(order: Order) -> bool:
@@ -333,7 +347,9 @@ def earliest(ends: Sequence[RankEnd], accused: Sequence[Finding] = ()) -> Tuple[
     ]
     found = first([*(event for event, _ in events), *named_first], NOISE)
     failing = [
-        end for end in ends if end.by_us and end.exit_code and end.own_kind == order.RAISED and not _was_told(end)
+        end
+        for end in ends
+        if end.by_us and (end.exit_code or end.own) and end.own_kind == order.RAISED and not _was_told(end)
     ]
     if found.event is not None and found.event.kind in order.WAITS:
         events += [(replace(end, by_us=False).event, end) for end in failing]
@@ -343,16 +359,33 @@ def earliest(ends: Sequence[RankEnd], accused: Sequence[Finding] = ()) -> Tuple[
     return found, next((end for event, end in events if event is found.event), None)
 
 
+def too_close(ends: Sequence[RankEnd], one: RankEnd) -> List[RankEnd]:
+    """Other ranks that failed by themselves, so close in time that they may have been first."""
+    if one.kind not in order.OWN:
+        return []
+    alike, chosen, when = set(map(id, _alike(ends))), one.event, one.when
+    others = [end for end in ends if end is not one and end.kind in order.OWN and not end.left and id(end) not in alike]
+    others = [end for end in others if abs(end.when - when) <= NOISE]
+    return [end for end in others if not chosen.precedes(end.event, NOISE) and not end.event.precedes(chosen, NOISE)]
+
+
 def _with_closed(ends: Sequence[RankEnd]) -> List[Tuple[order.Event, RankEnd]]:
     """The ends as events, each with the ranks that it left: they held a connection that it had closed until they failed
     themselves. One that had lost a peer before we ended it left nobody; two that left each other tell nothing."""
     owner = {link: end for end in ends for link in end.links}
+    at_port: Dict[int, List[RankEnd]] = {}  # those that are connected to a port: a reset connection has lost its peer's
+    for (_, there), end in owner.items():
+        at_port.setdefault(there, []).append(end)
     left: Dict[int, Set[int]] = {}
     for end in ends:
         for here, there, at in () if end.by_us and is_consequence(end) else end.closed:
             peer = owner.get((there, here))
             if peer is not None and at > peer.at - LINGERS:
                 left.setdefault(end.rank, set()).add(peer.rank)
+        for here, _, _ in () if end.by_us else end.left:
+            others = at_port.get(here, [])
+            if len(others) == 1 and not (others[0].by_us and is_consequence(others[0])):
+                left.setdefault(others[0].rank, set()).add(end.rank)
     events = []
     for end in ends:
         peers = [rank for rank in left.get(end.rank, ()) if end.rank not in left.get(rank, ())]
@@ -387,7 +420,7 @@ def _alike(ends: Sequence[RankEnd]) -> List[RankEnd]:
 def _was_told(end: RankEnd) -> bool:
     """Return true if its words say that it only did as it was asked."""
     text = end.finding.title if end.finding else ""
-    return end.code > 128 or end.code == EXIT_REQUEUE or bool(_TOLD.search(text))
+    return (end.code > 128 and not end.own) or end.code == EXIT_REQUEUE or bool(_TOLD.search(text))
 
 
 def blame(
@@ -409,13 +442,14 @@ def blame(
         return _early_exit(sorted(early, key=lambda end: end.at), failed[0], host_of)
     failed_ranks = {end.rank for end in failed}
     waited = [end for end in ends if end.by_us and end.rank not in failed_ranks and not is_consequence(end)]
-    if waited and len(waited) < len(ends) and all(map(is_consequence, failed)):
-        return _absent(waited, failed, host_of)
     events = [event for event, _ in _with_closed(ends)]
     who, closed = (
         {each.place.rank: each for each in closers(events) if each.kind == order.ENDED_BY_US},
         abandoned(events),
     )
+    if waited and len(waited) < len(ends) and all(map(is_consequence, failed)):
+        closing = [end for end in waited if end.rank in who]
+        return _absent(closing or waited, failed, host_of, "closed" if closing else "")
     if who and any(end.rank in closed and _may_follow(end) for end in failed):
         left = _absent([end for end in ends if end.rank in who], failed, host_of, "closed")
         return replace(left, seen=_closed(list(who.values())[:8]))
@@ -542,8 +576,12 @@ def attempt_outcome(
     finding = replace(finding, seen=(*finding.seen, *seen))
     if found.confidence != CERTAIN == finding.confidence:
         finding = replace(finding, confidence=LIKELY)
-    words = (text for each in attempt.accused if each.rank == finding.rank is not None for text in each.evidence)
-    finding = replace(finding, evidence=(*finding.evidence, *words))
+    tied = too_close(attempt.ends, one)
+    if tied:
+        words = f"{named(tied)} failed too, so close in time that either may have been first"
+        finding = replace(finding, cause="; ".join(filter(None, (finding.cause, words))), confidence=LIKELY)
+    told = (text for each in attempt.accused if each.rank == finding.rank is not None for text in each.evidence)
+    finding = replace(finding, evidence=(*finding.evidence, *told))
     return Outcome(FAILED, one.code, finding)
 
 

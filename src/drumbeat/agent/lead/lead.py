@@ -9,7 +9,7 @@ import signal
 from dataclasses import field, replace
 from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
-from drumbeat.agent.lead.attempt import NODE_LOST, Attempt, concluded, rank_end
+from drumbeat.agent.lead.attempt import NODE_LOST, Attempt, concluded, failed_before, rank_end
 from drumbeat.agent.lead.decide import Decision, Requeue, Restart, decide, move, without_nodes
 from drumbeat.agent.lead.model import (
     DOUBTFUL,
@@ -415,9 +415,10 @@ class Lead:
         if not self.is_current(ended.attempt):
             return []
         end = rank_end(ended, member, self.members[member].clock_offset)
-        attempt = self.attempts[-1]
-        attempt.rank_ended(end, now, self.phase == "running")
-        if attempt.first_failure is not None and not self.requests.outcome and not self.held:
+        attempt, asked = self.attempts[-1], self.requests.at
+        before = asked is not None and failed_before(end, asked)
+        attempt.rank_ended(replace(end, by_us=False) if before else end, now, self.phase == "running")
+        if before or (attempt.first_failure is not None and not self.requests.outcome and not self.held):
             attempt.failed_unasked = True
         return []
 

@@ -167,6 +167,7 @@ class StopRequest:
     way: str  # how it arrived: one of the words above
     number: int = int(signal.SIGTERM)
     why: str = ""
+    at: Optional[float] = None  # when it came, on the lead's wall clock
 
 
 @dataclass
@@ -176,6 +177,7 @@ class StopRequests:
     outcome: str = ""  # of the first request; empty: nobody has asked
     number: int = 0
     way: str = ""  # of the first request
+    at: Optional[float] = None  # when that came
     cancelled: bool = False
     _acts: int = 0  # of the user
 
@@ -184,7 +186,7 @@ class StopRequests:
         first = not self.outcome
         if first:
             self.outcome = TIME_LIMIT if request.way in (NOTICE, LIMIT) else CANCELLED
-            self.number, self.way = request.number, request.way
+            self.number, self.way, self.at = request.number, request.way, request.at
         self.cancelled = self.cancelled or request.way == CANCEL
         self._acts += request.way in (USER, CANCEL)
         if request.way == NOW or (self._acts > 1 and request.way in (USER, CANCEL)):

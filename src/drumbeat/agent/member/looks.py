@@ -104,7 +104,7 @@ def _parse(plain: Any) -> Tuple[List[RankLook], List[RasNote], Optional[Earlier]
         last = Earlier(
             at,
             {row[0]: Usage(*row[1]) for row in rows},
-            {row[0]: row[2] for row in rows},
+            {row[0]: tuple(row[2]) for row in rows},
             {row[0]: row[3] for row in rows},
         )
         return looks, [from_plain(RasNote, each) for each in plain["ras"]], last
@@ -114,7 +114,7 @@ def _parse(plain: Any) -> Tuple[List[RankLook], List[RasNote], Optional[Earlier]
 
 def _lines(last: Earlier) -> Tuple[float, List[Any]]:
     return last.at, [
-        (pid, used, last.places.get(pid, ""), last.still.get(pid, 0.0)) for pid, used in last.usage.items()
+        (pid, used, last.places.get(pid, ()), last.still.get(pid, 0.0)) for pid, used in last.usage.items()
     ]
 
 

@@ -23,7 +23,7 @@ from drumbeat.causes.table import CONSEQUENCES
 from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import CAUGHT, CERTAIN, ERROR, LIKELY, PEER_LOST, WARNING, Evidence, Finding, shown
 from drumbeat.inrank.stacks import read_note
-from drumbeat.inspector.kernel_log import oom_kills
+from drumbeat.inspector.kernel_log import node_oom_kills, oom_kills
 from drumbeat.inspector.ranks import MOST_LINKS
 from drumbeat.inspector.record import Known
 from drumbeat.machine.host import LiveHost
@@ -188,7 +188,7 @@ class Explainer:
         self.order, self.logs, self.launcher, self.attempt = order, logs, launcher, attempt
         self.run_folder, self.kept = run_folder, kept
         self.no_gpu, self.identity = (facts.has_no_gpu, facts.identity) if facts else (False, Identity())
-        self._oom_kills = oom_kills(LiveHost())  # before the ranks start
+        self._oom_kills, self._node_kills = oom_kills(LiveHost()), node_oom_kills(LiveHost())  # before the ranks start
 
     def explain(self, end: End, by_us: bool) -> Finding:
         # here and below: the agent of a healthy run starts without it
@@ -202,9 +202,11 @@ class Explainer:
             found = self._no_workdir(missing)
         else:
             ended_by_us = by_us and end.signal == signal.SIGKILL
-            command, no_memory = self.order.command, self._no_memory(end)
+            command, kills = self.order.command, self._kills(end)
             alone = not end.of_command
-            found = explain_exit(end.exit_code, end.signal, lines, command, ended_by_us, no_memory, printed, alone)
+            found = explain_exit(end.exit_code, end.signal, lines, command, ended_by_us, bool(kills), printed, alone)
+            if found.code == "oom-kill" and kills and kills != _OWN_COUNT:
+                found = replace(found, confidence=LIKELY, seen=(kills,))
             before = _raised_before(found, lines)
             if before:
                 first = explain_exit(1, None, before, command, killed_by_us=False)
@@ -289,11 +291,17 @@ class Explainer:
         why = line[len(NO_WORKDIR) :].strip() or "it does not exist there"
         return find("workdir-missing", workdir=self.order.workdir, why=why, evidence=[line])
 
-    def _no_memory(self, end: End) -> bool:
-        """Return true if the kernel has killed for lack of memory since the start: only then may a SIGKILL be its doing."""
-        if signal.SIGKILL not in (end.signal, (end.exit_code or 0) - 128) or self._oom_kills is None:
-            return False
-        return (oom_kills(LiveHost()) or 0) > self._oom_kills
+    def _kills(self, end: End) -> str:
+        """Return which count of the kernel's kills for lack of memory has risen since the start: only then may a SIGKILL be its
+        doing. The node's says less: another job's process may have been killed."""
+        if signal.SIGKILL not in (end.signal, (end.exit_code or 0) - 128):
+            return ""
+        if self._oom_kills is not None and (oom_kills(LiveHost()) or 0) > self._oom_kills:
+            return _OWN_COUNT
+        more = (node_oom_kills(LiveHost()) or 0) - (self._node_kills or 0)
+        if self._node_kills is None or more <= 0:
+            return ""
+        return f"out-of-memory kills on this node since the ranks started: {more}; in the run's own memory group: 0"
 
 
 def _raised_before(found: Finding, lines: Sequence[str]) -> Sequence[str]:
@@ -312,6 +320,7 @@ def _behind(seen: Sequence[str], tails: Mapping[str, Sequence[str]]) -> Sequence
 
 
 READ_WITHIN = 10.0  # seconds
+_OWN_COUNT = "the kernel's count of out-of-memory kills"
 _RECENT = 5.0  # seconds before a rank's end: connections that were closed earlier may be those to a server
 _BY_A_SIGNAL = ("terminated", "killed")  # codes of ends of which the signal is all that is known
 
@@ -403,6 +412,9 @@ class Ends:
             for each in read_exit(self.launcher, self.explainer, self.attempt, ended):
                 end = replace(each.end, since=ended.since)
                 noted = self._noted(end)
+                if noted.own and noted.signal and ended.by_us:  # it had raised before the signal reached it
+                    raised = replace(noted, exit_code=1, signal=None)
+                    noted = replace(noted, finding=self.explainer.explain(raised, by_us=False))
                 links = sorted({*self.known.links.get(end.rank, ()), *noted.links})
                 closed = [(*link, round(now - closed_first[link], 2)) for link in links if link in closed_first]
                 if end.exit_code == 0:

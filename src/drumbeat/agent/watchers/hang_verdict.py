@@ -18,7 +18,7 @@ from drumbeat.causes.table import NOT_ZERO
 from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import LIKELY, Evidence, Finding
 from drumbeat.inspector import activity
-from drumbeat.inspector.activity import FOR_A_CHILD, on_gpu_alone
+from drumbeat.inspector.activity import FOR_A_CHILD, RANK_AT_END, on_gpu_alone
 from drumbeat.inspector.ras import AHEAD, BEHIND, RasNote
 from drumbeat.inspector.record import Collective, RankLook
 from drumbeat.logs.read.collectives import Position, culprits
@@ -114,7 +114,8 @@ def doing(look: RankLook) -> str:
     if in_collective(look):
         return f"waiting in {f'{pending.operation} {pending.number}' if pending else 'a collective'}{at}"
     call = look.call or look.waits_in
-    return f"waiting{f' in {call}' if call and not at else ''}{at}"
+    what = f" for {look.waits_for}" if look.waits_for else f" in {call}" if call and not at else ""
+    return f"waiting{what}{at}"
 
 
 def say_of(looks: Sequence[RankLook], words: str) -> str:
@@ -372,6 +373,10 @@ def _odd_ones(looks: Sequence[RankLook], what: Mapping[Key, str]) -> List[RankLo
     """Those that do something else than the many; with two ranks, the one that is in no collective."""
     if len(looks) == 1:
         return []
+    for_ranks = [look for look in looks if look.waits_for.startswith(RANK_AT_END)]
+    rest = [look for look in looks if not (look in for_ranks or in_collective(look))]
+    if for_ranks and rest and (len(rest) == 1 or all(look.waits_for for look in rest)):
+        return rest
     outside = [look for look in looks if not in_collective(look)]
     if outside and len(outside) < len(looks) and all(in_collective(look) for look in looks if look not in outside):
         return outside
