@@ -22,6 +22,7 @@ FORMS = [
     "password is {} ;", "the passphrase was '{}'", "Incorrect API key provided: {}", "WANDB key {}", "sk_live_{}", "hf_{}",
     "https://{}@github.com/x", "-----BEGIN RSA PRIVATE KEY-----\\n{}\\n-----END RSA PRIVATE KEY-----", "url: https://x/y?token={}",
     "glpat-{}", "t.py hf.token={}", "Namespace(user='bob', token='{}')",
+    "t.py --host-key {}",
 ]  # fmt: skip
 NEAR_MISSES = [
     "tokens=4096", "max_tokens=131072 top_p=0.9", "num_tokens: 4096", "eos_token=endoftext", "eos_token: '<|im_end|>'",
@@ -32,6 +33,7 @@ NEAR_MISSES = [
     "cache key 0123456789abcdef0123456789abcdef", "python -u train.py -p 8080", "HEAD is 0123456789abcdef01234567",
     "unexpected token: 'foo'", "password: prompt", "use_auth_token=True", "Missing key(s) in state_dict: a.b.0",
     "/home/ada/secrets/key.pem", "torchrun --rdzv_endpoint=h:29500 --rdzv_id=abc123def456", "login node -p gpu: 3 idle",
+    "t.py --input_key context_messages --sort-key=length.desc",
 ]  # fmt: skip
 
 secrets = st.text(string.ascii_letters + string.digits, min_size=20, max_size=60).filter(

@@ -54,7 +54,8 @@ _NAME = regex(
 # Names that are as often harmless (SORT_KEY, NUM_TOKENS): secret only with a value that could be one.
 _DOUBTFUL_NAME = regex(r"(^|_)(TOKENS|KEYS?|AUTH|PRIVATE|SIGNATURE|SIG)(_|$)")
 _HARMLESS_NAME = regex(r"_(FILE|PATH|DIR|SOCK|TYPE|NAME|ID)$|^(OLD)?PWD$")
-_HARMLESS_VALUE = regex(r"[\d_.,:x+-]*|.{0,7}|[~./$].*", re.DOTALL)
+# Numbers, short words, paths, and names in plain words, as of a column: a key has digits, capitals, or no end of letters.
+_HARMLESS_VALUE = regex(r"[\d_.,:x+-]*|.{0,7}|[~./$].*|[a-z]{1,15}(?:[_.-][a-z]{1,15})*", re.DOTALL)
 
 # Values that say themselves what they are.
 _TOKENS = regex(
