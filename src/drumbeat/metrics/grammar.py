@@ -23,6 +23,7 @@ VALUES = (
 )  # fmt: skip
 COUNTERS = ("step", "steps", "epoch", "epochs", "batch", "batches")
 _TOTALS = {"step": "steps", "batch": "batches", "epoch": "epochs"}
+_TOTAL_OF = {total: name for name, total in _TOTALS.items()}
 # Whose a value is: the printing rank's own, the average of one device, the whole job's; `unknown` where the line does not say.
 WHOSE = ("rank", "device", "all", "unknown")
 WHOLE = ("step", "steps", "epochs", "batch", "batches", "nodes", "gpus_per_node", "gpus")
@@ -307,6 +308,12 @@ def parse(text: str, shapes: Optional[Shapes] = None, tabled: bool = False) -> O
         and sum(bool(_LOSSES & {*item.words} and not _VALIDATION & {*item.words}) for item in items) > 1
     ):
         del values["loss"]  # one of several parts
+    if any(item.total and not _OF_TRIALS.isdisjoint(item.words) for item in items):
+        for name in {"step", "batch"} - {
+            _TOTAL_OF[name] for name in values if name in _TOTAL_OF
+        }:  # `Trial 1/20: batch=32`
+            values.pop(name, None)
+            places.pop(name, None)
     batch = "batch" in places and "epoch" not in values and "step" not in values
     if batch:
         for name, other in (("batch", "step"), ("batches", "steps")):
@@ -371,6 +378,7 @@ def _in_parts(items: List[Item], line: str) -> List[Item]:
 
 _LEARNT = {"loss": "validation", "accuracy": "val_accuracy"}
 _COUNTED_WITH = _set("of max total num n nb out planned target all")
+_OF_TRIALS = _set("trial trials fold folds client clients")
 _NO_COUNTER = _set(
     "client worker fold trial run model layer head seed rank size params time t elapsed seconds sec s eta mem memory gpu gpus "
     "seen world node nodes pid port bs"
@@ -785,7 +793,11 @@ def _meaning(item: Item, items: List[Item]) -> Tuple[str, Any]:
         return "", None
     if (known & {"lr"} or {"learning", "rate"} <= known or words == ("l", "r")) and rest <= _LR:
         return "lr", number("lr", item.text)
-    if rest and rest <= {"grad", "gradient", "norm", "gnorm", "total"} and rest & {"grad", "gradient", "norm", "gnorm"}:
+    if (
+        rest
+        and rest <= {"grad", "gradient", "norm", "gnorm", "total", "optim"}
+        and rest & {"grad", "gradient", "norm", "gnorm"}
+    ):
         return "grad_norm", number("grad_norm", item.text)
     if known & {"tflops", "tflop"} and rest <= _TFLOPS:
         return "tflops_per_device", number("tflops_per_device", item.text)
