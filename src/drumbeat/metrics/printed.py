@@ -13,9 +13,11 @@ import time
 from typing import Any, Dict, Iterable, Iterator, List, Optional, Set, Tuple
 
 from drumbeat.base.regex import regex
-from drumbeat.metrics.grammar import ALIASES, COUNTERS, Line, header, more_of_header, pair, parse, row
+from drumbeat.metrics.columns import header, more_of_header, pair, row
+from drumbeat.metrics.grammar import Line, parse
 from drumbeat.metrics.shapes import Shapes
 from drumbeat.metrics.table import owner_of, rules
+from drumbeat.metrics.words import ALIASES, COUNTERS
 
 _TOO_LARGE = 1e15  # for a step
 
