@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from drumbeat.metrics.grammar import KINDS, VALUES, WHOSE
 from drumbeat.metrics.printed import RATES, WORDS, Reader, read_line
 from drumbeat.metrics.table import owner_of, owners, rules
+from drumbeat.metrics.words import KINDS, VALUES, WHOSE
 
 RULES = {rule.rule.id: rule for rule in rules()}
 SHOWN = {each["id"]: each for each in yaml.safe_load((Path(__file__).parent / "rule_lines.yaml").read_text())}

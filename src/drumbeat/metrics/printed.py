@@ -13,9 +13,11 @@ import time
 from typing import Any, Dict, Iterable, Iterator, List, Optional, Set, Tuple
 
 from drumbeat.base.regex import regex
-from drumbeat.metrics.grammar import ALIASES, COUNTERS, Line, header, more_of_header, pair, parse, row
+from drumbeat.metrics.columns import header, more_of_header, pair, row
+from drumbeat.metrics.grammar import Line, parse
 from drumbeat.metrics.shapes import Shapes
 from drumbeat.metrics.table import owner_of, rules
+from drumbeat.metrics.words import ALIASES, COUNTERS
 
 _TOO_LARGE = 1e15  # for a step
 
@@ -94,13 +96,13 @@ _COLOUR = regex(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\].*?(?:\x07|\x1b\\)|\x1b[()][A-
 WORDS = (
     "loss", "cost", "/s", "_s", "/it", "persec=", "acc", "step", "poch", "iter", "complete", "%|", "atch", "time=", "rate", "lr",
     "training time:", "number of ", "gpus used:", "nll", "xent", "mse", "bpb", "objective", "update", "[l ", " l=", " l:", "ℒ",
-    "learn", " ce", "tick ", "round ", "episode", "generation",
+    "learn", " ce", "norm", "memory", "tick ", "round ", "episode", "generation",
     "verl", "perte", "perd", "strata",
 )  # fmt: skip
 _WORDS = tuple(word.encode() for word in WORDS)
 _FOREIGN = tuple(text.encode() for word in ALIASES if not word.isascii() for text in {word, word.title()})
-_TRAINING = {"epoch", "loss", "validation", "accuracy", "val_accuracy", "lr", "grad_norm"}
-_TIMED = {"step_time", *RATES}  # what a benchmark has, too
+_TRAINING = {"epoch", "loss", "validation", "lr", "grad_norm"}
+_TIMED = {"step_time", *RATES}  # what a benchmark or an inference has, too
 _WORTH = {"loss", "validation", "accuracy", "val_accuracy", *RATES}  # a record without a counter needs one of them
 
 
@@ -281,7 +283,11 @@ class Lines:
         if self._trains or self.shapes.improving or self.shapes.losses:
             records, self._unproven = self._unproven + records, []
             return records
-        timed = [record for record in records if "step" in record and not _TIMED.isdisjoint(record)]
+        timed = [
+            record
+            for record in records
+            if "step" in record and not _TIMED.isdisjoint(record) and "accuracy" not in record
+        ]
         self._unproven = [*self._unproven, *timed][-_UNPROVEN:]
         return [record for record in records if record not in timed]
 
@@ -310,7 +316,7 @@ class Lines:
     def _of_block(self, line: Line) -> bool:
         """Return true for an accuracy below a heading, in a line that does not say that it is of a validation."""
         other = line.validation or not {"validation", "val_accuracy"}.isdisjoint(line.values)
-        return not other and bool(self._heading) and self._left > 0
+        return not other and self._trains and bool(self._heading) and self._left > 0
 
     def _follows(self, step: int) -> bool:
         """Return true if a number in front of a loss counts: it goes on, and neither it nor its stride is that of ranks."""
@@ -449,7 +455,8 @@ class Lines:
             return []
         if not goes_on:
             self._heading = {name: value for name, value in self._heading.items() if name in ("epoch", "epochs")}
-        return self._advanced(block, False) if set(block) & {*_WORTH, "step_time"} else []
+        form = tuple(name for name in ("epoch", "step", "batch") if name in block)
+        return self._advanced(block, False) if set(block) & {*_WORTH, "step_time"} or form in self._trusted else []
 
     def _advanced(self, record: Record, known: bool) -> List[Record]:
         """The record if its counter counts: once it has advanced, or at once where the program is known."""

@@ -14,7 +14,8 @@ from typing import Any, Dict, Mapping, Optional, Pattern, Sequence, Tuple
 
 from drumbeat.base import data
 from drumbeat.base.light_dataclass import dataclass
-from drumbeat.metrics.grammar import NUMBER, VALUES, WHOLE, number
+from drumbeat.metrics.tokens import NUMBER, number
+from drumbeat.metrics.words import VALUES, WHOLE
 
 FORMATS = "drumbeat.metrics.formats"
 

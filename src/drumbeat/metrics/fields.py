@@ -1,0 +1,197 @@
+"""Read one number as a field: a loss, an accuracy, a rate, a time, a counter. Its key and its unit decide."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, List, Optional, Set, Tuple
+
+from drumbeat.metrics.tokens import Item, number, words_of
+from drumbeat.metrics.words import (
+    ACCURACIES,
+    ACCURACY,
+    BATCH,
+    BEFORE,
+    DEVICE,
+    EPOCH,
+    LOSS,
+    LOSSES,
+    LR,
+    MEMORY,
+    MORE_OF_A_COUNTER,
+    NOISE,
+    NOUNS,
+    OBJECTIVES,
+    OF_ENTROPY,
+    OTHER_LOSSES,
+    PARTS,
+    RATES,
+    ROUNDS,
+    SECOND,
+    SIZES,
+    STEP,
+    TFLOPS,
+    TIMES,
+    VALIDATION,
+)
+
+
+@lru_cache(maxsize=2048)
+def counter_name(words: Tuple[str, ...]) -> str:
+    return counter_of(Item(words, "1", "", "", 0, 0), {*words} - NOISE, {*words})[0]
+
+
+def strength_of(name: str, words: Set[str]) -> float:
+    """Of several keys for one value, the strongest counts: a global step over a step, over an iteration; the most memory."""
+    if name in ("loss", "validation"):
+        return 1 if words & (LOSSES | OBJECTIVES | PARTS) - {"loss"} else 2
+    if name == "step":
+        if words & ROUNDS:
+            return 0.5 if "total" in words else 0
+        return 3 if words & {"global", "num", "up"} else 2 if words & {"step", "steps", "timesteps"} else 1
+    return 2 if words & ({"max", "peak"} if name != "step_time" else STEP | BATCH) else 1
+
+
+def meaning_of(item: Item, items: List[Item]) -> Tuple[str, Any]:
+    """The value's name and the value; '' for a number that is no metric."""
+    words, unit = _own(item.words), item.unit.strip()
+    known, kept = set(words), [word for word in words if word not in NOISE and not word.isdigit()]
+    rest = set(kept)
+    rate = _rate(known, unit)
+    if rate:
+        if known & VALIDATION:
+            return "", None
+        return rate, number(rate, item.text)
+    if unit in ("epoch", "batch", "batches") and not rest - {"epoch", "batch"}:
+        return unit[:5], number("batch", item.text)
+    if unit.startswith("TFLOP"):
+        return "tflops_per_device", number("tflops_per_device", item.text)
+    if not words or unit.partition("/")[2]:
+        return _time_of_step(item, unit)
+    if known & LOSSES or rest - OF_ENTROPY in OTHER_LOSSES:
+        more = rest - LOSSES - OBJECTIVES - OF_ENTROPY - {"cost", "neg", "negative", "log", "likelihood"}
+        if more <= LOSS and unit != "%" and unit not in TIMES:
+            return "loss", number("loss", item.text)
+        if known & VALIDATION and more - VALIDATION - {"best"} <= LOSS and unit != "%" and unit not in TIMES:
+            return "validation", number("loss", item.text)
+        return "", None
+    if _names_accuracy(words, rest) and (unit == "%" or "." in item.text or item.total.strip("0")):
+        if rest - ACCURACIES <= ACCURACY | VALIDATION:
+            value = number("accuracy", item.text) / (number("", item.total) if item.total else 1)
+            name = "val_accuracy" if known & VALIDATION else "accuracy"
+            return name, round(value / 100, 12) if unit == "%" or value > 1 else value
+        return "", None
+    if (known & {"lr"} or {"learning", "rate"} <= known or words == ("l", "r")) and rest <= LR:
+        return "lr", number("lr", item.text)
+    if (
+        rest
+        and rest <= {"grad", "gradient", "norm", "gnorm", "total", "optim"}
+        and rest & {"grad", "gradient", "norm", "gnorm"}
+    ):
+        return "grad_norm", number("grad_norm", item.text)
+    if known & {"tflops", "tflop"} and rest <= TFLOPS:
+        return "tflops_per_device", number("tflops_per_device", item.text)
+    if known & {"mem", "memory", "vram"} and rest <= MEMORY:
+        return _memory(item, unit)
+    time = _time(item, unit, rest, items)
+    if time is not None:
+        return "step_time", time
+    return counter_of(item, rest, known)
+
+
+def _names_accuracy(words: Tuple[str, ...], rest: Set[str]) -> bool:
+    """Return true for the words of an accuracy: `val acc`, `acc@1`, `top-1`, `Prec@1`; not for `acc@5`."""
+    of_first = "1" in words and not {"5", "10"} & {*words}
+    return not ACCURACIES.isdisjoint(words) or (of_first and bool(rest & {"top", "prec"}) and "error" not in rest)
+
+
+def _own(words: Tuple[str, ...]) -> Tuple[str, ...]:
+    """Without what only leads to the key: `validation loss at iteration`, `lm loss value`."""
+    cut = max((place + 1 for place, word in enumerate(words) if word in BEFORE), default=0)
+    return words[cut:-1] if words[-1:] == ("value",) else words[cut:]
+
+
+def counter_of(item: Item, rest: Set[str], known: Set[str]) -> Tuple[str, Any]:
+    if (
+        item.words[:1] == ("no",)  # `No Iterations 2`, of a solver
+        or item.unit.strip() not in ("", "epoch", "batch")
+        or not item.text.lstrip("-+")[:1].isdigit()
+        and item.text[-3:].lower() not in ("nan", "inf")
+    ):
+        return "", None
+    rest = rest - VALIDATION
+    for name, words in (("epoch", EPOCH), ("step", STEP), ("batch", BATCH), ("step", ROUNDS)):
+        if rest and rest & words and rest <= words | MORE_OF_A_COUNTER:
+            return name, number("step" if item.text.isdigit() or name != "epoch" else "epoch", item.text)
+    if rest == {"up"}:
+        return "step", number("step", item.text)
+    return "", None
+
+
+def _rate(known: Set[str], unit: str) -> str:
+    said = words_of(unit)
+    if said and said[-1] not in SECOND and set(said) & SECOND and set(said) & DEVICE:
+        said = tuple(word for word in said if word not in DEVICE and word != "per")
+    if len(said) > 1 and said[-1] in SECOND and said[0] in NOUNS:
+        return NOUNS[said[0]]
+    if len(said) == 1 and unit.startswith("/") and said[0] in SECOND:
+        return "samples_per_s"
+    nouns = [NOUNS[word] for word in sorted(known) if word in NOUNS]
+    if nouns and known & SECOND and not said:
+        return nouns[0]
+    short = [name for word, name in RATES.items() if word in known]
+    return short[0] if short and not known - set(RATES) - DEVICE - SECOND - set(NOUNS) - {"per"} - NOISE else ""
+
+
+def _time(item: Item, unit: str, rest: Set[str], items: List[Item]) -> Optional[float]:
+    """Seconds per step. A bare `time` may be that of anything: it counts where its neighbours show what it is."""
+    factor = TIMES.get(unit) or next((TIMES[word] for word in item.words if word in ("ms", "us")), 1.0)
+    own = set(item.words)
+    if unit and unit not in TIMES or item.text[-1:] not in "0123456789kK":
+        return None
+    if item.text.isdigit() and not unit and not own & set(TIMES):  # `time/batch: 12` counts
+        return None
+    counted = own & (STEP | BATCH | EPOCH)
+    rest = rest - set(TIMES) - {"elapsed", "per", "average", "avg"}
+    value = float(number("step_time", item.text)) * factor
+    if not unit and rest and rest <= STEP and own & SECOND:
+        if item.words[-1] in SECOND:  # `steps/s: 1.2`; the other way round, it is the time itself
+            return round(1 / value, 12) if value > 0 else None
+        return round(value, 12)
+    if rest - (STEP | BATCH) <= {"time", "dt", "t", "cost", "timing", "in"} and counted & (STEP | BATCH):
+        if not rest & {"time", "dt", "t", "cost", "timing"} and not own & {"ms", "us"} and unit not in ("ms", "us"):
+            return round(value, 12) if rest == {"iter"} and "." in item.text and item.text[-1] not in "kK" else None
+        parts = [other for other in items if set(other.words) & {"forward", "backward"} and other.text[-1:].isdigit()]
+        return round(value, 12) if value >= max((float(number("", part.text)) for part in parts), default=0.0) else None
+    took = rest in ({"in"}, {"took"}) and unit in ("s", "sec", "secs", "seconds")
+    if (
+        rest not in ({"time"}, {"dt"})
+        and item.words != ("time", "data")
+        and own != {"seconds"}
+        and not took
+        or "train" in own
+    ):
+        return None
+    at = items.index(item)
+    if took or unit == "ms" or rest == {"dt"} or own == {"seconds"} or any("data" in each.words for each in items):
+        return round(value, 12)
+    after = [each for each in items[at + 1 : at + 3] if not each.words]
+    if any(each.unit.strip().startswith("/s") or each.opened == "(" for each in after[:1]):
+        return round(value, 12)
+    counters = [each for each in items if set(each.words) & (STEP | BATCH | EPOCH | {"up"}) or each.total]
+    return round(value, 12) if len(counters) == 1 and set(counters[0].words) & EPOCH else None  # of the whole epoch
+
+
+def _time_of_step(item: Item, unit: str) -> Tuple[str, Any]:
+    """`22ms/step`, `1.2s/it`, `10.0it/s`."""
+    first, _, last = unit.replace(" ", "").partition("/")
+    if first in TIMES and last in ("it", "iter", "step", "batch"):
+        return "step_time", round(float(number("step_time", item.text)) * TIMES[first], 12)
+    if first in ("it", "iter", "iters", "step", "steps") and last in SECOND and float(number("", item.text)) > 0:
+        return "step_time", round(1 / float(number("", item.text)), 12)
+    return ("step_time", round(float(number("", item.text)) / 1e3, 12)) if unit == "ms" else ("", None)
+
+
+def _memory(item: Item, unit: str) -> Tuple[str, Any]:
+    value = float(number("memory_gib", item.text.rstrip("M")))
+    factor = SIZES.get("M" if item.text.endswith("M") else unit) or (1.0 if value < 256 else 1 / 1024)
+    return "memory_gib", round(value * factor, 12)

@@ -1,0 +1,191 @@
+"""Read a line as a row of numbers, each with its key, its total and its unit.
+
+Dates, clocks, paths, URLs and versions are masked first. The key is the words before a number, or behind it: `2.31 loss`.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, List, NamedTuple, Tuple, Union
+
+from drumbeat.base.regex import regex
+from drumbeat.metrics.words import ALIASES, EPOCH, HAS_COUNTED, LINKS, LOSSES, LR, STEP, WHOLE
+
+TOO_LARGE = 1e15  # for a count, or an epoch
+NUMBER = (
+    r"[-+]?(?:\d{1,3}(?:,\d{3}){1,6}(?!,?\d)(?:\.\d*)?|\d{1,400}(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d{1,4}|[dD][-+]\d\d)?(?:[kKMBT](?![A-Za-z]))?(?![A-Za-z]?\d)"
+    r"|[-+]?(?:nan|NaN|NAN|[Ii]nf(?:inity)?|INF)(?![A-Za-z])"
+)
+_FACTORS = {"k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+MASK = "<t>"
+_STAMP = regex(
+    r"(?<![\w./])(?:\d{4}[/.-]\d{1,2}[/.-]\d{1,2}|\d{1,2}[/.-]\d{1,2}[/.-]\d{2,4}"
+    r"|(?:(?<=[\[(])|^)\d{1,2}/\d{1,2}(?=[ T]\d{1,2}:\d\d))"
+    r"(?:[ T,:]{1,2}\d{1,2}:\d\d(?::\d\d)?(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?)?(?![\w/])"
+    r"|(?<![\w:.])\d{1,3}:\d\d:\d\d(?:[.,]\d{1,9})?(?![\w:])|(?<![\w.])[IWE]\d{4}(?= <?\d)"
+    r"|\b[a-z][a-z0-9+]{1,12}://[^\s'\"]+"
+    r"|(?<![\w.)])(?:~|\.{1,2})?(?:/[\w.+=@%?&-]{1,80}){2,}|(?<![\w.])v?\d{1,4}\.\d{1,4}\.\d[\w.+-]*"
+    r"|(?<![\w.+=@%/-])(?=[A-Za-z])(?:[\w+@%-]{1,80}[./=]){1,8}[\w+@%-]{0,80}\d\.[A-Za-z][A-Za-z0-9]{1,11}(?![\w/=:])"
+)
+_FIRST_STAMP = regex(r"^\s*(?:[\[(]?<t>[\])]?[\s,|:-]*)+")
+_TOGETHER = regex("|".join(sorted((word for word in ALIASES if word > "\u3000"), key=len, reverse=True)))
+_SIGNS = str.maketrans(
+    {
+        "│": "|",
+        "┃": "|",
+        "║": "|",
+        "：": ":",
+        "，": ",",
+        "＝": "=",
+        "—": "-",
+        "–": "-",
+        "→": ">",
+        "·": "|",
+        "≈": "=",
+        "ℒ": "L",
+        "↓": " ",
+        "↑": " ",
+        "\u00a0": " ",
+    }
+)
+_ITEM = regex(
+    rf"(?<![\w.%])(?<!@(?!\d+\.\d))(?P<number>{NUMBER})(?:-(?P<until>\d{{1,9}})(?=batch))?"
+    rf"(?:\s*(?:/|\(?(?:\bout )?\b(?:of|von|van|de|di|sur|из)\b)\s*(?P<total>\d[\d,]{{0,14}})(?!\w|\.\d|\s*/))?"
+    r"(?P<unit>\s?%|\s?(?:ms|us|s|sec)/(?:it|iter|step|batch|sample|epoch)\b|\s?TFLOPS?\b"
+    r"|\s?(?:ms|us|s|sec|secs|seconds|[GM]i?B|[GM])(?![\w])(?!\s?/)"
+    r"|\s?[A-Za-z]{0,12}\s?(?:/|\bper\s)\s?s(?:ec(?:ond)?)?(?!\w|\s*[:=]\s*[-+.\d])(?:/\w+)?(?:\s?per\s?\w+)?|\s?batches\b(?!\s?[:=])|(?:batch|epoch)\b)?"
+)
+BAR = regex(
+    r"\d{1,3}\s*%\s*[|┣├▕](?=[^A-Za-z\d.]{0,200}\d?[^A-Za-z\d.]{0,200}(?:[|┫┤▏]|$))|[━╸╺]{4}|\|[█#=>]{2}[█▉▊▋▌▍▎▏#=> .-]{0,200}\|"
+)
+_NEXT_VALUE = regex(r"\s+[-+.]?\d(?![\d.,]*\s?[A-Za-z]{1,12}/s)")
+_KEY_BEHIND = regex(  # `2.45 avg loss, 0.001 LR`, `2.45 loss 0.44 acc`
+    r"(?i) ((?:(?:avg|average|train(?:ing)?) )?(?:loss|lr|nll|xent|acc(?:uracy)?))"
+    r"(?=\s?[,;|)]| at | after |\s*$|\s+\d+\.\d+ [a-z]+(?:[,;|]|\s*$))"
+)
+_COUNTED = regex(r"(?i) (steps|updates|iterations|iters|epochs|batches)\b")  # `after 200 updates`
+_FRACTION = regex(r"[\])]?(?: (?:steps|iterations|updates|epochs|batches))?(?: ?[:=] ?| (?:is |was )?)-?\d+\.\d")
+_NO_VALUE = regex(
+    r"\?|\s?\*\s?[A-Za-z(]|\s?(?i:gpu|node|rank|device|worker)s?\b(?!\w|\s?[:=]\s?\d)"
+)  # a question, code, or how many
+_KEY = regex(
+    r"(?<![\w.])(?P<key>[^\W\d][\w@./#-]{0,60}(?: (?:[^\W\d]|[(/])[\w@./()-]{0,40}){0,6}?)\.?"
+    r"\s{0,3}(?P<more>\([^()]{1,40}\)|\[[a-z]{1,20}\])?(?:['\"],?|,(?=$))?"
+    r"(?:\s{0,12}[:=#>|(\[~-]{0,2}){1,3}\s{0,12}(?:(?:is|was|of|now) ){0,2}"
+    r"(?:[\w.]{0,12}(?:tensor|rray|int\d\d|float\d\d)\(|['\"(\[]){0,2}$"
+)
+# What a key only stands behind: `Train Metrics (step 5)`, `stdout F train step 5`; not `eval after train step`.
+_CONTEXT = regex(
+    r"(?i)^(?!.*\b(?:eval|val|test))(?:.*(?:\(| (?=(?:train|training|global)[ _/]\w))|(?:(?:and|with|the|a) )+)"
+)
+_WORD = regex(r"TFLOPs?(?![a-z])|[GM]i?B(?![a-z])|[A-Z]?[^\W\d_A-Z]+|[A-Z]+(?![a-z])|\d+")
+
+
+class Item(NamedTuple):
+    """One number of a line, with what stands around it."""
+
+    words: Tuple[str, ...]  # of its key, in lower case
+    text: str
+    total: str
+    unit: str
+    start: int
+    end: int
+    opened: str = ""  # the bracket that it stands behind
+
+
+def masked(text: str) -> str:
+    """The line with every date, clock, path and version masked, and without those at its start: their numbers count nothing."""
+    return _FIRST_STAMP.sub("", _STAMP.sub(MASK, text), 1)
+
+
+def number(name: str, text: str) -> Union[int, float]:
+    """A count is an int, unless it is not whole, not finite or too large."""
+    try:
+        value = float(text)
+    except ValueError:
+        factor = _FACTORS.get(text[-1:], 1.0)
+        value = float(text.rstrip("kKMBT").replace(",", "").replace("D", "e").replace("d", "e")) * factor
+    if name not in WHOLE:
+        return value
+    whole = round(value, 3)  # 1.13K is 1130, and not the float next to it
+    return int(whole) if abs(whole) < TOO_LARGE and whole == int(whole) else value
+
+
+def items_of(line: str) -> List[Item]:
+    found: List[Item] = []
+    owed: Tuple[str, ...] = ()
+    last = 0
+    for match in _ITEM.finditer(line):
+        if not match["total"] and _NO_VALUE.match(line, match.end()):
+            continue
+        left = line[max(last, match.start() - 160) : match.start()]
+        key = _KEY.search(left[-120:])
+        words = words_of(key["key"], key["more"] or "") if key else ()
+        text = match["until"] or match["number"]
+        opened = left.rstrip()[-1:]
+        unit, end = match["unit"] or "", match.end()
+        if words and unit[:1].isspace() and "/" in unit and _NEXT_VALUE.match(line, end):
+            unit, end = "", match.end("number")  # `loss 0.1 tokens/s 1010`: the key of the next value
+        if not words and not match["total"] and not unit:
+            behind = _KEY_BEHIND.match(line, end) if "." in text else None
+            words = words_of(behind[1]) if behind else owed
+        owed = ()
+        if text.isdigit():
+            words, unit, end, owed = _count_behind(line, words, unit, end)
+        found.append(Item(words, text, match["total"] or "", unit, match.start(), end, opened))
+        last = end
+    return found
+
+
+def _count_behind(line: str, words: Tuple[str, ...], unit: str, end: int) -> Tuple[Tuple[str, ...], str, int, Any]:
+    """Key, unit and end of a whole number, and the key of the next: `after 20 steps`, `loss 20 0.5`, `loss at step 20: 0.5`."""
+    counted = _COUNTED.match(line, end) if not unit else None
+    if set(words) <= HAS_COUNTED and "loss" in line.lower():
+        if unit.strip() == "batches":
+            return ("batch",), "", end, ()
+        return (words_of(counted[1]), unit, counted.end(), ()) if counted else (words, unit, end, ())
+    link = next((place for place, word in enumerate(words) if word in LINKS), len(words))
+    told, key = words[:link], words[link + 1 :]
+    of_loss = {*told} & (LOSSES | {"cost", "score"}) or {*told} - LR and {*key} & (STEP | EPOCH)
+    if unit or not of_loss or not _FRACTION.match(line, end):
+        return words, unit, end, ()
+    return key or ("step",), unit, counted.end() if counted else end, told
+
+
+@lru_cache(maxsize=2048)  # a program prints the same keys again and again
+def words_of(text: str, more: str = "") -> Tuple[str, ...]:
+    found = (word.lower() for word in _WORD.findall(f"{_CONTEXT.sub('', text, 1)} {more}"))
+    words = tuple(ALIASES.get(word, word) for word in found)
+    return words if set(words) - {"is", "was"} else ()
+
+
+def spelled(text: str) -> str:
+    """Return the text with plain signs, and with spaces between words that some languages write together."""
+    if not text.isascii():
+        text = _TOGETHER.sub(r" \g<0> ", text.translate(_SIGNS).replace("d'", ""))
+        text = _COUNTED_IN_CJK.sub(r"\2 \1", _DIGITS_IN_CJK.sub(" ", text))
+    if "):" in text or ")=" in text:
+        text = _OVER.sub("", text)
+    if "op-" in text or "OP-" in text:
+        text = _TOP.sub("top", text)
+    if "..." in text:
+        text = _LEADER.sub(": ", text)
+    if "it [" in text or "/Unknown" in text:  # a bar without a total
+        text = _NO_TOTAL.sub(r"batch \1 ", text)
+    if "it/" in text:
+        text = _OF_PROGRESS.sub(lambda at: f"step {number('step', at[1])}/{number('steps', at[2])}", text)
+    return _GLUED_VALUE.sub(r"\1 \2", _ORDINAL.sub(r"\2 \1", _GLUED.sub(r"\1 \2", text))).replace("'s ", " ")
+
+
+_TOP = regex(r"(?i)(?<![a-z])top-(?=\d)")
+_OVER = regex(r"(?<=[A-Za-z]) ?\([^()\d]{0,30}\d[^()]{0,30}\)(?=\s?[:=]\s?-?\d*\.\d)")  # `loss (last 100): 0.5`
+_LEADER = regex(r" {0,3}\.{3,80} {1,3}(?=-?\d)")  # `loss ........ 0.5`
+_NO_TOTAL = regex(r"(?<![\w.])(\d{1,12})(?:/Unknown|it (?=\[[^\]]{0,80}(?:loss|acc)))")
+_DIGITS_IN_CJK = regex("(?<=[\u3040-\u9fff\uac00-\ud7af])(?=\\d)|(?<=\\d)(?=[\u3040-\u9fff\uac00-\ud7af])")
+_COUNTED_IN_CJK = regex("第\\s*(\\d{1,12})\\s*([步轮])")
+_GLUED = regex(
+    r"(?i)(?<![\w/.-])(epoch|step|iter|iteration|batch|it|ep|upd)[_-]?(\d{1,12})(?=[\s:,;|)\]=]|$)"
+)  # `step20`
+_GLUED_VALUE = regex(r"(?i)(?<![\w/.-])((?:train_?|val_?)?(?:loss|acc|lr))(\d{1,9}\.\d)")  # `loss0.059`
+_ORDINAL = regex(r"(?i)\b(\d{1,12})(?:st|nd|rd|th) (iteration|step|epoch|update)\b")
+_OF_PROGRESS = regex(r"\b(\d[\d.]{0,9}[kM]?)it/(\d[\d.]{0,9}[kM]?)it\b")  # `212it/10.0kit`
