@@ -96,7 +96,7 @@ def make_temporary(prefix: str, beside: str = "") -> str:
 
 
 def _remove_left(held: str) -> None:
-    """Remove the folder of this file if it is this user's, and if nobody holds the file any more."""
+    """Remove the folder of this lock file if this user owns it and no process holds the lock."""
     with suppress(OSError):  # it is in use, or another user's
         file = os.open(held, os.O_RDONLY | os.O_NOFOLLOW)
         try:

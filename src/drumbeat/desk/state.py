@@ -185,7 +185,7 @@ def recorded_end(run: Run) -> Recorded:
 
 
 def _silence(run: Run, events: Sequence[Event]) -> str:
-    """Say how long a run that goes on has made no step, and what its ranks do; '' if steps come."""
+    """Say how long a running job has made no step and what its ranks do; '' while steps come."""
     progress = run.progress()
     quiet = progress.quiet(lead_now(run))
     if quiet is None or status(run).state != RUNNING:
@@ -302,7 +302,7 @@ def unsaved_lines(run: Run, over: bool) -> List[Tuple[str, str]]:
 
 
 def _too_short(run: Run, asked: kinds.Stopping) -> str:
-    """Compare the time that the ranks had according to whoever asked for the end, if it said so, with `stop-grace`."""
+    """Compare the time to save that the scheduler leaves, if it is known, with `stop-grace`."""
     try:
         with open(run.folder.stop, encoding="utf-8", errors="replace") as file:
             told = [line.split(" ", 2)[1:] for line in file if line.startswith("LEFT ")]

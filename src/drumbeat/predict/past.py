@@ -40,7 +40,7 @@ def ledger_path(environ: Mapping[str, str]) -> str:
 
 
 def remember(seen: Seen, environ: Mapping[str, str]) -> None:
-    """Add a run to the ledger, in place of what it said of that run before. A ledger that cannot be written is left alone."""
+    """Add a run to the ledger or replace its entry. A ledger that cannot be written is left as it is."""
     path = ledger_path(environ)
     try:
         make_private(os.path.dirname(path))

@@ -161,8 +161,8 @@ def hangs_of(events: Iterable[Event], end: Optional[float] = None, progress: Opt
 
 
 def _until(hang: Hang, event: Event) -> Optional[float]:
-    """Return the end of a hang; None if it was no hang, or if nobody knows when it was over: the lead was lost, and
-    started again."""
+    """Return the seconds that a hang lasted; None if it was not a hang, or if its end is unknown because the lead was lost
+    and started again."""
     if isinstance(event, kinds.Resumed):
         return None if event.ended else event.seconds
     return _since(hang, event.t, event.progress) if isinstance(event, kinds.AttemptEnded) else None

@@ -169,7 +169,7 @@ _SERVER = "KUBEFLOW_TRAINER_SERVER_"  # variables that Kubeflow Trainer sets
 
 
 class Publisher:
-    """Keeper of those numbers. `folder` is the collector's, empty if there is none; the file is named after the run."""
+    """Publishes those numbers. `folder` is that of the collector, empty if there is none; the file is named after the run."""
 
     def __init__(self, folder: str, run_path: str, environ: Mapping[str, str]) -> None:
         self.run_path, self.environ = run_path, environ

@@ -313,7 +313,7 @@ def _close_oldest(connections: Set[Any]) -> None:
 
 
 def _streams(cycle: Any) -> bool:
-    """Return true while a stream is being sent. The path would not tell: a refusal that nobody reads has the same."""
+    """Return true while a stream is being sent. The path does not show that: a refused request has the same one."""
     return cycle is not None and not cycle.response_complete and _STREAM in cycle.scope
 
 

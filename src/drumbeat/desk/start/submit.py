@@ -171,5 +171,5 @@ def _was_emulated(run: str) -> bool:
 
 
 def _peers(facts: Sequence[Facts]) -> Peers:
-    """Return the nodes without addresses: nobody has reached them."""
+    """Return peers without addresses: no node was contacted."""
     return Peers(tuple(Peer(node, each.host, "", each) for node, each in enumerate(facts)), "", 0)
