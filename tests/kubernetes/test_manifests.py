@@ -1,6 +1,8 @@
 """Manifests of every kind: word for word, and valid by the published schemas. DRUMBEAT_WRITE_GOLDEN=1 writes them anew."""
 
+import base64
 import copy
+import dataclasses
 import os
 import re
 import subprocess
@@ -9,11 +11,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from drumbeat.backends.kubernetes.options import ONCE, SEVERAL
-from drumbeat.backends.kubernetes.pod import hosts_of
+from drumbeat.backends.kubernetes.options import ONCE, SEVERAL, Settings
+from drumbeat.backends.kubernetes.pod import PIECE, file_secrets, hosts_of, storage
 from drumbeat.backends.kubernetes.submit import documents_of, object_name
+from drumbeat.base.order import FUNCTION
 from drumbeat.base.problem import Problem
-from tests.kubernetes.rendering import EVERYTHING, JOB, KINDS, OPTIONS, SITE, manifest
+from tests.kubernetes.rendering import EVERYTHING, JOB, KINDS, OPTIONS, SITE, manifest, order_of
 
 GOLDEN = Path(__file__).parent / "golden"
 VERSIONS = ("1.25", "1.31", "1.37")
@@ -222,3 +225,20 @@ def test_what_a_pod_cannot_be_asked(lines, words):
     with pytest.raises(Problem) as caught:
         manifest("job", job=kept + lines)
     assert words in str(caught.value)
+
+
+def test_code_and_function_travel_in_secrets_that_the_pod_mounts(tmp_path):
+    code = os.urandom(2 * PIECE + 5)
+    (tmp_path / "code.tar.gz").write_bytes(code)
+    (tmp_path / "call").mkdir()
+    (tmp_path / "call" / "call.pkl").write_bytes(b"a function")
+    order = dataclasses.replace(order_of(), folder=str(tmp_path), code_bytes=len(code), brings=(FUNCTION,))
+    made = file_secrets(order, "run")
+    names = [each["metadata"]["name"] for each in made]
+    assert names == ["run-code-0", "run-code-1", "run-code-2", "run-call"]
+    parts = {key: base64.b64decode(data) for each in made for key, data in each["data"].items()}
+    assert b"".join(parts[f"code-{number}"] for number in range(3)) == code and parts["call.pkl"] == b"a function"
+    mounts, volumes = storage(order, Settings(), "run")
+    assert [each["name"] for each in mounts] == [each["name"] for each in volumes]
+    assert volumes[0]["projected"]["sources"][2:] == [{"secret": {"name": name}} for name in names]
+    assert not file_secrets(order_of(), "run")

@@ -230,7 +230,7 @@ class Backend:
         raise self.unable("cannot start agents from inside an allocation", "drumbeat submit JOB.yaml")
 
     def finish(self, handle: str, environ: Mapping[str, str]) -> None:
-        """Remove what was made for a run that has ended and would stay (a secret, a service). Most have nothing to remove."""
+        """Remove what a finished run leaves in the cluster (a secret, a service). Most backends leave nothing."""
 
     def unable(self, what: str, fix: str = "") -> Problem:
         return Problem(f"{self.title or self.name} {what}", fix)

@@ -16,7 +16,7 @@ import time
 from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.backends.contract import QUEUED, RUNNING, UNKNOWN, Backend, Request, Status, parse_handle
-from drumbeat.base.folders import users_folder
+from drumbeat.base.folders import state_folder
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import Order, Resources, dump_order
 from drumbeat.base.problem import Problem
@@ -152,8 +152,7 @@ class Queue:
     """This user's submitted runs on this machine, in the order in which they came."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        state = users_folder(environ, "XDG_STATE_HOME", ".local", "state")
-        self.folder = os.path.join(state, "drumbeat", "queue", socket.gethostname())
+        self.folder = state_folder(environ, "queue", socket.gethostname())
 
     def join(self, run_id: str) -> str:
         """Add this process at the end and return its ticket's path; the caller removes it when the run is over."""

@@ -33,6 +33,11 @@ def users_folder(environ: Mapping[str, str], variable: str, *usual: str) -> str:
     return environ.get(variable) or os.path.join(home_folder(environ), *usual)
 
 
+def state_folder(environ: Mapping[str, str], *parts: str) -> str:
+    """Return a path below the folder in which drumbeat keeps records of this user's runs."""
+    return os.path.join(users_folder(environ, "XDG_STATE_HOME", ".local", "state"), "drumbeat", *parts)
+
+
 # Folders that only this user can write to: what is read from them later may be run as code.
 
 
@@ -91,7 +96,7 @@ def make_temporary(prefix: str, beside: str = "") -> str:
 
 
 def _remove_left(held: str) -> None:
-    """Remove the folder of this file if it is this user's, and if nobody holds the file any more."""
+    """Remove the folder of this lock file if this user owns it and no process holds the lock."""
     with suppress(OSError):  # it is in use, or another user's
         file = os.open(held, os.O_RDONLY | os.O_NOFOLLOW)
         try:

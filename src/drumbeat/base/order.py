@@ -9,7 +9,7 @@ from dataclasses import field
 from typing import Any, Dict, Optional, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
-from drumbeat.base.record import check_schema, from_json, to_json, to_plain
+from drumbeat.base.record import RecordError, check_schema, from_json, to_json, to_plain
 from drumbeat.base.signals import STOP_SIGNAL
 
 SCHEMA = "2.0"
@@ -289,3 +289,13 @@ def load_order(text: str, where: str = "order.json") -> Order:
     order = from_json(Order, text, where)
     check_schema(order.schema, SCHEMA, where)
     return order
+
+
+def read_order(path: str) -> Order:
+    """Read an order from its file; OSError or RecordError if that is not possible."""
+    with open(path, "rb") as file:
+        data = file.read()
+    try:
+        return load_order(data.decode(), path)
+    except UnicodeDecodeError as error:
+        raise RecordError(f"{path}: {error}") from None

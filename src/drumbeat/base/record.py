@@ -40,7 +40,7 @@ def to_json(value: Any, indent: int | None = 2) -> str:
 
 
 def plain_json(plain: Any, **how: Any) -> str:
-    """Write letters as they are, unless one is none: a file name may hold bytes that are not UTF-8."""
+    """Write non-ASCII letters as they are, unless the text is not valid Unicode: a file name may hold any bytes."""
     text = json.dumps(plain, ensure_ascii=False, **how)
     try:
         text.encode()

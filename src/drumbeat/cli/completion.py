@@ -1,4 +1,4 @@
-"""`drumbeat completion bash|zsh|fish`: what the Tab key offers, made from the commands' own parsers."""
+"""`drumbeat completion bash|zsh|fish`: completion scripts, generated from the commands' own parsers."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ from drumbeat.runfolder.summary import Summary
 
 
 class NodeFindings:
-    """Findings of all nodes, told once. `one_machine`: all nodes are emulated on one, so its name says nothing."""
+    """Findings of all nodes, each shown once. `one_machine`: all nodes are emulated here, so host names are left out."""
 
     def __init__(self, one_machine: bool) -> None:
         self.one_machine = one_machine
@@ -43,7 +43,7 @@ class NodeFindings:
         self._found.setdefault((finding.severity, f"{finding.title}: {finding.fix}"), []).append(finding)
 
     def take(self) -> Iterator[Tuple[str, str]]:
-        """Return severity and text of each finding that was not told yet."""
+        """Yield severity and text of each finding that was not shown yet."""
         found, self._found = self._found, {}
         for (severity, text), each in found.items():
             yield severity, f"{self._who(each)}: {text}"

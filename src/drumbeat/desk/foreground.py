@@ -17,7 +17,7 @@ from typing import Any, Container, Dict, Iterable, List, Mapping, Optional, Set,
 from drumbeat.agent.place import own_node, placed, task_meeting
 from drumbeat.backends.contract import job_handle
 from drumbeat.base import clock, proc
-from drumbeat.base.order import Order, dump_order, load_order
+from drumbeat.base.order import Order, dump_order, read_order
 from drumbeat.base.problem import Problem
 from drumbeat.base.proc import children
 from drumbeat.base.processes import become_subreaper, launcher_descriptors, sweep
@@ -377,8 +377,7 @@ def run_node(order_file: str) -> int:
     bundle = running_bundle()
     assert bundle, "_node runs from the bundle"
     try:
-        with open(order_file, encoding="utf-8") as file:
-            order = placed(load_order(file.read(), order_file), identity)
+        order = placed(read_order(order_file), identity)
         if not token:
             raise Problem("no DRUMBEAT_TOKEN reached this node", "the launch command must pass it on")
         node = own_node(order, identity)

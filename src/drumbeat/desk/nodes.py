@@ -12,7 +12,7 @@ from dataclasses import field, replace
 from typing import Any, Callable, Container, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
 
 from drumbeat import backends
-from drumbeat.base.folders import make_private, unsafe, users_folder
+from drumbeat.base.folders import make_private, state_folder, unsafe
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import AvoidedNode, Order
 from drumbeat.base.problem import Problem
@@ -99,7 +99,7 @@ class Store:
 
 
 def store_folder(environ: Mapping[str, str]) -> str:
-    return os.path.join(users_folder(environ, "XDG_STATE_HOME", ".local", "state"), "drumbeat", "nodes")
+    return state_folder(environ, "nodes")
 
 
 def read_store(environ: Mapping[str, str]) -> Store:

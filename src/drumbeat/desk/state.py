@@ -13,14 +13,14 @@ from drumbeat.base.ranges import named_ranks, numbers
 from drumbeat.base.record import RecordError, from_plain, to_plain
 from drumbeat.desk.status import read_summary, status
 from drumbeat.findings.catalog import Catalog
-from drumbeat.findings.model import ENDED_BY_US, ERROR, UNKNOWN, WARNING, Finding, Verdict
+from drumbeat.findings.model import ENDED_BY_US, ERROR, UNKNOWN, WARNING, Finding
 from drumbeat.plan.placement import Row, text_table
 from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.events import Event, VerdictGiven
 from drumbeat.runfolder.lines import GpuUse, gpu_use, near, not_finite_words, quiet_words
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.run import Ranks, Run, lead_now, replaced_nodes, spares_left
-from drumbeat.runfolder.state import Condition, Course, Hang, Muster, condition, world_of
+from drumbeat.runfolder.state import Condition, Course, Hang, Muster, condition, last_attempt, world_of
 from drumbeat.runfolder.summary import Affected, Summary
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ def recorded_end(run: Run) -> Recorded:
 
 
 def _silence(run: Run, events: Sequence[Event]) -> str:
-    """Say how long a run that goes on has made no step, and what its ranks do; '' if steps come."""
+    """Say how long a running job has made no step and what its ranks do; '' while steps come."""
     progress = run.progress()
     quiet = progress.quiet(lead_now(run))
     if quiet is None or status(run).state != RUNNING:
@@ -263,10 +263,8 @@ def _earlier(run: Run) -> Tuple[Finding, ...]:
 def _warnings(events: Iterable[Event]) -> Tuple[Finding, ...]:
     """Return the warnings of the last attempt's checks, the latest of each."""
     found: Dict[str, Finding] = {}
-    for event in events:
-        if isinstance(event, kinds.AttemptStarted):
-            found = {}
-        elif isinstance(event, kinds.FindingMade) and event.finding.severity in (WARNING, ERROR):
+    for event in last_attempt(events):
+        if isinstance(event, kinds.FindingMade) and event.finding.severity in (WARNING, ERROR):
             found[event.finding.code] = event.finding
         elif isinstance(event, kinds.Resumed):
             found = {code: finding for code, finding in found.items() if not code.startswith("hang-")}
@@ -276,15 +274,9 @@ def _warnings(events: Iterable[Event]) -> Tuple[Finding, ...]:
 def _transport(events: Iterable[Event]) -> Tuple[Finding, ...]:
     """Return what the last attempt's own check saw of the network: it reads NCCL's log and counters that are gone
     afterwards."""
-    seen: Optional[Verdict] = None
-    for event in events:
-        if isinstance(event, kinds.AttemptStarted):
-            seen = None
-        elif isinstance(event, kinds.VerdictGiven) and event.verdict.check == "transport":
-            seen = event.verdict if event.verdict.answer != UNKNOWN else seen
-    if seen is None:
-        return ()
-    return (find("transport-seen", answer=seen.answer, summary=seen.summary),)
+    verdicts = [event.verdict for event in last_attempt(events) if isinstance(event, kinds.VerdictGiven)]
+    seen = [each for each in verdicts if each.check == "transport" and each.answer != UNKNOWN][-1:]
+    return tuple(find("transport-seen", answer=each.answer, summary=each.summary) for each in seen)
 
 
 def unsaved_lines(run: Run, over: bool) -> List[Tuple[str, str]]:
@@ -310,7 +302,7 @@ def unsaved_lines(run: Run, over: bool) -> List[Tuple[str, str]]:
 
 
 def _too_short(run: Run, asked: kinds.Stopping) -> str:
-    """Compare the time that the ranks had according to whoever asked for the end, if it said so, with `stop-grace`."""
+    """Compare the time to save that the scheduler leaves, if it is known, with `stop-grace`."""
     try:
         with open(run.folder.stop, encoding="utf-8", errors="replace") as file:
             told = [line.split(" ", 2)[1:] for line in file if line.startswith("LEFT ")]

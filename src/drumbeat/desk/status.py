@@ -286,7 +286,7 @@ def scheduler_of(handle: str) -> Optional[Backend]:
 
 
 def forget_answers() -> None:
-    """Forget answers after a change that the scheduler was told to make."""
+    """Forget cached answers after asking the scheduler for a change."""
     _asked.clear()
 
 

@@ -20,7 +20,7 @@ _LARGEST = 10**12
 
 
 def from_command(argv: List[str]) -> Optional[Described]:
-    """Read the model and layout from a training command; None if it is none that is known."""
+    """Read the model and layout from a training command; None for an unknown framework."""
     words = [str(word) for word in argv]
     joined = " ".join(words)
     if "--num-layers" in joined and "--hidden-size" in joined:

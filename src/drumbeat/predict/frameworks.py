@@ -71,7 +71,7 @@ FRAMEWORKS: Dict[str, Framework] = {row.name: row for row in _ROWS}
 
 
 def framework_named(name: str) -> Framework:
-    """Find a framework by its name, or by the longest of the words that stands in what was said."""
+    """Find a framework by its name, or by the longest of its aliases that the text contains."""
     spelled = name.lower().strip()
     if spelled in FRAMEWORKS:
         return FRAMEWORKS[spelled]

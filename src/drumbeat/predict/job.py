@@ -77,7 +77,7 @@ def make_case(
     constants: Optional[Constants] = None,
     basis: Basis = UNCALIBRATED,
 ) -> Case:
-    """Settle every value of a case: said on the command line, else in the job's command, else by a rule."""
+    """Settle every value of a case: by the command line, else by the job's command, else by a rule."""
     gpus = nodes * cluster.gpus_per_node
     conv = isinstance(described.model, ConvNet)
     framework = framework_named(wishes.framework or described.framework or ("fsdp" if not conv else "drumbeat"))
@@ -180,7 +180,7 @@ def _chosen(case: Case, share: int, keep_micro: bool, keep_recompute: bool) -> C
 
 
 def _usual_batch(described: Described, wishes: Wishes, dp: int) -> int:
-    """Return a step of one micro-batch per replica, or of 32,768 tokens (256 images) per replica where nothing is said."""
+    """Return a batch of one micro-batch per replica; without a micro-batch, of 32,768 tokens (256 images) per replica."""
     if isinstance(described.model, ConvNet):
         return 256 * dp
     if described.per_replica:

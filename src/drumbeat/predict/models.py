@@ -1,4 +1,4 @@
-"""Models as people have them: by name or by config.json. What cannot be read is said with its name; nothing is guessed."""
+"""Models by name or by config.json. A value that cannot be read is an error that names it; nothing is guessed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from drumbeat.predict.shapes import ConvNet, Model, check, resnet
 
 @dataclass(frozen=True)
 class Described:
-    """A model and what else its description said. None: not said."""
+    """A model and the other settings in its description; None: not given."""
 
     model: Union[Model, ConvNet]
     seq: int

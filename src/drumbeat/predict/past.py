@@ -9,7 +9,7 @@ import os
 import time
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from drumbeat.base.folders import make_private, users_folder
+from drumbeat.base.folders import make_private, state_folder
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.problem import Problem
 from drumbeat.base.record import to_plain
@@ -20,6 +20,7 @@ from drumbeat.predict.forecast import Case
 from drumbeat.predict.frameworks import FRAMEWORKS
 from drumbeat.predict.machine import CALIBRATED, MEASURED, UNCALIBRATED, Basis, Cluster, machine_of
 from drumbeat.predict.shapes import ConvNet, Model
+from drumbeat.runfolder.files import Files, decode, replace
 
 _MOST = 500  # records that are kept
 
@@ -35,19 +36,16 @@ class Seen:
 
 
 def ledger_path(environ: Mapping[str, str]) -> str:
-    return os.path.join(users_folder(environ, "XDG_STATE_HOME", ".local", "state"), "drumbeat", "predictions.jsonl")
+    return state_folder(environ, "predictions.jsonl")
 
 
 def remember(seen: Seen, environ: Mapping[str, str]) -> None:
-    """Add a run to the ledger, in place of what it said of that run before. A ledger that cannot be written is left alone."""
+    """Add a run to the ledger or replace its entry. A ledger that cannot be written is left as it is."""
     path = ledger_path(environ)
     try:
         make_private(os.path.dirname(path))
         lines = [line for line in _lines(path) if line.get("run") != seen.run][-_MOST:] + [_to_plain(seen)]
-        partial = f"{path}.{os.getpid()}"
-        with open(partial, "w", encoding="utf-8") as stream:
-            stream.write("".join(json.dumps(line) + "\n" for line in lines))
-        os.replace(partial, path)
+        replace(path, "".join(json.dumps(line) + "\n" for line in lines))
     except OSError:
         return
 
@@ -59,20 +57,8 @@ def recall(gpu: str, environ: Mapping[str, str]) -> List[Seen]:
 
 
 def _lines(path: str) -> List[Dict[str, Any]]:
-    try:
-        with open(path, encoding="utf-8") as stream:
-            texts = stream.readlines()
-    except (OSError, UnicodeDecodeError):
-        return []
-    found = []
-    for text in texts:
-        try:
-            line = json.loads(text)
-        except ValueError:
-            continue
-        if isinstance(line, dict):
-            found.append(line)
-    return found
+    texts = (Files().read(path) or b"").decode("utf-8", "replace").splitlines()
+    return [line for line in map(decode, texts) if line is not None]
 
 
 def _to_plain(seen: Seen) -> Dict[str, Any]:

@@ -150,7 +150,7 @@ def pareto(points: Sequence[Tuple[float, float]]) -> List[bool]:
 
 
 def simplest(layouts: Sequence[Layout], seconds: Sequence[float]) -> int:
-    """Return which layout to use: of those that cannot be told apart from the fastest, the one that divides the model least."""
+    """Return the index of the layout to use: among those as fast as the fastest, the one that splits the model least."""
     near = [i for i in range(len(layouts)) if seconds[i] <= (1 + SAME) * min(seconds)]
     return min(near, key=lambda i: (layouts[i].pp, layouts[i].tp, layouts[i].cp, layouts[i].micro, seconds[i]))
 

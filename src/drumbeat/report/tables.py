@@ -156,33 +156,23 @@ def csv_text(comparison: Comparison) -> str:
     """Return plain numbers, one row per run."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    names = (
-        "throughput",
-        "unit",
-        "speedup",
-        "efficiency",
-        "efficiency_error",
-        "ideal_throughput",
-        "seconds",
-        "accuracy",
-    )
-    size = comparison.size_is.lower()
-    writer.writerow(["run", "nodes", size, *names, "target_reached", "step_ms", "lost_ms", "end"])
+    fields = {  # column -> field of a row
+        "run": "name", "nodes": "nodes", comparison.size_is.lower(): "size", "throughput": "throughput", "unit": "",
+        "speedup": "speedup", "efficiency": "efficiency", "efficiency_error": "error", "ideal_throughput": "ideal",
+        "seconds": "seconds", "accuracy": "accuracy", "target_reached": "target_reached", "step_ms": "step_ms",
+        "lost_ms": "lost_ms", "end": "outcome",
+    }  # fmt: skip
+    writer.writerow(fields)
     for row in comparison.rows:
-        reached = "" if row.target_reached is None else str(row.target_reached).lower()
-        values = [
-            row.name,
-            row.nodes,
-            row.size,
-            row.throughput,
-            comparison.unit,
-            row.speedup,
-            row.efficiency,
-            row.error,
-        ]
-        values += [row.ideal, row.seconds, row.accuracy, reached, row.step_ms, row.lost_ms, row.outcome]
-        writer.writerow([f"{each:.6g}" if isinstance(each, float) else "" if each is None else each for each in values])
+        values = (getattr(row, name) if name else comparison.unit for name in fields.values())
+        writer.writerow([_plain(value) for value in values])
     return out.getvalue()
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:.6g}" if isinstance(value, float) else "" if value is None else value
 
 
 def latex(comparison: Comparison) -> str:

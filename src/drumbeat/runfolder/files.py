@@ -49,6 +49,13 @@ def create(path: str, data: bytes) -> None:
     _write(path, data, os.O_TRUNC)
 
 
+def create_private(path: str, data: bytes) -> None:
+    """Create a new file that this user alone can read, and its folder."""
+    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(data)
+
+
 def append(path: str, data: bytes) -> None:
     """Append to a file, which is created if there is none. A link is not followed."""
     _write(path, data, os.O_APPEND)

@@ -436,6 +436,6 @@ def count(number: int, noun: str) -> str:
 
 
 def near(path: str) -> str:
-    """Return a path as short as it can be written from here; from /, where nobody types, all of it."""
+    """Return the path relative to the current folder if that is below it; in / the whole path."""
     relative = os.path.relpath(path)
     return path if relative.startswith("..") or os.getcwd() == os.sep else relative

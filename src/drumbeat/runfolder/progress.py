@@ -383,7 +383,7 @@ class Progress:
 
     @staticmethod
     def restored(data: Any) -> Progress:
-        """Restore a snapshot; RecordError if it is none."""
+        """Restore a snapshot; RecordError if the data are not one."""
         progress = from_plain(Progress, data)
         reporting, lowest = data.get("reporting"), data.get("lowest")
         if not isinstance(reporting, list) or not all(isinstance(rank, int) for rank in reporting):

@@ -161,8 +161,8 @@ def hangs_of(events: Iterable[Event], end: Optional[float] = None, progress: Opt
 
 
 def _until(hang: Hang, event: Event) -> Optional[float]:
-    """Return the end of a hang; None if it was no hang, or if nobody knows when it was over: the lead was lost, and
-    started again."""
+    """Return the seconds that a hang lasted; None if it was not a hang, or if its end is unknown because the lead was lost
+    and started again."""
     if isinstance(event, kinds.Resumed):
         return None if event.ended else event.seconds
     return _since(hang, event.t, event.progress) if isinstance(event, kinds.AttemptEnded) else None
@@ -187,13 +187,18 @@ def seconds_of(finding: Optional[Finding], hangs: Iterable[Hang]) -> Optional[fl
 CODES = ("ranks-never-joined", "ranks-exchange-nothing", "separate-worlds", "ranks-repeated", "world-of-another-size")
 
 
+def last_attempt(events: Iterable[Event]) -> List[Event]:
+    """Return the events since the last attempt began; all of them if none has."""
+    whole = list(events)
+    starts = [place for place, event in enumerate(whole) if isinstance(event, kinds.AttemptStarted)]
+    return whole[starts[-1] :] if starts else whole
+
+
 def world_of(events: Iterable[Event]) -> Optional[Finding]:
     """Return what was wrong with the world of the last attempt; None: nothing."""
     found: Optional[Finding] = None
-    for event in events:
-        if isinstance(event, kinds.AttemptStarted):
-            found = None
-        elif isinstance(event, kinds.FindingMade) and event.finding.code in CODES:
+    for event in last_attempt(events):
+        if isinstance(event, kinds.FindingMade) and event.finding.code in CODES:
             found = event.finding
         elif isinstance(event, kinds.VerdictGiven) and event.verdict.check == "world" and event.verdict.count:
             found = found if event.verdict.findings else None  # what was seen later refutes it
@@ -203,13 +208,9 @@ def world_of(events: Iterable[Event]) -> Optional[Finding]:
 def ranks_seen(events: Iterable[Event]) -> Optional[int]:
     """Count the ranks of the last attempt that were seen in one world; None: they could not be counted. If a command
     starts its ranks itself, nothing else tells."""
-    seen: Optional[int] = None
-    for event in events:
-        if isinstance(event, kinds.AttemptStarted):
-            seen = None
-        elif isinstance(event, kinds.VerdictGiven) and event.verdict.check == "world":
-            seen = event.verdict.count if event.verdict.count is not None else seen
-    return seen
+    verdicts = [event.verdict for event in last_attempt(events) if isinstance(event, kinds.VerdictGiven)]
+    counts = [each.count for each in verdicts if each.check == "world" and each.count is not None]
+    return counts[-1] if counts else None
 
 
 # The ledger: where a run's time went, from the command to its end. Worked out from the lead's events alone.

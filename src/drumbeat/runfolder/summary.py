@@ -162,7 +162,7 @@ def write_summary(folder: RunFolder, summary: Summary) -> None:
 
 
 def parse_summary(data: Optional[Mapping[str, Any]], where: str) -> Optional[Summary]:
-    """Parse a summary; None if there is none, or none that can be read; RecordError for one of a newer drumbeat."""
+    """Parse a summary; None if it is missing or damaged, RecordError if a newer drumbeat wrote it."""
     if data is None:
         return None
     check_schema(str(data.get("schema", "?")), SCHEMA, where)
@@ -331,7 +331,7 @@ def is_folder_of(folder: RunFolder, run_id: str) -> bool:
 
 
 def keep_last_word(path: str, state: str, detail: str) -> None:
-    """Keep what the cluster said of the job's end: the job is about to be removed from it."""
+    """Record the cluster's last state of the job, which is about to be deleted."""
     record = dataclasses.replace(read_run_record(path), last_state=state, last_detail=detail)
     write_run_record(RunFolder(path), record)
 

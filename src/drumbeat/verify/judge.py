@@ -56,7 +56,7 @@ def ways_of(pairs: List[Mapping[str, Any]], kind: str) -> List[Way]:
 
 
 def _slow(results: Mapping[str, Any], ways: List[Way], kind: str) -> List[Finding]:
-    """Suspect whole hosts first, then single ranks; what nobody alone explains is a link between two."""
+    """Blame whole hosts first, then single ranks; a slow pair that neither explains is a slow link."""
     left = [way for way in ways if way.slow]
     if not left:
         return []

@@ -139,18 +139,20 @@ def _gauge(
     return Family(name, words, GAUGE, labels, known)
 
 
-def text(found: Iterable[Family], more: Dict[str, str]) -> str:
-    """Return Prometheus' text format; `more`: labels that every sample gets."""
+def text(found: Iterable[Family], more: Mapping[str, str], open_metrics: bool = False) -> str:
+    """Return Prometheus' text format, or OpenMetrics, which describes counters without their `_total`; `more`: labels that
+    every sample gets."""
     lines: List[str] = []
     for family in found:
         name = family.name + ("_total" if family.kind == COUNTER else "")
-        lines += [f"# HELP {name} {family.help}", f"# TYPE {name} {family.kind}"]
+        about = family.name if open_metrics else name
+        lines += [f"# HELP {about} {family.help}", f"# TYPE {about} {family.kind}"]
         for values, value in family.samples:
             labels = {**more, **dict(zip(family.labels, values))}
             escaped = {label: given.translate(_ESCAPES) for label, given in labels.items()}
             inside = ",".join(f'{label}="{given}"' for label, given in escaped.items())
-            lines.append(f"{name}{{{inside}}} {value!r}")
-    return "".join(line + "\n" for line in lines)
+            lines.append(f"{name}{f'{{{inside}}}' if inside else ''} {value!r}")
+    return "".join(line + "\n" for line in [*lines, *(["# EOF"] if open_metrics else [])])
 
 
 # The run's numbers for readers outside, kept by the lead's monitor on a compute node: the standard library alone. In
@@ -167,7 +169,7 @@ _SERVER = "KUBEFLOW_TRAINER_SERVER_"  # variables that Kubeflow Trainer sets
 
 
 class Publisher:
-    """Keeper of those numbers. `folder` is the collector's, empty if there is none; the file is named after the run."""
+    """Publishes those numbers. `folder` is that of the collector, empty if there is none; the file is named after the run."""
 
     def __init__(self, folder: str, run_path: str, environ: Mapping[str, str]) -> None:
         self.run_path, self.environ = run_path, environ

@@ -23,7 +23,6 @@ from typing import (
     Callable,
     Dict,
     FrozenSet,
-    Iterator,
     List,
     Mapping,
     MutableMapping,
@@ -33,9 +32,6 @@ from typing import (
 )
 
 import uvicorn
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
-from prometheus_client.exposition import choose_encoder
-from prometheus_client.registry import Collector, CollectorRegistry
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
@@ -45,7 +41,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from drumbeat.base.problem import Problem
 from drumbeat.desk.start.create import users_token
 from drumbeat.watch import page_data
-from drumbeat.watch.prometheus import COUNTER, families
+from drumbeat.watch.prometheus import GAUGE, Family, families, text
 from drumbeat.watch.session import Session
 
 # Access to the page's data: an ASGI wrapper that checks Host, Origin and token, and sets the headers of every
@@ -317,7 +313,7 @@ def _close_oldest(connections: Set[Any]) -> None:
 
 
 def _streams(cycle: Any) -> bool:
-    """Return true while a stream is being sent. The path would not tell: a refusal that nobody reads has the same."""
+    """Return true while a stream is being sent. The path does not show that: a refused request has the same one."""
     return cycle is not None and not cycle.response_complete and _STREAM in cycle.scope
 
 
@@ -420,29 +416,15 @@ def _number(request: Request, name: str) -> Optional[int]:
     return int(text) if text.isdecimal() and len(text) < 10 else None
 
 
-# /metrics: the run's numbers through Prometheus' own client library.
-
-
-class RunCollector(Collector):
-    def __init__(self, session: Session) -> None:
-        self.session = session
-
-    def collect(self) -> Iterator[Metric]:
-        head, view = self.session.head(), self.session.view
-        info = InfoMetricFamily("drumbeat_run", "The run that is watched.")
-        info.add_metric([], {"run_id": head.run_id, "name": head.name})
-        yield info
-        for family in families(head, (view.nodes[number] for number in sorted(view.nodes))):
-            kind = CounterMetricFamily if family.kind == COUNTER else GaugeMetricFamily
-            metric = kind(family.name, family.help, labels=list(family.labels))
-            for values, value in family.samples:
-                metric.add_metric(values, value)
-            yield metric
+# /metrics: the run's numbers, for Prometheus to scrape.
 
 
 def exposition(session: Session, accept: str) -> Tuple[bytes, str]:
-    """Return Prometheus' text or OpenMetrics, as the scraper asks for."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(RunCollector(session))
-    encoder, kind = choose_encoder(accept)
-    return encoder(registry), kind
+    """Return Prometheus' text or OpenMetrics, as the scraper asks for, and the name of the format."""
+    head, view = session.head(), session.view
+    labels = {"run_id": head.run_id, "name": head.name}
+    info = Family("drumbeat_run_info", "The run that is watched.", GAUGE, (*labels,), [((*labels.values(),), 1.0)])
+    found = families(head, (view.nodes[number] for number in sorted(view.nodes)))
+    kinds = ("text/plain; version=0.0.4", "application/openmetrics-text; version=1.0.0")
+    open_metrics = "application/openmetrics-text" in accept
+    return text([info, *found], {}, open_metrics).encode(), f"{kinds[open_metrics]}; charset=utf-8"

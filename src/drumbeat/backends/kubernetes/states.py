@@ -71,7 +71,7 @@ def read_pod(item: Plain) -> Pod:
 
 
 def _node(meta: Plain) -> Optional[int]:
-    """Return the node rank of this pod, by the marks of the kind that made it."""
+    """Return the node rank of this pod, by the labels and annotations of its controller."""
     labels, notes = _at(meta, "labels"), _at(meta, "annotations")
     for text in (labels.get(NODE_LABEL), notes.get(_INDEX), labels.get(_INDEX)):
         if text is not None and str(text).isdigit():

@@ -1,4 +1,4 @@
-"""Sending a manifest: all of it or nothing. Also removing what was made for a run."""
+"""Submit a manifest as a whole or not at all, and delete the objects of a run."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from drumbeat.backends.kubernetes.pod import manifest, node_script, python_of
 from drumbeat.backends.kubernetes.submit import check as check_pod
 from drumbeat.backends.kubernetes.submit import object_name, passed_values
 from drumbeat.backends.runai import client
-from drumbeat.base.order import FUNCTION, Option, Order, dump_order, load_order
+from drumbeat.base.order import FUNCTION, Option, Order, dump_order, read_order
 from drumbeat.base.problem import Problem
 from drumbeat.base.record import RecordError
 from drumbeat.base.redact import printable
@@ -208,8 +208,7 @@ class RunAi(Backend):
         if is_complete(folder):
             return None
         try:
-            with open(RunFolder(folder).order, encoding="utf-8") as file:
-                order = load_order(file.read())
+            order = read_order(RunFolder(folder).order)
         except (OSError, RecordError):
             return None
         return RunaiPodFiles(folder, order, RunaiJob(handle, environ)).mirror(every=2.0)

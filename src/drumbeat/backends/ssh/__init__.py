@@ -6,9 +6,7 @@ A handle, ssh://HOST/KEY, names the lead's host and a key of the run; that host 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import json
 import os
 import secrets
 import shlex
@@ -39,11 +37,11 @@ from drumbeat.backends.ssh.connection import (
     pack,
 )
 from drumbeat.backends.ssh.session import ANSWER_SECONDS, Notice, Sessions, Waiting, ask
-from drumbeat.base.folders import users_folder
+from drumbeat.base.folders import state_folder
 from drumbeat.base.order import Order, dump_order
 from drumbeat.base.problem import Problem
 from drumbeat.bundle.build import cached_bundle
-from drumbeat.runfolder.files import Files, replace_json
+from drumbeat.runfolder.files import Files, read_json, replace_json
 from drumbeat.runfolder.mirror import Mirror, Source, is_complete
 
 # The start on each host, for a person to read. The order itself goes to every host as it stands below.
@@ -150,7 +148,7 @@ class Ssh(Backend):
         words = {"do": "stop", "word": "CANCEL", "why": "another host could not start", "key": key_of(order)}
         for session in sessions.all:
             if session.reply("started"):
-                with contextlib.suppress(Problem):
+                with suppress(Problem):
                     ask(session.host, words, cached_bundle(environ), host_python(order), environ)
 
     def status(self, handle: str, environ: Mapping[str, str]) -> Status:
@@ -258,9 +256,7 @@ def _host(handle: str) -> str:
 
 def _record(handle: str, environ: Mapping[str, str]) -> str:
     parsed = parse_handle(handle)
-    key = parsed.job if parsed else ""
-    state = users_folder(environ, "XDG_STATE_HOME", ".local", "state")
-    return os.path.join(state, "drumbeat", "ssh", f"{key}.json")
+    return state_folder(environ, "ssh", f"{parsed.job if parsed else ''}.json")
 
 
 def remember(order: Order, sessions: Sessions, environ: Mapping[str, str]) -> None:
@@ -268,21 +264,11 @@ def remember(order: Order, sessions: Sessions, environ: Mapping[str, str]) -> No
     sees the lead's folder."""
     names = {str(session.reply("host")): session.host for session in sessions.all}
     shared = bool(sessions.all[0].reply("shared"))
-    record = {"hosts": names, "order": order.hosts, "python": host_python(order), "shared": shared}
-    _write_record(handle_of(order), record, environ)
-
-
-def _write_record(handle: str, record: Mapping[str, Any], environ: Mapping[str, str]) -> None:
-    path = _record(handle, environ)
+    path = _record(handle_of(order), environ)
     with suppress(OSError):  # a home that is full costs this record, not the run
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        replace_json(path, dict(record))
+        replace_json(path, {"hosts": names, "order": order.hosts, "python": host_python(order), "shared": shared})
 
 
 def _remembered(handle: str, environ: Mapping[str, str]) -> Dict[str, Any]:
-    try:
-        with open(_record(handle, environ), encoding="utf-8") as file:
-            found = json.load(file)
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    return read_json(_record(handle, environ)) or {}

@@ -24,6 +24,7 @@ from drumbeat.base.regex import regex
 from drumbeat.base.signals import EXIT_PREFLIGHT
 from drumbeat.bundle.pinned import node_start
 from drumbeat.containers.runtimes import RUNTIMES, node_lines
+from drumbeat.runfolder.files import create_private
 from drumbeat.runfolder.layout import RunFolder
 
 SILENCE = 120.0  # seconds without a word from the desk, after which an attached run ends
@@ -101,10 +102,7 @@ def unpack(data: bytes, folder: str) -> None:
             source = archive.extractfile(entry)
             if entry.name not in _PARTS or source is None:
                 raise Problem(f"{entry.name!r} does not belong in a run folder")
-            path = os.path.join(folder, entry.name)
-            os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                file.write(source.read())
+            create_private(os.path.join(folder, entry.name), source.read())
 
 
 # Command of a host if the job has a container: shell that binds what is needed and starts it with the node's agent

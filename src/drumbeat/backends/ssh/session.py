@@ -31,7 +31,7 @@ Output = Callable[["Session", str, bytes], None]  # a session, "out" or "err", w
 
 
 class Session:
-    """One host: its ssh process, and what it has said."""
+    """One host: its ssh process, its replies and its output."""
 
     def __init__(self, host: str, argv: Sequence[str], environ: Mapping[str, str], python: str = "") -> None:
         self.host, self.python = host, python

@@ -17,10 +17,11 @@ import tarfile
 from typing import List, Sequence
 
 from drumbeat.base.light_dataclass import dataclass
-from drumbeat.base.order import Order, load_order
+from drumbeat.base.order import Order, read_order
 from drumbeat.base.problem import Problem
 from drumbeat.base.record import RecordError
 from drumbeat.base.signals import EXIT_PREFLIGHT
+from drumbeat.runfolder.files import create_private
 from drumbeat.runfolder.layout import RunFolder
 
 MOST_BYTES = 200 << 20  # of all files together
@@ -104,8 +105,7 @@ def unpack(data: bytes, target: str) -> None:
 def receive(order_file: str, target: str, pieces: Sequence[str]) -> int:
     """Receive the archive on a node to which it came in pieces: `_code ORDER TARGET PIECE ...`."""
     try:
-        with open(order_file, encoding="utf-8") as file:
-            order = load_order(file.read(), order_file)
+        order = read_order(order_file)
         data = b""
         for path in pieces:
             with open(path, "rb") as piece:
@@ -134,8 +134,7 @@ def put_into(order: Order) -> None:
             "make the order again",
         )
     folder = RunFolder(order.folder)
-    with open(os.open(folder.code_archive, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(packed.data)
+    create_private(folder.code_archive, packed.data)
     unpack(packed.data, folder.code_copy)
 
 

@@ -14,7 +14,7 @@ from typing import Any, Dict, Mapping, Optional, Tuple
 
 from drumbeat import __version__
 from drumbeat.backends.local import own_handle
-from drumbeat.base.folders import users_folder
+from drumbeat.base.folders import state_folder, users_folder
 from drumbeat.base.order import Order, dump_order
 from drumbeat.base.problem import Problem
 from drumbeat.base.proc import start_time
@@ -126,8 +126,7 @@ def forget_run(order: Order, environ: Mapping[str, str]) -> None:
 
 def index_folder(environ: Mapping[str, str]) -> str:
     """Folder with links to every run this user started here, wherever it is: `drumbeat list` looks through it."""
-    state = users_folder(environ, "XDG_STATE_HOME", ".local", "state")
-    return os.path.join(state, "drumbeat", "runs")
+    return state_folder(environ, "runs")
 
 
 def _index(order: Order, environ: Mapping[str, str]) -> None:

@@ -22,7 +22,7 @@ from typing import Any, Callable, Dict, List, Mapping
 
 from drumbeat.backends.ssh.connection import container_environ, container_script, unpack
 from drumbeat.backends.ssh.loader import read_bytes, read_line, reply
-from drumbeat.base.folders import make_private, unsafe, users_folder
+from drumbeat.base.folders import make_private, state_folder, unsafe
 from drumbeat.base.order import Order, dump_order, load_order
 from drumbeat.base.problem import Problem
 from drumbeat.base.proc import children, start_time
@@ -273,8 +273,7 @@ def _daemon(work: Callable[[], int], output: str) -> int:
 
 
 def _records() -> str:
-    state = users_folder(os.environ, "XDG_STATE_HOME", ".local", "state")
-    folder = os.path.join(state, "drumbeat", "hosted")
+    folder = state_folder(os.environ, "hosted")
     os.makedirs(os.path.dirname(folder), exist_ok=True)
     why = make_private(folder)
     if why:

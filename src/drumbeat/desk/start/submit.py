@@ -10,7 +10,7 @@ from typing import Callable, List, Mapping, Optional, Sequence, Tuple
 from drumbeat import backends
 from drumbeat.backends.contract import FINISHED
 from drumbeat.base.light_dataclass import dataclass
-from drumbeat.base.order import SCHEMA, Order, load_order
+from drumbeat.base.order import SCHEMA, Order, read_order
 from drumbeat.base.problem import Problem
 from drumbeat.base.record import RecordError, from_json
 from drumbeat.bundle.build import cached_bundle
@@ -27,6 +27,7 @@ from drumbeat.machine.gather import gather
 from drumbeat.machine.host import Host, LiveHost
 from drumbeat.machine.model import Facts, Peer, Peers
 from drumbeat.machine.replay import open_host
+from drumbeat.runfolder.files import create_private
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.summary import write_run_record
@@ -42,9 +43,8 @@ def queued_order(job: Job, environ: Mapping[str, str]) -> Order:
 
 def saved_order(path: str) -> Order:
     try:
-        with open(path, encoding="utf-8") as file:
-            order = load_order(file.read(), path)
-    except (OSError, RecordError, UnicodeDecodeError) as error:
+        order = read_order(path)
+    except (OSError, RecordError) as error:
         raise Problem(f"{path}: {error}") from None
     if order.schema.partition(".")[0] != SCHEMA.partition(".")[0]:
         raise Problem(
@@ -108,19 +108,13 @@ def submit(
         if known:
             write_run_record(folder, replace(record, handle=known, submitting=True))
         for name, data in (files or {}).items():
-            _write_private(folder.at(name), data)
+            create_private(folder.at(name), data)
         handle = backend.submit(request, environ)
     except (Problem, OSError) as error:
         forget_run(order, environ)
         raise no_place(folder.path, error) if isinstance(error, OSError) else error from None
     write_run_record(folder, replace(record, desk=backend.desk(handle), handle=handle))
     return handle
-
-
-def _write_private(path: str, data: bytes) -> None:
-    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(data)
 
 
 # Inputs of a plan: the order, and the facts of its nodes, from wherever they are available.
@@ -171,12 +165,11 @@ def facts_of_run(path: str) -> List[Facts]:
 
 def _was_emulated(run: str) -> bool:
     try:
-        with open(RunFolder(run).order, encoding="utf-8") as file:
-            return load_order(file.read()).emulated
-    except (OSError, RecordError, UnicodeDecodeError):
+        return read_order(RunFolder(run).order).emulated
+    except (OSError, RecordError):
         return False
 
 
 def _peers(facts: Sequence[Facts]) -> Peers:
-    """Return the nodes without addresses: nobody has reached them."""
+    """Return peers without addresses: no node was contacted."""
     return Peers(tuple(Peer(node, each.host, "", each) for node, each in enumerate(facts)), "", 0)

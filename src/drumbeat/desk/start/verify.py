@@ -86,7 +86,7 @@ def _with_nics(run: Run, results: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def _transport(run: Run) -> Tuple[Verdict, ...]:
-    """Collect what the gate of each node saw; equal answers are told once."""
+    """Return the transport verdicts of all nodes, without repetition."""
     verdicts = [verdict for verdict in run.verdicts() if verdict.check == "transport"]
     return tuple({verdict.answer: verdict for verdict in reversed(verdicts)}.values())
 
