@@ -166,3 +166,23 @@ def test_a_training_in_a_subshell_or_a_condition():
         "cp out /x",
         "touch FAILED",
     }
+
+
+@pytest.mark.parametrize(
+    ("options", "ranks"),
+    [("(--nproc_per_node=8 --rdzv_endpoint=$(hostname))", 8), ("(--nproc_per_node=$N --nnodes=$SLURM_NNODES)", 2),
+     ("($(cat options))", None)],
+)  # fmt: skip
+def test_a_launcher_whose_options_stand_in_a_list(options, ranks):
+    draft = convert(script("N=2", f"ARGS={options}", 'srun torchrun "${ARGS[@]}" t.py', sbatch=NODES))
+    assert draft.keys.get("ranks-per-node", 8 if ranks else None) == ranks or not ranks
+    assert [each.what for each in draft.differences if each.what == "rank processes"] == (
+        [] if ranks else ["rank processes"]
+    )
+
+
+def test_a_variable_that_only_another_branch_gives_is_not_asked_for():
+    text = script('if [ "${PROFILE:-0}" = 1 ]; then CMD="nsys profile"; fi', "srun $CMD python t.py")
+    draft = convert(text)
+    assert draft.keys["command"] == ["python", "t.py"] and set(draft.defaults) == {"PROFILE", "CMD"}
+    assert "MORE" not in convert(script("MORE=$MORE:x", "srun python t.py $MORE")).defaults

@@ -154,6 +154,7 @@ class Shell:
         self.functions: Dict[str, Tuple[Node, str]] = {}
         self.required: FrozenSet[str] = frozenset()  # variables from outside without which the script does not go on
         self.ended_at = 0  # the line of an exit that is reached in any case
+        self.own: FrozenSet[str] = frozenset()  # variables that some statement gives, without what they were before
         self.exports: FrozenSet[str] = frozenset()  # variables that are exported whenever they get a value
         self.hidden: FrozenSet[str] = frozenset()  # variables that the shell outside has not exported
         self.files: Dict[str, str] = {}  # what the script writes into files: path -> text
@@ -189,7 +190,9 @@ class Shell:
         """Read a text. Marks in it are what an outer shell has put in."""
         self.text = text
         try:
-            for node in parse(self.text, line):
+            nodes = parse(self.text, line)
+            self.own = self.own | _own([each for top in nodes for each in top.walk()])
+            for node in nodes:
                 self.statement = Statement(node.start, node.line, len(self.events), dict(self.variables), self.cwd)
                 self._body([node])
         except (_Exit, _Return) as left:
@@ -221,6 +224,8 @@ class Shell:
             return str(len(self.arguments)) if self.arguments is not None else self.mark("$#", SUBMIT)
         if name == "PWD":
             return self.cwd or self.mark("${PWD}", SUBMIT)
+        if name in self.own - EACH_TIME and not self.foreign and name not in self.known and self.unset(name, ""):
+            return ""  # what the script gives only elsewhere is not expected from outside
         return self.outside(name)
 
     def outside(self, name: str) -> str:
@@ -262,6 +267,10 @@ class Shell:
         if isinstance(value, str) and re.search(r"\s", joined) and not self.marks.named(joined):
             value = joined = self.with_names(value, line)
             raw = self.marks.quoted(value)
+        if isinstance(value, list) and not self.marks.named(joined):
+            value = [each if MARK.fullmatch(each) else self.with_names(each, line) for each in value]
+            joined = "\0".join(value)
+            raw = f"({' '.join(map(self.marks.quoted, value))})" if self.marks.named(joined) else raw
         if len(joined) > MAX_VALUE or not self.marks.named(joined) or name in self.marks.reads(joined):
             kind = self.marks.kind(joined) or JOB
             if isinstance(value, str):
@@ -1130,6 +1139,18 @@ def _decide(words: List[Tuple[str, bool]], double: bool) -> Optional[bool]:
         number = calculated(f"({one or 0}){numbers[op]}({other or 0})")
         return None if number is None else bool(number)
     return None
+
+
+def _own(nodes: Sequence[Node]) -> FrozenSet[str]:
+    """Return the variables that some statement gives a value that does not go on from the one before."""
+    words = [
+        word
+        for each in nodes
+        for word in (each.words if _name(each) in _DECLARING else () if each.words else each.assigned)
+    ]
+    given = [(parts, word) for word in words for parts in [assignment(word)] if parts]
+    goes_on = {parts[0] for parts, word in given if parts[0] in names_read(word.raw) or parts[2]}
+    return frozenset(parts[0] for parts, _ in given) - goes_on
 
 
 def _ends(body: Sequence[Node]) -> bool:

@@ -648,6 +648,15 @@ def _launcher(draft: Draft, launch: Launch) -> None:
             launch.wrapper = " ".join(words[:2])
             draft.set("launcher", "once", launch.line)
         return
+    places = range(
+        1, len(words) - len(found.called) + 1
+    )  # the first word that is called may be options of the launcher
+    for before, word in ((words[place - 1], words[place]) for place in places if words[place : place + 1]):
+        late = draft.marks.get(word) if MARK.fullmatch(word) and not re.fullmatch(r"-[^=]*", before) else None
+        if late and late.kind != SUBMIT and ("[" in late.text or outside_quotes(word)):
+            why = f"options of {found.words} that are decided when the job runs: write ranks-per-node if they say it"
+            draft.question(launch.line, word, why)
+            draft.differences.append(Difference("rank processes", f"as {late.text} says", "one per GPU, or per node"))
     flags = [f"{flag} {value}".strip() for flag, value in found.replaced.items()]
     if flags:
         draft.drop(launch.line, " ".join(flags), f"flags of {found.words} that drumbeat fills in on each node")

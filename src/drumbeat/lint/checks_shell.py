@@ -426,18 +426,16 @@ def rank_frozen(context: Context) -> Iterator[Hit]:
 def not_exported(context: Context) -> Iterator[Hit]:
     script = context.script
     commands = list(script.commands)
-    if any(command.name == "set" and re.search(r" -\w*a|allexport", command.text) for command in commands):
+    try:
+        started = context.started(
+            lambda words: bool(set(words) & set(_STARTERS)) or bool(_LAUNCHERS.match(" ".join(words)))
+        )
+    except Problem:
         return
-    launches = [
-        command.line
-        for command in commands
-        if SUBSTITUTION not in command.within
-        and (set(command.names) & set(_STARTERS) or _LAUNCHERS.match(command.text))
-    ]
-    exported = {each.name for each in script.assignments if each.how in ("export", "option")}
+    launches = [each.line for each in started]
+    exported = {name for each in started for name, variable in each.variables.items() if variable.exported}
+    exported |= {each.name for each in script.assignments if each.how == "option"}
     for command in commands:
-        if command.name in ("export", "declare", "typeset"):
-            exported |= {word.text for word in command.words[1:]}
         exported |= set(
             re.findall(r"\w+", " ".join(value for name, value in options(command.names) if name == "export"))
         )

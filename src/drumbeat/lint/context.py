@@ -9,7 +9,9 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tup
 
 from drumbeat.base.data import load, names
 from drumbeat.base.light_dataclass import dataclass
+from drumbeat.commands.interpret import Shell, Started
 from drumbeat.commands.script import Command, Script, options
+from drumbeat.commands.values import without_marks
 from drumbeat.findings.model import SEVERITIES
 
 LONGEST_FIXED = 4000  # a longer line is no person's line
@@ -44,6 +46,10 @@ class Context(NamedTuple):
     @property
     def lines(self) -> Dict[int, str]:
         return dict(enumerate(self.script.text.split("\n"), self.script.line))
+
+    def started(self, wanted: Callable[[List[str]], bool]) -> List[Started]:
+        """Return the commands of this kind that the script starts, with the variables that they find."""
+        return Shell({}, wanted, None).run(without_marks(self.script.text), self.script.line).started
 
     @property
     def slurm(self) -> bool:
