@@ -475,3 +475,11 @@ def test_parts_of_a_divided_amd_gpu_have_no_sensors():
     row = next(line for line in CONCISE.splitlines() if line.startswith("1 "))
     part = row[:30] + "N/A  N/A  NPS1, CPX, 1  N/A  N/A  0%  auto  N/A  0%  0%"
     assert codes(CONCISE.replace(row, part)) == {"gpu-divided"}
+
+
+def test_a_row_of_csv_that_tells_nothing_is_named():
+    text = "name, uuid, ecc.errors.uncorrected.volatile.total\nNVIDIA A100, GPU-1, 1\n"
+    text += "NVIDIA A100, [Unknown Error], [Unknown Error]\n"
+    titles = [each.title for each in found(text)[0]]
+    assert titles[0] == "GPU at GPU-1: uncorrected memory errors (1 error)"
+    assert titles[1].startswith("unnumbered GPU 2 does not tell its state: Unknown Error")
