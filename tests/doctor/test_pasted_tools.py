@@ -456,3 +456,30 @@ def test_nothing_is_printed_as_empty_brackets(drumbeat, tmp_path):
         assert "GPU 1" in done.stdout and not [word for word in ("()", "[]", "None") if word in done.stdout], (
             done.stdout
         )
+
+
+def test_lines_with_the_host_before_them_are_of_that_host():
+    ports = "CA 'mlx5_0'\n\tPort 1:\n\t\tState: {}\n\t\tPhysical state: LinkUp\n\t\tLink layer: InfiniBand"
+    parts = [
+        (host, line)
+        for host, state in (("gpu01", "Active"), ("gpu02", "Down"))
+        for line in ports.format(state).split("\n")
+    ]
+    for order in (parts, sorted(parts, key=lambda part: parts.index(part) % 5)):  # one after the other, and mixed
+        ((finding,), unread) = found("".join(f"{host}: {line}\n" for host, line in order))
+        assert (finding.code, finding.host, unread) == ("rdma-port-down", "gpu02", [])
+        assert finding.evidence[0].line == order.index(("gpu02", "\t\tState: Down")) + 1
+
+
+def test_parts_of_a_divided_amd_gpu_have_no_sensors():
+    row = next(line for line in CONCISE.splitlines() if line.startswith("1 "))
+    part = row[:30] + "N/A  N/A  NPS1, CPX, 1  N/A  N/A  0%  auto  N/A  0%  0%"
+    assert codes(CONCISE.replace(row, part)) == {"gpu-divided"}
+
+
+def test_a_row_of_csv_that_tells_nothing_is_named():
+    text = "name, uuid, ecc.errors.uncorrected.volatile.total\nNVIDIA A100, GPU-1, 1\n"
+    text += "NVIDIA A100, [Unknown Error], [Unknown Error]\n"
+    titles = [each.title for each in found(text)[0]]
+    assert titles[0] == "GPU at GPU-1: uncorrected memory errors (1 error)"
+    assert titles[1].startswith("unnumbered GPU 2 does not tell its state: Unknown Error")

@@ -1,5 +1,6 @@
 """Trees of two or three nodes with one fault each: the plan uses the NICs that reach each other, the same on all nodes."""
 
+import dataclasses
 import functools
 import os
 import tempfile
@@ -10,9 +11,10 @@ import pytest
 from drumbeat.doctor.compare import compare
 from drumbeat.doctor.examine import judged_plan
 from drumbeat.machine.gather import gather
+from drumbeat.machine.model import Gid
 from drumbeat.machine.replay import FolderHost
 from drumbeat.plan.network import compute_nics, swapped
-from tests.plan.archetype import order_of, peers_of
+from tests.plan.archetype import facts_of, order_of, peers_of
 from tests.trees.archetypes import mi300x
 from tests.trees.tree import roce_gids
 
@@ -95,3 +97,30 @@ def test_what_counts_as_swapped():
     assert swapped([list("abcd"), list("acbd"), list("abcd")]) == {"b", "c"}
     assert swapped([list("abcd"), list("xdbc"), []]) == set(), "one node shows none of its subnets"
     assert swapped([]) == set() and swapped([["a", "a"], ["a", "a"]]) == set()
+
+
+@pytest.mark.parametrize("fault, left", [("none", set()), ("other subnet", {5}), ("swapped", {2, 5})])
+def test_infiniband_subnets_are_told_by_the_prefix_of_their_gids(fault, left):
+    """Eight rails, each an InfiniBand subnet of its own; IP addresses of these ports say nothing of it."""
+    facts = [with_prefixes(facts_of("dgx-h100", 2)[node], fault if node else "none") for node in (0, 1)]
+    names = [device.name for device in compute_nics(facts[0]).devices]
+    plans = [judged_plan(order_of("dgx-h100", facts), each, peers_of(facts), node) for node, each in enumerate(facts)]
+    expected = "=" + ",".join(name for index, name in enumerate(names) if index not in left)
+    assert {variable(plan, "NCCL_IB_HCA") for plan in plans} == {expected}
+    codes = {finding.code for plan in plans for finding in plan.findings}
+    assert ("rdma-subnet-differs" in codes) == bool(left), codes
+
+
+def with_prefixes(facts, fault):
+    names = [device.name for device in compute_nics(facts).devices]
+    cards = []
+    for device in facts.rdma:
+        if device.name in names:
+            rail = names.index(device.name)
+            rail = {"swapped": {2: 5, 5: 2}, "other subnet": {5: 99}}.get(fault, {}).get(rail, rail)
+            gid = Gid(0, f"fe80:0000:0000:{rail + 1:04x}:9c63:c003:0028:0001", "IB/RoCE v1")
+            device = dataclasses.replace(
+                device, ports=tuple(dataclasses.replace(port, gids=(gid,)) for port in device.ports)
+            )
+        cards.append(device)
+    return dataclasses.replace(facts, rdma=tuple(cards))

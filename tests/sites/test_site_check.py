@@ -151,3 +151,23 @@ def test_the_docs_name_the_ports_that_are_listened_on():
     assert (
         f"127.0.0.1:{PORT}" in text and f"{LOW_PORTS[0]} to {LOW_PORTS[1]}" in text and f"{TOP - 1000} or above" in text
     )
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        'backend: slurm\nenv: {NCCL_SOCKET_IFNAME: {value: "eth0, ib0", why: x}}\n',
+        "backend: slurm\nenv: {NCCL_DEBUG: {value: INFOO, why: x}}\n",
+        'backend: slurm\nsubmit: {bad: {value: "nosuch=3", why: x}}\n',
+        "backend: kubernetes\nsubmit: {bad: {value: --nosuch=3, why: x}}\n",
+        "backend: slurm\nneeds: [acount]\n",
+    ],
+)
+def test_plan_and_submit_refuse_what_site_check_refuses(tmp_path, lines, drumbeat):
+    site = tmp_path / "ours.yaml"
+    site.write_text(f"summary: ours\nvendor: nvidia\ngpus: 4\ncores: 64\nmemory: 500G\n{lines}")
+    wanted = ("--site", site, "--nodes", "2", "--time", "1h", "--", "python", "train.py")
+    said = [drumbeat.here("site", "check", site), drumbeat.here("plan", *wanted), drumbeat.here("submit", *wanted)]
+    assert [done.returncode for done in said] == [2, 2, 2], [done.stdout + done.stderr for done in said]
+    checked, *others = [done.stderr.partition(": ")[2].partition("\n")[0] for done in said]
+    assert "ours.yaml:" in checked and others == [checked, checked]

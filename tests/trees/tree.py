@@ -245,7 +245,7 @@ class Tree:
         ):
             self.file(f"{port}/{file}", text)
         if link_layer == "InfiniBand":
-            gids = ((0, f"fe80:0000:0000:0000:{guid}", "IB/RoCE v1"),)
+            gids = gids or ((0, f"fe80:0000:0000:0000:{guid}", "IB/RoCE v1"),)
         for index in range(max([entry[0] for entry in gids], default=3) + 2):
             self.file(f"{port}/gids/{index}", NO_GID)
         for index, gid, kind in gids:

@@ -110,7 +110,9 @@ def _memory_errors(case: Case, gpus: List[Gpu]) -> Iterator[Finding]:
         identity, host = f", {gpu.uuid}," if gpu.uuid else "", case.facts.host
         if health.remap_failed or health.uncorrected_errors:
             what = (
-                "could not replace a bad row or page" if health.remap_failed else f"{health.uncorrected_errors} errors"
+                "could not replace a bad row or page"
+                if health.remap_failed
+                else f"{health.uncorrected_errors} error{'s' * (health.uncorrected_errors != 1)}"
             )
             yield find("gpu-memory-errors", gpu=gpu.title, what=what, id=identity, host=host, severity=case.unfit)
         elif health.remap_pending:

@@ -317,6 +317,7 @@ def host_patterns(text: str, place: str) -> List[str]:
 
 
 DEFAULT = "localhost"
+BUILT_IN = "sites/"  # where messages place the profiles that drumbeat brings
 
 
 def find_site(
@@ -342,7 +343,7 @@ def load_site(name: str, environ: Mapping[str, str], place: str = "--site") -> S
     if name in own:
         return site_from_path(own[name])
     if name in built_in():
-        return site_from_text(built_in_text(name), name, f"sites/{name}.yaml")
+        return site_from_text(built_in_text(name), name, f"{BUILT_IN}{name}.yaml")
     known = site_names(environ)
     raise Problem(
         f"{place}: no site {shown(name)}{near(name, known)}",
@@ -396,7 +397,9 @@ def _all_set(variables: Iterable[str], environ: Mapping[str, str]) -> bool:
 def detect_of(name: str) -> Detect:
     """Read the `detect` key of a built-in profile, and no other: every `drumbeat run` asks all of them."""
     found = re.search(r"^detect:.*(?:\n[ \t].*)*", built_in_text(name), re.MULTILINE)
-    return site_from_text(f"summary: x\n{found.group()}\n", name, f"sites/{name}.yaml").detect if found else Detect()
+    return (
+        site_from_text(f"summary: x\n{found.group()}\n", name, f"{BUILT_IN}{name}.yaml").detect if found else Detect()
+    )
 
 
 _SITES = "drumbeat.jobfile.sites"

@@ -62,7 +62,10 @@ class Gpu:
     @property
     def label(self) -> str:
         """`GPU 3`, or where it is attached if its number is unknown."""
-        return f"GPU {self.index}" if self.index >= 0 else f"GPU at {self.pci or self.uuid}"
+        place = self.pci or self.uuid
+        return (
+            f"GPU {self.index}" if self.index >= 0 else f"GPU at {place}" if place else f"unnumbered GPU {-self.index}"
+        )
 
     @property
     def title(self) -> str:

@@ -48,7 +48,7 @@ def active_ports(device: RdmaDevice) -> List[RdmaPort]:
 def compute_nics(facts: Facts, peers: Optional[Peers] = None) -> ComputeNics:
     """Active ports only, one link type, no bond beside real ports, the fast ones, those beside a GPU.
 
-    `peers`: of RoCE devices, only those whose subnet every node has, unless none is: then the fabric is routed.
+    `peers`: only those whose subnet every node has, unless none is: then the fabric is routed.
     """
     left: Dict[str, str] = {}
     devices = sorted(facts.rdma, key=lambda device: natural(device.name))
@@ -81,7 +81,7 @@ def compute_nics(facts: Facts, peers: Optional[Peers] = None) -> ComputeNics:
     for device in alive:
         if device not in near:
             left[device.name] = "shares no PCIe switch with a GPU, while the others do"
-    for device, subnet in _alone(near, facts, peers) if layer == "Ethernet" else ():
+    for device, subnet in _alone(near, facts, peers):
         left[device.name] = f"{ALONE} in {subnet}"
     near = [device for device in near if device.name not in left]
     for device in near[MOST_HCAS:]:
@@ -95,10 +95,9 @@ def _alone(devices: Sequence[RdmaDevice], facts: Facts, peers: Optional[Peers]) 
     """Devices in a subnet that some node is not in, and that subnet."""
     known = [peer.facts for peer in (peers.nodes if peers else ()) if peer.facts.interfaces]
     everywhere = _common_networks(known) - swapped([rails_of(each) for each in known]) if len(known) > 1 else set()
-    subnets = {one.name: networks(one) for one in facts.interfaces}
     found = []
     for device in devices:
-        own = [network for netdev in device.netdevs for network in subnets.get(netdev, ())]
+        own = subnets_of(device, facts)
         if own and not everywhere & set(own):
             found.append((device, own[0]))
     return found if len(found) < len(devices) else []
@@ -106,9 +105,30 @@ def _alone(devices: Sequence[RdmaDevice], facts: Facts, peers: Optional[Peers]) 
 
 def rails_of(facts: Facts) -> List[Network]:
     """Return the subnets of the compute NICs, in the order by which NCCL pairs them."""
-    subnets = {one.name: networks(one) for one in facts.interfaces}
-    devices = compute_nics(facts).devices
-    return [network for device in devices for netdev in device.netdevs for network in subnets.get(netdev, ())[:1]]
+    return [network for device in compute_nics(facts).devices for network in subnets_of(device, facts)[:1]]
+
+
+def subnets_of(device: RdmaDevice, facts: Facts) -> List[Network]:
+    """Return the IP subnets of a device's interfaces; of InfiniBand, which needs no IP, the subnet prefixes of its ports."""
+    if _layers(device) == {"InfiniBand"}:
+        return _prefixes(device)
+    own = [one for one in facts.interfaces if one.name in device.netdevs]
+    return [network for one in own for network in networks(one)]
+
+
+def _prefixes(device: RdmaDevice) -> List[Network]:
+    ports = [port for port in active_ports(device) if port.link_layer == "InfiniBand"]
+    found = [_prefix(gid.gid) for port in ports for gid in port.gids[:1]]
+    return [prefix for prefix in found if prefix]
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _prefix(gid: str) -> Optional[Network]:
+    """The upper half of a GID names its InfiniBand subnet; a subnet manager that was not told otherwise uses fe80::/64."""
+    try:
+        return ipaddress.IPv6Network((int(ipaddress.IPv6Address(gid.strip())) >> 64 << 64, 64))
+    except ValueError:
+        return None
 
 
 def swapped(nodes: Sequence[Sequence[Any]]) -> Set[Any]:
@@ -371,6 +391,7 @@ def _common_networks(nodes: Sequence[Facts]) -> Set[Network]:
     common: Optional[Set[Network]] = None
     for facts in nodes:
         mine = {network for interface in candidates(facts) for network in networks(interface)}
+        mine |= {prefix for device in facts.rdma for prefix in _prefixes(device)}
         common = mine if common is None else common & mine
     return common or set()
 

@@ -178,7 +178,7 @@ def _sorted(options: Sequence[Option]) -> Tuple[Dict[str, Tuple[str, str]], Mapp
             close = difflib.get_close_matches(name, [*ONCE, *SEVERAL], 1)
             hint = f"did you mean --{close[0]}? " if close else ""
             raise Problem(
-                f"{option.text[:80]!r} is not an option of pods",
+                f"{f'{option.place}: ' if option.place else ''}{option.text[:80]!r} is not an option of pods",
                 f"{hint}known: {', '.join('--' + each for each in sorted((*ONCE, *SEVERAL)))}",
             )
         if not text:

@@ -16,16 +16,23 @@ from drumbeat.bundle.build import cached_bundle
 from drumbeat.bundle.pinned import pinned
 from drumbeat.desk.start.place import look_around
 from drumbeat.findings.model import ERROR, WARNING, Finding
-from drumbeat.jobfile.check import mistakes
+from drumbeat.jobfile.check import mistakes, raise_all
 from drumbeat.jobfile.job import Job
 from drumbeat.jobfile.resolve import resolve
-from drumbeat.jobfile.site import Site, checked_site
+from drumbeat.jobfile.site import BUILT_IN, Site, checked_site
 from drumbeat.jobfile.yamlfile import Table, Text, load_file, shown_path
-from drumbeat.lint.engine import lint
 
 _VARIABLE = re.compile(r"(?<!\$)\$(?:\{(\w+)\}|([A-Za-z_]\w*))")
 _MOST = 100  # rounds
-_ANY = {"account": "any", "partition": "any", "qos": "any", "time": 3600, "constraint": "any", "reservation": "any"}
+_EVERYWHERE = ("account", "partition", "time")
+_ANY: Dict[str, Any] = {
+    "account": "any",
+    "partition": "any",
+    "qos": "any",
+    "time": 3600,
+    "constraint": "any",
+    "reservation": "any",
+}
 
 
 class Checked(NamedTuple):
@@ -46,7 +53,7 @@ def check_site(path: str, environ: Mapping[str, str]) -> Checked:
         if not problems:
             try:
                 site = checked_site(table, name, file)
-                problems = _of_values(site, table, full)
+                problems = _of_values(site, full, True)
             except Problem as refused:
                 problems = [refused]
         fresh = [problem for problem in problems if str(problem) not in found and file in str(problem)]
@@ -58,6 +65,14 @@ def check_site(path: str, environ: Mapping[str, str]) -> Checked:
             break
         table, site = smaller, None
     return Checked(site, tuple(found.values()), tuple(assumed))
+
+
+def refuse_mistakes(site: Site, environ: Mapping[str, str]) -> None:
+    """Refuse a profile of the user's own for what `check_site` finds in its values, before a job is planned or submitted. Nothing
+    is asked of a scheduler."""
+    file = _file(site)
+    if site.origins and not file.startswith(BUILT_IN):
+        raise_all(file, [problem for problem in _of_values(site, environ, False) if file in str(problem)])
 
 
 def _variables(node: Any) -> List[str]:
@@ -94,23 +109,38 @@ def _without(table: Table, file: str, words: str) -> Table:
     return Table(entries, table.lines, table.line)
 
 
-def _of_values(site: Site, table: Table, environ: Mapping[str, str]) -> List[Problem]:
+def _of_values(site: Site, environ: Mapping[str, str], render: bool) -> List[Problem]:
     """Check the values as a job there meets them: its order, the backend's request, and the rules for its variables."""
     backend = backends.get(site.backend, site.where("backend"))
-    job = Job(command=("true",), nodes=1, origins=dict(site.origins), **_ANY)  # type: ignore[arg-type]
     found = [_problem(site, each) for each in _of_variables(site)]
-    try:
-        order = resolve(job, site, look_around(environ, gpus=None))
-        backend.check(order, site.where)
-        backend.render(pinned(order, cached_bundle(environ)))
-    except Unreachable:
-        pass  # what needs the scheduler's own answer is left to submit
-    except Problem as problem:
-        found.append(problem)
+    for image in (None, "registry.example.org/any:1"):  # a pod needs one, of the job or the site
+        try:
+            about = {key: value for key, value in _ANY.items() if key in (*_EVERYWHERE, *backend.specific)}
+            about.update({"container": image, "container_runtime": "pod"} if image else {})
+            job = Job(command=("true",), nodes=1, origins=dict(site.origins), **about)
+            order = resolve(job, site, look_around(environ, gpus=None))
+            backend.check(order, site.where)
+            if render:
+                backend.render(pinned(order, cached_bundle(environ)))
+            break
+        except Unreachable:
+            break  # what needs the scheduler's own answer is left to submit
+        except Problem as problem:
+            found.append(problem)
+            if _file(site) in str(problem):
+                break
     return found
 
 
+def _file(site: Site) -> str:
+    return site.where("summary").partition(":")[0]
+
+
 def _of_variables(site: Site) -> List[Finding]:
+    if not site.env:
+        return []
+    from drumbeat.lint.engine import lint  # most profiles set no variable, and every plan comes by here
+
     names = list(site.env)
     script = "".join(f"export {name}={shlex.quote(site.env[name].value)}\n" for name in names)
     return [each for each in lint(script, "site.sh").findings if each.severity in (ERROR, WARNING)]

@@ -21,6 +21,7 @@ from drumbeat.desk.nodes import avoiding
 from drumbeat.desk.start.create import create_run, forget_run, no_place
 from drumbeat.desk.start.make_order import make_order, site_of
 from drumbeat.desk.start.place import HERE, LOGIN, Place, check_command, find_place, to_queue
+from drumbeat.desk.start.site_check import refuse_mistakes
 from drumbeat.desk.state import state_of
 from drumbeat.jobfile.job import Job
 from drumbeat.machine.gather import gather
@@ -36,7 +37,9 @@ from drumbeat.runfolder.summary import write_run_record
 def queued_order(job: Job, environ: Mapping[str, str]) -> Order:
     """Return the order of a job that a scheduler will start."""
     place = to_queue(find_place(LiveHost()))
-    order = make_order(job, site_of(job, place, environ), place, environ)
+    site = site_of(job, place, environ)
+    refuse_mistakes(site, environ)
+    order = make_order(job, site, place, environ)
     order = avoiding(order, environ) if job.bad_nodes == "avoid" else order
     return pinned(order, cached_bundle(environ))
 
@@ -138,6 +141,7 @@ def prepare(job: Job, roots: Sequence[str], run: Optional[str], environ: Mapping
     elsewhere = bool(roots or run)
     place = Place(HERE, facts[0].identity, machines=tuple(facts)) if elsewhere else find_place(LiveHost())
     site = site_of(job, place, environ)
+    refuse_mistakes(site, environ)
     order = make_order(job, site, place, environ)
     if len(facts) > order.nodes:
         raise Problem(f"facts of {len(facts)} nodes for a job of {order.nodes} nodes", f"add --nodes {len(facts)}")

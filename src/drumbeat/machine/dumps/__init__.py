@@ -54,16 +54,49 @@ def read_dumps(text: str, file: str) -> Tuple[Dump, ...]:
 
 def read(text: str, file: str) -> Tuple[Tuple[Dump, ...], Tuple[Tuple[Evidence, int], ...]]:
     """Read every dump in this text; also return each passage that no reader understood: its first line, and how many it has."""
+    parts = _by_host(text[:MAX_BYTES]) or [("", text, range(text.count("\n") + 1))]
+    each = [_read(part, file, host, numbers) for host, part, numbers in parts]
+    return tuple(chain.from_iterable(dumps for dumps, _ in each)), tuple(chain.from_iterable(rest for _, rest in each))
+
+
+_PREFIX = re.compile(r"([A-Za-z][\w.-]{0,60}): ?(?=.*\S)")
+MAX_HOSTS = 16
+
+
+def _by_host(text: str) -> List[Tuple[str, str, Sequence[int]]]:
+    """Split what pdsh or clush printed (`host: line`) by host, with the number of each line in the whole; [] for other texts."""
+    lines = text.split("\n")
+    heads = [_PREFIX.match(line) for line in lines]
+    own: Dict[str, List[int]] = {}
+    for number, head in enumerate(heads):
+        if head:
+            own.setdefault(head[1], []).append(number)
+        elif len(lines[number].split()) > 1:
+            return []
+    if len(own) > MAX_HOSTS or min(map(len, own.values()), default=0) < 3:
+        return []
+    return [
+        (host, "\n".join(lines[n][head.end() :] for n in numbers if (head := heads[n])), numbers)
+        for host, numbers in own.items()
+    ]
+
+
+def _read(
+    text: str, file: str, host: str, numbers: Sequence[int]
+) -> Tuple[Tuple[Dump, ...], Tuple[Tuple[Evidence, int], ...]]:
+    def placed(line: Evidence) -> Evidence:
+        return replace(line, file=file, line=numbers[line.line - 1] + 1 if line.line else None)
+
     found: Dict[str, Dump] = {}
     whole = Text(text[:MAX_BYTES])
     fitting = (reader(whole) for reader, marks in READERS.items() if any(mark in whole.whole for mark in marks))
     for dump in islice(chain.from_iterable(fitting), MAX_DUMPS):
-        lines = {name: replace(line, file=file) for name, line in islice(dump.lines.items(), MAX_LINES)}
-        first = min((line.line or 1 for line in lines.values()), default=1)
-        dump = replace(dump, facts=replace(_bounded(dump.facts), host=whole.host(first)))
+        lines = {name: placed(line) for name, line in islice(dump.lines.items(), MAX_LINES)}
+        first = min((line.line or 1 for line in dump.lines.values()), default=1)
+        dump = replace(dump, facts=replace(_bounded(dump.facts), host=host or whole.host(first)))
         found.setdefault(f"{dump.kind} {dump.facts!r} {dump.notes}", replace(dump, file=file, lines=lines))
     unread = islice(whole.unread(), MAX_DUMPS)
-    return tuple(found.values()), tuple((replace(line, file=file), count) for line, count in unread)
+    return tuple(found.values()), tuple((placed(line), count) for line, count in unread)
 
 
 def _bounded(facts: Facts) -> Facts:
@@ -82,8 +115,12 @@ def by_node(dumps: Sequence[Dump]) -> List[List[Dump]]:
         return [group for host in dict.fromkeys(hosts) for group in by_node([d for d in dumps if d.facts.host == host])]
     dumps, rest = list(dumps), []
     groups: List[List[int]] = []
-    identified = {n: sum(bool(gpu.pci or gpu.uuid) for gpu in dump.facts.gpus) for n, dump in enumerate(dumps)}
-    for n in sorted(identified, key=lambda n: (-identified[n], -len(dumps[n].facts.gpus))):
+
+    def identified(n: int) -> Tuple[int, bool, int]:
+        gpus = dumps[n].facts.gpus
+        return -sum(bool(gpu.pci or gpu.uuid) for gpu in gpus), any(gpu.index < 0 for gpu in gpus), -len(gpus)
+
+    for n in sorted(range(len(dumps)), key=identified):  # the numbers of the first are kept
         if not dumps[n].facts.gpus:
             rest.append(n)
             continue

@@ -170,9 +170,10 @@ def _concise(text: Text, first: int, last: int) -> Iterator[Dump]:
     for number in range(first, last):
         row = _SILENT_ROW.match(text.lines[number])
         if row and not parse_rocm_smi_table(text.lines[number]):
-            gpus.append(Gpu(int(row[1]), "amd"))
+            part = _PARTITION.search(text.lines[number])  # of a divided GPU only the first part has sensors
+            gpus.append(Gpu(int(row[1]), "amd", partition=part[1] if part else None))
             lines[gpus[-1].label] = text.line(number)
-            silent.append(gpus[-1].label)
+            silent += [] if part else [gpus[-1].label]
         for use in parse_rocm_smi_table(text.lines[number]):
             identity, partition = _DEVICE_ID.search(text.lines[number]), _PARTITION.search(text.lines[number])
             name = names()[Amd.name].get(identity[0].lower()) if identity else None

@@ -80,7 +80,7 @@ _BUS_ID = r"[0-9A-Fa-f]{8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.\d"
 _GPU = re.compile(rf"^GPU ({_BUS_ID})\s*$", re.MULTILINE)
 _BUS = re.compile(rf"^\s+Bus Id\s*: ({_BUS_ID})\s*$", re.MULTILINE)
 _XML_GPU = re.compile(r'<gpu id="([0-9A-Fa-f:.]+)">(.*?)(?=<gpu id=|\Z)', re.DOTALL)
-_ATTACHED = re.compile(r"^Attached GPUs\s*: (\d{1,3})\s*$", re.MULTILINE)
+_ATTACHED = re.compile(r"^(?:Attached GPUs\s*: |\s*<attached_gpus>)(\d{1,3})\b", re.MULTILINE)
 _PREAMBLE = re.compile(r"=+NVSMI LOG=+|(?:Timestamp|Driver Version|CUDA Version|Attached GPUs)\s*: ")
 # Reasons that slow a GPU down against its will, in the words of a live node's facts.
 _THROTTLE = {
