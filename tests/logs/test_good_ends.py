@@ -99,3 +99,38 @@ def test_an_exception_that_python_ignored_while_it_left():
     ignored = "Exception ignored while calling deallocator <function Pool.__del__ at 0x7f>:\nTraceback (most recent call last):\n"
     ignored += '  File "/home/u/pool.py", line 7, in __del__\nPythonFinalizationError: cannot join thread at interpreter shutdown'
     assert read(f"step 9 loss 2.1\nTraining completed\n{ignored}").failure.answer == "none"
+
+
+RECORD = '0: :::MLLOG {"event_type": "INTERVAL_END", "key": "run_stop", "metadata": {"status": "success"}}'
+ENDING = "\n".join(
+    f"{rank}: ENDING TIMING RUN AT 2024-08-16 07:57:{rank:02} PM\n{rank}: RESULT,bert,{rank}" for rank in range(40)
+)
+
+
+def test_what_is_stopped_after_a_record_of_success_is_no_failure():
+    assert answer("step 1 loss 2.0", RECORD, ENDING) == ("none", "certain")
+    assert answer("step 1 loss 2.0", RECORD.replace("success", "aborted"), ENDING)[0] == "unknown"
+    assert answer("step 1 loss 2.0", RECORD, ENDING, f"Traceback (most recent call last):\n{FULL}")[0] == "disk-full"
+
+
+def test_a_status_of_zero_before_another_field_is_a_good_end():
+    stack = "[rank3]: frame #3: <unknown function> + 0x5ffe55a (0x7f57 in /lib/libtorch_cpu.so)"
+    assert answer(STEPS, stack, "n1: Process 24 exits successfully.", "RC=0 RUN_ID=smoke_20260331")[0] == "none"
+    assert answer(STEPS, stack, "n1: Process 24 left.", "RC=3 RUN_ID=smoke_20260331")[0] == "unknown"
+
+
+@pytest.mark.parametrize("last", ["we have a problem with the feed", "there is a serious problem here"])
+def test_a_log_that_ends_with_trouble_of_an_unknown_kind_is_unknown(last):
+    assert answer(STEPS, last) == ("unknown", "unknown")
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        "Saving final weights to disk", "Results are in results/table.csv", "process group destroyed", "nothing left to do",
+        "leaving the distributed context", "logs were uploaded", "learning rate decayed to zero", "node n7 is released",
+        "reached the maximum number of steps", "summary is printed below", "Have a nice day", "early stopping was not triggered",
+    ],
+)  # fmt: skip
+def test_what_healthy_runs_say_last_is_no_failure(last):
+    assert answer(STEPS, last)[0] == "none"

@@ -39,7 +39,19 @@ from drumbeat.logs.read.prefixes import (
 )
 from drumbeat.logs.read.progress import CODE as NAN_LOSS
 from drumbeat.logs.read.progress import Losses, Steps
-from drumbeat.logs.read.records import COMMAND, KEPT, OF_A_RUN, TWICE, Tails, Work, last_work, once, telling
+from drumbeat.logs.read.records import (
+    BEGAN,
+    COMMAND,
+    DONE,
+    KEPT,
+    OF_A_RUN,
+    TWICE,
+    Tails,
+    Work,
+    last_work,
+    once,
+    telling,
+)
 from drumbeat.logs.read.templates import Dull
 from drumbeat.logs.read.tracebacks import (
     ARROW,
@@ -343,7 +355,8 @@ class Reader:
             labels, lines, begin = self.events.labels, self._tails.of(file), begins.get(file, 0)
             blame = partial(labels.blamed, file, fewest=2)
             speaker, plain = partial(labels.speaker, file), partial(labels.plain, file)
-            last = telling(lines, self._is_known, begin, speaker, blame, plain, self.work.seen)
+            reached = DONE if self._good_ends.last(file) > begin else BEGAN if self.work.seen else ""
+            last = telling(lines, self._is_known, begin, speaker, blame, plain, reached)
             if last is not None:
                 self._failed.add(file)
                 self._say(file, *last)

@@ -270,6 +270,7 @@ GOOD_ENDS = (
     "worker group successfully finished",
     "Job completed",
     "tests passed",
+    '"status": "success"',
 )
 _PATTERN = re.compile(
     r"Out of bounds values : 0 OK"
@@ -283,6 +284,7 @@ _PATTERN = re.compile(
     r"|\b[Aa]ll (?:\d+ )?tests passed\b"
     r"|\b(?:[Tt]raining|[Ff]ine-?[Tt]uning) (?:is )?(?:completed?|finished|done)\b(?! (?:step|epoch|iter))"
     r"|\b(?:[Ff]inished|Done) training\b(?! (?:step|epoch|iter))"
+    r'|"(?:run|job|training|experiment)[_ ](?:stop|end|finish|complete)(?:ed)?".*"status": "success"'  # a record of a benchmark
 )
 _NOT_YET = re.compile(r"(?i)\b(?:until|when|before|after|once|if|not|never|epoch|step) (?:\w+ ){0,3}training|will ")
 # Said of an end that was no good one, or only named.

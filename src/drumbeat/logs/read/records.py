@@ -14,9 +14,10 @@ from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.regex import regex
 from drumbeat.causes.events import LOST_PEER, TIMED_OUT
 from drumbeat.causes.table import NOBODYS_FAULT, kind_of
+from drumbeat.logs.meaning.essence import essence
 from drumbeat.logs.meaning.grammar import is_quoted
 from drumbeat.logs.meaning.likely import likely_sense
-from drumbeat.logs.meaning.model import guess
+from drumbeat.logs.meaning.model import guess, likely
 from drumbeat.logs.meaning.senses import STATUS, sense
 from drumbeat.logs.read.prefixes import Line, clean, decode
 
@@ -165,6 +166,7 @@ _DENIED = regex(
 # A shell's trace (set -x) or prompt, a frame of a traceback and its source text: not what a program says.
 COMMAND = regex(r"\++ \S|[\w.@~:/-]{0,60}[$#] \w")
 _SOURCE = regex(r"\s{2,}(?:File \"|\S.*[)\]:,]\s*$)")
+_STACK = regex(r"\s*(?:frame #\d+: |#\d+ +0x|\[ ?\d+\] .*\(\+0x)")  # a frame of a C++ program
 _FAILS = re.compile(
     r"(?i)\b(?:fail(?:ed|ure|s)?|errors?|fatal|(?:will|now|to) abort|abort(?:ed|ing)|cannot|can't|could ?n(?:o|')t|unable to"
     r"|timed out|terminated|crash(?:ed)?)\b"
@@ -246,11 +248,12 @@ class Tails:
 
 # How a log ends: the last word of its outcome that its last lines say. A number behind a word for an end is its status.
 GOOD, BAD, STOPPED = "good", "bad", "stopped"
+BEGAN, DONE = "began", "done"  # how far the work came: something worked, and a record says that all was done
 LAST_WORDS = 6  # lines
 _STATUS_AT_END = regex(
     r"(?i)\b(?:(?:code|status|rc)\b(?:[^=:\n]{0,20}[=:])?\s?\(?|(?:exit(?:ed|s)?|ended|returned|returns|quit(?:s|ting)?"
     r"|error stop)\b"
-    r"(?: with)?[=:( ]{1,3})(?P<status>-?\d{1,3})(?![\w.:%/]| ?[a-z])"
+    r"(?: with)?[=:( ]{1,3})(?P<status>-?\d{1,3})(?![\w.:%/]| ?[a-z]\w*(?![\w=]))"
     r"|\b(?:finish|end|result|left|leav(?:es|ing)|departs?|stopped|closed|ended|gone|down|out)\b"
     r"(?:: | \(|, (?:code )?| )(?P<number>-?\d{1,3})\)?\W?$"
 )
@@ -259,7 +262,7 @@ _BAD_END = regex(
     r"|incomplete|(?:un|not )success\w*)\b\W{0,3}$"
     r"|\b(?:no result|without (?:a )?result|nothing (?:was )?(?:saved|written|produced)|unfinished|prematurely"
     r"|(?:did not|never|not) (?:finish(?:ed)?|complete(?:d)?)"
-    r"|giv(?:ing|en) up|gave up|abnormal\w*|abort(?:ed|ing)|impossible|not able to (?:go on|continue)|nothing left to"
+    r"|giv(?:ing|en) up|gave up|abnormal\w*|abort(?:ed|ing)|impossible|not able to (?:go on|continue)|nothing left to (?!do\b)"
     r"|(?:cannot|can not|could not) (?:go on|continue|proceed|be placed)"
     r"|(?:stop|end|kill|terminat)\w*ing (?:the )?(?:rest|others|remaining))\b"
 )
@@ -366,6 +369,9 @@ _DUMP = regex(
     r"|^\s*(?:[{}\]],?$|\"\w+\": )"
 )
 _FEWEST_OF_DUMP = 5  # lines
+_SAID_WORD = regex(r"[A-Za-z]{2,}")
+_FEWEST_WORDS = 3
+_MOSTLY, _MUCH = 0.6, 6.0  # share and evidence of what a statement may mean
 _LEAST = 1.0  # points of a line that says why
 _STRONG = 2.4  # points of a line that says so though nothing else does
 _LOUD = regex(
@@ -418,14 +424,15 @@ def telling(
     speaker: Who = lambda number: None,
     blame: Callable[[int], Optional[int]] = lambda begin: None,
     plain: Callable[[str], str] = lambda text: text,
-    began: bool = True,
+    reached: str = BEGAN,
 ) -> Optional[Tuple[int, Line, str]]:
     """The line among the last ones of a file that says why it failed, or at least that it did, and the code of what it means.
 
     The line counts whose words mean most, if they mean enough for how the log ends; consequences, and what was said by those who
     worked on, count half. Else the first line of the rank that the others name (`blame`, from a line on), else the last that
     speaks of a failure. `is_known`: lines that were read already; `begin`: first line of the file's last run; `plain`: a text
-    with plain words for its labels of ranks; `began`: something worked."""
+    with plain words for its labels of ranks; `reached`: how far the work is
+    known to have come before these lines."""
     texts = [(number, decode(raw)) for number, raw in lines if raw.strip() and number >= begin]
     if len(texts) >= _FEWEST_OF_DUMP and sum(not _DUMP.search(text) for _, text in texts) * 10 < len(texts):
         return None
@@ -439,11 +446,12 @@ def telling(
         [text for _, text in last_words],
         lambda place: speaker(last_words[place][0]) is not None or clean(last_words[place][1]).rank is not None,
     )
+    ended = "" if reached == DONE and ended == STOPPED else ended
     blamed = blame(last_words[0][0]) if last_words else None
     if ended == GOOD or not last_words:
         return None
     failed = ended == BAD or ended and (blamed is not None or ended == STOPPED and not worked)
-    ended = ended or ("" if blamed is None and began else STOPPED)
+    ended = ended or ("" if blamed is None and reached else STOPPED)
     least = _LEAST if failed or ended else _STRONG
     found = list(_words(texts, is_known, speaker, plain, failed or bool(ended and blamed is not None)))
     scored: List[Tuple[float, Words]] = []
@@ -474,7 +482,27 @@ def telling(
         number, line = last_words[-1 - behind][0], clean(last_words[-1 - behind][1])
         cut = ended != BAD and _TABLE.search(line.text)  # a row of a launcher's table
         return (number, line, "") if not cut and not is_known(line.text) else None
-    return None
+    number, line = last_words[-1][0], clean(last_words[-1][1])
+    uneasy = (
+        worked
+        and not ended
+        and reached != DONE
+        and not line.level
+        and _is_uneasy(line.text)
+        and not is_known(line.text)
+    )
+    return (number, line, "") if uneasy else None
+
+
+def _is_uneasy(text: str) -> bool:
+    """Return True for a statement that healthy runs do not end with: it tells of trouble, though not of which."""
+    told = len(_SAID_WORD.findall(text)) >= _FEWEST_WORDS and not _is_hedged(text) and not _TABLE.search(text)
+    if not told or _A_VALUE.search(text) or _MEASURED.search(text) or COMMAND.match(text):
+        return False
+    found = likely(essence(text))
+    told_of = next((code for code in found if code in ("vague", "aftermath")), "")
+    share, evidence = found.get(told_of, (0.0, 0.0))
+    return share >= _MOSTLY and evidence >= _MUCH
 
 
 def _words(
@@ -501,7 +529,8 @@ def _words(
         if _WAITS.search(line.text) and not failing and not _BAD_END.search(line.text):
             continue
         hedged = _is_hedged(line.text)
-        source = _SOURCE.match(line.text) and ('File "' in above or 'File "' in line.text)
+        indented = line.text[:2].isspace()
+        source = _STACK.match(line.text) or indented and ('File "' in above or 'File "' in line.text)
         if source or hedged and not failed and not failing:
             continue
         if line.only_warns:
