@@ -1,6 +1,7 @@
 """Starting cost, side by side in one run: plain torch.distributed.run typed by hand against `drumbeat run`.
 
     make bench            (or: .venv/bin/python bench/start.py [--rounds 5] [--steps 300] [--json])
+    .venv/bin/python bench/start.py --agent 8 [--every 1]      only the agent's share of a core, beside so many ranks
 
 Both sides run bench/step.py with the same interpreter. Rounds alternate, so that whatever else the machine does hits both;
 medians are compared. Steps are compared with what two halves of the same side differ by (A/A).
@@ -60,22 +61,55 @@ def agents_share(folder):
     return [end["cpu_seconds"] for end in ends], [end["seconds"] for end in ends]
 
 
-def steady_share(folder, seconds=20):
-    """An agent's CPU while its ranks work: read from /proc at two moments, so that the start does not count."""
-    command = [*DRUMBEAT, "run", "--ranks-per-node", "2", "--runs", folder, "--", sys.executable, "-c"]
-    code = (
-        "import time\nfrom drumbeat import metrics\n"
-        f"for step in range({seconds * 10 + 60}): metrics.report(step, loss=1.0, tokens=1); time.sleep(0.1)"
+# Ranks that meet, as those of a training do, send each other something, and then only report.
+RANKS = """
+import os, socket, sys, time
+from drumbeat import metrics
+rank, world, address = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), ("127.0.0.1", int(os.environ["MASTER_PORT"]))
+if rank == 0:
+    listener = socket.create_server(address, backlog=world)
+    peers = [listener.accept()[0] for _ in range(world - 1)]
+else:
+    peers = []
+    while not peers:
+        try:
+            peers.append(socket.create_connection(address))
+        except OSError:
+            time.sleep(0.1)
+for peer in peers:
+    peer.sendall(bytes(100_000))
+for peer in peers:
+    peer.recv(100_000, socket.MSG_WAITALL)
+open("up", "w").close()
+step = 0
+while True:
+    step += 1
+    metrics.report(step, loss=1.0, tokens=1)
+    time.sleep(float(sys.argv[1]))
+"""
+
+
+def steady_share(folder, ranks=2, every=0.1, seconds=60, settled=30):
+    """CPU of an agent while its ranks work: its own, and that of its children that have ended (looks, sampling). Read from /proc
+    at two moments, so that the start does not count."""
+    command = [*DRUMBEAT, "run", "--ranks-per-node", str(ranks), "--oversubscribe", "64", "--runs", folder, "--"]
+    process = subprocess.Popen(
+        [*command, sys.executable, "-c", RANKS, str(every)],
+        cwd=folder,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
-    process = subprocess.Popen([*command, code], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    time.sleep(4)
-    agent = next(pid for pid in _all_pids() if _is_agent(pid))
+    while not os.path.exists(os.path.join(folder, "up")):
+        time.sleep(0.1)
+    time.sleep(settled)
+    agent = next(pid for pid in _all_pids() if _is_agent(pid, process.pid))
     before, begin = _cpu(agent), time.monotonic()
     time.sleep(seconds)
-    share = (_cpu(agent) - before) / (time.monotonic() - begin)
+    took = time.monotonic() - begin
+    own, children = ((now - then) / took for now, then in zip(_cpu(agent), before))
     process.terminate()
     process.wait()
-    return share
+    return own, children
 
 
 def _all_pids():
@@ -89,16 +123,22 @@ def _words(pid):
         return []
 
 
-def _is_agent(pid):
-    if b"_agent" not in _words(pid):
-        return False
-    parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
-    return b"_agent" in _words(parent)
+def _parent(pid):
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def _is_agent(pid, desk):
+    guard = _parent(pid)
+    return b"_agent" in _words(pid) and b"_agent" in _words(guard) and _parent(guard) == desk
 
 
 def _cpu(pid):
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    own, children = int(fields[11]) + int(fields[12]), int(fields[13]) + int(fields[14])
+    return own / os.sysconf("SC_CLK_TCK"), children / os.sysconf("SC_CLK_TCK")
 
 
 def times(command, rounds):
@@ -115,7 +155,15 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--agent", type=int, metavar="RANKS")
+    parser.add_argument("--every", type=float, default=0.1, metavar="SECONDS", help="between two reports of a rank")
     args = parser.parse_args()
+    if args.agent:
+        with tempfile.TemporaryDirectory(prefix="drumbeat-bench-") as folder:
+            own, children = steady_share(folder, args.agent, args.every)
+        load = os.getloadavg()[0]
+        print(f"agent beside {args.agent} ranks: {own:.2%} of a core, its looks {children:.2%}; load {load:.0f}")
+        return
     compileall.compile_dir(str(HERE.parent / "src"), quiet=1)
     report = {"rounds": args.rounds, "steps": args.steps}
     with tempfile.TemporaryDirectory(prefix="drumbeat-bench-") as folder:
@@ -132,7 +180,7 @@ def main():
             report[f"{nodes}x2"] = compare(got)
         cpu, seconds = agents_share(runs)
         report["agents of the last run"] = {"cpu_seconds": cpu, "seconds": seconds}
-        report["agent share"] = steady_share(runs)
+        report["agent share"], report["its looks"] = steady_share(folder)
     rounds = 20
     bare = times([sys.executable, "-c", "pass"], rounds)
     program = Path(sys.executable).parent / "drumbeat"
@@ -165,7 +213,7 @@ def text(report):
             f"with drumbeat ({got['drumbeat later by s']:+.2f} s); step {got['torchrun ms a step']:.2f} and "
             f"{got['drumbeat ms a step']:.2f} ms, ratio {got['step ratio']:.4f} (A/A {got['A/A spread']:.4f})"
         )
-    lines.append(f"agent, while ranks work: {report['agent share']:.2%} of a core")
+    lines.append(f"agent, while ranks work: {report['agent share']:.2%} of a core, its looks {report['its looks']:.2%}")
     lines.append(f"drumbeat --help: {report['drumbeat --help over python -c pass']:.2f} x python -c pass")
     return "\n".join(lines)
 

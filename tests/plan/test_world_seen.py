@@ -253,6 +253,56 @@ def test_ranks_of_a_later_stage_are_not_judged_by_steps_of_an_earlier_one():
         assert count.judge() == (None, [], False)
 
 
+def test_groups_without_a_connection_are_separate_trainings():
+    links = [((50000, 50001),), ((50001, 50000),), ((50002, 50003),), ((50003, 50002),)]
+    rows = [replace(row, joined=False, links=each) for row, each in zip(world(), links)]
+    found = copies(rows, PLAN)
+    assert found.title == "4 ranks are in 2 groups that are not connected: 2 separate trainings"
+    assert found.evidence[3].text.endswith("is connected to rank 2 alone") and "of its own" in found.fix
+    assert copies([replace(row, hidden="they use /dev/nvidia0") for row in rows], PLAN) is None, "by what is not seen"
+    own = [replace(row, joined=False, links=((50000 + row.pid, 9), (9, 50000 + row.pid))) for row in world()]
+    assert "WORLD_SIZE" in copies(own, PLAN).fix and "training alone" not in copies(own, PLAN).fix
+
+
+def test_ranks_that_train_in_groups_of_their_own_are_remembered_until_they_connect():
+    count = WorldCount(PLAN, "stop")
+    links = [((50000, 50001),), ((50001, 50000),), ((50002, 50003),), ((50003, 50002),)]
+    apart = [replace(row, joined=False, links=each) for row, each in zip(world(), links)]
+    count.first_step = 1.0
+    for at in (5.0, 15.0, 25.0):
+        count.last_step = at
+        for node in (0, 1):
+            count.add(node, tuple(row for row in apart if row.node == node), at)
+        _, findings, stop = count.judge()
+    assert count.apart.code == "ranks-never-joined" and not stop
+    for node in (0, 1):
+        count.add(node, tuple(row for row in world() if row.node == node), 35.0)
+    assert "no longer holds" in count.judge()[0].summary and count.apart is None
+
+
+def test_figures_for_a_log_are_no_proof_of_one_training():
+    """A forgotten DistributedDataParallel, while the loss is averaged for the log."""
+    little = [replace(row, sent=5000) for row in world()]
+    found = judge(little, PLAN, True, 50)
+    assert (found.answer, found.confidence) == ("as planned", "likely")
+    assert found.summary.endswith("they exchange 100 bytes per step, so it is not proven that they average gradients")
+    assert "not proven" not in judge(little, PLAN, True, 5).summary, "too early to say"
+    assert judge(little, PLAN, True).confidence == "certain", "nobody reports steps"
+    assert judge([replace(row, sent=500_000) for row in little], PLAN, True, 50).confidence == "certain"
+
+
+def test_little_exchange_is_said_after_the_ranks_have_met():
+    count = WorldCount(PLAN, "warn")
+    for at, sent, steps, summary in (
+        (1.0, 100, 0, "connected"), (2.0, 3000, 30, ""), (30.0, 5000, 50, "not proven"), (60.0, 6000, 60, ""),
+    ):  # fmt: skip
+        count.steps = steps
+        for node in (0, 1):
+            count.add(node, tuple(replace(row, sent=sent) for row in world() if row.node == node), at)
+        verdict = count.judge()[0]
+        assert (summary in verdict.summary) if summary else verdict is None, (at, verdict)
+
+
 def test_ranks_are_called_copies_only_by_looks_after_the_first_step():
     count = WorldCount(Planned(2, 1, True), "stop")
     rows = tuple(replace(row, node=0, world_size=2, alone=True, joined=False) for row in world(ranks=range(2)))
@@ -271,6 +321,7 @@ def test_ranks_are_called_copies_only_by_looks_after_the_first_step():
     _, (finding,), stop = count.judge()
     assert finding.code == "ranks-never-joined" and not stop
     assert count.judge()[1] == []  # said once
+    assert count.apart is None, "they made no group: they may be meant to work alone"
 
 
 def test_ranks_that_have_met_may_start_what_they_like():

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from drumbeat.base.signals import EXIT_DOUBTFUL
 from tests.conftest import need_torch, wait_for
 from tests.runs.test_join import hosts  # noqa: F401
 
@@ -126,6 +127,74 @@ def test_copies_of_one_training_that_print_nothing_are_noticed_while_they_run(dr
         in said
     )
     assert "ended before connections" not in said
+
+
+GROUPS = """
+import os, socket, time
+rank = int(os.environ["RANK"])
+place = f"port-{rank // 2}"
+if rank % 2 == 0:
+    listener = socket.create_server(("127.0.0.1", 0))
+    open(place + ".new", "w").write(str(listener.getsockname()[1]))
+    os.replace(place + ".new", place)
+    peer = listener.accept()[0]
+else:
+    while not os.path.exists(place):
+        time.sleep(0.02)
+    peer = socket.create_connection(("127.0.0.1", int(open(place).read())))
+step = 0
+while not os.path.exists("enough"):
+    step += 1
+    print(f"step {step} loss {1 / step:.4f}", flush=True)
+    peer.sendall(b"x" * 5000)
+    peer.recv(5000, socket.MSG_WAITALL)
+    time.sleep(0.2)
+"""
+
+
+@pytest.mark.parametrize("level, code", [("warn", 0), ("stop", EXIT_DOUBTFUL)])
+def test_two_groups_that_train_apart_are_told_and_doubtful_where_one_world_is_asked_for(drumbeat, level, code):
+    (drumbeat.folder / "train.py").write_text(GROUPS)
+    (drumbeat.folder / "job.yaml").write_text(f"checks: {{world: {level}}}\ncommand: {PY} train.py\n")
+    run = drumbeat.start("run", "job.yaml", "--ranks-per-node", 4, "--oversubscribe", 4, "--site", "localhost")
+    wait_for(lambda: findings(drumbeat, "ranks-never-joined"), what="the warning")
+    (drumbeat.folder / "enough").touch()
+    said, _ = run.communicate(timeout=120)
+    assert "4 ranks are in 2 groups that are not connected: 2 separate trainings" in said
+    assert run.returncode == code, said
+
+
+AVERAGES = """
+import os, socket, time
+rank, address = int(os.environ["RANK"]), (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+if rank == 0:
+    listener = socket.create_server(address)
+    peer = listener.accept()[0]
+else:
+    while True:
+        try:
+            peer = socket.create_connection(address)
+            break
+        except OSError:
+            time.sleep(0.02)
+step = 0
+while not (os.path.exists("enough") and step % 100 == 0):
+    step += 1
+    print(f"step {step} loss {1 / step:.4f}", flush=True)
+    peer.sendall(b"x" * 40)
+    peer.recv(40, socket.MSG_WAITALL)
+    time.sleep(0.05)
+"""
+
+
+def test_ranks_that_exchange_figures_for_a_log_are_not_said_to_train_together(drumbeat):
+    (drumbeat.folder / "train.py").write_text(AVERAGES)
+    run = drumbeat.start("run", "--ranks-per-node", 2, "--site", "localhost", "--", PY, "train.py")
+    wait_for(lambda: any("not proven" in each["summary"] for each in worlds(drumbeat)), what="the verdict")
+    (drumbeat.folder / "enough").touch()
+    said, _ = run.communicate(timeout=120)
+    assert run.returncode == 0 and "bytes per step, so it is not proven that they average gradients" in said
+    assert {(each["answer"], each["confidence"]) for each in worlds(drumbeat)} == {("as planned", "likely")}, said
 
 
 RAISES = """

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
-from drumbeat.base.ranges import ranges
+from drumbeat.base.ranges import named_ranks, ranges
 from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import CERTAIN, LIKELY, UNKNOWN, WARNING, Evidence, Finding, Verdict
 from drumbeat.inspector.record import ENOUGH, Row
@@ -32,9 +32,14 @@ class Planned:
     each_rank: bool  # the command was started once for each rank
 
 
-def judge(rows: Sequence[Row], planned: Planned, final: bool) -> Optional[Verdict]:
-    """None: not all can be seen yet. `final`: what is there now is all there will be, since the training goes on. An error, for
-    which a run may be ended, needs ranks that have been seen to meet; what their environment says makes a warning at most."""
+_PER_STEP = 2048  # bytes per step: more than a loss and other figures take that ranks average to print them
+_MANY = 20  # steps after which it is said that the ranks exchange little
+
+
+def judge(rows: Sequence[Row], planned: Planned, final: bool, steps: int = 0) -> Optional[Verdict]:
+    """None: not all can be seen yet. `final`: what is there now is all there will be, since the training goes on. `steps`: those
+    that were reported so far. An error, for which a run may be ended, needs ranks that have been seen to meet; what their
+    environment says makes a warning at most."""
     ranks = _ranks(rows, planned)
     worlds: Dict[Tuple[str, Optional[int]], List[Row]] = {}
     for row in ranks:
@@ -58,43 +63,48 @@ def judge(rows: Sequence[Row], planned: Planned, final: bool) -> Optional[Verdic
         if size != total and complete and ((size == len(members) and everywhere) or final):
             return replace(_verdict(OTHER_SIZE, _other_size(size, planned), seen, members), count=size)
         if size == total and len(members) == total and (total == 1 or _together(members)):
-            return _one_world(members, seen)
+            return _one_world(members, seen, steps)
     return _unnumbered(rows, ranks, planned, seen) if final else None
 
 
-def _one_world(members: Sequence[Row], seen: Tuple[str, ...]) -> Verdict:
-    """Certain if all have met, and have sent each other data: ranks that have only met may each train alone."""
+def _one_world(members: Sequence[Row], seen: Tuple[str, ...], steps: int) -> Verdict:
+    """Certain if all have met, and have sent each other more data than figures for a log: ranks that have only met, or average
+    only their losses, may each train alone."""
     total, inner = len(members), members[0].inner if len(members) == 1 else 0
     # Other connections than those to the meeting point may be any program's.
     met = total == 1 or all(row.joined or row.alone is None for row in members)
     hidden = next((row.hidden for row in members if row.hidden), "")
-    proven = total == 1 or (not hidden and all(map(_exchanging(members), members)))
+    sent = min(map(_exchanged(members), members))
+    proven = total == 1 or (not hidden and sent >= ENOUGH + _PER_STEP * steps)
+    little = not proven and not hidden and sent >= ENOUGH and steps >= _MANY
     of_them = f"(seen in {total} of {_count(total, 'process', 'processes')})"
     summary = f"{_count(total, 'rank')} {'in one world' if proven else 'connected'} {of_them}"
     if hidden == "MPI":
         summary = f"{_count(total, 'rank')} of one world by their numbers {of_them}"
     if hidden:
         summary += f"; what they exchange is not visible here ({hidden})"
+    if little:
+        summary += f"; they exchange {sent // steps} bytes per step, so it is not proven that they average gradients"
     if inner:
         summary += f"; {inner} processes below it are connected to each other, and may be ranks of their own"
     seen += ("bytes of the TCP connections between them",) if proven and total > 1 else ()
     sure = CERTAIN if proven and met and not inner else LIKELY
-    unseen = (f"what they exchange: {hidden}",) if hidden else ()
+    unseen = (f"what they exchange: {hidden}",) if hidden else ("gradients among those bytes",) if little else ()
     return Verdict("world", AS_PLANNED, sure, summary, seen=seen, unseen=unseen, count=total)
 
 
-def _exchanging(rows: Sequence[Row]) -> Callable[[Row], bool]:
-    """Tell ranks that have sent data to other ones: on their node, to one whose connection has the same two ends, or over the
-    meeting point where no framework keeps a store of its own there."""
+def _exchanged(rows: Sequence[Row]) -> Callable[[Row], int]:
+    """Count the bytes that a rank has exchanged with other ones: on their node, to one whose connection has the same two ends,
+    or over the meeting point where no framework keeps a store of its own there."""
     ends = {(row.node, end) for row in rows for end in row.ends}
     nodes = {row.node for row in rows}
 
-    def exchanging(row: Row) -> bool:
+    def exchanged(row: Row) -> int:
         others = nodes - {row.node}
         left = any((node, (there, here)) in ends for here, there in row.ends for node in others)
-        return row.sent + (row.out if left else 0) + (0 if row.framework else row.met) >= ENOUGH
+        return row.sent + (row.out if left else 0) + (0 if row.framework else row.met)
 
-    return exchanging
+    return exchanged
 
 
 def silent(rows: Sequence[Row], planned: Planned, seconds: float, steps: int) -> Optional[Finding]:
@@ -131,24 +141,44 @@ def copies(rows: Sequence[Row], planned: Planned, training: bool = True) -> Opti
     """Ranks that train and have no connection to each other are not one training, but several. `training`: steps were
     reported; before that they may still connect."""
     ranks = _ranks(rows, planned)
-    if len(ranks) < 2 or any(row.joined or row.alone is None for row in ranks) or len(_groups(ranks)) < len(ranks):
+    sizes = [len(group) for group in _groups(ranks)]
+    groups = len(sizes)
+    if len(ranks) < 2 or groups < 2 or len(set(sizes)) > 1 or any(row.joined or row.alone is None for row in ranks):
         return None
+    if groups < len(ranks) and any(row.hidden for row in ranks):
+        return None  # groups may be connected by what is not seen
     smaller = (("--nodes 1", planned.nodes > 1), ("--ranks-per-node 1", planned.world_size > planned.nodes))
     alone = " ".join(flag for flag, differs in smaller if differs)
     loaded = sorted({row.framework for row in ranks if row.framework})
+    own = made_groups(rows, planned)
     return find(
         "ranks-never-joined",
-        "" if training else "yet",
+        "groups" if groups < len(ranks) else "" if training else "yet",
         ranks=len(ranks),
-        join=_join_with(loaded[0] if len(loaded) == 1 else "", planned),
-        alone=alone,
+        groups=groups,
+        join=_OWN_GROUPS if own else _join_with(loaded[0] if len(loaded) == 1 else "", planned),
+        alone="" if own else alone,
         evidence=[
-            f"rank {row.rank}: process {row.pid} on node {row.node} is connected to no other rank"
+            f"rank {row.rank}: process {row.pid} on node {row.node} is connected to "
+            + (f"{_with(row, ranks)} alone" if groups < len(ranks) else "no other rank")
             for row in ranks[:_SHOWN]
         ],
         confidence=LIKELY,
         seen=(f"the sockets of {_count(len(ranks), 'process', 'processes')}",),
     )
+
+
+_OWN_GROUPS = (
+    "make one group of all, by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as drumbeat sets them: the program has ranks, "
+    "sizes or addresses of its own"
+)
+
+
+def made_groups(rows: Sequence[Row], planned: Planned) -> bool:
+    """Return true if ranks that are not all connected have made groups of their own: with each other, or each with itself."""
+    ranks = _ranks(rows, planned)
+    with_itself = all(any((there, here) in row.links for here, there in row.links) for row in ranks)
+    return with_itself or len(_groups(ranks)) < len(ranks)
 
 
 def _join_with(framework: str, planned: Planned) -> str:
@@ -185,6 +215,12 @@ def _groups(ranks: Sequence[Row]) -> List[Set[_Process]]:
         touched = [group for group in groups if group & own]
         groups = [group for group in groups if not group & own] + [own.union(*touched)]
     return groups
+
+
+def _with(row: Row, ranks: Sequence[Row]) -> str:
+    """Name the ranks of the group that this one is in."""
+    group = next(group for group in _groups(ranks) if _process(row) in group)
+    return named_ranks(sorted(each.rank or 0 for each in ranks if _process(each) in group and each is not row), 8)
 
 
 def _process(row: Row) -> _Process:

@@ -201,6 +201,7 @@ class Attempt:
     finding: Optional[Finding] = None  # set where the cause is no rank: a lost node, a watcher, the time limit
     judged: bool = False  # `finding` is a watcher's, which ended the attempt before anybody asked for it
     world: Optional[WorldCount] = None  # from the first report of what runs
+    counted_from: Optional[int] = None  # the step at the first such report
 
     def __post_init__(self) -> None:
         self.roles = {number: node for node, number in enumerate(self.assignment)}
@@ -224,11 +225,15 @@ class Attempt:
         at: float,
         first_step: Optional[float],
         last_step: Optional[float],
+        step: Optional[int] = None,
     ) -> None:
         """Keep a node's census of its rank processes, taken at `at`; nodes that report together are judged once."""
         if self.world is None:
             planned = Planned(self.ranks, len(self.assignment), _starts_each_rank(order))
             self.world = WorldCount(planned, order.checks.get("world", "off"))
+        if step is not None:
+            self.counted_from = step if self.counted_from is None else self.counted_from
+            self.world.steps = max(0, step - self.counted_from)
         if first_step is not None:
             self.world.first_step, self.world.last_step = first_step, last_step
         self.world.add(node, rows, at)
@@ -272,8 +277,12 @@ class Attempt:
         return merged((Progress.from_plain(part or {}), offset) for part, offset in parts)
 
     def doubt(self, progress: Progress) -> Optional[Finding]:
-        """The first sign of a failure where all exit codes are 0. An error that a program wrote last and survived is one only if
-        it has not made the steps that it announced."""
+        """The first sign of a failure where all exit codes are 0: ranks that were seen apart, if the job asks for one world, or a
+        failure in words. An error that a program wrote last and survived is one only if it has not made the steps that it
+        announced."""
+        apart = self.world.apart if self.world and self.world.level == "stop" else None
+        if apart is not None:  # it was not certain enough to end the run, which asks for one world
+            return apart
         short = progress.short_of_steps
         doubtful = [end for end in self.ends if end.finding and not end.failed]
         doubtful = [end for end in doubtful if short or (end.finding and end.finding.code != CAUGHT)]

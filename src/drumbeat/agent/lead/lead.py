@@ -533,7 +533,9 @@ class Lead:
         first_step = self.first_step[1] if self.first_step and self.first_step[0] == attempt.number else None
         at = counted.t + self.members[member].clock_offset
         steps = [beat.t + self.members[each].clock_offset for each, beat in self.progress.items() if beat.t is not None]
-        attempt.count(self.order, member, counted.rows, at, first_step, max(steps, default=None))
+        made = [beat.step for beat in self.progress.values() if beat.step is not None]
+        last_step, step = max(steps, default=None), max(made, default=None) if first_step is not None else None
+        attempt.count(self.order, member, counted.rows, at, first_step, last_step, step)
 
     def signalled(self, request: StopRequest, now: float) -> List[Act]:
         """An agent was sent a signal. That may be its launcher's answer to an end that we are about to see, an MPI_Abort or an

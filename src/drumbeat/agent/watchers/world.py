@@ -15,7 +15,7 @@ from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import CERTAIN, ERROR, LIKELY, UNKNOWN, WARNING, Finding, Verdict
 from drumbeat.inspector.ranks import MOST_LINKS, added, look
 from drumbeat.inspector.record import Row
-from drumbeat.plan.world_seen import AS_PLANNED, Planned, copies, ended_early, judge, silence, silent
+from drumbeat.plan.world_seen import AS_PLANNED, Planned, copies, ended_early, judge, made_groups, silence, silent
 
 find = Catalog("watchers")
 _SOONEST, _LATEST = 0.5, 5.0  # seconds between two looks
@@ -230,6 +230,8 @@ class WorldCount:
         self.most: Dict[int, Tuple[Row, ...]] = {}  # node -> the last look that showed most of its ranks
         self.first_step: Optional[float] = None
         self.last_step: Optional[float] = None
+        self.steps = 0  # made since the first report that was seen
+        self.apart: Optional[Finding] = None  # ranks that train in groups of their own, as far as is known
         self._alone: Optional[Alone] = None
         self._mute: Optional[Mute] = None
         self._mute_told = self._moved = False  # it was said, and bytes went since then
@@ -237,6 +239,7 @@ class WorldCount:
         self._said = ""  # the answer that was given already
         self._count = 0  # ranks that it named
         self._confidence = ""
+        self._unseen: Tuple[str, ...] = ()
         self._copies_said = False
         self._changed = False
         self._next = 0.0
@@ -264,7 +267,7 @@ class WorldCount:
         rows = [row for node in sorted(self.rows) for row in self.rows[node][1]]
         training = self.first_step is not None and all(at > self.first_step for at, _ in self.rows.values())
         training = training and not any(row.later for row in rows)
-        verdict = judge(rows, self.planned, training)
+        verdict = judge(rows, self.planned, training, self.steps)
         mute = self._exchange_nothing(rows)
         if mute is not None:
             verdict = silence(mute)
@@ -288,9 +291,11 @@ class WorldCount:
         if verdict:
             verdict = self._withdrawing(verdict)
             self._said, self._count, self._confidence = verdict.answer, verdict.count or 0, verdict.confidence
+            self._unseen = verdict.unseen
         if lonely and not self._copies_said:
             self._copies_said = True
             findings.append(lonely)
+            self.apart = lonely if training and made_groups(rows, self.planned) else None
         stop = self.level == "stop" and any(finding.severity == ERROR for finding in findings)
         if not stop:
             findings = [replace(each, severity=WARNING) if each.severity == ERROR else each for each in findings]
@@ -301,6 +306,7 @@ class WorldCount:
         turn out to be more, and what was certain may become doubtful."""
         if verdict.answer == self._said:
             changed = self._confidence != verdict.confidence and (verdict.count == 1 or verdict.confidence == CERTAIN)
+            changed = changed or (bool(verdict.unseen) and not self._unseen and verdict.confidence == self._confidence)
             return (verdict.count or 0) <= self._count and not changed
         return bool(self._said) and verdict.answer == UNKNOWN
 
@@ -313,6 +319,7 @@ class WorldCount:
         before = "separate copies" if self._copies_said else self._said if self._said != UNKNOWN else ""
         if verdict.answer != AS_PLANNED or before in ("", AS_PLANNED):
             return verdict
+        self.apart = None
         self._copies_said = self._mute_told = False
         return replace(verdict, summary=f"{verdict.summary}; the earlier warning ({before}) no longer holds")
 
