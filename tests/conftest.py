@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import fcntl
 import importlib.util
 import io
 import os
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from drumbeat.bundle.build import bundle_bytes, cached_bundle
 from drumbeat.cli import main
 
 ROOT = Path(__file__).parent.parent
@@ -166,8 +168,26 @@ def pytest_make_collect_report(collector):
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory):
-    """Where drumbeat keeps its bundle: building one takes a second of CPU time, so the tests of a process share it."""
-    return tmp_path_factory.mktemp("cache")
+    """Where drumbeat keeps its bundle and the payload of pods: all workers share one, as each takes two seconds of CPU time."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return tmp_path_factory.mktemp("cache")
+    folder = tmp_path_factory.getbasetemp().parent / "cache"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # they begin at the same moment: one builds, the others wait
+        cached_bundle({"XDG_CACHE_HOME": str(folder)})
+    return folder
+
+
+@pytest.fixture(scope="session")
+def pyz(cache):
+    """drumbeat.pyz as people download it; all workers share it."""
+    path = cache / "drumbeat.pyz"
+    with open(cache / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            path.write_bytes(bundle_bytes())
+    return path
 
 
 @pytest.fixture

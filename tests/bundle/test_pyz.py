@@ -37,13 +37,6 @@ OLD = sorted(version for version in PYTHONS if version < (3, 9))
 ENDS = sorted({NEW[0], NEW[-1]}) if NEW else []
 
 
-@pytest.fixture(scope="module")
-def pyz(tmp_path_factory):
-    path = tmp_path_factory.mktemp("pyz") / "drumbeat.pyz"
-    path.write_bytes(bundle_bytes())
-    return path
-
-
 def call(version, pyz, *words, **options):
     argv = [PYTHONS[version], "-I", "-S", str(pyz), *words]
     return subprocess.run(argv, capture_output=True, text=True, timeout=150, **options)

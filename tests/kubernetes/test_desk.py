@@ -1,14 +1,11 @@
 """The desk's commands against a stand-in for kubectl whose pods are processes: agents, mirror and restarts are real."""
 
-import atexit
 import hashlib
 import json
 import os
-import shutil
 import stat
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -21,12 +18,10 @@ from tests.kubernetes.programs import goes_on
 SRC = Path(__file__).parent.parent.parent / "src"
 WHO = "import os, sys; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], os.environ.get('WORD'), flush=True)\n"
 GOES_ON = goes_on(0.1)
-BUNDLES = tempfile.mkdtemp(prefix="drumbeat-kubernetes-")  # drumbeat.pyz is built once for all tests
-atexit.register(shutil.rmtree, BUNDLES, ignore_errors=True)
 
 
 class Desk:
-    def __init__(self, base):
+    def __init__(self, base, cache):
         self.base, self.cluster, self.home = base, base / "cluster", base / "home"
         for folder in (self.cluster, base / "bin", self.home):
             folder.mkdir()
@@ -36,7 +31,7 @@ class Desk:
         self.environ = {
             "PATH": f"{base / 'bin'}:{os.path.dirname(sys.executable)}:/usr/bin:/bin", "HOME": str(self.home),
             "PYTHONPATH": str(SRC), "LANG": "C.UTF-8", "STAND_IN": str(self.cluster),
-            "XDG_CACHE_HOME": BUNDLES,
+            "XDG_CACHE_HOME": str(cache),
         }  # fmt: skip
 
     def __call__(self, *words, **more):
@@ -73,8 +68,8 @@ class Desk:
 
 
 @pytest.fixture
-def desk(tmp_path):
-    made = Desk(tmp_path)
+def desk(tmp_path, cache):
+    made = Desk(tmp_path, cache)
     yield made
     made.end()
 

@@ -43,8 +43,8 @@ builtins.open, os.open = plain, low
 
 
 @pytest.fixture
-def mac(tmp_path):
-    made = Desk(tmp_path)
+def mac(tmp_path, cache):
+    made = Desk(tmp_path, cache)
     (tmp_path / "mac").mkdir()
     (tmp_path / "mac" / "sitecustomize.py").write_text(MAC)
     made.linux = dict(made.environ)

@@ -1,14 +1,11 @@
 """Run:ai through its own command, with a stand-in that knows the documented grammar of both generations."""
 
-import atexit
 import json
 import os
 import shlex
-import shutil
 import stat
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -32,12 +29,8 @@ workdir: /mloscratch/homes/ada
 """
 
 
-BUNDLES = tempfile.mkdtemp(prefix="drumbeat-runai-")  # drumbeat.pyz is built once for all tests
-atexit.register(shutil.rmtree, BUNDLES, ignore_errors=True)
-
-
 class Desk:
-    def __init__(self, base, generation):
+    def __init__(self, base, cache, generation):
         self.base, self.kept, self.generation = base, base / "kept", generation
         programs = base / "bin"
         for folder in (self.kept, programs, base / "home"):
@@ -48,7 +41,7 @@ class Desk:
             path.chmod(path.stat().st_mode | stat.S_IXUSR)
         self.environ = {
             "PATH": f"{programs}:/usr/bin:/bin", "HOME": str(base / "home"), "PYTHONPATH": str(SRC), "LANG": "C.UTF-8",
-            "STAND_IN": str(self.kept), "RUNAI_GENERATION": str(generation), "XDG_CACHE_HOME": str(BUNDLES),
+            "STAND_IN": str(self.kept), "RUNAI_GENERATION": str(generation), "XDG_CACHE_HOME": str(cache),
         }  # fmt: skip
 
     def __call__(self, *words, **more):
@@ -69,13 +62,13 @@ class Desk:
 
 
 @pytest.fixture(params=[1, 3])
-def desk(request, tmp_path):
-    return Desk(tmp_path, request.param)
+def desk(request, tmp_path, cache):
+    return Desk(tmp_path, cache, request.param)
 
 
 @pytest.fixture(params=[1, 2, 3])
-def any_desk(request, tmp_path):
-    return Desk(tmp_path, request.param)
+def any_desk(request, tmp_path, cache):
+    return Desk(tmp_path, cache, request.param)
 
 
 def test_submit_status_shell_and_cancel(desk):
@@ -107,8 +100,8 @@ def test_submit_status_shell_and_cancel(desk):
     assert not [call for call in desk.calls() if "exec" in call], "no pod is asked of a job that is queued or gone"
 
 
-def test_the_documents_command_and_ours_side_by_side(tmp_path):
-    desk = Desk(tmp_path, 1)
+def test_the_documents_command_and_ours_side_by_side(tmp_path, cache):
+    desk = Desk(tmp_path, cache, 1)
     _, asked, _ = stand_in.parse(1, shlex.split(DOCUMENT)[1:])
     _, got, _ = stand_in.parse(1, rendered(desk))
     for name in ("workers", "gpu", "image", "annotation", "extended_resource"):
@@ -163,8 +156,8 @@ def test_every_option(any_desk):
         ("qos: high\n", "is not one of preemptible"),
     ],
 )
-def test_bad_input_is_one_clear_error_and_leaves_nothing(tmp_path, lines, words):
-    desk = Desk(tmp_path, 1)
+def test_bad_input_is_one_clear_error_and_leaves_nothing(tmp_path, cache, lines, words):
+    desk = Desk(tmp_path, cache, 1)
     key = lines.split(":")[0] + ":"
     kept = "".join(line for line in JOB.splitlines(True) if not line.startswith(key))
     if lines == "account: ''\n":
@@ -175,8 +168,8 @@ def test_bad_input_is_one_clear_error_and_leaves_nothing(tmp_path, lines, words)
     assert not list((desk.base / "home").glob("runs/*"))
 
 
-def test_no_runai_and_no_kubectl(tmp_path):
-    desk = Desk(tmp_path, 1)
+def test_no_runai_and_no_kubectl(tmp_path, cache):
+    desk = Desk(tmp_path, cache, 1)
     (desk.base / "bin" / "kubectl").unlink()
     only = str(desk.base / "bin")
     assert "there is no kubectl here" in desk("submit", desk.job(), PATH=only).stderr
@@ -185,9 +178,9 @@ def test_no_runai_and_no_kubectl(tmp_path):
     assert done.returncode == 2 and "there is no runai here" in done.stderr
 
 
-def test_an_answer_that_comes_too_late_leaves_nothing(tmp_path, monkeypatch, capsys):
+def test_an_answer_that_comes_too_late_leaves_nothing(tmp_path, cache, monkeypatch, capsys):
     """Run:ai has taken the job, and its command has not answered in time."""
-    desk, real, taken = Desk(tmp_path, 1), subprocess.run, []
+    desk, real, taken = Desk(tmp_path, cache, 1), subprocess.run, []
     for name, value in desk.environ.items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path / "home")
@@ -205,9 +198,9 @@ def test_an_answer_that_comes_too_late_leaves_nothing(tmp_path, monkeypatch, cap
     assert not list((tmp_path / "home").glob("runs/*"))
 
 
-def test_what_travels_runs(tmp_path):
+def test_what_travels_runs(tmp_path, cache):
     """The secret as a pod gets it: its script brings drumbeat and the order into being, and the run ends with its code."""
-    desk = Desk(tmp_path, 2)
+    desk = Desk(tmp_path, cache, 2)
     local = tmp_path / "pod"
     text = JOB.replace("nodes: 2", "nodes: 1").replace("gpus: 4\n", "ranks-per-node: 2\n")
     text = text.replace("torchrun --nproc-per-node gpu train.py", "sh -c 'echo rank $$RANK of $$WORLD_SIZE; exit 3'")

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from drumbeat.bundle.build import bundle_bytes
 from tests.conftest import wait_for
 
 SYSTEM_PYTHON = "/usr/bin/python3"
@@ -17,16 +16,15 @@ NOBODY = 65534
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: the run belongs to another user")
 @pytest.mark.skipif(not os.path.exists(SYSTEM_PYTHON), reason="needs a Python that every user may run")
-def test_cancel_says_whose_it_is():
+def test_cancel_says_whose_it_is(pyz):
     base = Path(tempfile.mkdtemp(prefix="drumbeat-other-", dir="/var/tmp"))
     base.chmod(0o755)
     other = base / "other"
     other.mkdir()
     os.chown(other, NOBODY, NOBODY)
     environ = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}
-    pyz = base / "drumbeat.pyz"
-    pyz.write_bytes(bundle_bytes())
-    argv = [SYSTEM_PYTHON, str(pyz)]  # a virtual environment may lie where others cannot look
+    shutil.copy(pyz, base)
+    argv = [SYSTEM_PYTHON, str(base / "drumbeat.pyz")]  # a virtual environment may lie where others cannot look
     run = subprocess.Popen(
         [*argv, "run", "--stop-grace", "2s", "--", "sleep", "60"], env={**environ, "HOME": str(base)}, cwd=base,
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,

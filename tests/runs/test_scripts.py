@@ -18,19 +18,13 @@ WHO = (
 )
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    """The bundle is built once for all of them."""
-    return str(tmp_path_factory.mktemp("cache"))
-
-
 @pytest.fixture
-def environ(home, tmp_path, cache):
+def environ(home, tmp_path):
     """With a small torch in place of the real one."""
     library, programs = little_torch.install(tmp_path / "little", sys.executable)
     path = os.pathsep.join([programs, os.environ["PATH"]])
     library = os.pathsep.join([library, os.environ["PYTHONPATH"]])
-    return {**os.environ, "PATH": path, "PYTHONPATH": library, "XDG_CACHE_HOME": cache}
+    return {**os.environ, "PATH": path, "PYTHONPATH": library}
 
 
 def run(drumbeat, environ, script, *flags, command=("bash", "x.sh")):
@@ -306,7 +300,7 @@ def test_a_stop_reaches_the_ranks_and_their_save_gets_the_whole_grace(drumbeat, 
     assert started.returncode == 143 and len(list(drumbeat.folder.glob("saved-*"))) == 2, out
 
 
-def test_with_the_real_torchrun(drumbeat, cache):
+def test_with_the_real_torchrun(drumbeat):
     need_torch("torchrun needs torch")
     (drumbeat.folder / "f.py").write_text(
         "import os, time\nrank = os.environ['RANK']\nassert int(os.environ['LOCAL_RANK']) == int(rank) % 2\n"
@@ -316,7 +310,7 @@ def test_with_the_real_torchrun(drumbeat, cache):
         "if rank == '2': raise RuntimeError('CUDA out of memory. Tried to allocate 2.00 GiB')\n"
         "time.sleep(60)\n"
     )
-    environ = {**os.environ, "PATH": BIN + os.pathsep + os.environ["PATH"], "XDG_CACHE_HOME": cache}
+    environ = {**os.environ, "PATH": BIN + os.pathsep + os.environ["PATH"]}
     script = (
         "python -m torch.distributed.run --nnodes=$PET_NNODES --rdzv_endpoint=$MASTER_ADDR:$MASTER_PORT "
         "--rdzv_backend=c10d --nproc-per-node=2 --role $(hostname -s|tr -dc '0-9'): --max-restarts=0 --tee 1 \\\n"

@@ -15,11 +15,11 @@ from tests.bench.hosts import Machines, why_not
 class Desk:
     """drumbeat at the desk, the way a user calls it. `own` is a folder that is different on each machine."""
 
-    def __init__(self, machines: Machines) -> None:
+    def __init__(self, machines: Machines, cache: Path) -> None:
         self.machines = machines
         self.shared, self.own = Path(machines.base, "shared"), Path(machines.base, "own")
         self.pyz = Path(machines.base, "drumbeat.pyz")
-        shutil.copy(cached_bundle({"XDG_CACHE_HOME": machines.base}), self.pyz)
+        shutil.copy(cached_bundle({"XDG_CACHE_HOME": str(cache)}), self.pyz)
 
     def argv(self, *words):
         return [sys.executable, str(self.pyz), *map(str, words)]
@@ -45,7 +45,7 @@ class Desk:
 
 
 @pytest.fixture(scope="session")
-def desk():
+def desk(cache):
     reason = why_not()
     if reason:
         pytest.skip(reason)
@@ -54,7 +54,7 @@ def desk():
     machines = Machines(base, ["oar1", "oar2"])
     try:
         machines.up()
-        yield Desk(machines)
+        yield Desk(machines, cache)
     finally:
         machines.down()
         shutil.rmtree(base, ignore_errors=True)

@@ -22,7 +22,7 @@ time.sleep(600 if attempt == 0 else 1)
 
 
 @pytest.fixture
-def three():
+def three(cache):
     if why_not():
         pytest.skip(why_not())
     with tempfile.TemporaryDirectory(prefix="dbl-", dir="/var/tmp", ignore_cleanup_errors=True) as base:
@@ -30,7 +30,7 @@ def three():
         machines = Machines(base, ["oar1", "oar2", "oar3"])
         try:
             machines.up()
-            yield Desk(machines)
+            yield Desk(machines, cache)
         finally:
             machines.down()
 

@@ -50,10 +50,10 @@ def hold(path: str) -> None:
         os.close(descriptor)
 
 
-def remove_old(folder: str) -> None:
-    """Remove bundles that nobody uses, except the newest. Whatever cannot be inspected stays."""
+def remove_old(folder: str, ending: str = ".pyz") -> None:
+    """Remove bundles (or payloads) that nobody uses, except the newest. Whatever cannot be inspected stays."""
     try:
-        names = [name for name in os.listdir(folder) if name.startswith("drumbeat-") and name.endswith(".pyz")]
+        names = [name for name in os.listdir(folder) if name.startswith("drumbeat-") and name.endswith(ending)]
         by_use = sorted((os.lstat(os.path.join(folder, name)).st_mtime, name) for name in names)
     except OSError:
         return  # another desk tidies up at this moment
@@ -223,16 +223,16 @@ def cached_bundle(environ: Mapping[str, str]) -> str:
     if running:
         return running
     files = _files()
-    key, folder = _key(files), _cache_folder(environ)
+    key, folder = _key(files), cache_folder(environ)
     path = os.path.join(folder, f"drumbeat-{key}.pyz")
-    if not _intact(path):
+    if not intact(path):
         sources = _read_all(files)
         while _key(files) != key:  # somebody changes them at this moment
             key, sources = _key(files), _read_all(files)
             path = os.path.join(folder, f"drumbeat-{key}.pyz")
         code = _code_alone(sources)
         try:
-            _keep(path, _sealed(_zipped({**code, **_twins(sources), **_byte_code(code)})))
+            keep(path, sealed(_commented(_zipped({**code, **_twins(sources), **_byte_code(code)}))))
         except OSError as error:
             raise Problem(f"cannot keep {path}: {error.strerror}", _ELSEWHERE) from None
         remove_old(os.path.dirname(path))
@@ -250,7 +250,7 @@ def _key(files: Dict[str, str]) -> str:
     return digest.hexdigest()[:16]
 
 
-def _cache_folder(environ: Mapping[str, str]) -> str:
+def cache_folder(environ: Mapping[str, str]) -> str:
     """Return the cache folder. Agents run what lies here with the run's token, so a folder that others can write to is
     refused."""
     home = home_folder(environ)
@@ -272,27 +272,31 @@ def _cache_folder(environ: Mapping[str, str]) -> str:
     return folder
 
 
-def _sealed(archive: bytes) -> bytes:
-    """Add the archive's own SHA-256 as its comment, so that one that was cut short or changed is noticed."""
-    body = archive[:-2] + len(_SEAL).to_bytes(2, "little")
+def _commented(archive: bytes) -> bytes:
+    """Declare the seal that follows as the archive's comment: any Python still runs it."""
+    return archive[:-2] + len(_SEAL).to_bytes(2, "little")
+
+
+def sealed(body: bytes) -> bytes:
+    """Add the SHA-256 of a file to its end, so that one that was cut short or changed is noticed."""
     return body + hashlib.sha256(body).hexdigest().encode()
 
 
-def _intact(path: str) -> bool:
-    """Return true if this is a bundle that this user kept, unchanged."""
+def intact(path: str) -> bytes:
+    """Return a file that this user kept, unchanged, without its seal; nothing of any other."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError:
-        return False
+        return b""
     with open(descriptor, "rb") as file:
         if unsafe(os.fstat(descriptor)):
-            return False
+            return b""
         data = file.read()
-    body, seal = data[: -len(_SEAL)], data[-len(_SEAL) :]
-    return hashlib.sha256(body).hexdigest().encode() == seal
+    body = data[: -len(_SEAL)]
+    return body if sealed(body) == data else b""
 
 
-def _keep(path: str, data: bytes) -> None:
+def keep(path: str, data: bytes) -> None:
     """Keep it whole or not at all, and writable by nobody else whatever the umask is."""
     descriptor, partial = tempfile.mkstemp(dir=os.path.dirname(path), prefix="partial-")
     try:

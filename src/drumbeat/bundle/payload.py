@@ -7,16 +7,19 @@ every package that those files name. Byte code, docstrings, types and PyYAML sta
 from __future__ import annotations
 
 import ast
+import hashlib
 import io
 import itertools
 import json
 import lzma
+import os
 import re
 import zipfile
 from typing import Iterator, List, Mapping, Set, Tuple
 
 from drumbeat.base.problem import Problem
 from drumbeat.base.regex import regex
+from drumbeat.bundle.build import cache_folder, intact, keep, remove_old, sealed
 
 LARGEST = 800_000  # bytes: a config map and a secret hold 1 MiB, and as text it is a quarter more
 _ENTRY, _WHOLE = "drumbeat.cli.node_entry", "drumbeat.cli.entry"
@@ -30,6 +33,22 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _FINDINGS = "drumbeat/findings"
 _CATALOG = regex(rb'Catalog\("(\w+)"\)')
 _IMPORT = regex(rb"(?m)^[ \t]*from (drumbeat[\w.]*) import (?:\(([^)]*)\)|([^\n]*))")
+
+
+def cached_payload(bundle: str, environ: Mapping[str, str]) -> bytes:
+    """Return the payload of a bundle, packed once and kept: it takes two seconds. Where nothing can be kept, pack it."""
+    with open(bundle, "rb") as file:
+        digest = hashlib.sha256(file.read()).hexdigest()
+    try:
+        path = os.path.join(cache_folder(environ), f"drumbeat-{digest[:16]}.payload")
+        data = intact(path)
+        if not data:
+            data = packed(bundle)
+            keep(path, sealed(data))
+            remove_old(os.path.dirname(path), ".payload")
+        return data
+    except (OSError, Problem):
+        return packed(bundle)
 
 
 def packed(bundle: str) -> bytes:

@@ -40,7 +40,7 @@ from drumbeat.backends.kubernetes.pod import (
 from drumbeat.base.order import Order, dump_order
 from drumbeat.base.problem import Problem
 from drumbeat.bundle.build import cached_bundle
-from drumbeat.bundle.payload import packed
+from drumbeat.bundle.payload import cached_payload
 from drumbeat.runfolder.files import replace
 
 # The manifest: the text that `plan --render` shows and that `submit` sends, byte for byte. Two things are not in it,
@@ -217,7 +217,7 @@ def passed_values(order: Order, environ: Mapping[str, str]) -> Dict[str, str]:
 
 
 def _program(name: str, environ: Mapping[str, str]) -> Plain:
-    data = {PACKED: as_text(packed(cached_bundle(environ)))}
+    data = {PACKED: as_text(cached_payload(cached_bundle(environ), environ))}
     meta = {"name": program_name(name), "labels": labels_of(name)}
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "binaryData": data}
 

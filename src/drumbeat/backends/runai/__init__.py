@@ -27,7 +27,7 @@ from drumbeat.base.record import RecordError
 from drumbeat.base.redact import printable
 from drumbeat.base.regex import regex
 from drumbeat.bundle.build import cached_bundle
-from drumbeat.bundle.payload import packed
+from drumbeat.bundle.payload import cached_payload
 from drumbeat.jobfile.check import parse_duration
 from drumbeat.jobfile.site import load_site
 from drumbeat.runfolder.files import replace
@@ -58,7 +58,7 @@ def secret_values(
     order: Order, sent: str, folder: str, linger: int, bundle: str, environ: Mapping[str, str]
 ) -> Dict[str, str]:
     """Return the values of the job's secret. `sent` is the order as pods read it."""
-    text = base64.b85encode(packed(bundle)).decode()
+    text = base64.b85encode(cached_payload(bundle, environ)).decode()
     pieces = [text[at : at + PIECE] for at in range(0, len(text), PIECE)]
     if len(pieces) > PIECES:
         raise Problem(f"drumbeat.pyz has {len(text)} characters, more than {PIECES} variables of a pod can hold")
