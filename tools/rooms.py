@@ -4,55 +4,52 @@ from __future__ import annotations
 
 import ast
 import collections
-import io
-import tokenize
 from pathlib import Path
-from typing import Dict, Iterator, Set
+from typing import Dict, Iterator, Mapping, Set
 
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "drumbeat"
-_NOT_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
-def code_lines(path: Path) -> int:
+def code_lines(text: str, tree: ast.Module) -> int:
     """Count the lines that hold code: no blanks, comments or docstrings."""
-    text = path.read_text(encoding="utf-8")
-    tree = ast.parse(text)
-    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    lines = {number for number, line in enumerate(text.split("\n"), 1) if line.strip() and line.lstrip()[0] != "#"}
     docstrings: Set[int] = set()
     for node in ast.walk(tree):
-        if isinstance(node, documented) and ast.get_docstring(node, clean=False) is not None:
+        if isinstance(node, (ast.JoinedStr, ast.Constant)):  # a blank line in a text is code
+            lines.update(range(node.lineno, (node.end_lineno or 0) + 1))
+        elif isinstance(node, _DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
             docstrings.update(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
-    lines: Set[int] = set()
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type not in _NOT_CODE:
-            lines.update(range(token.start[0], token.end[0] + 1))
     return len(lines - docstrings)
 
 
-def imported(path: Path, modules: Dict[str, Path]) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+def imported(tree: ast.Module, modules: Mapping[str, object]) -> Iterator[str]:
+    for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module:
-            below = {f"{node.module}.{name.name}" for name in node.names} & set(modules)
-            yield from below or {node.module} & set(modules)
+            below = {f"{node.module}.{name.name}" for name in node.names} & modules.keys()
+            yield from below or {node.module} & modules.keys()
         elif isinstance(node, ast.Import):
-            yield from {name.name for name in node.names} & set(modules)
+            yield from {name.name for name in node.names} & modules.keys()
 
 
 def main() -> None:
     files, lines, data = collections.Counter(), collections.Counter(), collections.Counter()
     modules: Dict[str, Path] = {}
+    trees: Dict[Path, ast.Module] = {}
     for path in SOURCE.rglob("*.py"):
         room = path.relative_to(SOURCE).parts[0]
         room = room if "." not in room else "(top)"
+        text = path.read_text(encoding="utf-8")
+        trees[path] = ast.parse(text)
         files[room] += 1
-        lines[room] += code_lines(path)
+        lines[room] += code_lines(text, trees[path])
         parts = path.relative_to(SOURCE.parent).with_suffix("").parts
         modules[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     for path in SOURCE.rglob("*.yaml"):
         data[path.relative_to(SOURCE).parts[0]] += len(path.read_text(encoding="utf-8").splitlines())
     importers: Dict[str, Set[Path]] = collections.defaultdict(set)
     for path in modules.values():
-        for name in imported(path, modules):
+        for name in imported(trees[path], modules):
             importers[name].add(path)
     alone = [
         name for name, who in importers.items() if len(who) == 1 and next(iter(who)).parent == modules[name].parent

@@ -7,13 +7,11 @@ import signal
 import sys
 from pathlib import Path
 
-import pytest
+from tests.comeback.test_spare import events, kill_node, ranks_of
+from tests.conftest import need_torch, wait_for
+from tests.runs.test_nobody_left import assert_all_gone
 
-pytest.importorskip("torch", reason="the training room needs torch: pip install '.[cpu]'")
-
-from tests.comeback.test_spare import events, kill_node, ranks_of  # noqa: E402
-from tests.conftest import wait_for  # noqa: E402
-from tests.runs.test_nobody_left import assert_all_gone  # noqa: E402
+need_torch("the training room needs torch")
 
 PROGRAM = Path(__file__).parent / "snapshots.py"
 
