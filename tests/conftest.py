@@ -3,7 +3,6 @@
 import contextlib
 import ctypes
 import fcntl
-import gc
 import importlib.util
 import io
 import os
@@ -93,11 +92,6 @@ def pytest_collection_modifyitems(items):
         item.add_marker(pytest.mark.xdist_group(groups[item]))
     place_of = {group: number for number, group in enumerate(LONG)}
     items.sort(key=lambda item: place_of.get(groups[item], len(LONG)))
-
-
-def pytest_collection_finish():
-    """Thousands of tests stay until the end: every collection of garbage would look at all of them again."""
-    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)

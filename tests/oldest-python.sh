@@ -21,10 +21,12 @@ if ! "$venv/bin/python" -c 'import pytest, pytest_timeout, hypothesis, yaml' 2>/
   "$venv/bin/python" -m pip install --quiet --disable-pip-version-check PyYAML pytest pytest-timeout hypothesis
 fi
 # Rooms that only compute. What starts processes is covered by tests/bundle, which runs the whole file with this Python; what moves
-# many bytes or reads our source says nothing about a Python, and of many cases of one test the first does (tests/conftest.py).
+# many bytes, reads all the logs of the corpus or our source says nothing about a Python, and of many cases of one test the first
+# does (tests/conftest.py).
 DRUMBEAT_OLDEST_PYTHON=1 PYTHONPATH=src exec "$venv/bin/python" -m pytest -q -p no:cacheprovider \
   tests/agent tests/logs tests/doctor tests/lint tests/plan tests/runfolder tests/jobfile \
   tests/contracts/test_golden.py tests/contracts/test_light_dataclass.py tests/contracts/test_regex.py tests/contracts/test_seen.py \
   --ignore tests/agent/test_gathering.py --ignore tests/agent/test_large.py --ignore tests/logs/test_corpus.py \
+  --deselect tests/logs/test_recorded_death.py::test_planted_into_real_logs \
   --ignore tests/logs/test_fuzz.py --ignore tests/lint/test_fuzz.py --ignore tests/jobfile/test_fuzz.py \
   tests/tune/test_search.py tests/tune/test_observe.py tests/tune/test_parts.py tests/tune/test_submit.py "$@"
