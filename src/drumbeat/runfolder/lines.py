@@ -225,6 +225,7 @@ _DOUBTS = {
     "stage-failed": "although a stage of the script had failed",
     "launcher-unended": "but a launcher in the script had not ended",
     "early-exit": "but a rank ended before it had made its steps",
+    "ranks-never-joined": "but its ranks trained apart from each other",
 }
 
 
