@@ -15,7 +15,8 @@ def codes(body):
     "body",
     [
         "set -a\nMASTER_ADDR=n1\nset +a\nsrun python t.py", "declare -x MASTER_ADDR=n1\nsrun python t.py",
-        "export MASTER_ADDR\nMASTER_ADDR=n1\nsrun python t.py", "go() { export MASTER_ADDR; }\nMASTER_ADDR=n1\ngo\nsrun python t.py",
+        "export MASTER_ADDR\nMASTER_ADDR=n1\nsrun python t.py",
+        "go() { export MASTER_ADDR; }\nMASTER_ADDR=n1\ngo\nsrun python t.py",
         "NAME=MASTER_ADDR\nMASTER_ADDR=n1\nexport $NAME\nsrun python t.py",
     ],
 )  # fmt: skip
