@@ -186,3 +186,10 @@ def test_a_variable_that_only_another_branch_gives_is_not_asked_for():
     draft = convert(text)
     assert draft.keys["command"] == ["python", "t.py"] and set(draft.defaults) == {"PROFILE", "CMD"}
     assert "MORE" not in convert(script("MORE=$MORE:x", "srun python t.py $MORE")).defaults
+
+
+def test_a_file_named_like_a_launcher_is_none():
+    line = "srun python -m accelerate.commands.launch --config_file accelerate.yaml --num_machines 4 t.py"
+    draft = convert(script(line, sbatch=NODES))
+    assert draft.keys["command"][2:] == ["accelerate.commands.launch", "--config_file", "accelerate.yaml", "t.py"]
+    assert not draft.differences

@@ -41,7 +41,7 @@ STARTERS = ("srun", "mpirun", "mpiexec")
 CONTAINERS = ("apptainer", "singularity", "docker", "podman")
 _LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "composer", "fabric", "tune")
 _NAMES_LAUNCHER = regex(
-    r"torchrun|torch\.distributed\.(run|launch)|deepspeed(\.launcher\.runner)?|launch|composer|run|accelerate\.\S+"
+    r"torchrun|torch\.distributed\.(run|launch)|deepspeed(\.launcher\.runner)?|launch|composer|run|accelerate\.commands\.\S+"
 )
 _LABELS = ("--role", "--tee", "-t")
 SHELLS = ("bash", "sh")

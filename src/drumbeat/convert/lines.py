@@ -30,7 +30,7 @@ def account(draft: Draft, batch: Shell, chosen: Started, launch: Launch) -> None
         events.setdefault(event.line, []).append(event)
     lines |= set(range(chosen.line, batch.text.count("\n") + 2)) if chosen.whole else set()
     for node in (each for top in parse(batch.text) for each in top.walk()):
-        if node.kind in ("simple", "unknown") and node.end > node.start and node.line not in lines:
+        if node.kind in ("simple", "arithmetic", "unknown") and node.end > node.start and node.line not in lines:
             _one(draft, batch, launch, node, events.get(node.line, ()))
 
 
