@@ -104,6 +104,16 @@ def test_the_first_and_the_last_loss_are_of_one_rank(tmp_path):
     assert figures_of(run).loss == (35.0, 33.5)
 
 
+def test_a_validation_s_accuracy_counts_more_than_the_training_s():
+    seen = added(step(1, 2.0, accuracy=0.9))
+    assert seen.accuracy == 0.9
+    seen.add(Metric(0, 0, 2.0, "validation", step=1, accuracy=0.6))
+    seen.add(step(2, 1.9, accuracy=0.95))
+    assert seen.accuracy == 0.6
+    seen.add(Metric(0, 0, 4.0, "validation", step=3, accuracy=0.7))
+    assert seen.accuracy == 0.7
+
+
 def test_noise_is_no_trend(tmp_path):
     noise = [3.0, -2.0, 1.0, -1.0, 0.0] * 8
     flat = [17.0 + each for each in noise[2:]] + [20.4, 20.4]

@@ -170,7 +170,7 @@ def copies(rows: Sequence[Row], planned: Planned, training: bool = True) -> Opti
 
 _OWN_GROUPS = (
     "make one group of all, by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as drumbeat sets them: the program has ranks, "
-    "sizes or addresses of its own"
+    "sizes or addresses of its own; if they are meant to train apart: checks: {world: warn}"
 )
 
 

@@ -137,6 +137,7 @@ class Progress:
         self._lowest: Optional[int] = None  # of the ranks that have reported anything
         self._previous: Tuple[Optional[int], Optional[float]] = (None, None)  # the lowest rank's last step, its epoch
         self._stage_began: Optional[float] = None  # and none of its steps has come
+        self._validated = False  # `accuracy` is a validation's
         self._new_stage = False  # the lowest rank has yet to make its first step in it
 
     def add(self, metric: Metric, clock_offset: float = 0.0) -> None:
@@ -151,7 +152,8 @@ class Progress:
             self.phase = metric.kind if metric.announces else ""
         if metric.seconds is not None and lowest and (metric.kind in self.spent or len(self.spent) < _MOST_KINDS):
             self.spent[metric.kind] = self.spent.get(metric.kind, 0.0) + metric.seconds
-        if metric.accuracy is not None:
+        if metric.accuracy is not None and (metric.kind != "step" or not self._validated):
+            self._validated = metric.kind != "step"  # a training's own accuracy says less
             self.accuracy = metric.accuracy if math.isfinite(metric.accuracy) else None
         if metric.target_reached is not None:
             self.target_reached = metric.target_reached
