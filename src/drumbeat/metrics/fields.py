@@ -34,6 +34,8 @@ from drumbeat.metrics.words import (
     VALIDATION,
 )
 
+_NORM = {"grad", "gradient", "norm", "gnorm"}
+
 
 @lru_cache(maxsize=2048)
 def counter_name(words: Tuple[str, ...]) -> str:
@@ -80,14 +82,11 @@ def meaning_of(item: Item, items: List[Item]) -> Tuple[str, Any]:
             name = "val_accuracy" if known & VALIDATION else "accuracy"
             return name, round(value / 100, 12) if unit == "%" or value > 1 else value
         return "", None
-    if (known & {"lr"} or {"learning", "rate"} <= known or words == ("l", "r")) and rest <= LR:
-        return "lr", number("lr", item.text)
-    if (
-        rest
-        and rest <= {"grad", "gradient", "norm", "gnorm", "total", "optim"}
-        and rest & {"grad", "gradient", "norm", "gnorm"}
-    ):
-        return "grad_norm", number("grad_norm", item.text)
+    of_optimizer = _of_optimizer(words, rest) or (
+        "" if known & (VALIDATION | LOSSES) else _of_optimizer(item.leaf, {*item.leaf})
+    )
+    if of_optimizer:
+        return of_optimizer, number(of_optimizer, item.text)
     if known & {"tflops", "tflop"} and rest <= TFLOPS:
         return "tflops_per_device", number("tflops_per_device", item.text)
     if known & {"mem", "memory", "vram"} and rest <= MEMORY:
@@ -96,6 +95,13 @@ def meaning_of(item: Item, items: List[Item]) -> Tuple[str, Any]:
     if time is not None:
         return "step_time", time
     return counter_of(item, rest, known)
+
+
+def _of_optimizer(words: Tuple[str, ...], rest: Set[str]) -> str:
+    """Name a learning rate or a gradient's norm."""
+    if ("lr" in words or {"learning", "rate"} <= {*words} or words == ("l", "r")) and rest <= LR:
+        return "lr"
+    return "grad_norm" if rest <= _NORM | {"total", "optim"} and rest & _NORM else ""
 
 
 def _names_accuracy(words: Tuple[str, ...], rest: Set[str]) -> bool:

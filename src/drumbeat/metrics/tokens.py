@@ -46,6 +46,8 @@ _SIGNS = str.maketrans(
         "↓": " ",
         "↑": " ",
         "\u00a0": " ",
+        "∇": "grad",
+        "‖": "|",
     }
 )
 _ITEM = regex(
@@ -78,6 +80,7 @@ _KEY = regex(
 _CONTEXT = regex(
     r"(?i)^(?!.*\b(?:eval|val|test))(?:.*(?:\(| (?=(?:train|training|global)[ _/]\w))|(?:(?:and|with|the|a) )+)"
 )
+_LEAF = regex(r"^.*[./](?=\w)")
 _WORD = regex(r"TFLOPs?(?![a-z])|[GM]i?B(?![a-z])|[A-Z]?[^\W\d_A-Z]+|[A-Z]+(?![a-z])|\d+")
 
 
@@ -91,6 +94,7 @@ class Item(NamedTuple):
     start: int
     end: int
     opened: str = ""  # the bracket that it stands behind
+    leaf: Tuple[str, ...] = ()  # words of the last part of a key with parts: `optimizer.lr`
 
 
 def masked(text: str) -> str:
@@ -121,6 +125,7 @@ def items_of(line: str) -> List[Item]:
         left = line[max(last, match.start() - 160) : match.start()]
         key = _KEY.search(left[-120:])
         words = words_of(key["key"], key["more"] or "") if key else ()
+        leaf = words_of(_LEAF.sub("", key["key"])) if key and " " not in key["key"] else ()
         text = match["until"] or match["number"]
         opened = left.rstrip()[-1:]
         unit, end = match["unit"] or "", match.end()
@@ -132,7 +137,7 @@ def items_of(line: str) -> List[Item]:
         owed = ()
         if text.isdigit():
             words, unit, end, owed = _count_behind(line, words, unit, end)
-        found.append(Item(words, text, match["total"] or "", unit, match.start(), end, opened))
+        found.append(Item(words, text, match["total"] or "", unit, match.start(), end, opened, leaf))
         last = end
     return found
 
@@ -168,6 +173,8 @@ def spelled(text: str) -> str:
         text = _OVER.sub("", text)
     if "op-" in text or "OP-" in text:
         text = _TOP.sub("top", text)
+    if "|g" in text:
+        text = _NORM.sub("grad_norm", text)
     if "..." in text:
         text = _LEADER.sub(": ", text)
     if "it [" in text or "/Unknown" in text:  # a bar without a total
@@ -179,6 +186,7 @@ def spelled(text: str) -> str:
 
 _TOP = regex(r"(?i)(?<![a-z])top-(?=\d)")
 _OVER = regex(r"(?<=[A-Za-z]) ?\([^()\d]{0,30}\d[^()]{0,30}\)(?=\s?[:=]\s?-?\d*\.\d)")  # `loss (last 100): 0.5`
+_NORM = regex(r"(?<![\w|])(\|{1,2})g(?:rad)?\1(?!\|)")  # `|g| 1.2`
 _LEADER = regex(r" {0,3}\.{3,80} {1,3}(?=-?\d)")  # `loss ........ 0.5`
 _NO_TOTAL = regex(r"(?<![\w.])(\d{1,12})(?:/Unknown|it (?=\[[^\]]{0,80}(?:loss|acc)))")
 _DIGITS_IN_CJK = regex("(?<=[\u3040-\u9fff\uac00-\ud7af])(?=\\d)|(?<=\\d)(?=[\u3040-\u9fff\uac00-\ud7af])")
