@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import importlib.util
 import io
@@ -11,70 +10,15 @@ import marshal
 import os
 import re
 import sys
-import tempfile
-import time
 import zipfile
 from typing import Any, Dict, Mapping, Sequence
 
 import drumbeat
 from drumbeat.base.data import parse_yaml
-from drumbeat.base.folders import home_folder, make_private, unsafe
 from drumbeat.base.problem import Problem
 from drumbeat.base.regex import regex
+from drumbeat.bundle.cache import ELSEWHERE, SEAL, cache_folder, hold, intact, keep, remove_old, sealed
 from drumbeat.bundle.pinned import running_bundle
-
-# Bundles of earlier versions and other installations in the cache: the newest few stay, and so does every one that
-# is in use. Agents may run from a bundle in the cache for days and read it again and again, also on other machines
-# that share this home. Whoever uses one therefore holds a lock on it for as long as the process lives, and the time
-# of its last use is its time stamp.
-
-
-NEWEST = 5  # stay, whoever uses them
-_JUST_USED = 3600.0  # seconds: whoever was given the path may be about to open it
-_held: Dict[str, int] = {}  # path -> a descriptor with a shared lock, until this process ends
-
-
-def hold(path: str) -> None:
-    """Mark the bundle as used by this process, so that nobody removes it."""
-    if path in _held:
-        return
-    try:
-        os.utime(path)
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        _held[path] = descriptor
-    except OSError:  # storage without locks: there nothing is ever removed either
-        os.close(descriptor)
-
-
-def remove_old(folder: str, ending: str = ".pyz") -> None:
-    """Remove bundles (or payloads) that nobody uses, except the newest. Whatever cannot be inspected stays."""
-    try:
-        names = [name for name in os.listdir(folder) if name.startswith("drumbeat-") and name.endswith(ending)]
-        by_use = sorted((os.lstat(os.path.join(folder, name)).st_mtime, name) for name in names)
-    except OSError:
-        return  # another desk tidies up at this moment
-    for used, name in by_use[:-NEWEST]:
-        if time.time() - used > _JUST_USED:
-            _remove_unused(os.path.join(folder, name))
-
-
-def _remove_unused(path: str) -> None:
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.unlink(path)
-    except OSError:
-        pass  # in use, or no lock can be had
-    finally:
-        os.close(descriptor)
-
 
 # Rooms that stay at the desk: they need torch, numpy or a terminal library.
 _LEFT_OUT = ("metrics/integrations", "train", "watch")
@@ -92,8 +36,6 @@ _BROUGHT = (
 )  # fmt: skip
 
 _ROOT = os.path.dirname(os.path.abspath(drumbeat.__file__))
-_SEAL = hashlib.sha256().hexdigest().encode()  # its length is what counts
-_ELSEWHERE = "export XDG_CACHE_HOME=/a/folder/of/yours"
 
 _TEXT_OR_COMMENT = regex(
     rb"""(\"{3}|'{3})(?:\\.|[^\\])*?\1|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|[ \t]*\#[^\n]*""", re.DOTALL
@@ -234,7 +176,7 @@ def cached_bundle(environ: Mapping[str, str]) -> str:
         try:
             keep(path, sealed(_commented(_zipped({**code, **_twins(sources), **_byte_code(code)}))))
         except OSError as error:
-            raise Problem(f"cannot keep {path}: {error.strerror}", _ELSEWHERE) from None
+            raise Problem(f"cannot keep {path}: {error.strerror}", ELSEWHERE) from None
         remove_old(os.path.dirname(path))
     hold(path)
     return path
@@ -250,62 +192,9 @@ def _key(files: Dict[str, str]) -> str:
     return digest.hexdigest()[:16]
 
 
-def cache_folder(environ: Mapping[str, str]) -> str:
-    """Return the cache folder. Agents run what lies here with the run's token, so a folder that others can write to is
-    refused."""
-    home = home_folder(environ)
-    cache = environ.get("XDG_CACHE_HOME") or (home and os.path.join(home, ".cache"))
-    if not cache:
-        raise Problem("neither HOME nor the user database says where this user's files are", _ELSEWHERE)
-    folder = os.path.join(os.path.abspath(cache), "drumbeat")
-    try:
-        os.makedirs(os.path.dirname(folder), mode=0o700, exist_ok=True)
-    except OSError as error:
-        raise Problem(f"cannot make {folder}: {error.strerror}", _ELSEWHERE) from None
-    if os.stat(os.path.dirname(folder)).st_mode & 0o1002 == 0o002:
-        others = f"{os.path.dirname(folder)} can be written to by everybody"
-        raise Problem(f"no place for drumbeat.pyz: {others}", f"chmod o-w it; or {_ELSEWHERE}")
-    own_link = os.path.islink(folder) and os.lstat(folder).st_uid == os.geteuid()  # to a disk with more room, say
-    problem = make_private(os.path.realpath(folder) if own_link else folder)
-    if problem:
-        raise Problem(f"no place for drumbeat.pyz: {problem}", f"remove it if it is yours; or {_ELSEWHERE}")
-    return folder
-
-
 def _commented(archive: bytes) -> bytes:
     """Declare the seal that follows as the archive's comment: any Python still runs it."""
-    return archive[:-2] + len(_SEAL).to_bytes(2, "little")
-
-
-def sealed(body: bytes) -> bytes:
-    """Add the SHA-256 of a file to its end, so that one that was cut short or changed is noticed."""
-    return body + hashlib.sha256(body).hexdigest().encode()
-
-
-def intact(path: str) -> bytes:
-    """Return a file that this user kept, unchanged, without its seal; nothing of any other."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-    except OSError:
-        return b""
-    with open(descriptor, "rb") as file:
-        if unsafe(os.fstat(descriptor)):
-            return b""
-        data = file.read()
-    body = data[: -len(_SEAL)]
-    return body if sealed(body) == data else b""
-
-
-def keep(path: str, data: bytes) -> None:
-    """Keep it whole or not at all, and writable by nobody else whatever the umask is."""
-    descriptor, partial = tempfile.mkstemp(dir=os.path.dirname(path), prefix="partial-")
-    try:
-        with open(descriptor, "wb") as file:
-            file.write(data)
-        os.replace(partial, path)
-    except OSError:
-        os.unlink(partial)
-        raise
+    return archive[:-2] + len(SEAL).to_bytes(2, "little")
 
 
 def _read(path: str) -> bytes:

@@ -19,7 +19,7 @@ from typing import Iterator, List, Mapping, Set, Tuple
 
 from drumbeat.base.problem import Problem
 from drumbeat.base.regex import regex
-from drumbeat.bundle.build import cache_folder, intact, keep, remove_old, sealed
+from drumbeat.bundle.cache import cache_folder, intact, keep, remove_old, sealed
 
 LARGEST = 800_000  # bytes: a config map and a secret hold 1 MiB, and as text it is a quarter more
 _ENTRY, _WHOLE = "drumbeat.cli.node_entry", "drumbeat.cli.entry"
