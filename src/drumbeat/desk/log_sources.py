@@ -22,6 +22,7 @@ from drumbeat.logs.read.records import MAX_LINES, unwrap
 
 if TYPE_CHECKING:
     from drumbeat.logs.own_verdicts import OwnVerdicts
+    from drumbeat.logs.read.jobs import JobFiles
     from drumbeat.logs.reader import Reader
     from drumbeat.logs.report import Report
     from drumbeat.machine.dumps.text import Dump
@@ -57,6 +58,7 @@ class Source:
     rank: Optional[int] = None
     host: Optional[str] = None
     cut: List[int] = field(default_factory=list)  # numbers of lines that were too long to be read whole
+    run: Optional[Run] = None  # whose folder it is in, where a run folder was given
 
 
 @dataclass
@@ -135,6 +137,7 @@ def _run_folder(path: str, found: Sources) -> None:
         raise Problem(str(error), "use the drumbeat that wrote it, or give its log files one by one") from None
     found.runs.append(run)
     hosts = {member.node: member.host for member in run.members()}
+    before = len(found.files)
     for log in run.logs():
         file = os.path.join(path, log.name)
         found.files.append(Source(file, printable(near(file)), log.rank, hosts.get(log.node)))
@@ -142,6 +145,8 @@ def _run_folder(path: str, found: Sources) -> None:
         file = os.path.join(path, name)
         found.files.append(Source(file, printable(near(file)), host=hosts.get(node)))
     found.files += [Source(file, printable(near(file))) for file in (os.path.join(path, name) for name in run.output())]
+    for source in found.files[before:]:
+        source.run = run
 
 
 def lines(source: Source) -> Iterator[Tuple[int, List[bytes]]]:
@@ -251,12 +256,24 @@ def encoding_of(start: bytes) -> str:
     return next((name for mark, name in _MARKS if start.startswith(mark)), "")
 
 
-def start_of(source: Source) -> bytes:
+def start_of(source: Source, size: int = 4096) -> bytes:
     """Return the first bytes, to tell text from other data."""
     try:
         with open_binary(source.path) as file:
-            return file.read(4096)
+            return file.read(size)
     except (OSError, EOFError, zlib.error):
+        return b""
+
+
+def end_of(source: Source, size: int) -> bytes:
+    """Return the last bytes of a file that is not packed, without those that its start has."""
+    try:
+        with open(source.path, "rb") as file:
+            packed = file.read(2) == GZIP
+            whole = file.seek(0, os.SEEK_END)
+            file.seek(max(whole - size, min(size, whole)))
+            return b"" if packed else file.read()
+    except OSError:
         return b""
 
 
@@ -284,25 +301,62 @@ class Progress:
 
 
 def diagnose(paths: Sequence[str]) -> Report:
-    """Read logs, folders or runs, and return what failed first, why, the fix, and the transport."""
-    from drumbeat.logs.own_verdicts import OwnVerdicts
+    """Read logs, folders or runs, and return what failed first, why, the fix, and the transport: of each job by itself."""
+    from drumbeat.logs.report import of_job, of_jobs
 
-    verdicts = OwnVerdicts()
-    reader = read(paths, verdicts)
-    if reader.is_empty:
+    parts = [(job, part, _judged(part)) for job, part in _by_job(find(list(paths)))]
+    judged = [(job, part, report) for job, part, report in parts if report is not None]
+    if not judged:
         raise Problem(
             f"{', '.join(map(printable, paths))}: nothing to read: empty, or not text",
             "give the run's log files, or its folder",
         )
-    return verdicts.judged(reader)
+    if len(judged) == 1 and len(parts) == 1:
+        return judged[0][2]
+    judged.sort(key=lambda each: _written(each[1]))
+    names = [tuple(source.name for source in part.files) for _, part, _ in judged]
+    return of_jobs([of_job(report, job.job, name, job.guessed) for (job, _, report), name in zip(judged, names)])
 
 
-def read(paths: Sequence[str], verdicts: Optional[OwnVerdicts] = None) -> Reader:
-    """Read everything below these paths; of a single run folder, also what the run itself recorded."""
+def _by_job(sources: Sources) -> List[Tuple[JobFiles, Sources]]:
+    """Split what was found by the job, or the run, that wrote it."""
+    from drumbeat.logs.read.jobs import PEEK, JobFiles, by_job, clues
+
+    if len(sources.files) < 2 or len(sources.runs) == 1:
+        return [(JobFiles("", ()), sources)]
+    found = []
+    for run in sources.runs:
+        files = [source for source in sources.files if source.run is run]
+        found.append((JobFiles(run.run_id, ()), Sources(files, runs=[run])))
+    rest = [source for source in sources.files if source.run is None]
+    for job in by_job([clues(source.name, start_of(source, PEEK), end_of(source, PEEK)) for source in rest]):
+        found.append((job, Sources([rest[place] for place in job.files], copies=sources.copies)))
+    return [each for each in found if each[1].files or each[1].runs]
+
+
+def _written(sources: Sources) -> float:
+    """Return when something was written there last."""
+    return max((os.path.getmtime(source.path) for source in sources.files), default=0.0)
+
+
+def _judged(sources: Sources) -> Optional[Report]:
+    """Return the report on what belongs to one job; none where nothing can be read there."""
+    from drumbeat.logs.own_verdicts import OwnVerdicts
+
+    verdicts = OwnVerdicts()
+    reader = _read_all(sources, verdicts)
+    return None if reader.is_empty else verdicts.judged(reader)
+
+
+def read(paths: Sequence[str]) -> Reader:
+    """Read everything below these paths as the logs of one job; of a single run folder, also what the run itself recorded."""
+    return _read_all(find(list(paths)), None)
+
+
+def _read_all(sources: Sources, verdicts: Optional[OwnVerdicts]) -> Reader:
     from drumbeat.doctor.dumps import judged
     from drumbeat.logs.reader import Reader
 
-    sources = find(list(paths))
     reader, progress = Reader(), Progress()
     dumps: List[Dump] = []
     for source in sources.files:
