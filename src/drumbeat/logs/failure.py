@@ -117,6 +117,7 @@ class Failure:
     seen: Tuple[str, ...] = ()  # the lines that the answer rests on, as file:numbers
     unseen: Tuple[str, ...] = ()  # what could not be looked at
     in_progress: str = ""  # the last line, where nothing failed and the log stops in the middle of its work
+    reached: str = ""  # the last step, where nothing failed and it was the last one to be made: `step 100 of 100`
 
     def verdict(self) -> Verdict:
         findings = ((self.finding,) if self.finding else ()) + self.others + self.consequences

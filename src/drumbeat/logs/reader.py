@@ -38,7 +38,7 @@ from drumbeat.logs.read.prefixes import (
     without_escapes,
 )
 from drumbeat.logs.read.progress import CODE as NAN_LOSS
-from drumbeat.logs.read.progress import Losses, Steps
+from drumbeat.logs.read.progress import Losses, Steps, of_total
 from drumbeat.logs.read.records import (
     BEGAN,
     COMMAND,
@@ -334,10 +334,12 @@ class Reader:
         )
         failure = replace(report.failure, notes=(*report.failure.notes, *earlier))
         if failure.answer == NO_FAILURE and not self._good_ends and self.recorded is None:
-            failure = replace(failure, in_progress=clipped(clean(self._last_work()).text.strip(), MAX_TEXT))
+            last = clipped(clean(self._last_work()).text.strip(), MAX_TEXT)
+            step, ended = of_total(last)
+            failure = replace(failure, reached=step) if ended else replace(failure, in_progress=last)
         told = any(worst(dump.findings) in (WARNING, ERROR) for dump in self.pasted)
         told = told and self.lines < OF_A_TOOL and not self.communicators.spoke and not self._good_ends
-        if failure.answer == NO_FAILURE and told and not failure.in_progress:
+        if failure.answer == NO_FAILURE and told and not (failure.in_progress or failure.reached):
             why = "a tool's output, and no log of a run"
             failure = replace(failure, answer=NOT_KNOWN, confidence=UNKNOWN, why_first=why, in_progress="")
         unseen = [*self._unseen, *self._several_jobs()]

@@ -11,6 +11,7 @@ from drumbeat.logs.failure import EARLIER, EARLIER_RUNS, NO_FAILURE, NOT_KNOWN, 
 from drumbeat.logs.meaning.rules import Rulebook
 from drumbeat.logs.nccl.paths import LOCAL
 from drumbeat.logs.nccl.transport import Transport
+from drumbeat.logs.read.progress import of_total
 from drumbeat.logs.report import JobReport, Report
 
 LABEL = 12
@@ -129,7 +130,10 @@ def _failure(failure: Failure, lines: List[str], width: int) -> None:
         last = "seen in the last run" if any(EARLIER_RUNS in text for text in failure.unseen) else again
         _put("failure", f"none {last} [{failure.confidence}]", lines, width)
         if failure.in_progress:
-            _put("in progress", f"the log stops in the middle of its work: {failure.in_progress}", lines, width)
+            step, _ = of_total(failure.in_progress)
+            _put("in progress", f"or cut off{step and f' at {step}'}: {failure.in_progress}", lines, width)
+        if failure.reached:
+            _put("end", f"its last step was reached ({failure.reached})", lines, width)
     elif failure.answer == NOT_KNOWN:
         _put("failure", f"{'cause not known' if finding else 'unknown'}: {failure.why_first}", lines, width)
         if finding:
