@@ -51,6 +51,7 @@ class Log:
     worked: bool = True  # False: no step, no measured value, no connection, no word of an end
     failed: AbstractSet[str] = frozenset()  # files whose last words speak of a failure
     labels: Labels = field(default_factory=Labels)  # of ranks, by the lines' own words
+    last_lines: Mapping[int, Evidence] = field(default_factory=dict)  # rank -> last line of the log that is its own
 
     def after(self, event: Event) -> int:
         """Return the number of lines that follow it in its file."""

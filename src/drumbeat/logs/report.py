@@ -127,6 +127,7 @@ def make_report(
     steps: Optional[Steps] = None,
     nan_value: Optional[Evidence] = None,
     ended_badly: AbstractSet[str] = frozenset(),
+    last_lines: Optional[Mapping[int, Evidence]] = None,
 ) -> Report:
     state.of_gloo = not state.spoke and any("gloo" in event.evidence.text.lower() for event in events.kept)
     verdict = transport.judge(state)
@@ -156,6 +157,7 @@ def make_report(
         worked or bool(good_ends or pasted or state.processes or recorded),
         ended_badly,
         events.labels,
+        last_lines or {},
     )
     failed = judge(
         [*events.kept, *_of_the_whole(rules, seen)],
