@@ -92,6 +92,7 @@ def test_one_job_is_reported_as_before(diagnose, tmp_path):  # noqa: F811
         ("train.o123", "train.e123"),
         ("nccl.n3.41021.log", "nccl.n4.51876.log", "out.txt"),
         ("771204/rank0.log", "771204/rank1.log"),
+        ("run/gpu3/rank0.log", "run/gpu4/rank0.log"),  # of two nodes, or of two runs
         ("none_abc/attempt_0/0/stderr.log", "none_abc/attempt_0/1/stderr.log"),
         ("node0.log", ("node1.log", "2026-11-17 03:00:00 hello"), ("late.log", "2026-11-17 17:00:00 hello")),
     ],
@@ -106,6 +107,7 @@ def test_files_of_one_job_stay_together(files):
         (("slurm-1.out", "slurm-1.err", "slurm-2.out"), [["slurm-1.out", "slurm-1.err"], ["slurm-2.out"]]),
         (("slurm-9_1.out", "slurm-9_2.out"), [["slurm-9_1.out"], ["slurm-9_2.out"]]),
         (("a/slurm-1.out", "a/rank0.log", "b/slurm-2.out"), [["a/slurm-1.out", "a/rank0.log"], ["b/slurm-2.out"]]),
+        (("base/rank0.log", "base/out.txt", "big/rank0.log"), [["base/rank0.log", "base/out.txt"], ["big/rank0.log"]]),
         (("77120/rank0.log", "77121/rank0.log"), [["77120/rank0.log"], ["77121/rank0.log"]]),
         (
             (("a.log", "2026-11-15 03:00:00 x"), ("b.log", "2026-11-17 03:00:00 x")),
@@ -119,6 +121,14 @@ def test_files_of_one_job_stay_together(files):
 )
 def test_files_of_different_jobs_are_told_apart(files, jobs):
     assert split(*files) == jobs
+
+
+def test_folders_with_logs_of_the_same_ranks_may_be_several_jobs(diagnose, tmp_path):  # noqa: F811
+    error = KEY_ERROR.split("srun")[0]
+    write(tmp_path, run1_in_rank2__log=error, run2_in_rank2__log="step 1/2 loss 2.1\n")
+    failure = json.loads(diagnose(".", "--json").stdout)["failure"]
+    assert (failure["answer"], failure["confidence"]) == ("exception", "likely")
+    assert any("whether this is one job" in text for text in failure["unseen"])
 
 
 def test_one_job_that_submits_another_is_one():

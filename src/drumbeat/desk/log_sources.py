@@ -11,7 +11,7 @@ import tempfile
 import time
 import zlib
 from collections import deque
-from dataclasses import field
+from dataclasses import field, replace
 from typing import IO, TYPE_CHECKING, Callable, Deque, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
@@ -302,7 +302,8 @@ class Progress:
 
 def diagnose(paths: Sequence[str]) -> Report:
     """Read logs, folders or runs, and return what failed first, why, the fix, and the transport: of each job by itself."""
-    from drumbeat.logs.report import of_job, of_jobs
+    from drumbeat.logs.failure import with_unseen
+    from drumbeat.logs.report import MAY_BE_SEVERAL, of_job, of_jobs
 
     parts = [(job, part, _judged(part)) for job, part in _by_job(find(list(paths)))]
     judged = [(job, part, report) for job, part, report in parts if report is not None]
@@ -312,7 +313,8 @@ def diagnose(paths: Sequence[str]) -> Report:
             "give the run's log files, or its folder",
         )
     if len(judged) == 1 and len(parts) == 1:
-        return judged[0][2]
+        job, _, report = judged[0]
+        return replace(report, failure=with_unseen(report.failure, (MAY_BE_SEVERAL,), True)) if job.guessed else report
     judged.sort(key=lambda each: _written(each[1]))
     names = [tuple(source.name for source in part.files) for _, part, _ in judged]
     return of_jobs([of_job(report, job.job, name, job.guessed) for (job, _, report), name in zip(judged, names)])

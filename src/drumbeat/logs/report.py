@@ -55,6 +55,7 @@ def _each(findings: Tuple[Finding, ...]) -> Tuple[Finding, ...]:
 
 SCHEMA = "1.2"
 MAX_FILES = 4  # of a job that are listed
+MAY_BE_SEVERAL = "whether this is one job: several folders have logs of the same ranks, and name no job"
 NAMES_NO_JOB = "which job this is: its logs do not name it"
 
 

@@ -2,16 +2,17 @@
 
 Files belong together if they name the same job, in their text or in their name. A file that names none goes with the
 files that are named like it (`rank0.log`, `rank1.log`), and with the only job of its folder. Where one job is named at
-most, all files belong together, unless days lie between what they tell of.
+most, all files belong together, unless days lie between what they tell of, or several folders have logs of the same ranks.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from typing import Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Dict, Iterable, List, Optional, Sequence, Set, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
+from drumbeat.logs.events import rank_of_file
 from drumbeat.logs.read.prefixes import clean, decode
 
 PEEK = 1 << 16  # bytes at each end of a file in which its job is looked for
@@ -48,7 +49,7 @@ class JobFiles:
 
     job: str  # empty where no file names it
     files: Tuple[int, ...]
-    guessed: bool = False  # they are set apart by their names or times alone
+    guessed: bool = False  # they are set apart, or kept together, by their names or times alone
 
 
 def clues(name: str, start: bytes, end: bytes) -> Clues:
@@ -85,7 +86,11 @@ def by_job(files: Sequence[Clues]) -> List[JobFiles]:
     left = [block for block in ([each for each in family if each not in named] for family in families) if block]
     jobs = sorted(set(named.values()))
     if len(jobs) < 2:
-        return _by_time(files, [*([sorted(named)] if named else []), *left], jobs)
+        folders = _of_same_ranks(files)
+        if len({_NUMBER.sub("", folder) for folder in folders}) > 1:
+            return _by_folder(files, folders, named)
+        found_by_time = _by_time(files, [*([sorted(named)] if named else []), *left], jobs)
+        return [JobFiles(job.job, job.files, job.guessed or bool(folders)) for job in found_by_time]
     found: Dict[str, List[int]] = {job: [] for job in jobs}
     for each, job in named.items():
         found[job].append(each)
@@ -124,6 +129,25 @@ def _families(files: Sequence[Clues]) -> List[List[int]]:
         stem = base.split(".")[0] if not base.startswith(".") else base
         found.setdefault(os.path.join(folder, _NUMBER.sub("#", stem)), []).append(place)
     return list(found.values())
+
+
+def _of_same_ranks(files: Sequence[Clues]) -> Set[str]:
+    """Folders that each have a log of the same rank. If only numbers in their names differ they may be of nodes, or of runs."""
+    found: Dict[str, Set[str]] = {}
+    for file in files:
+        folder, base = os.path.split(file.name)
+        if rank_of_file(base) is not None:
+            found.setdefault(base, set()).add(folder)
+    return {folder for folders in found.values() if len(folders) > 1 for folder in folders}
+
+
+def _by_folder(files: Sequence[Clues], folders: Set[str], named: Dict[int, str]) -> List[JobFiles]:
+    found: Dict[str, List[int]] = {}
+    for place, file in enumerate(files):
+        folder = os.path.dirname(file.name)
+        found.setdefault(folder if folder in folders else "", []).append(place)
+    blocks = (tuple(block) for block in found.values())
+    return [JobFiles(next((named[each] for each in block if each in named), ""), block, True) for block in blocks]
 
 
 def _by_time(files: Sequence[Clues], blocks: List[List[int]], jobs: Sequence[str]) -> List[JobFiles]:
