@@ -92,6 +92,12 @@ def test_one_job_is_reported_as_before(diagnose, tmp_path):  # noqa: F811
         ("train.o123", "train.e123"),
         ("nccl.n3.41021.log", "nccl.n4.51876.log", "out.txt"),
         ("771204/rank0.log", "771204/rank1.log"),
+        (
+            ("out.txt", "step 10 loss 2.9\nstep 20 loss 2.8\n"),
+            ("tee.log", "0: step 10 loss 2.9\n0: step 20 loss 2.8\n"),
+        ),
+        (("out.txt", "step 10 loss 2.9\nstep 20 loss 2.8\n"), ("rank1.log", "step 10 loss 3.1\nstep 20 loss 3.0\n")),
+        (("out.txt", "step 10 loss 2.9\nstep 20 loss 2.8\n"), ("norms.log", "step 10 norm 3.1\nstep 20 norm 3.0\n")),
         ("run/gpu3/rank0.log", "run/gpu4/rank0.log"),  # of two nodes, or of two runs
         ("none_abc/attempt_0/0/stderr.log", "none_abc/attempt_0/1/stderr.log"),
         ("node0.log", ("node1.log", "2026-11-17 03:00:00 hello"), ("late.log", "2026-11-17 17:00:00 hello")),
@@ -108,6 +114,10 @@ def test_files_of_one_job_stay_together(files):
         (("slurm-9_1.out", "slurm-9_2.out"), [["slurm-9_1.out"], ["slurm-9_2.out"]]),
         (("a/slurm-1.out", "a/rank0.log", "b/slurm-2.out"), [["a/slurm-1.out", "a/rank0.log"], ["b/slurm-2.out"]]),
         (("base/rank0.log", "base/out.txt", "big/rank0.log"), [["base/rank0.log", "base/out.txt"], ["big/rank0.log"]]),
+        (
+            (("base.log", "step 10 loss 2.9\nstep 20 loss 2.8\n"), ("big.log", "step 10 loss 3.9\nstep 20 loss 3.8\n")),
+            [["base.log"], ["big.log"]],
+        ),
         (("77120/rank0.log", "77121/rank0.log"), [["77120/rank0.log"], ["77121/rank0.log"]]),
         (
             (("a.log", "2026-11-15 03:00:00 x"), ("b.log", "2026-11-17 03:00:00 x")),

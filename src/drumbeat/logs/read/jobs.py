@@ -2,14 +2,16 @@
 
 Files belong together if they name the same job, in their text or in their name. A file that names none goes with the
 files that are named like it (`rank0.log`, `rank1.log`), and with the only job of its folder. Where one job is named at
-most, all files belong together, unless days lie between what they tell of, or several folders have logs of the same ranks.
+most, all files belong together, unless days lie between what they tell of, several folders have logs of the same ranks,
+or the same steps have other values.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from typing import Dict, Iterable, List, Optional, Sequence, Set, Tuple
+from dataclasses import field
+from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.logs.events import rank_of_file
@@ -30,8 +32,13 @@ _NAME_IDS = (
     re.compile(r"\.[oe](\d+)(?:[-.]\d+)?$"),  # PBS, SGE: train.o1234
     re.compile(r"[-_.](\d{5,9})(?:[-_.][A-Za-z]*\d{0,4})?\.(?:out|err)$"),  # %x-%j.out, and with %t or %N
 )
+_STEP = re.compile(rb"(?i)\b(?:step|iter(?:ation)?|epoch)s?\b['\"]?\W{0,4}\d[^\n]{0,60}\d\.\d[^\n]{0,200}")
+_FEWEST = 2  # steps of which two files say different things
+_MOST = 200
+_Step = Tuple[Optional[int], str]  # rank, and the line without its values
 _ID_FOLDER = re.compile(r"\d{5,9}$")
 _NUMBER = re.compile(r"\d+")
+_VALUE = re.compile(r"\d+\.\d*(?:e[+-]?\d+)?")  # 2.913, 1.5e-05; a step's own number stays
 
 
 @dataclass(frozen=True)
@@ -41,6 +48,7 @@ class Clues:
     name: str
     jobs: Tuple[str, ...] = ()  # as its text names it, then as its name does
     times: Optional[Tuple[float, float]] = None  # first and last, in seconds since the start of a year
+    steps: Mapping[_Step, str] = field(default_factory=dict)  # the first ones, with all that is said of each
 
 
 @dataclass(frozen=True)
@@ -61,7 +69,16 @@ def clues(name: str, start: bytes, end: bytes) -> Clues:
     jobs.update(dict.fromkeys(_of_name(name)))
     first, last = _time(start.split(b"\n")[:_LINES]), _time(reversed((end or start).split(b"\n")[-_LINES:]))
     times = (first, last) if first is not None and last is not None and first <= last else None
-    return Clues(name, tuple(jobs), times)
+    return Clues(name, tuple(jobs), times, _steps(name, start))
+
+
+def _steps(name: str, start: bytes) -> Dict[_Step, str]:
+    found: Dict[_Step, str] = {}
+    for raw in [line for line in start.split(b"\n") if _STEP.search(line)][:_MOST]:
+        line = clean(decode(raw))
+        rank = line.rank if line.rank is not None else rank_of_file(os.path.basename(name))
+        found.setdefault((rank, _VALUE.sub("#", line.text)), line.text)
+    return found
 
 
 def _of_name(name: str) -> List[str]:
@@ -89,6 +106,11 @@ def by_job(files: Sequence[Clues]) -> List[JobFiles]:
         folders = _of_same_ranks(files)
         if len({_NUMBER.sub("", folder) for folder in folders}) > 1:
             return _by_folder(files, folders, named)
+        values = _by_values(files, families)
+        if len(values) > 1:
+            return [
+                JobFiles(next((named[each] for each in of_job if each in named), ""), of_job, True) for of_job in values
+            ]
         found_by_time = _by_time(files, [*([sorted(named)] if named else []), *left], jobs)
         return [JobFiles(job.job, job.files, job.guessed or bool(folders)) for job in found_by_time]
     found: Dict[str, List[int]] = {job: [] for job in jobs}
@@ -148,6 +170,30 @@ def _by_folder(files: Sequence[Clues], folders: Set[str], named: Dict[int, str])
         found.setdefault(folder if folder in folders else "", []).append(place)
     blocks = (tuple(block) for block in found.values())
     return [JobFiles(next((named[each] for each in block if each in named), ""), block, True) for block in blocks]
+
+
+def _by_values(files: Sequence[Clues], families: List[List[int]]) -> List[Tuple[int, ...]]:
+    """Split where the same rank's same steps have other values. Files that tell of no step say nothing about jobs; if there are
+    any, they stay by themselves."""
+    jobs: List[Tuple[Dict[_Step, str], List[int]]] = []
+    rest: List[int] = []
+    for family in families:
+        steps = {step: text for each in reversed(family) for step, text in files[each].steps.items()}
+        same = next((job for job in jobs if not _differ(job[0], steps)), None) if steps else None
+        if not steps:
+            rest += family
+        elif same is None:
+            jobs.append((steps, list(family)))
+        else:
+            same[0].update(steps)
+            same[1].extend(family)
+    blocks = [of_job for _, of_job in jobs] + ([rest] if rest else [])
+    return sorted(tuple(sorted(block)) for block in blocks) if len(jobs) > 1 else []
+
+
+def _differ(one: Mapping[_Step, str], other: Mapping[_Step, str]) -> bool:
+    both = one.keys() & other.keys()
+    return len(both) >= _FEWEST and all(one[step] != other[step] for step in both)
 
 
 def _by_time(files: Sequence[Clues], blocks: List[List[int]], jobs: Sequence[str]) -> List[JobFiles]:
