@@ -2,11 +2,13 @@
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 
 from drumbeat.logs.read.jobs import by_job, clues
 from tests.logs.test_command import diagnose  # noqa: F401
+from tests.runfolder.folders import make_run
 
 KEY_ERROR = """\
 2: Traceback (most recent call last):
@@ -139,6 +141,19 @@ def test_folders_with_logs_of_the_same_ranks_may_be_several_jobs(diagnose, tmp_p
     failure = json.loads(diagnose(".", "--json").stdout)["failure"]
     assert (failure["answer"], failure["confidence"]) == ("exception", "likely")
     assert any("whether this is one job" in text for text in failure["unseen"])
+
+
+def test_runs_in_a_folder_are_jobs_of_their_own(diagnose, tmp_path):  # noqa: F811
+    for name, text in (("bad", "ValueError: 3\n"), ("good", "Training complete\n")):
+        folder = make_run(tmp_path / "runs" / name).folder
+        logs = Path(folder.path, "nodes", "0", "attempt-0")
+        logs.mkdir()
+        (logs / "rank-0.err").write_text(text)
+    for words in (["runs"], ["runs/bad", "runs/good"]):
+        jobs = json.loads(diagnose(*words, "--json").stdout)["jobs"]
+        assert {job["job"]: job["failure"]["answer"] for job in jobs} == {"bad": "exception", "good": "none"}
+    write(tmp_path, **{"slurm-9__out": "Training complete\n"})
+    assert json.loads(diagnose("runs/good", "slurm-9.out", "--json").stdout)["jobs"] == []
 
 
 def test_one_job_that_submits_another_is_one():

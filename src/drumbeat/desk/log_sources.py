@@ -113,6 +113,7 @@ def _folder(path: str, found: Sources) -> None:
         folders[:] = sorted(
             name for name in folders if not name.startswith(".") and name not in ("__pycache__", "wandb")
         )
+        folders[:] = [name for name in folders if not _is_run(os.path.join(folder, name), found)]
         for name in sorted(names):
             full = os.path.join(folder, name)
             if name.startswith(".") or os.path.splitext(name)[1] in SKIPPED or not os.path.isfile(full):
@@ -123,6 +124,17 @@ def _folder(path: str, found: Sources) -> None:
                 )
             else:
                 found.files.append(Source(full, printable(os.path.normpath(full))))
+
+
+def _is_run(path: str, found: Sources) -> bool:
+    """Add the folder if it is a run's; a file of that name may also be another program's."""
+    if not os.path.exists(os.path.join(path, "run.json")):
+        return False
+    try:
+        _run_folder(path, found)
+    except Problem:
+        return False
+    return True
 
 
 def _run_folder(path: str, found: Sources) -> None:
@@ -324,15 +336,19 @@ def _by_job(sources: Sources) -> List[Tuple[JobFiles, Sources]]:
     """Split what was found by the job, or the run, that wrote it."""
     from drumbeat.logs.read.jobs import PEEK, JobFiles, by_job, clues
 
-    if len(sources.files) < 2 or len(sources.runs) == 1:
-        return [(JobFiles("", ()), sources)]
-    found = []
-    for run in sources.runs:
-        files = [source for source in sources.files if source.run is run]
-        found.append((JobFiles(run.run_id, ()), Sources(files, runs=[run])))
     rest = [source for source in sources.files if source.run is None]
-    for job in by_job([clues(source.name, start_of(source, PEEK), end_of(source, PEEK)) for source in rest]):
-        found.append((job, Sources([rest[place] for place in job.files], copies=sources.copies)))
+    jobs = by_job(
+        [clues(each.name, start_of(each, PEEK), end_of(each, PEEK)) for each in rest] if len(rest) > 1 else []
+    )
+    if len(sources.runs) + len(jobs) < 2 or len(sources.runs) == 1 and len(jobs) < 2:
+        job = jobs[0] if jobs else JobFiles("", ())
+        return [(job, sources)]
+    found = [
+        (JobFiles(run.run_id, ()), Sources([source for source in sources.files if source.run is run], runs=[run]))
+        for run in sources.runs
+    ]
+    jobs = jobs or [JobFiles("", tuple(range(len(rest))), True)]
+    found += [(job, Sources([rest[place] for place in job.files], copies=sources.copies)) for job in jobs]
     return [each for each in found if each[1].files or each[1].runs]
 
 
