@@ -104,7 +104,7 @@ def of_jobs(jobs: Sequence[JobReport]) -> Report:
     worst = (failed or jobs)[-1]
     others = tuple(f"{job.words}: another job's, judged by itself" for job in jobs if job is not worst)
     failure = replace(worst.failure, unseen=(*worst.failure.unseen, *others))
-    shown = (*reversed(failed), *(job for job in reversed(jobs) if job not in failed))
+    shown = (*reversed(failed), *(job for job in reversed(jobs) if job.failure.answer == NO_FAILURE))
     return Report(worst.lines, worst.transport, failure, worst.environment, worst.dropped, worst.dumps, jobs=shown)
 
 

@@ -17,7 +17,7 @@ from drumbeat.base.light_dataclass import dataclass
 from drumbeat.logs.events import rank_of_file
 from drumbeat.logs.read.prefixes import clean, decode
 
-PEEK = 1 << 16  # bytes at each end of a file in which its job is looked for
+PEEK = 1 << 14  # bytes at each end of a file in which its job is looked for
 APART = 15 * 3600.0  # seconds between two jobs; the clocks of one job's files may be in different time zones
 _LINES = 40  # at each end of a file in which a time is looked for
 _YEAR = 365 * 86400.0
@@ -117,11 +117,13 @@ def by_job(files: Sequence[Clues]) -> List[JobFiles]:
     for each, job in named.items():
         found[job].append(each)
     apart = []
+    of_folder: Dict[str, Set[str]] = {}
+    for each, job in named.items():
+        of_folder.setdefault(os.path.dirname(files[each].name), set()).add(job)
     for block in left:
-        folder = os.path.dirname(files[block[0]].name)
-        here = {job for each, job in named.items() if os.path.dirname(files[each].name) == folder}
+        here = of_folder.get(os.path.dirname(files[block[0]].name), set())
         if len(here) == 1:
-            found[here.pop()] += block
+            found[next(iter(here))] += block
         else:
             apart.append(JobFiles("", tuple(block), True))
     sure = (JobFiles(job, tuple(sorted(of_job))) for job, of_job in found.items())
