@@ -120,6 +120,36 @@ def test_a_log_in_progress_is_called_so():
 
 
 @pytest.mark.parametrize(
+    "last, step",
+    [
+        ("Epoch 3/3, Loss: 2.0", "epoch 3 of 3"),
+        ("step 100/100 loss 2.05", "step 100 of 100"),
+        ("Epoch [3/3] step [50/50] loss: 0.5", "epoch 3 of 3"),
+        ("100%|##########| 200/200 [00:20<00:00, 10.0it/s]", "step 200 of 200"),
+        ("iteration 200/     200 | lm loss: 2.05", "iteration 200 of 200"),
+    ],
+)
+def test_a_log_that_ends_with_its_last_step_is_not_in_progress(last, step):
+    failure = read(f"Epoch 1/3, Loss: 2.9\n{last}").failure
+    assert (failure.answer, failure.in_progress, failure.reached) == ("none", "", step)
+
+
+@pytest.mark.parametrize(
+    "last, words",
+    [
+        ("Epoch 3/30, Loss: 2.0", "or cut off at epoch 3 of 30: Epoch 3/30"),
+        ("Epoch 1/3 step 100/100 loss 2.05", "or cut off at epoch 1 of 3: "),
+        ("step 30 of 100 loss 2.05", "or cut off at step 30 of 100: "),
+        ("step 30 loss 2.05", "or cut off: step 30 loss"),
+    ],
+)
+def test_a_log_that_stops_before_its_last_step_is_in_progress(last, words):
+    report = read(f"step 1 loss 2.9\n{last}")
+    assert report.failure.in_progress == last and report.failure.reached == ""
+    assert f"in progress {words}" in render(report)
+
+
+@pytest.mark.parametrize(
     "lines",
     [
         [f"turn {number} flow 0.{number}" for number in range(9)],

@@ -176,3 +176,16 @@ def test_a_rank_of_drumbeats_console_counts_beside_torchs_own_prefix():
     report = read(CONSOLE + "\n".join(lines))
     assert (report.failure.answer, report.failure.finding.rank) == ("exception", 1)
     assert not any("NCCL_DEBUG" in each for each in report.transport.unseen)
+
+
+def test_srun_names_the_host_of_the_rank_that_failed():
+    failure = read(
+        """
+        2: Traceback (most recent call last):
+        2:   File "/home/me/train.py", line 44, in step
+        2:     labels = batch["label"]
+        2: KeyError: 'label'
+        srun: error: n11: task 2: Exited with exit code 1
+        """
+    ).failure
+    assert (failure.answer, failure.finding.rank, failure.finding.host) == ("exception", 2, "n11")

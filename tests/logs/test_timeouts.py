@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.logs.reading import read, start_up
+from tests.logs.reading import read, read_files, start_up
 
 PG = "[PG ID 0 PG GUID 0(default_pg) Rank {rank}]"
 CAUGHT = (
@@ -90,3 +90,41 @@ def test_ranks_that_make_different_calls_at_one_place_wait_for_each_other(calls,
         return
     assert (failure.answer, failure.confidence, failure.finding.rank) == ("collective-desync", "likely", odd)
     assert "ALLREDUCE (rank 0)" in failure.finding.title
+
+
+def waits(rank):
+    return (
+        f"[rank{rank}]:[E1117 03:12:41.10{rank} ProcessGroupNCCL.cpp:616] [Rank {rank}] Watchdog caught collective operation "
+        "timeout: WorkNCCL(SeqNum=82, OpType=ALLREDUCE, NumelIn=26, NumelOut=26, Timeout(ms)=600000) ran for 600021 "
+        "milliseconds before timing out."
+    )
+
+
+STEPS = "step 100 | loss 2.9\nstep 110 | loss 2.8\n"
+
+
+def test_a_rank_whose_own_log_ends_without_the_others_message_is_where_to_look():
+    logs = {f"logs/rank{rank}.log": STEPS + (waits(rank) if rank != 2 else "") for rank in range(4)}
+    failure = read_files(logs).failure
+    assert failure.answer == "collective-timeout" and failure.finding.rank == 2
+    words = 'rank 2 (logs/rank2.log) stops after "step 110 | loss 2.8", without this message: look there'
+    assert failure.finding.cause.startswith(words)
+    assert failure.unseen == ("rank 2: no line about this in logs/rank2.log",), "no log is missing"
+
+
+def test_of_several_silent_ranks_none_is_blamed():
+    logs = {f"logs/rank{rank}.log": STEPS + (waits(rank) if rank in (0, 3) else "") for rank in range(4)}
+    failure = read_files(logs).failure
+    assert failure.finding.rank is None
+    assert failure.unseen == tuple(f"rank {rank}: no line about this in logs/rank{rank}.log" for rank in (1, 2))
+
+
+def test_a_timeout_beside_the_failure_that_explains_it_sends_nobody_to_the_victim():
+    killed = (
+        "slurmstepd: error: Detected 1 oom_kill event in StepId=771204.0. Some of the step tasks have been OOM Killed."
+    )
+    report = read("\n".join([waits(0), waits(1), killed, "srun: error: n4: task 6: Out Of Memory"]))
+    timeout = next(each for each in report.failure.others if each.code == "collective-timeout")
+    assert report.failure.answer == "oom-kill" and "a consequence of the failure above" in timeout.fix
+    alone = read(waits(0)).failure
+    assert alone.answer == "collective-timeout" and "consequence" not in alone.finding.fix

@@ -494,3 +494,19 @@ def test_a_sentence_about_a_line_of_nccl_is_no_connection():
     line = "NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0/GDRDMA"
     assert path(f"The docs say: {line} is what you want to see.").answer == "unknown"
     assert path(f"[2026-11-17 01:02:03] worker 3 | {line}").answer == "rdma"
+
+
+def test_a_pair_of_hosts_is_one_pair_though_only_one_end_of_each_connection_is_in_the_log():
+    text = "\n".join(
+        [
+            "n3:41:41 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [RO]; OOB ib0:10.20.0.3<0>",
+            "n3:41:41 [0] NCCL INFO Using network IB",
+            "n3:41:42 [0] NCCL INFO Channel 00/0 : 3[3] -> 4[0] [send] via NET/IB/0/GDRDMA",
+            "n4:51:52 [0] NCCL INFO Channel 00/0 : 7[3] -> 0[0] [send] via NET/IB/0/GDRDMA",
+        ]
+    )
+    report = read(text)
+    assert [(pair.a, pair.b) for pair in report.transport.pairs] == [("n3", "n4")]
+    assert report.transport.nics == ((3, ("mlx5_0",)), (7, ("IB device 0",))), "a number is no card's name"
+    text = text.replace("4[0]", "8[0]")  # of a third node, which is not in the log
+    assert {(pair.a, pair.b) for pair in read(text).transport.pairs} == {("n3", "rank 8"), ("n3", "n4")}

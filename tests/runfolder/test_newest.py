@@ -70,6 +70,16 @@ def test_diagnose_takes_the_newest_run_that_did_not_end_well(started, tmp_path, 
     assert run_to_diagnose(environ).run_id == "strange"
 
 
+def test_diagnose_takes_no_run_of_another_folder(started, tmp_path, monkeypatch, capsys):
+    started("other", "newer")
+    monkeypatch.chdir(tmp_path / "mine")
+    assert main(["diagnose"]) == 2
+    shown = capsys.readouterr()
+    assert not shown.out and "no run of this folder" in shown.err and "drumbeat diagnose slurm-123.out" in shown.err
+    started("scratch", "elsewhere", workdir=tmp_path / "mine")
+    assert main(["diagnose"]) == 0 and "elsewhere" in capsys.readouterr().err
+
+
 def test_diagnose_takes_a_cancelled_run_that_hung(started, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "mine")
     environ = {"HOME": str(tmp_path / "home")}

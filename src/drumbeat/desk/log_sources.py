@@ -11,7 +11,7 @@ import tempfile
 import time
 import zlib
 from collections import deque
-from dataclasses import field
+from dataclasses import field, replace
 from typing import IO, TYPE_CHECKING, Callable, Deque, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
@@ -22,6 +22,7 @@ from drumbeat.logs.read.records import MAX_LINES, unwrap
 
 if TYPE_CHECKING:
     from drumbeat.logs.own_verdicts import OwnVerdicts
+    from drumbeat.logs.read.jobs import JobFiles
     from drumbeat.logs.reader import Reader
     from drumbeat.logs.report import Report
     from drumbeat.machine.dumps.text import Dump
@@ -57,6 +58,7 @@ class Source:
     rank: Optional[int] = None
     host: Optional[str] = None
     cut: List[int] = field(default_factory=list)  # numbers of lines that were too long to be read whole
+    run: Optional[Run] = None  # whose folder it is in, where a run folder was given
 
 
 @dataclass
@@ -111,6 +113,7 @@ def _folder(path: str, found: Sources) -> None:
         folders[:] = sorted(
             name for name in folders if not name.startswith(".") and name not in ("__pycache__", "wandb")
         )
+        folders[:] = [name for name in folders if not _is_run(os.path.join(folder, name), found)]
         for name in sorted(names):
             full = os.path.join(folder, name)
             if name.startswith(".") or os.path.splitext(name)[1] in SKIPPED or not os.path.isfile(full):
@@ -121,6 +124,17 @@ def _folder(path: str, found: Sources) -> None:
                 )
             else:
                 found.files.append(Source(full, printable(os.path.normpath(full))))
+
+
+def _is_run(path: str, found: Sources) -> bool:
+    """Add the folder if it is a run's; a file of that name may also be another program's."""
+    if not os.path.exists(os.path.join(path, "run.json")):
+        return False
+    try:
+        _run_folder(path, found)
+    except Problem:
+        return False
+    return True
 
 
 def _run_folder(path: str, found: Sources) -> None:
@@ -135,6 +149,7 @@ def _run_folder(path: str, found: Sources) -> None:
         raise Problem(str(error), "use the drumbeat that wrote it, or give its log files one by one") from None
     found.runs.append(run)
     hosts = {member.node: member.host for member in run.members()}
+    before = len(found.files)
     for log in run.logs():
         file = os.path.join(path, log.name)
         found.files.append(Source(file, printable(near(file)), log.rank, hosts.get(log.node)))
@@ -142,6 +157,8 @@ def _run_folder(path: str, found: Sources) -> None:
         file = os.path.join(path, name)
         found.files.append(Source(file, printable(near(file)), host=hosts.get(node)))
     found.files += [Source(file, printable(near(file))) for file in (os.path.join(path, name) for name in run.output())]
+    for source in found.files[before:]:
+        source.run = run
 
 
 def lines(source: Source) -> Iterator[Tuple[int, List[bytes]]]:
@@ -251,12 +268,24 @@ def encoding_of(start: bytes) -> str:
     return next((name for mark, name in _MARKS if start.startswith(mark)), "")
 
 
-def start_of(source: Source) -> bytes:
+def start_of(source: Source, size: int = 4096) -> bytes:
     """Return the first bytes, to tell text from other data."""
     try:
         with open_binary(source.path) as file:
-            return file.read(4096)
+            return file.read(size)
     except (OSError, EOFError, zlib.error):
+        return b""
+
+
+def end_of(source: Source, size: int) -> bytes:
+    """Return the last bytes of a file that is not packed, without those that its start has."""
+    try:
+        with open(source.path, "rb") as file:
+            packed = file.read(2) == GZIP
+            whole = file.seek(0, os.SEEK_END)
+            file.seek(max(whole - size, min(size, whole)))
+            return b"" if packed else file.read()
+    except OSError:
         return b""
 
 
@@ -284,25 +313,68 @@ class Progress:
 
 
 def diagnose(paths: Sequence[str]) -> Report:
-    """Read logs, folders or runs, and return what failed first, why, the fix, and the transport."""
-    from drumbeat.logs.own_verdicts import OwnVerdicts
+    """Read logs, folders or runs, and return what failed first, why, the fix, and the transport: of each job by itself."""
+    from drumbeat.logs.failure import with_unseen
+    from drumbeat.logs.report import MAY_BE_SEVERAL, of_job, of_jobs
 
-    verdicts = OwnVerdicts()
-    reader = read(paths, verdicts)
-    if reader.is_empty:
+    parts = [(job, part, _judged(part)) for job, part in _by_job(find(list(paths)))]
+    judged = [(job, part, report) for job, part, report in parts if report is not None]
+    if not judged:
         raise Problem(
             f"{', '.join(map(printable, paths))}: nothing to read: empty, or not text",
             "give the run's log files, or its folder",
         )
-    return verdicts.judged(reader)
+    if len(judged) == 1 and len(parts) == 1:
+        job, _, report = judged[0]
+        return replace(report, failure=with_unseen(report.failure, (MAY_BE_SEVERAL,), True)) if job.guessed else report
+    judged.sort(key=lambda each: _written(each[1]))
+    names = [tuple(source.name for source in part.files) for _, part, _ in judged]
+    return of_jobs([of_job(report, job.job, name, job.guessed) for (job, _, report), name in zip(judged, names)])
 
 
-def read(paths: Sequence[str], verdicts: Optional[OwnVerdicts] = None) -> Reader:
-    """Read everything below these paths; of a single run folder, also what the run itself recorded."""
+def _by_job(sources: Sources) -> List[Tuple[JobFiles, Sources]]:
+    """Split what was found by the job, or the run, that wrote it."""
+    from drumbeat.logs.read.jobs import PEEK, JobFiles, by_job, clues
+
+    rest = [source for source in sources.files if source.run is None]
+    jobs = by_job(
+        [clues(each.name, start_of(each, PEEK), end_of(each, PEEK)) for each in rest] if len(rest) > 1 else []
+    )
+    if len(sources.runs) + len(jobs) < 2 or len(sources.runs) == 1 and len(jobs) < 2:
+        job = jobs[0] if jobs else JobFiles("", ())
+        return [(job, sources)]
+    found = [
+        (JobFiles(run.run_id, ()), Sources([source for source in sources.files if source.run is run], runs=[run]))
+        for run in sources.runs
+    ]
+    jobs = jobs or [JobFiles("", tuple(range(len(rest))), True)]
+    found += [(job, Sources([rest[place] for place in job.files], copies=sources.copies)) for job in jobs]
+    return [each for each in found if each[1].files or each[1].runs]
+
+
+def _written(sources: Sources) -> float:
+    """Return when something was written there last."""
+    return max((os.path.getmtime(source.path) for source in sources.files), default=0.0)
+
+
+def _judged(sources: Sources) -> Optional[Report]:
+    """Return the report on what belongs to one job; none where nothing can be read there."""
+    from drumbeat.logs.own_verdicts import OwnVerdicts
+
+    verdicts = OwnVerdicts()
+    reader = _read_all(sources, verdicts)
+    return None if reader.is_empty else verdicts.judged(reader)
+
+
+def read(paths: Sequence[str]) -> Reader:
+    """Read everything below these paths as the logs of one job; of a single run folder, also what the run itself recorded."""
+    return _read_all(find(list(paths)), None)
+
+
+def _read_all(sources: Sources, verdicts: Optional[OwnVerdicts]) -> Reader:
     from drumbeat.doctor.dumps import judged
     from drumbeat.logs.reader import Reader
 
-    sources = find(list(paths))
     reader, progress = Reader(), Progress()
     dumps: List[Dump] = []
     for source in sources.files:

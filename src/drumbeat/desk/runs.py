@@ -88,9 +88,14 @@ def of_this_folder(runs: Sequence[Run]) -> List[Run]:
 
 
 def run_to_diagnose(environ: Mapping[str, str]) -> Run:
-    """Return the newest run here that did not end well; if there is none, the newest. A run that was cancelled counts if
-    it had hung or failed before."""
-    runs = runs_here(environ)[:_LOOKED_AT]
+    """Return the newest run here that did not end well; if there is none, the newest here. A run that was cancelled counts if
+    it had hung or failed before. Runs of other folders do not: their good end says nothing about what is asked here."""
+    everywhere = [run for run in all_runs(environ).runs if not is_trial(run)]
+    runs = of_this_folder(everywhere)[:_LOOKED_AT]
+    if not runs:
+        where = "no run of this folder" if everywhere else "no run was started yet"
+        more = ", a run folder or a run id (drumbeat list shows them)" if everywhere else " of any program"
+        raise Problem(where, f"give a log{more}: drumbeat diagnose slurm-123.out")
     ask_together(runs)
     ended = ((run, status(run)) for run in runs)
     good = (FINISHED, CANCELLED)

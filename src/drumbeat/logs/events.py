@@ -151,7 +151,7 @@ class Events:
             rank, reported_host, local = _reported(evidence.text)
             host = host or reported_host
         most = MAX_ENDS if rule.code in ENDS else MAX_PER_RULE_AND_SOURCE
-        owner = self._owner(evidence.file or "")
+        owner = self.owner(evidence.file or "")
         event = Event(
             sequence,
             evidence,
@@ -185,7 +185,7 @@ class Events:
     ) -> None:
         name = raised.text.split(":")[0]
         self._place("exception", evidence, raised.lines) if not said else None
-        owner = self._owner(evidence.file or "")
+        owner = self.owner(evidence.file or "")
         event = Event(
             sequence,
             evidence,
@@ -217,7 +217,7 @@ class Events:
                 ends.append(number)
         if raised.of_launcher and len(self.by_launcher) < MAX_EVENTS:
             self.by_launcher.add((file, number))
-        rank = line.rank if line.rank is not None else self._owner(file)[0]
+        rank = line.rank if line.rank is not None else self.owner(file)[0]
         if (rank is not None or file in self.of_one_process) and len(self.tracebacks) < MAX_EVENTS:
             self.tracebacks.append(Span(file, rank, number - raised.lines + 1, number, raised))
 
@@ -231,7 +231,7 @@ class Events:
         where = event.raised_at or self._where.get((file, event.number), "")
         rank = event.rank
         if event.rank_is_task and rank == event.task and self.labels.tasks_are_nodes(file):
-            rank = self._owner(file)[0]
+            rank = self.owner(file)[0]
         speaker = self.labels.speaker(file, event.number) if rank is None else None
         if (where, rank, speaker) == (event.raised_at, event.rank, None):
             return event
@@ -277,7 +277,8 @@ class Events:
         if evidence.line:
             self.places.setdefault(code, Places()).add(evidence.file or "", evidence.line, lines)
 
-    def _owner(self, file: str) -> Tuple[Optional[int], Optional[str]]:
+    def owner(self, file: str) -> Tuple[Optional[int], Optional[str]]:
+        """Return rank and host of the file's only writer, as the caller or its name tells."""
         return self.owners.get(file) or (rank_of_file(file), None)
 
     def _only(self, wanted: Callable[[Event], bool]) -> None:

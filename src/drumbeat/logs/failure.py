@@ -51,6 +51,7 @@ class Log:
     worked: bool = True  # False: no step, no measured value, no connection, no word of an end
     failed: AbstractSet[str] = frozenset()  # files whose last words speak of a failure
     labels: Labels = field(default_factory=Labels)  # of ranks, by the lines' own words
+    last_lines: Mapping[int, Evidence] = field(default_factory=dict)  # rank -> last line of the log that is its own
 
     def after(self, event: Event) -> int:
         """Return the number of lines that follow it in its file."""
@@ -117,6 +118,7 @@ class Failure:
     seen: Tuple[str, ...] = ()  # the lines that the answer rests on, as file:numbers
     unseen: Tuple[str, ...] = ()  # what could not be looked at
     in_progress: str = ""  # the last line, where nothing failed and the log stops in the middle of its work
+    reached: str = ""  # the last step, where nothing failed and it was the last one to be made: `step 100 of 100`
 
     def verdict(self) -> Verdict:
         findings = ((self.finding,) if self.finding else ()) + self.others + self.consequences

@@ -133,6 +133,7 @@ BESIDE = 3  # lines: who writes them is taken to be the same process
 OF_THE_SAME = frozenset({"watchdog-teardown", "child-failed", "task-failed"})  # who prints these failed as well
 MAX_NAMED = 8  # ranks in a title
 MAX_WORLD = 100_000
+FOLLOWS = "most likely a consequence of the failure above: the others waited for the rank that failed"
 _SEVERAL = re.compile(r"\btasks \d+[-,]")  # srun: error: n1: tasks 2-7: Exited with exit code 1
 
 
@@ -199,8 +200,11 @@ class NamedRank:
         if any(map(self._of_nobody, events)):
             return finding
         first = self._first
+        if first is None and finding.rank is None:
+            return self._reported(finding)
         if first is None:
-            return finding if finding.rank is not None else self._reported(finding)
+            host = None if finding.local else self._host(finding.rank, self._tiers[REPORT])
+            return replace(finding, host=finding.host or host)
         if finding.rank is not None and (finding.rank != first.rank or finding.local):
             return finding
         if finding.evidence and first.who == "torchrun" and finding.evidence[0].file != first.evidence.file:
@@ -286,8 +290,12 @@ def with_record(failure: Failure, log: Log, unheard: Tuple[int, ...] = ()) -> Fa
         unseen.append(f"{_ranks(log.missing_ranks)}: no line of their communicator in these logs")
     unheard = tuple(rank for rank in unheard if rank not in log.missing_ranks)
     if unheard:
+        absent = tuple(rank for rank in unheard if rank not in log.last_lines)
         maybe = "" if log.nranks else "; a log may be missing"  # of a known world, these are named above
-        unseen.append(f"{_ranks(unheard)}: no line about this{maybe}")
+        silent = [
+            f"rank {rank}: no line about this in {log.last_lines[rank].file}" for rank in unheard if rank not in absent
+        ]
+        unseen += [f"{_ranks(absent)}: no line about this{maybe}"] * bool(absent) + silent[:MAX_NAMED]
     if failure.answer == NO_FAILURE:
         seen = tuple(f"{file}:{log.begins.get(file, 1)}-{last}" for file, last in list(log.ends.items())[:64])
     elif failure.finding is None:
@@ -342,7 +350,28 @@ def judge(
     failure = without_itself(judged.failure())
     if failure.finding is not None:
         failure = replace(failure, finding=by_label(failure.finding, log.labels))
-    return replace(with_record(failure, log, judged.named.unheard(failure.finding)), rules=rules)
+    unheard = judged.named.unheard(failure.finding)
+    failure = _with_silent(_with_consequences(failure), unheard, log)
+    return replace(with_record(failure, log, unheard), rules=rules)
+
+
+def _with_consequences(failure: Failure) -> Failure:
+    """Timeouts beside a failure that explains them: who waited in vain is not where to look."""
+    found = failure.finding
+    if found is None or failure.answer == NOT_KNOWN or found.code in (NOBODYS_FAULT | CONSEQUENCES | WAITED):
+        return failure
+    others = (replace(each, fix=FOLLOWS) if each.code in WAITED else each for each in failure.others)
+    return replace(failure, others=tuple(others))
+
+
+def _with_silent(failure: Failure, unheard: Tuple[int, ...], log: Log) -> Failure:
+    """The others waited, and the only rank without a word about it has a log here: that is where to look."""
+    found, last = failure.finding, log.last_lines.get(unheard[0]) if len(unheard) == 1 else None
+    if found is None or last is None or found.rank is not None:
+        return failure
+    silent = f'rank {unheard[0]} ({last.file}) stops after "{last.text}", without this message: look there'
+    title = f"{found.title}; look at rank {unheard[0]}"
+    return replace(failure, finding=replace(found, title=title, rank=unheard[0], cause=f"{silent}; {found.cause}"))
 
 
 class _Judge:

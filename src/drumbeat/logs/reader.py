@@ -38,7 +38,7 @@ from drumbeat.logs.read.prefixes import (
     without_escapes,
 )
 from drumbeat.logs.read.progress import CODE as NAN_LOSS
-from drumbeat.logs.read.progress import Losses, Steps
+from drumbeat.logs.read.progress import Losses, Steps, of_total
 from drumbeat.logs.read.records import (
     BEGAN,
     COMMAND,
@@ -121,6 +121,7 @@ _GLOG_SHAPES = (b"E0000 00:00:00", b"F0000 00:00:00")
 # Of lines that tell something without any word of a rule.
 _SIGNS = (ESCAPE, b"EErr", *BARE_SIGNS, _ARROW, *_GLOG_SHAPES, *communicators.SIGNS)
 MAX_TEXT = 1000  # of an evidence line
+MAX_QUOTED = 120  # of a line inside a sentence
 MAX_FILES = 100_000
 MAX_REPEATS = 4_000  # lines of one shape from which something is still learnt
 MAX_RAISED = 1_000  # tracebacks of a file that are read, beside those of its last lines
@@ -331,17 +332,31 @@ class Reader:
             self.steps,
             self.losses.last_value(self._ends),
             self._failed,
+            self._last_lines(),
         )
         failure = replace(report.failure, notes=(*report.failure.notes, *earlier))
         if failure.answer == NO_FAILURE and not self._good_ends and self.recorded is None:
-            failure = replace(failure, in_progress=clipped(clean(self._last_work()).text.strip(), MAX_TEXT))
+            last = clipped(clean(self._last_work()).text.strip(), MAX_TEXT)
+            step, ended = of_total(last)
+            failure = replace(failure, reached=step) if ended else replace(failure, in_progress=last)
         told = any(worst(dump.findings) in (WARNING, ERROR) for dump in self.pasted)
         told = told and self.lines < OF_A_TOOL and not self.communicators.spoke and not self._good_ends
-        if failure.answer == NO_FAILURE and told and not failure.in_progress:
+        if failure.answer == NO_FAILURE and told and not (failure.in_progress or failure.reached):
             why = "a tool's output, and no log of a run"
             failure = replace(failure, answer=NOT_KNOWN, confidence=UNKNOWN, why_first=why, in_progress="")
         unseen = [*self._unseen, *self._several_jobs()]
         return replace(report, failure=with_unseen(failure, unseen, self.runs.mixed or self.runs.is_guess))
+
+    def _last_lines(self) -> Dict[int, Evidence]:
+        """Rank -> the last line of the log that only this rank writes."""
+        found: Dict[int, Evidence] = {}
+        for file in self._tails.files():
+            rank, lines = self.events.owner(file)[0], [each for each in self._tails.of(file) if each[1].strip()]
+            if rank is not None and lines:
+                found[rank] = Evidence(
+                    clipped(clean(decode(lines[-1][1])).text.strip(), MAX_QUOTED), file, lines[-1][0]
+                )
+        return found
 
     def _last_work(self) -> str:
         """The last line of work, where every file ends with one."""

@@ -55,7 +55,13 @@ def with_record(failure: Failure, recorded: Recorded) -> Failure:
     if recorded.silence and failure.answer == NO_FAILURE:
         why = f"the run goes on, {recorded.silence}"
         return replace(
-            failure, answer=NOT_KNOWN, confidence=UNKNOWN, why_first=why, in_progress="", seen=(recorded.source,)
+            failure,
+            answer=NOT_KNOWN,
+            confidence=UNKNOWN,
+            why_first=why,
+            in_progress="",
+            reached="",
+            seen=(recorded.source,),
         )
     if own is None:
         return failure if end is None else _answer(failure, end, recorded)

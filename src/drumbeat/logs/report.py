@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import AbstractSet, List, Mapping, Optional, Tuple
+from typing import AbstractSet, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.findings.model import UNKNOWN, Evidence, Finding, PastedDump
 from drumbeat.logs.events import Event, Events
-from drumbeat.logs.failure import AT_THE_END, Failure, Log
+from drumbeat.logs.failure import AT_THE_END, NO_FAILURE, Failure, Log, with_unseen
 from drumbeat.logs.judge import judge
 from drumbeat.logs.meaning.conditions import Whole, whole
 from drumbeat.logs.meaning.rules import Match, Rulebook
@@ -53,7 +53,30 @@ def _each(findings: Tuple[Finding, ...]) -> Tuple[Finding, ...]:
     return tuple(map(quoted, findings))
 
 
-SCHEMA = "1.1"
+SCHEMA = "1.2"
+MAX_FILES = 4  # of a job that are listed
+MAY_BE_SEVERAL = "whether this is one job: several folders have logs of the same ranks, and name no job"
+NAMES_NO_JOB = "which job this is: its logs do not name it"
+
+
+@dataclass(frozen=True)
+class JobReport:
+    """The answers about one of several jobs."""
+
+    job: str  # its number or run id; empty where no line names it
+    files: Tuple[str, ...]
+    lines: int
+    transport: Transport
+    failure: Failure
+    environment: Tuple[Finding, ...] = ()
+    dropped: int = 0
+    dumps: Tuple[PastedDump, ...] = ()
+
+    @property
+    def words(self) -> str:
+        some = ", ".join(self.files[:MAX_FILES])
+        more = f" and {len(self.files) - MAX_FILES} more files" if len(self.files) > MAX_FILES else ""
+        return f"{self.job} ({some}{more})" if self.job else f"{some}{more}"
 
 
 @dataclass(frozen=True)
@@ -65,6 +88,24 @@ class Report:
     dropped: int = 0  # observations beyond the bounds of memory
     dumps: Tuple[PastedDump, ...] = ()  # pasted beside the log: topology, ports, jobs
     schema: str = SCHEMA
+    jobs: Tuple[JobReport, ...] = ()  # where the logs are of several jobs: each of them; all the above is of the worst
+
+
+def of_job(report: Report, job: str, files: Tuple[str, ...], guessed: bool) -> JobReport:
+    """The report as that of one job among several. `guessed`: only names or times set its files apart."""
+    failure = with_unseen(report.failure, (NAMES_NO_JOB,), True) if guessed else report.failure
+    parts = report.lines, report.transport, failure, report.environment, report.dropped, report.dumps
+    return JobReport(job, files, *parts)
+
+
+def of_jobs(jobs: Sequence[JobReport]) -> Report:
+    """One report on several jobs, the newest last. What readers that know nothing of jobs look at is the newest that failed."""
+    failed = [job for job in jobs if job.failure.answer != NO_FAILURE]
+    worst = (failed or jobs)[-1]
+    others = tuple(f"{job.words}: another job's, judged by itself" for job in jobs if job is not worst)
+    failure = replace(worst.failure, unseen=(*worst.failure.unseen, *others))
+    shown = (*reversed(failed), *(job for job in reversed(jobs) if job.failure.answer == NO_FAILURE))
+    return Report(worst.lines, worst.transport, failure, worst.environment, worst.dropped, worst.dumps, jobs=shown)
 
 
 def make_report(
@@ -87,6 +128,7 @@ def make_report(
     steps: Optional[Steps] = None,
     nan_value: Optional[Evidence] = None,
     ended_badly: AbstractSet[str] = frozenset(),
+    last_lines: Optional[Mapping[int, Evidence]] = None,
 ) -> Report:
     state.of_gloo = not state.spoke and any("gloo" in event.evidence.text.lower() for event in events.kept)
     verdict = transport.judge(state)
@@ -116,6 +158,7 @@ def make_report(
         worked or bool(good_ends or pasted or state.processes or recorded),
         ended_badly,
         events.labels,
+        last_lines or {},
     )
     failed = judge(
         [*events.kept, *_of_the_whole(rules, seen)],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from typing import Iterable, List, Optional, Tuple
+from typing import Iterable, List, Optional, Tuple, Union
 
 from drumbeat.base.redact import printable
 from drumbeat.findings.model import INFO, SEVERITIES, UNKNOWN, Evidence, Finding, PastedDump
@@ -11,16 +11,34 @@ from drumbeat.logs.failure import EARLIER, EARLIER_RUNS, NO_FAILURE, NOT_KNOWN, 
 from drumbeat.logs.meaning.rules import Rulebook
 from drumbeat.logs.nccl.paths import LOCAL
 from drumbeat.logs.nccl.transport import Transport
-from drumbeat.logs.report import Report
+from drumbeat.logs.read.progress import of_total
+from drumbeat.logs.report import JobReport, Report
 
 LABEL = 12
 MAX_LIST = 6
 MAX_FACTS = 40
+MAX_JOBS = 4  # that are shown in full; of the others, a line each
 MAX_SEEN = 120  # characters of one file's line numbers
 
 
 def render(report: Report, width: int = 110) -> str:
     lines: List[str] = []
+    if report.jobs:
+        _put("", f"these are logs of {len(report.jobs)} jobs; each is judged by itself", lines, width)
+    for job in report.jobs[:MAX_JOBS]:
+        lines.append("")
+        _put("job", job.words, lines, width)
+        _answers(job, lines, width)
+    for job in report.jobs[MAX_JOBS:]:
+        failure = job.failure
+        title = failure.finding.title if failure.finding else "none seen" if failure.answer == NO_FAILURE else "unknown"
+        _put("job", f"{job.words}: {title} [{failure.confidence}]", lines, width)
+    if not report.jobs:
+        _answers(report, lines, width)
+    return "\n".join(lines).strip("\n")
+
+
+def _answers(report: Union[Report, JobReport], lines: List[str], width: int) -> None:
     for dump in report.dumps:
         _dump(dump, lines, width)
     nothing_else = report.failure.answer == NO_FAILURE and report.transport.path.answer == UNKNOWN
@@ -39,7 +57,6 @@ def render(report: Report, width: int = 110) -> str:
             lines,
             width,
         )
-    return "\n".join(lines).strip("\n")
 
 
 def _worst_first(findings: Iterable[Finding]) -> List[Finding]:
@@ -113,7 +130,10 @@ def _failure(failure: Failure, lines: List[str], width: int) -> None:
         last = "seen in the last run" if any(EARLIER_RUNS in text for text in failure.unseen) else again
         _put("failure", f"none {last} [{failure.confidence}]", lines, width)
         if failure.in_progress:
-            _put("in progress", f"the log stops in the middle of its work: {failure.in_progress}", lines, width)
+            step, _ = of_total(failure.in_progress)
+            _put("in progress", f"or cut off{step and f' at {step}'}: {failure.in_progress}", lines, width)
+        if failure.reached:
+            _put("end", f"its last step was reached ({failure.reached})", lines, width)
     elif failure.answer == NOT_KNOWN:
         _put("failure", f"{'cause not known' if finding else 'unknown'}: {failure.why_first}", lines, width)
         if finding:

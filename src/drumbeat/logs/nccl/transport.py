@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Dict, List, Optional, Set, Tuple
 
@@ -19,7 +20,7 @@ MAX_RANKS = 100_000
 
 
 def used_nics(state: Communicators) -> UsedNics:
-    """Sorted by rank. A card that no line names stands as its network and number, such as `AWS Libfabric/3`."""
+    """Sorted by rank. A card that no line names stands as its network and number: `IB device 0`, `AWS Libfabric/3`."""
     ranks = RankOf.of(state)
     found: Dict[int, Set[str]] = {}
     for process in state.processes.values():
@@ -39,7 +40,8 @@ def _names(process: Process, edge: Edge) -> List[str]:
     if edge.name == "Socket":
         return sorted(process.sockets) if len(process.sockets) == 1 else []
     known = process.devices if family(edge.name, process.provider) == RDMA else {}
-    return [known[device][0] if device in known else f"{edge.name}/{device}" for device in edge.devices]
+    unnamed = f"{edge.name} device " if edge.name == "IB" else f"{edge.name}/"
+    return [known[device][0] if device in known else f"{unnamed}{device}" for device in edge.devices]
 
 
 MOST_GPUS = 64  # of one host
@@ -244,17 +246,40 @@ def _pairs(groups: List[List[Member]]) -> List[Pair]:
     found: Dict[Tuple[str, str], List[Tuple[Member, Edge]]] = {}
     for members in groups:
         host_of = {member.rank: member.process.host for member in members if member.rank >= 0}
+        nodes = _first_ranks(members)
         for member in members:
             for (sender, receiver, side, _, _), edge in member.edges.items():
                 if edge.kind != "NET":
                     continue
                 own, peer = (receiver, sender) if side == "receive" else (sender, receiver)
                 mine = member.process.host or host_of.get(own, "")
-                other = host_of.get(peer) or f"rank {peer}"
+                on_node = nodes.get(_first_rank(edge, peer), {mine})
+                other = host_of.get(peer) or (next(iter(on_node)) if len(on_node - {mine}) == 1 else f"rank {peer}")
                 if len(found) < 100_000:
                     key = (min(mine, other), max(mine, other))
                     found.setdefault(key, []).append((member, edge))
     return [Pair(a, b, of_edges(edges)) for (a, b), edges in sorted(found.items())]
+
+
+_DEVICES = re.compile(r"\b(\d+)\[(\d{1,2})\] -> (\d+)\[(\d{1,2})\]")  # 3[3] -> 4[0]: rank and its device on the node
+
+
+def _first_rank(edge: Edge, rank: int) -> Optional[int]:
+    """Return the first rank of this rank's node, where ranks fill one node after the other; none where no line shows it."""
+    found = _DEVICES.search(edge.evidence.text)
+    devices = {int(found[1]): int(found[2]), int(found[3]): int(found[4])} if found else {}
+    return rank - devices[rank] if rank in devices else None
+
+
+def _first_ranks(members: List[Member]) -> Dict[Optional[int], Set[str]]:
+    """First rank of a node -> the hosts that connect from there: one, where ranks fill one node after the other."""
+    found: Dict[Optional[int], Set[str]] = {}
+    for member in members:
+        for (sender, receiver, side, _, _), edge in member.edges.items():
+            first = _first_rank(edge, receiver if side == "receive" else sender)
+            if first is not None and member.process.host:
+                found.setdefault(first, set()).add(member.process.host)
+    return found
 
 
 def _overall(communicators: List[Communicator], pairs: List[Pair], processes: List[Process]) -> Path:

@@ -31,7 +31,24 @@ _TRIES = re.compile(rb"(?i)\W{0,4}(?:now )?trying (?!to\b)")  # a line of its ow
 HANDLED_LINES = 3
 _OF = re.compile(rb"(?<![\d/.])(\d{1,9})\s{0,3}/\s{0,3}\d{1,9}\b")  # `[ 11/5005]`, `11/100`
 
+# Of the program's own total: `Epoch [3/30]`, `iteration  100/ 5000`, `step 30 of 100`, a bar's `| 200/200 [`
+_OF_TOTAL = re.compile(
+    r"(?i)(?<![a-z])(?P<word>step|iter(?:ation)?|epoch|batch)s?\b['\"]?\W{0,12}?(?P<at>\d{1,9})\]?\s{0,8}(?:/|of)\s{0,8}(?P<of>\d{1,9})\b"
+    r"|\|\s{0,8}(?P<bar>\d{1,9})/(?P<full>\d{1,9}) \["
+)
+
 Step = Tuple[int, Tuple[bytes, ...]]  # its line, and its number, with that of its epoch where both are said
+
+
+def of_total(text: str) -> Tuple[str, bool]:
+    """Return how far a line of work has come (`step 30 of 100`), and True if its counters have reached their totals."""
+    found = [
+        (match["word"] or "step", int(match["at"] or match["bar"]), int(match["of"] or match["full"]))
+        for match in _OF_TOTAL.finditer(text)
+    ]
+    open_ones = [each for each in found if each[1] < each[2]]
+    shown = (open_ones or found)[:1]
+    return "".join(f"{word.lower()} {at} of {total}" for word, at, total in shown), bool(found) and not open_ones
 
 
 class Steps:
