@@ -148,3 +148,38 @@ def test_an_assertion_of_a_library_may_say_what_does_not_fit():
     assert ended(traceback("AssertionError", words, where)).code == "layout-mismatch"
     assert ended(traceback("AssertionError", words)).code == "exception"
     assert ended(traceback("AssertionError", "node 3 is dead", where)).code == "exception"
+
+
+OF_OBJECTS = """\
+GraphError: node 12 is unreachable
+ValueError: In this graph the node named "north" was killed by the pruning pass before its parents could be visited
+PuzzleError: disk 4 may not be placed on disk 3, it is too large for that peg
+SimulationError: the virtual ship could not enter port 3 since all of its berths are occupied by other vessels
+ScheduleError: the train on track 2 was preempted by an express train, and no siding is free for it
+ValueError: the address field of customer 77 could not be resolved to a district of the map
+""".splitlines()
+OF_MACHINES = {
+    "NodeGone: machine n12 went dead": "node-failure",
+    "StorageFault: no room remains on the scratch volume": "disk-full",
+    "ServerError: the metrics server wanted to listen at port 8080 but another process on this machine already uses it": (
+        "port-in-use"
+    ),
+    "JobEvicted: preempted by higher priority job": "preempted",
+    "RuntimeError: the name of the head node, train-head-0.internal, is not known to any name server": "host-not-found",
+    "RuntimeError: lost connection to rank 5": "peer-lost",
+}
+
+
+@pytest.mark.parametrize("line", OF_OBJECTS)
+def test_words_about_the_programs_own_objects_are_no_cause(line):
+    name, message = line.split(": ", 1)
+    finding = ended(traceback(name, message))
+    assert (finding.code, finding.guessed) == ("exception", False)
+    assert diagnosed(traceback(name, message)).answer == "exception"
+
+
+@pytest.mark.parametrize(("line", "code"), OF_MACHINES.items())
+def test_words_about_machines_in_the_programs_own_exception_are_a_likely_cause(line, code):
+    name, message = line.split(": ", 1)
+    finding = ended(traceback(name, message))
+    assert (finding.code, finding.guessed, finding.confidence) == (code, True, LIKELY)

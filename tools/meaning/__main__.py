@@ -1,8 +1,9 @@
-from tools.meaning import HERE, TESTED, WEIGHTS, learn, read
+from tools.meaning import HERE, TESTED, WEIGHTS, learn, read, subject
 
 lines = read([*sorted(HERE.glob("*.tsv")), TESTED / "failed_runs.tsv", TESTED / "reworded.tsv"])
 healthy = [("benign", text) for text in (TESTED / "healthy_words.txt").read_text().splitlines()]
 WEIGHTS.write_text(learn([*lines, *healthy]))
+subject.SUBJECT.write_text(subject.learn(lines))
 
 from drumbeat.logs.meaning.likely import likely  # noqa: E402 - it reads what was just written
 

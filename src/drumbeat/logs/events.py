@@ -12,6 +12,7 @@ from drumbeat.causes.events import fault_in, is_observed
 from drumbeat.findings.model import Evidence
 from drumbeat.logs.meaning.rules import REPORT, Match
 from drumbeat.logs.meaning.senses import PROGRAM, remedy, sense
+from drumbeat.logs.meaning.subject import is_of_program
 from drumbeat.logs.nccl.communicators import Communicators, Process
 from drumbeat.logs.nccl.grammar import Record
 from drumbeat.logs.read.labels import Labels
@@ -71,6 +72,8 @@ class Event:
     def sense(self) -> str:
         """Return the meaning of an exception that no rule knows, as a rule's code."""
         if self.match or self.of_launcher or self.meant == PROGRAM or self.own and fault_in(self.exception):
+            return ""
+        if self.own and not is_observed(self.exception) and is_of_program(self.exception):
             return ""
         return self.meant or sense(self.exception)
 

@@ -16,13 +16,13 @@ from drumbeat.base.regex import regex
 from drumbeat.causes.table import NOBODYS_FAULT
 from drumbeat.logs.meaning.essence import essence
 from drumbeat.logs.meaning.senses import MAX, spelt, words
+from drumbeat.logs.meaning.subject import stem
 
 CODES = string.ascii_letters + "!$%&*;<>?@^_~"  # in weights.yaml, a letter for each code
 NO_CAUSES = ("benign", "aftermath", "vague")  # codes of the model
 _LETTERS = regex(r"[a-z+]+")
 _OTHER_LETTERS = regex(r"[^\x00-\x7f\u2018-\u201d]+")
 _WEIGHT = regex(r"([^\d-])(-?\d+)")
-_STEM = 6  # letters
 _PIECE, _SHORTEST = 4, 4  # letters of a piece, and of a word that has some
 _BEST_GUESS = 0.5  # share of the causes
 
@@ -32,7 +32,7 @@ def features(text: str) -> Tuple[Set[str], int]:
     """Return the features of a line, and how many words it has."""
     plain = spelt(essence(text[:MAX]))
     found = _LETTERS.findall(plain)
-    seen = {(each[:-1] if len(each) > 3 and each.endswith("s") and each[-2] != "s" else each)[:_STEM] for each in found}
+    seen = {stem(each) for each in found}
     count = len(seen)
     for word in found:
         if len(word) >= _SHORTEST:
