@@ -560,3 +560,10 @@ def test_an_array_may_come_from_the_command_line_of_sbatch():
 def test_the_type_of_gpu_is_kept(option, kept):
     made = job(script("srun python t.py", sbatch=(option, "--nodes=2", "--ntasks-per-node=2")))
     assert made.submit_options == kept and made.gpus
+
+
+def test_more_ranks_than_gpus_are_asked_about():
+    text = script("srun torchrun --nproc-per-node=8 train.py", sbatch=("-N 2", "--gpus-per-node=4"))
+    assert [why for line, why in asked(text) if "4 of 8 ranks get no GPU" in why]
+    fits = script("srun torchrun --nproc-per-node=4 train.py", sbatch=("-N 2", "--gpus-per-node=4"))
+    assert not asked(fits)

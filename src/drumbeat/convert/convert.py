@@ -42,6 +42,7 @@ from drumbeat.findings.model import Finding
 from drumbeat.jobfile.job import job_from_text
 from drumbeat.lint.context import rules
 from drumbeat.lint.engine import lint
+from drumbeat.plan.binding import ranks_without_gpu
 
 MAX_LINES = 10_000
 _AFTERWARDS = re.compile(r"eval|infer|(?<!pre)test|convert|merge|export|plot|visuali|upload|generate|summar")
@@ -291,6 +292,9 @@ def _carry_over(draft: Draft, chosen: Started, batch: Shell, script: Script) -> 
     tasks = tasks_per_node(script.directives, draft.keys.get("gpus"))
     ranks = _ranks(draft, launch, tasks)
     _visibility(draft, launch, {**{each.name: each.value for each in script.directives}, **launch.gpus}, ranks)
+    shape = {"ranks-per-node": 0, "gpus": 0, "ranks-per-gpu": 1, "gpus-per-rank": 1}
+    for each in ranks_without_gpu(*(draft.keys.get(key, usual) for key, usual in shape.items())):
+        draft.question(launch.line, chosen.text, f"{each.title} ({each.cause}): {each.fix}")
     _secrets(draft, launch)
     keep(draft, launch, _command(draft, launch) | launch.in_binds)
     draft.on_start[:0] = [draft.marks.shown(line) for line in launch.before]

@@ -11,7 +11,16 @@ from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.problem import Problem
 from drumbeat.base.regex import regex
 from drumbeat.commands.interpret import Event, Shell, Started, Variable
-from drumbeat.commands.launch import OUTSIDE, Found, Wrapper, find_launcher, following, runs_text, values
+from drumbeat.commands.launch import (
+    OUTSIDE,
+    Found,
+    Wrapper,
+    find_launcher,
+    following,
+    runs_text,
+    started_per_node,
+    values,
+)
 from drumbeat.commands.launch import peel as off
 from drumbeat.commands.values import (
     HEAD,
@@ -592,13 +601,6 @@ def _simple_wrapper(launch: Launch) -> bool:
     launch.words = list(rest[len(around) :])
     _give(launch, dict(map(_pair, around)) if name == "env" else {})
     return True
-
-
-def started_per_node(found: Found, nodes: int) -> Optional[int]:
-    if found.kind in ("torchrun", "launch", "tune") and not found.said("--nproc-per-node"):
-        return 1  # torchrun's own default
-    ranks = found.ranks_per_node
-    return max(1, ranks // nodes) if found.kind == "accelerate" and not found.nodes and ranks else ranks
 
 
 def ranks_of_launchers(started: Sequence[Started], nodes: int) -> List[Optional[int]]:

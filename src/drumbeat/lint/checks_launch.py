@@ -8,9 +8,11 @@ import re
 from typing import Dict, Iterator, List, Mapping, Optional, Set, Tuple
 
 from drumbeat.base.redact import in_text, is_secret
+from drumbeat.commands.launch import started_per_node
 from drumbeat.commands.script import Assignment, Command, options
 from drumbeat.lint.context import Context, Edit, Hit, rules
 from drumbeat.lint.python_program import in_one_process
+from drumbeat.plan.binding import ranks_without_gpu
 from drumbeat.plan.variables import DEAD, DEBUGGING, FAMILIES, SPELT
 
 _LOCAL = re.compile(r"(?:localhost|127\.\d+\.\d+\.\d+|::1)(?::|$)")
@@ -154,16 +156,18 @@ def deepspeed_on_every_node(context: Context) -> Iterator[Hit]:
 
 
 def more_tasks_than_gpus(context: Context) -> Iterator[Hit]:
-    """Find a step of Python programs with more tasks on a node than the job has GPUs there."""
-    asked = context.script.option("gpus-per-node", "gres") or context.script.option("gpus")
-    count = re.search(r"(?:^|:)(\d{1,4})$", asked.value) if asked else None
-    gpus = int(count[1]) // ((context.nodes or 1) if asked and asked.name == "gpus" else 1) if count else 0
+    """Find more ranks on a node than the job has GPUs there: tasks of a Python program, or those of a launcher."""
+    gpus, nodes = context.gpus, context.nodes or 1
     for command in context.script.commands:
         starts = gpus and re.search(r"(?:^|\s)(?:srun|mpirun|mpiexec)\s.*\bpython[\d.]*\s.*\.py\b", command.text)
         if starts and not _NODE_LAUNCHER.search(command.text) and "ntasks-per-gpu" not in command.text:
             tasks = context.tasks_on_a_node(command)
-            if tasks > gpus:
-                yield Hit(command.line, {"tasks": str(tasks), "gpus": str(gpus)})
+            if ranks_without_gpu(tasks, gpus):
+                yield Hit(command.line, {"ranks": str(tasks), "what": "tasks", "gpus": str(gpus)})
+    for line, found in context.launchers() if gpus else ():
+        ranks = started_per_node(found, nodes) or 0
+        if ranks_without_gpu(ranks, gpus) and "--cpu" not in found.flags:
+            yield Hit(line, {"ranks": str(ranks), "what": "ranks", "gpus": str(gpus)}, severity="error")
 
 
 _RANKS = re.compile(r"--n(?:proc|um)[-_](?:per[-_]node|processes|gpus)[= ](\d{1,4})")
