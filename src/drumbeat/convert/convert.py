@@ -11,7 +11,8 @@ from drumbeat.base.redact import is_secret, redact
 from drumbeat.commands.interpret import Event, Shell, Started, Trap, options_at
 from drumbeat.commands.program import read_script
 from drumbeat.commands.script import Script, foreign_directives, read
-from drumbeat.commands.syntax import names_read
+from drumbeat.commands.shell import Lexer
+from drumbeat.commands.syntax import names_read, parse_loosely
 from drumbeat.commands.values import JOB, SUBMIT, Unknown, at_submission, without_marks
 from drumbeat.convert.compare import Reached, absolute, differences, from_job, from_script, world, world_of_job
 from drumbeat.convert.directives import (
@@ -39,6 +40,7 @@ from drumbeat.convert.launch import (
 from drumbeat.convert.lines import account
 from drumbeat.convert.residue import OF_TASKS, changed, keep
 from drumbeat.findings.model import Finding
+from drumbeat.jobfile.check import names_expanded
 from drumbeat.jobfile.job import job_from_text
 from drumbeat.lint.context import rules
 from drumbeat.lint.engine import lint
@@ -305,8 +307,32 @@ def _carry_over(draft: Draft, chosen: Started, batch: Shell, script: Script) -> 
     for name in sorted(set(re.findall(r"\$\{?(ARG_\d+)", job_file(draft, "")))) if batch.arguments is None else ():
         why = "an argument of the script: export it when you submit, or give it to convert after the script's name"
         draft.to_export.append(LeftOut(launch.line, name, why))
+    _from_outside(draft, script)
     account(draft, batch, chosen, launch)
     _compare(draft, launch, ranks, batch, chosen)
+
+
+_OF_THE_JOB = ("SLURM_", "CUDA_", "ROCR_", "HIP_", "RANK", "LOCAL_", "WORLD_", "MASTER_", AS_TEXT)
+_OF_EVERY_LOGIN = frozenset(("HOME", "USER", "LOGNAME", "PWD", "SHELL", "PATH", "HOSTNAME", "LANG", "TMPDIR"))
+
+
+def _from_outside(draft: Draft, script: Script) -> None:
+    """Name the variables that the job file reads and the script sets nowhere: without them no order can be made."""
+    written = draft.in_job_file([*draft.keys.values(), *draft.env.values()])
+    texts = [each for value in written for each in (value if isinstance(value, list) else [value])]
+    names = {name for each in texts if isinstance(each, str) for name in names_expanded(each)}
+    command = draft.keys.get("command", [])
+    if command[:2] == ["bash", "-c"]:  # what its shell reads on the nodes, and nothing there gives a value
+        text = draft.marks.shown(command[2])
+        nodes = [
+            each for part in (script.text, text) for top in parse_loosely(Lexer(part, 1).run()) for each in top.walk()
+        ]
+        names |= names_read(text) - OURS - {name for each in nodes for name in each.writes()}
+    for name in sorted(each for each in names - _OF_EVERY_LOGIN if not each.startswith(_OF_THE_JOB)):
+        line = next((at for at, text in script.code_lines() if re.search(rf"\$\{{?{name}\b", text)), 0)
+        if line:
+            why = "the script sets it nowhere (a file that it sources may): export it where you submit, or write its value"
+            draft.to_export.append(LeftOut(line, name, why))
 
 
 def _secrets(draft: Draft, launch: Launch) -> None:
