@@ -586,3 +586,14 @@ def test_variables_that_the_script_sets_nowhere_are_named():
     assert [note.text for note in convert(unquoted).to_export] == ["OUT"]
     set_there = script("OUT=out", "srun python train.py --out $OUT --lr ${LR:-1} --price 5$")
     assert not convert(set_there).to_export
+
+
+@pytest.mark.parametrize("value", ["$SLURM_NODEID", '"$SLURM_NODEID"', "${SLURM_NODEID}"])
+def test_no_finding_about_a_flag_that_the_conversion_removes(value):
+    line = f"srun torchrun --nnodes=2 \\\n  --node_rank={value} --master_addr=$H train.py"
+    draft = convert(script("H=$(hostname)", line, sbatch=("-N 2",)))
+    assert not [note.why for note in draft.advice if "rank-frozen" in note.why]
+    own = convert(
+        script(f"srun torchrun --nnodes=2 --node_rank={value} train.py --shard $SLURM_PROCID", sbatch=("-N 2",))
+    )
+    assert [note.why for note in own.advice if "rank-frozen" in note.why]

@@ -695,14 +695,25 @@ def ask_about_findings(draft: Draft, script: Script) -> None:
     dropped = {note.line for note in draft.left_out} - _carried(draft, script)
     pipes = {note.line for note in draft.left_out if note.text.startswith("| ")}
     unpiped = {each.commands[-1].line for each in script.pipelines if each.line in pipes}
-    for finding in lint(script.text, "script.sh").findings:
+    findings = lint(script.text, "script.sh").findings
+    rest = lint(_without_replaced(draft, script.text), "script.sh").findings if draft.replaced else findings
+    left = {(each.code, each.evidence[0].line) for each in rest}
+    for finding in findings:
         place = finding.evidence[0]
         line = place.line or 0
+        if (finding.code, line) not in left:
+            continue  # about a flag that the job file no longer has
         if finding.code == "exit-code-lost" and line in unpiped:
             continue
         if finding.code not in gone and line not in dropped and not _asked(draft, finding, line):
             why = redact(f"{finding.title}; {finding.fix} [{finding.code}]")
             draft.question(line, place.text, why, advice=True)
+
+
+def _without_replaced(draft: Draft, text: str) -> str:
+    """Return the script without the launcher's flags that drumbeat fills in."""
+    flags = "|".join(map(re.escape, sorted(draft.replaced, key=len, reverse=True)))
+    return re.sub(rf"(?<![\w-])(?:{flags})(?:(?:=|[ \t]+)(?:\"[^\"\n]*\"|[^\s'\"\\-][^\s'\"\\]*))?(?![\w-])", "", text)
 
 
 def _carried(draft: Draft, script: Script) -> Set[int]:

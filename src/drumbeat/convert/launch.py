@@ -661,6 +661,7 @@ def _launcher(draft: Draft, launch: Launch) -> None:
             draft.differences.append(Difference("rank processes", f"as {late.text} says", "one per GPU, or per node"))
     flags = [f"{flag} {value}".strip() for flag, value in found.replaced.items()]
     if flags:
+        draft.replaced = set(found.replaced)
         draft.drop(launch.line, " ".join(flags), f"flags of {found.words} that drumbeat fills in on each node")
     launch.tasks, launch.launcher = started_per_node(found, int(draft.keys.get("nodes", 1))), True
     kept = list(found.kept)
