@@ -123,7 +123,6 @@ def _print_away(args: Any, order: Any, facts: Any) -> int:
         print_json({"order": order, "decided here": [*order.env, *exported], "nodes": []})
         return int(refused)
     print("\n".join([*_headline(order), *_gpus_requested(order)]))
-    warn(order)
     print("\n".join(desk_lines(order, exported, _width())))
     return int(refused)
 
