@@ -560,3 +560,40 @@ def test_an_array_may_come_from_the_command_line_of_sbatch():
 def test_the_type_of_gpu_is_kept(option, kept):
     made = job(script("srun python t.py", sbatch=(option, "--nodes=2", "--ntasks-per-node=2")))
     assert made.submit_options == kept and made.gpus
+
+
+def test_more_ranks_than_gpus_are_asked_about():
+    text = script("srun torchrun --nproc-per-node=8 train.py", sbatch=("-N 2", "--gpus-per-node=4"))
+    assert [why for line, why in asked(text) if "4 of 8 ranks get no GPU" in why]
+    fits = script("srun torchrun --nproc-per-node=4 train.py", sbatch=("-N 2", "--gpus-per-node=4"))
+    assert not asked(fits)
+
+
+def test_variables_that_the_script_sets_nowhere_are_named():
+    text = script(
+        "LR=1", "export DATA=$SCRATCH/data",
+        "srun bash -c 'torchrun --nproc-per-node=4 train.py --out $OUT --home $HOME'", "exit",
+        sbatch=("-N 2", "--gpus-per-node=4"),
+    )  # fmt: skip
+    draft = convert(text)
+    assert [note.text for note in draft.to_export] == ["OUT", "SCRATCH"], draft.to_export
+    assert "sets it nowhere" in job_file(draft, "")
+    later = script(
+        "srun bash -c 'export A=1; python train.py --out $OUT --a $A $RANK $SLURM_PROCID' ", "srun python x.py $B"
+    )
+    assert [note.text for note in convert(later).to_export] == ["B"]
+    unquoted = script("for i in 1; do C=2; done", "srun python train.py $OUT $C $i $SLURM_JOB_ID")
+    assert [note.text for note in convert(unquoted).to_export] == ["OUT"]
+    set_there = script("OUT=out", "srun python train.py --out $OUT --lr ${LR:-1} --price 5$")
+    assert not convert(set_there).to_export
+
+
+@pytest.mark.parametrize("value", ["$SLURM_NODEID", '"$SLURM_NODEID"', "${SLURM_NODEID}"])
+def test_no_finding_about_a_flag_that_the_conversion_removes(value):
+    line = f"srun torchrun --nnodes=2 \\\n  --node_rank={value} --master_addr=$H train.py"
+    draft = convert(script("H=$(hostname)", line, sbatch=("-N 2",)))
+    assert not [note.why for note in draft.advice if "rank-frozen" in note.why]
+    own = convert(
+        script(f"srun torchrun --nnodes=2 --node_rank={value} train.py --shard $SLURM_PROCID", sbatch=("-N 2",))
+    )
+    assert [note.why for note in own.advice if "rank-frozen" in note.why]

@@ -145,3 +145,38 @@ def test_shell_in_a_job_file_is_read_as_in_a_script(tmp_path):
         assert f"job.yaml:{line}: error: the exit code of python is lost" in done.stdout, done.stdout
     (tmp_path / "job.yaml").write_text("command: torchrun --nnodes=2 train.py\nnodes: 2\n")
     assert drumbeat("job.yaml", folder=tmp_path).returncode == 0, "drumbeat fills in the rendezvous"
+
+
+@pytest.mark.parametrize(
+    ("job", "says"),
+    [
+        ("ranks-per-node: 8\ngpus: 4\ncommand: python train.py\n", "job.yaml:2: error: 4 of 8 ranks get no GPU"),
+        ("gpus: 4\ncommand: torchrun --nproc-per-node=8 train.py\n", "job.yaml:1: error: 4 of 8 ranks get no GPU"),
+        ("ranks-per-node: 8\ngpus: 4\nranks-per-gpu: 2\ncommand: python train.py\n", "nothing found"),
+        ("ranks-per-node: 8\ncommand: python train.py\n", "nothing found"),
+        ("ranks-per-node: 8\ngpus: 0\ncommand: python train.py\n", "nothing found"),
+    ],
+)
+def test_more_ranks_than_gpus_in_a_job_file(tmp_path, job, says):
+    (tmp_path / "job.yaml").write_text(job)
+    assert says in drumbeat("job.yaml", folder=tmp_path).stdout
+
+
+@pytest.mark.parametrize(
+    ("lines", "found"),
+    [
+        ("srun torchrun --nproc_per_node=8 train.py", True),
+        ("srun bash -c 'torchrun --nproc_per_node=8 train.py'", True),
+        ("N=8\nsrun apptainer exec --nv x.sif torchrun --nproc_per_node=$N train.py", True),
+        ("srun accelerate launch --num_processes 16 --num_machines 2 train.py", True),
+        ("srun accelerate launch --num_processes 8 train.py", False),  # on both nodes together
+        ("srun torchrun --nproc_per_node=4 train.py", False),
+        ("N=8\nN=4\nsrun torchrun --nproc_per_node=$N train.py", False),
+        ("nvidia-cuda-mps-control -d\nsrun torchrun --nproc_per_node=8 train.py", False),
+        ("echo torchrun --nproc_per_node=8 train.py", False),
+    ],
+)
+def test_more_ranks_of_a_launcher_than_gpus(tmp_path, lines, found):
+    head = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --gpus-per-node=4\n"
+    (tmp_path / "run.sbatch").write_text(head + lines + "\n")
+    assert ("error: 8 ranks on a node share 4 GPUs" in drumbeat("run.sbatch", folder=tmp_path).stdout) is found

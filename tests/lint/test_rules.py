@@ -16,9 +16,12 @@ def codes(text, name="-"):
     return [finding.code for finding in lint(text, name).findings]
 
 
+PROGRAMS = {"ranks-unset": "import os\nrank = int(os.environ['RANK'])\nloss.backward()"}  # that the example starts
+
+
 @pytest.mark.parametrize("name", RULES)
 def test_bad_example_is_found(name):
-    review = lint(MADE.get(name, RULES[name].bad), "-", lambda path: "loss.backward()")
+    review = lint(MADE.get(name, RULES[name].bad), "-", lambda path: PROGRAMS.get(name, "loss.backward()"))
     found = [finding for finding in review.findings if finding.code == name]
     assert found
     for finding in found:
@@ -184,6 +187,17 @@ def test_a_variable_that_lacks_a_part_of_its_name():
         ("#SBATCH -n 1\nfor i in 1 2; do\nsrun python t.py &\ndone\nwait", "wait-returns-zero", True),
         ('#SBATCH -n 1\nsbatch "$0"', "submits-itself", True),
         ("#SBATCH -n 1\nsbatch $01.sh", "submits-itself", False),
+        ('#SBATCH -n 1\nif [ -z "$SLURM_JOB_ID" ]; then\n  sbatch "$0"\n  exit\nfi\nsrun x', "submits-itself", False),
+        ('#SBATCH -n 1\n[[ -z "${SLURM_JOB_ID:-}" ]] && exec sbatch "$0" "$@"\nsrun x', "submits-itself", False),
+        ('#SBATCH -n 1\nif [ -n "$SLURM_JOB_ID" ]; then\n  sbatch "$0"\nfi\nsrun x', "submits-itself", True),
+        ('#SBATCH -n 1\nif [ ! -f done ]; then sbatch "$0"; fi\nsrun x', "submits-itself", True),
+        ("#SBATCH -N 2\nexport NCCL_SOCKET_IFNAME=lo0,eth0\nsrun ./x.sh", "socket-on-loopback", False),
+        ("#SBATCH -N 1\nexport NCCL_SOCKET_IFNAME=lo\nsrun ./x.sh", "socket-on-loopback", False),
+        ("#SBATCH -N 2\nsrun bash -c 'GLOO_SOCKET_IFNAME=lo ./x.sh'", "socket-on-loopback", True),
+        ("#SBATCH -G 4\n#SBATCH --mem=500000\nsrun x", "memory-in-megabytes", False),
+        ("#SBATCH -G 4\n#SBATCH --mem=0\nsrun x", "memory-in-megabytes", False),
+        ("#SBATCH -G 4\n#SBATCH --mem=500\nsrun x", "memory-in-megabytes", True),
+        ("#SBATCH -n 1\n#SBATCH --mem=500\nsrun x", "memory-in-megabytes", False),
     ],
 )  # fmt: skip
 def test_near_misses(text, code, found):
@@ -214,3 +228,47 @@ def test_a_program_averages_its_gradients_wherever_that_stands():
         "PostLocalSGDOptimizer.average(model)",
     ):
         assert code not in codes(text.replace("optimizer.zero_grad()", word), "t.py"), word
+
+
+def test_an_interpreter_that_is_not_the_first_line():
+    job = "#SBATCH -N 2\nsrun ./train.sh\n"
+    for before in ("\n", "# my job\n", " "):
+        (found,) = lint(f"{before}#!/bin/bash\n{job}", "job.sbatch").findings
+        assert found.code == "interpreter-not-first" and found.severity == "error"
+    assert not lint(f"#!/bin/bash\n#! /usr/bin/env bash\n{job}", "job.sbatch").findings
+
+
+@pytest.mark.parametrize(
+    ("program", "line", "severity"),
+    [
+        ("rank = os.environ['RANK']", "srun python train.py", "warning"),
+        ("dist.init_process_group('nccl')", "export MASTER_ADDR=$H\nsrun -n 8 python -u train.py", "warning"),
+        ("import setup\nrank = os.environ['RANK']", "srun python train.py", "warning"),
+        ("rank = os.environ['RANK']", "srun bash -c 'RANK=$SLURM_PROCID python train.py'", None),
+        ("rank = os.environ['RANK']", "srun -n 1 -N 1 python train.py", None),
+        ("rank = os.environ['RANK']", "srun torchrun train.py", None),
+        ("dist.init_process_group('nccl', rank=int(os.environ['SLURM_PROCID']))", "srun python train.py", None),
+        ("dist.init_process_group('nccl', rank=me, world_size=n)", "srun python train.py", None),
+        ("from mpi4py import MPI\ndist.init_process_group('nccl')", "srun python train.py", None),
+        ("import lightning\nos.environ['LOCAL_RANK']", "srun python train.py", None),
+        ("print(1)", "srun python train.py", None),
+        ("", "srun python train.py", "info"),
+        ("", "export MASTER_ADDR=$H\nsrun python train.py", None),
+        ("", "srun python download.py", None),
+    ],
+)
+def test_tasks_that_nobody_tells_their_ranks(program, line, severity):
+    head = "#!/bin/bash\n#SBATCH -N 2\n#SBATCH --gpus-per-node=4\n#SBATCH --ntasks-per-node=4\n"
+    found = lint(f"{head}{line}\n", "job.sbatch", lambda path: program if path == "train.py" else "").findings
+    assert [each.severity for each in found if each.code == "ranks-unset"] == ([severity] if severity else [])
+
+
+def test_ranks_that_a_module_beside_the_program_sets():
+    files = {
+        "train.py": "import setup\nrank = os.environ['RANK']",
+        "setup.py": "os.environ['RANK'] = os.environ['SLURM_PROCID']",
+    }
+    text = "#!/bin/bash\n#SBATCH -N 2\nsrun python train.py\n"
+    assert "ranks-unset" not in [
+        each.code for each in lint(text, "j.sbatch", lambda path: files.get(path, "")).findings
+    ]

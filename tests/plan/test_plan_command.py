@@ -94,6 +94,15 @@ def test_on_a_login_node_it_says_who_decides(capsys, monkeypatch):
     assert main(["plan", "--site", "lumi", "--nodes", "2", "--against", "1", "--", "x"]) == 2
 
 
+@pytest.mark.parametrize(("gpus", "code"), [("4", 1), ("8", 0), ("0", 0)])
+def test_more_ranks_than_the_requested_gpus_are_told_before_any_node_is_known(gpus, code, capsys):
+    words = ["plan", "--site", "lumi", "--nodes", "2", "--ranks-per-node", "8", "--gpus", gpus]
+    assert main([*words, "--", "python", "x.py"]) == code
+    assert capsys.readouterr().err.count("4 of 8 ranks get no GPU") == code, "said once"
+    assert main([*words, "--account", "a", "--render", "--", "python", "x.py"]) == 0
+    assert ("4 of 8 ranks get no GPU" in capsys.readouterr().err) is bool(code)
+
+
 def test_the_nodes_of_an_earlier_run(lumi, tmp_path, capsys):
     for node, folder in enumerate(lumi):
         (tmp_path / f"nodes/{node}").mkdir(parents=True)

@@ -41,5 +41,6 @@ def run(args: Any) -> int:
     print(text, end="")
     if not sys.stdout.isatty():
         counts = f"{len(draft.left_out)} left out, {len(draft.to_check)} to check, {len(draft.differences)} that differ"
+        counts += f", {len(draft.to_export)} to export" if draft.to_export else ""
         print(f"{counts}: see the comments", file=sys.stderr)
     return 0

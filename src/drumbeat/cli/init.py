@@ -21,7 +21,7 @@ def add_arguments(parser: Any) -> None:
 
 def run(args: Any) -> int:
     from drumbeat.commands.program import reader
-    from drumbeat.convert.folder import MOST_FILES, choose, files_below, job_of
+    from drumbeat.convert.folder import BATCH, MOST_FILES, choose, files_below, job_of, kind_of
     from drumbeat.jobfile.job import job_from_text
 
     folder, script = (args.path, "") if os.path.isdir(args.path) else os.path.split(args.path)
@@ -48,12 +48,15 @@ def run(args: Any) -> int:
             f"drumbeat init: took {printable(name)}; could be meant too: {shown} (drumbeat init SCRIPT)",
             file=sys.stderr,
         )
-    job_from_text(text, "the new job")
+    job = job_from_text(text, "the new job")
     if args.print:
         print(text, end="")
         return 0
     write_file(target, text)
     print(text, end="")
     there = "" if folder == "." else f"cd {printable(folder)}; "
-    print(f"next: {there}drumbeat plan job.yaml, then drumbeat run job.yaml", file=sys.stderr)
+    steps = "drumbeat plan job.yaml, then drumbeat run job.yaml"
+    if job.for_scheduler or kind_of(name, read(name)) == BATCH:
+        steps = "drumbeat plan --site slurm job.yaml shows what it becomes; on the cluster: drumbeat submit job.yaml"
+    print(f"next: {there}{steps}", file=sys.stderr)
     return 0

@@ -200,7 +200,31 @@ def review_job_file(text: str, name: str) -> Any:
             if key in table.entries:
                 shell += _in_shell(table.entries[key], table.lines[key], text.splitlines(), name)
     found = [*(_finding(problem, file, name, text.splitlines()) for problem in problems), *shell]
+    if not problems:
+        found += [replace(each, evidence=(_gpus_line(text, name),)) for each in _without_gpu(text, file)]
     return Review(text, False, tuple(found), (), LOOKED_AT)
+
+
+def _without_gpu(text: str, file: str) -> List[Any]:
+    """Judge whether each rank has a GPU, where the job file says how many there are of both."""
+    from drumbeat.commands.launch import find_launcher
+    from drumbeat.jobfile.job import job_from_text
+    from drumbeat.plan.binding import ranks_without_gpu
+
+    try:
+        job = job_from_text(text, file)
+        launch = find_launcher(job.command)
+    except Problem:
+        return []
+    ranks = job.ranks_per_node or (launch and launch.ranks_per_node) or 0
+    return ranks_without_gpu(ranks, job.gpus or 0, job.ranks_per_gpu, job.gpus_per_rank)
+
+
+def _gpus_line(text: str, name: str) -> Any:
+    from drumbeat.findings.model import Evidence
+
+    numbered = enumerate(text.splitlines(), 1)
+    return next((Evidence(line, name, at) for at, line in numbered if re.match(r"gpus\s*:", line)), Evidence("", name))
 
 
 def _in_shell(entry: Any, first: int, lines: Sequence[str], name: str) -> Iterator[Any]:

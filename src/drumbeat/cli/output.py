@@ -48,8 +48,10 @@ def quantity(text: str, flag: str, unit: str = "") -> float:
 def warn(order: Any) -> None:
     """Say which settings of an order the scheduler would accept but are probably mistakes."""
     from drumbeat import backends
+    from drumbeat.plan.binding import requested_without_gpu
 
-    for note in backends.get(order.backend).notes(order):
+    without = [f"{each.title}: {each.cause}; {each.fix}" for each in requested_without_gpu(order)]
+    for note in [*backends.get(order.backend).notes(order), *without]:
         print(f"{'warning':<9} {note}", file=sys.stderr)
 
 

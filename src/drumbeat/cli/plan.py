@@ -114,16 +114,17 @@ def _render(args: Any) -> int:
 
 
 def _print_away(args: Any, order: Any, facts: Any) -> int:
+    from drumbeat.plan.binding import requested_without_gpu
     from drumbeat.plan.show import desk_lines, exported_variables
 
     exported = exported_variables(order, facts)
+    refused = bool(requested_without_gpu(order))
     if args.json:
         print_json({"order": order, "decided here": [*order.env, *exported], "nodes": []})
-        return 0
+        return int(refused)
     print("\n".join([*_headline(order), *_gpus_requested(order)]))
-    warn(order)
     print("\n".join(desk_lines(order, exported, _width())))
-    return 0
+    return int(refused)
 
 
 def _print_plans(args: Any, order: Any, plans: List[Any], paths: Any, beside: Dict[str, Any], facts: Any) -> None:

@@ -45,11 +45,13 @@ class Expander:
         substitute: Callable[[str], str],
         unset: Callable[[str, str], Optional[bool]],
         assign: Callable[[str, str], None],
+        forget: Callable[[str], None],
         separators: Callable[[], str],
         globs: Callable[[], bool],
     ) -> None:
         self._separators, self._globs = separators, globs
         self.marks, self._lookup, self._substitute, self._unset, self._assign = marks, lookup, substitute, unset, assign
+        self._forget = forget
 
     def unknown(self, text: str, kind: str = "", stable: bool = True) -> str:
         reads = names_read(text)
@@ -342,6 +344,8 @@ class Expander:
         if number is None:
             reads = "".join(get(name) for name in re.findall(r"[A-Za-z_]\w*", text)) + text
             once = self.marks.kind(reads)
+            for name in {match[1] or match[2] for match in CALCULATED.finditer(text)}:
+                self._forget(name)
             text = written if written.startswith("$") else f"$(({written}))"
             return self.unknown(text, once or JOB, once not in (ONCE, TASK) and not CALCULATED.search(text))
         for name, value in given.items():

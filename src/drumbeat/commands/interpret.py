@@ -156,6 +156,7 @@ class Shell:
         self.ended_at = 0  # the line of an exit that is reached in any case
         self.own: FrozenSet[str] = frozenset()  # variables that some statement gives, without what they were before
         self.exports: FrozenSet[str] = frozenset()  # variables that are exported whenever they get a value
+        self.forgotten: FrozenSet[str] = frozenset()  # variables that arithmetic in a statement's words makes unknown
         self.hidden: FrozenSet[str] = frozenset()  # variables that the shell outside has not exported
         self.files: Dict[str, str] = {}  # what the script writes into files: path -> text
         self.events: List[Event] = []
@@ -183,7 +184,14 @@ class Shell:
 
     def _expander(self) -> Expander:
         return Expander(
-            self.marks, self.lookup, self._substitute, self.unset, self._assign_default, self.separators, self.globs
+            self.marks,
+            self.lookup,
+            self._substitute,
+            self.unset,
+            self._assign_default,
+            self._forget,
+            self.separators,
+            self.globs,
         )
 
     def run(self, text: str, line: int = 1) -> Shell:
@@ -279,18 +287,29 @@ class Shell:
                 )
             elif len(joined) > MAX_VALUE or kind in (ONCE, TASK, HEAD):
                 value = [self.marks.mark(Unknown(f"${{{name}[@]}}", kind, frozenset((name,)), False, raw))]
-        for other, variable in list(
-            self.variables.items()
-        ):  # those that hold the old value keep it under their own name
+        self._keep_copies(name)
+        self.events.append(
+            Event("assign", line, f"{name}={raw}", self._reads(raw), frozenset((name,)), value, declared)
+        )
+        self.variables[name] = Variable(value, exported, len(self.events) - 1, bool(before and before.maybe))
+
+    def _keep_copies(self, name: str) -> None:
+        """Let variables that hold the old value of this one keep it under their own name."""
+        for other, variable in list(self.variables.items()):
             held = variable.value if isinstance(variable.value, str) else "".join(variable.value)
             if other != name and name in self.marks.reads(held) and variable.event >= 0:
                 made = self.marks.resolved(held)[:MAX_MADE]
                 mark = self.marks.mark(Unknown(f"${{{other}}}", JOB, frozenset((other,)), False, made))
                 self.variables[other] = variable._replace(value=mark if isinstance(variable.value, str) else [mark])
-        self.events.append(
-            Event("assign", line, f"{name}={raw}", self._reads(raw), frozenset((name,)), value, declared)
-        )
-        self.variables[name] = Variable(value, exported, len(self.events) - 1, bool(before and before.maybe))
+
+    def _forget(self, name: str) -> None:
+        """Take a variable for unknown: arithmetic in the words of this statement changes it by a value that is not known."""
+        self._keep_copies(name)
+        old = self.variables.get(name)
+        exported = bool(old and old.exported) or self.exports_all or name in self.exports
+        mark = self.marks.mark(Unknown(f"${{{name}}}", JOB, frozenset((name,)), False))
+        self.variables[name] = Variable(mark, exported, len(self.events), bool(old and old.maybe))
+        self.forgotten = self.forgotten | {name}
 
     def with_names(self, text: str, line: int) -> str:
         """Return a text in which what only a run can tell has a variable of its own, so that all around it stays known."""
@@ -802,6 +821,19 @@ class Shell:
         self._assign(name, was.value, raw if isinstance(was.value, str) else f"({raw})", line, was.exported)
 
     def _simple(self, node: Node, piped: str = "") -> Optional[bool]:
+        self.forgotten, before = frozenset(), len(self.events)
+        result = self._statement(node, piped)
+        if self.forgotten:
+            if len(self.events) == before:
+                text = self.text[node.start : node.end]
+                self.events.append(Event("shell", node.line, text, names_read(text)))
+            event = self.events[before]
+            event.writes |= self.forgotten
+            event.kind = "shell" if event.kind == "print" else event.kind
+            self.forgotten = frozenset()
+        return result
+
+    def _statement(self, node: Node, piped: str) -> Optional[bool]:
         assigned = [each for each in map(assignment, node.assigned) if each]
         if not node.words:
             for each in assigned:

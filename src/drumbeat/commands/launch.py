@@ -319,6 +319,14 @@ def find_launcher(command: Sequence[str], config: Optional[Mapping[str, str]] = 
     )
 
 
+def started_per_node(found: Found, nodes: int) -> Optional[int]:
+    """Return how many ranks a launcher starts on each of so many nodes; None: one per GPU."""
+    if found.kind in ("torchrun", "launch", "tune") and not found.said("--nproc-per-node"):
+        return 1  # torchrun's own default
+    ranks = found.ranks_per_node
+    return max(1, ranks // nodes) if found.kind == "accelerate" and not found.nodes and ranks else ranks
+
+
 def _at_front(command: Sequence[str]) -> Optional[Found]:
     name = os.path.basename(command[0]) if command else ""
     if _PYTHON.fullmatch(name):

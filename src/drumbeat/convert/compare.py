@@ -7,7 +7,7 @@ from typing import Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequenc
 
 from drumbeat.base.problem import Problem
 from drumbeat.commands.interpret import Shell, Variable
-from drumbeat.commands.launch import find_launcher, runs_text
+from drumbeat.commands.launch import find_launcher, runs_text, started_per_node
 from drumbeat.commands.values import JOB, MARK, SUBMIT, Marks, Unknown, whole_marks
 from drumbeat.convert.draft import Difference
 from drumbeat.convert.job_shell import JobShell
@@ -23,7 +23,6 @@ from drumbeat.convert.launch import (
     behind_wrapper,
     found_on_path,
     options,
-    started_per_node,
     starts_something,
     starts_training,
     unwrapped,

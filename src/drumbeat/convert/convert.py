@@ -11,7 +11,8 @@ from drumbeat.base.redact import is_secret, redact
 from drumbeat.commands.interpret import Event, Shell, Started, Trap, options_at
 from drumbeat.commands.program import read_script
 from drumbeat.commands.script import Script, foreign_directives, read
-from drumbeat.commands.syntax import names_read
+from drumbeat.commands.shell import Lexer
+from drumbeat.commands.syntax import names_read, parse_loosely
 from drumbeat.commands.values import JOB, SUBMIT, Unknown, at_submission, without_marks
 from drumbeat.convert.compare import Reached, absolute, differences, from_job, from_script, world, world_of_job
 from drumbeat.convert.directives import (
@@ -39,9 +40,11 @@ from drumbeat.convert.launch import (
 from drumbeat.convert.lines import account
 from drumbeat.convert.residue import OF_TASKS, changed, keep
 from drumbeat.findings.model import Finding
+from drumbeat.jobfile.check import names_expanded
 from drumbeat.jobfile.job import job_from_text
 from drumbeat.lint.context import rules
 from drumbeat.lint.engine import lint
+from drumbeat.plan.binding import ranks_without_gpu
 
 MAX_LINES = 10_000
 _AFTERWARDS = re.compile(r"eval|infer|(?<!pre)test|convert|merge|export|plot|visuali|upload|generate|summar")
@@ -291,6 +294,9 @@ def _carry_over(draft: Draft, chosen: Started, batch: Shell, script: Script) -> 
     tasks = tasks_per_node(script.directives, draft.keys.get("gpus"))
     ranks = _ranks(draft, launch, tasks)
     _visibility(draft, launch, {**{each.name: each.value for each in script.directives}, **launch.gpus}, ranks)
+    shape = {"ranks-per-node": 0, "gpus": 0, "ranks-per-gpu": 1, "gpus-per-rank": 1}
+    for each in ranks_without_gpu(*(draft.keys.get(key, usual) for key, usual in shape.items())):
+        draft.question(launch.line, chosen.text, f"{each.title} ({each.cause}): {each.fix}")
     _secrets(draft, launch)
     keep(draft, launch, _command(draft, launch) | launch.in_binds)
     draft.on_start[:0] = [draft.marks.shown(line) for line in launch.before]
@@ -301,8 +307,32 @@ def _carry_over(draft: Draft, chosen: Started, batch: Shell, script: Script) -> 
     for name in sorted(set(re.findall(r"\$\{?(ARG_\d+)", job_file(draft, "")))) if batch.arguments is None else ():
         why = "an argument of the script: export it when you submit, or give it to convert after the script's name"
         draft.to_export.append(LeftOut(launch.line, name, why))
+    _from_outside(draft, script)
     account(draft, batch, chosen, launch)
     _compare(draft, launch, ranks, batch, chosen)
+
+
+_OF_THE_JOB = ("SLURM_", "CUDA_", "ROCR_", "HIP_", "RANK", "LOCAL_", "WORLD_", "MASTER_", AS_TEXT)
+_OF_EVERY_LOGIN = frozenset(("HOME", "USER", "LOGNAME", "PWD", "SHELL", "PATH", "HOSTNAME", "LANG", "TMPDIR"))
+
+
+def _from_outside(draft: Draft, script: Script) -> None:
+    """Name the variables that the job file reads and the script sets nowhere: without them no order can be made."""
+    written = draft.in_job_file([*draft.keys.values(), *draft.env.values()])
+    texts = [each for value in written for each in (value if isinstance(value, list) else [value])]
+    names = {name for each in texts if isinstance(each, str) for name in names_expanded(each)}
+    command = draft.keys.get("command", [])
+    if command[:2] == ["bash", "-c"]:  # what its shell reads on the nodes, and nothing there gives a value
+        text = draft.marks.shown(command[2])
+        nodes = [
+            each for part in (script.text, text) for top in parse_loosely(Lexer(part, 1).run()) for each in top.walk()
+        ]
+        names |= names_read(text) - OURS - {name for each in nodes for name in each.writes()}
+    for name in sorted(each for each in names - _OF_EVERY_LOGIN if not each.startswith(_OF_THE_JOB)):
+        line = next((at for at, text in script.code_lines() if re.search(rf"\$\{{?{name}\b", text)), 0)
+        if line:
+            why = "the script sets it nowhere (a file that it sources may): export it where you submit, or write its value"
+            draft.to_export.append(LeftOut(line, name, why))
 
 
 def _secrets(draft: Draft, launch: Launch) -> None:
@@ -665,14 +695,25 @@ def ask_about_findings(draft: Draft, script: Script) -> None:
     dropped = {note.line for note in draft.left_out} - _carried(draft, script)
     pipes = {note.line for note in draft.left_out if note.text.startswith("| ")}
     unpiped = {each.commands[-1].line for each in script.pipelines if each.line in pipes}
-    for finding in lint(script.text, "script.sh").findings:
+    findings = lint(script.text, "script.sh").findings
+    rest = lint(_without_replaced(draft, script.text), "script.sh").findings if draft.replaced else findings
+    left = {(each.code, each.evidence[0].line) for each in rest}
+    for finding in findings:
         place = finding.evidence[0]
         line = place.line or 0
+        if (finding.code, line) not in left:
+            continue  # about a flag that the job file no longer has
         if finding.code == "exit-code-lost" and line in unpiped:
             continue
         if finding.code not in gone and line not in dropped and not _asked(draft, finding, line):
             why = redact(f"{finding.title}; {finding.fix} [{finding.code}]")
             draft.question(line, place.text, why, advice=True)
+
+
+def _without_replaced(draft: Draft, text: str) -> str:
+    """Return the script without the launcher's flags that drumbeat fills in."""
+    flags = "|".join(map(re.escape, sorted(draft.replaced, key=len, reverse=True)))
+    return re.sub(rf"(?<![\w-])(?:{flags})(?:(?:=|[ \t]+)(?:\"[^\"\n]*\"|[^\s'\"\\-][^\s'\"\\]*))?(?![\w-])", "", text)
 
 
 def _carried(draft: Draft, script: Script) -> Set[int]:

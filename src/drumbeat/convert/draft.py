@@ -59,6 +59,7 @@ class Draft:
     carried: Set[int] = field(
         default_factory=set
     )  # lines whose statements are in `on-start`, `setup`, `modules` or `env`
+    replaced: Set[str] = field(default_factory=set)  # flags of the launcher that drumbeat fills in
     read: Dict[str, List[int]] = field(default_factory=dict)  # why they are not copied -> lines
     defaults: Dict[str, str] = field(default_factory=dict)  # variables from outside, taken to be unset
 

@@ -11,7 +11,16 @@ from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.problem import Problem
 from drumbeat.base.regex import regex
 from drumbeat.commands.interpret import Event, Shell, Started, Variable
-from drumbeat.commands.launch import OUTSIDE, Found, Wrapper, find_launcher, following, runs_text, values
+from drumbeat.commands.launch import (
+    OUTSIDE,
+    Found,
+    Wrapper,
+    find_launcher,
+    following,
+    runs_text,
+    started_per_node,
+    values,
+)
 from drumbeat.commands.launch import peel as off
 from drumbeat.commands.values import (
     HEAD,
@@ -594,13 +603,6 @@ def _simple_wrapper(launch: Launch) -> bool:
     return True
 
 
-def started_per_node(found: Found, nodes: int) -> Optional[int]:
-    if found.kind in ("torchrun", "launch", "tune") and not found.said("--nproc-per-node"):
-        return 1  # torchrun's own default
-    ranks = found.ranks_per_node
-    return max(1, ranks // nodes) if found.kind == "accelerate" and not found.nodes and ranks else ranks
-
-
 def ranks_of_launchers(started: Sequence[Started], nodes: int) -> List[Optional[int]]:
     """Return how many ranks per node each launcher among the commands starts; None: one per GPU."""
     try:
@@ -659,6 +661,7 @@ def _launcher(draft: Draft, launch: Launch) -> None:
             draft.differences.append(Difference("rank processes", f"as {late.text} says", "one per GPU, or per node"))
     flags = [f"{flag} {value}".strip() for flag, value in found.replaced.items()]
     if flags:
+        draft.replaced = set(found.replaced)
         draft.drop(launch.line, " ".join(flags), f"flags of {found.words} that drumbeat fills in on each node")
     launch.tasks, launch.launcher = started_per_node(found, int(draft.keys.get("nodes", 1))), True
     kept = list(found.kept)

@@ -297,7 +297,8 @@ class _Residue:
         return [line for text in [*tasks, *lines] for line in self.marks.shown(text).split("\n")]
 
     def _assignment(self, event: Event, moved: bool) -> str:
-        name = next(iter(event.writes)) if len(event.writes) == 1 else ""
+        found = re.match(r"(\w+)=", event.text)
+        name = found[1] if found and found[1] in event.writes else next(iter(event.writes), "")
         variable = self.variables.get(name)
         exports = name in self.exported - OURS - self.launch.as_text and not (variable and variable.maybe)
         export = "export " if exports and re.match(rf"{re.escape(name)}=", event.text) else ""

@@ -182,6 +182,11 @@ def expand(text: str, environ: Mapping[str, str], place: str) -> str:
     return _DOLLAR.sub(fill, text)
 
 
+def names_expanded(text: str) -> List[str]:
+    """Return the variables that `expand` fills in."""
+    return [match.group(2) or match.group(3) for match in _DOLLAR.finditer(text) if match.group(2) or match.group(3)]
+
+
 def literal(text: str) -> str:
     """Escape text that has been through the user's shell already, so that `expand` returns it unchanged."""
     return text.replace("$", "$$")

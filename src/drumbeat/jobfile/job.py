@@ -547,6 +547,12 @@ class Job(JobSoftware, JobScheduler, JobCourse, JobLaunch):
     brings: Tuple[str, ...] = ()  # packages of drumbeat's own that the command runs; no key of a file
     origins: Dict[str, str] = origins_field()
 
+    @property
+    def for_scheduler(self) -> str:
+        """Name the keys that only mean something where a scheduler starts the job; '' if there are none."""
+        names = ("account", "partition", "qos", "constraint", "reservation", "modules")
+        return ", ".join(name for name in names if getattr(self, name))
+
     def where(self, path: str) -> str:
         """Return the beginning of a message about a value: `job.yaml:3: nodes`, `--nodes`, or its bare name."""
         return self.origins.get(path, path)

@@ -387,9 +387,15 @@ def _ranks_per_node(job: Job, site: Site, here: Here) -> int:
     return site.ranks_per_node or 1
 
 
+_ELSEWHERE = "written for a scheduler ({keys}): drumbeat submit on the cluster; here: drumbeat plan --site slurm JOB"
+
+
 def _check_gpus(job: Job, site: Site, here: Here) -> None:
     if site.backend == "local" and job.gpus and here.gpus is not None and job.gpus > here.gpus:
-        raise Problem(f"{job.where('gpus')}: {job.gpus} GPUs per node requested, but {here.hostname} has {here.gpus}")
+        fix = _ELSEWHERE.format(keys=job.for_scheduler) if job.for_scheduler else ""
+        raise Problem(
+            f"{job.where('gpus')}: {job.gpus} GPUs per node requested, but {here.hostname} has {here.gpus}", fix
+        )
 
 
 def _check_room(job: Job, nodes: int, ranks: int, here: Here) -> None:
@@ -400,7 +406,9 @@ def _check_room(job: Job, nodes: int, ranks: int, here: Here) -> None:
         raise Problem(
             f"{nodes} node{'s' * (nodes > 1)} x {ranks} rank{'s' * (ranks > 1)} = {world}{spares} on this one machine; "
             f"{here.cpus} core{'s' * (here.cpus > 1)} x {job.oversubscribe} per core allow {room}",
-            f"ask for fewer, or allow more with --oversubscribe {-(-asked // here.cpus)}",
+            _ELSEWHERE.format(keys=job.for_scheduler)
+            if job.for_scheduler
+            else f"ask for fewer, or allow more with --oversubscribe {-(-asked // here.cpus)}",
         )
 
 

@@ -8,9 +8,11 @@ import re
 from typing import Dict, Iterator, List, Mapping, Optional, Set, Tuple
 
 from drumbeat.base.redact import in_text, is_secret
+from drumbeat.commands.launch import started_per_node
 from drumbeat.commands.script import Assignment, Command, options
 from drumbeat.lint.context import Context, Edit, Hit, rules
 from drumbeat.lint.python_program import in_one_process
+from drumbeat.plan.binding import ranks_without_gpu
 from drumbeat.plan.variables import DEAD, DEBUGGING, FAMILIES, SPELT
 
 _LOCAL = re.compile(r"(?:localhost|127\.\d+\.\d+\.\d+|::1)(?::|$)")
@@ -58,6 +60,15 @@ def master_is_localhost(context: Context) -> Iterator[Hit]:
         for name in ("master-addr", "rdzv-endpoint"):
             if _LOCAL.match(flags.get(name, "")):
                 yield Hit(command.line, {"shown": flags[name], "nodes": str(nodes)})
+
+
+_SOCKETS = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
+
+
+def socket_on_loopback(context: Context) -> Iterator[Hit]:
+    for each in context.script.assignments if (context.nodes or 1) > 1 else ():
+        if each.name in _SOCKETS and re.fullmatch(r"=?lo(?:,lo)*", each.text):
+            yield Hit(each.line, {"name": each.name, "value": each.text, "nodes": str(context.nodes)})
 
 
 def localhost_after_failure(context: Context) -> Iterator[Hit]:
@@ -154,16 +165,53 @@ def deepspeed_on_every_node(context: Context) -> Iterator[Hit]:
 
 
 def more_tasks_than_gpus(context: Context) -> Iterator[Hit]:
-    """Find a step of Python programs with more tasks on a node than the job has GPUs there."""
-    asked = context.script.option("gpus-per-node", "gres") or context.script.option("gpus")
-    count = re.search(r"(?:^|:)(\d{1,4})$", asked.value) if asked else None
-    gpus = int(count[1]) // ((context.nodes or 1) if asked and asked.name == "gpus" else 1) if count else 0
+    """Find more ranks on a node than the job has GPUs there: tasks of a Python program, or those of a launcher."""
+    gpus, nodes = context.gpus, context.nodes or 1
     for command in context.script.commands:
         starts = gpus and re.search(r"(?:^|\s)(?:srun|mpirun|mpiexec)\s.*\bpython[\d.]*\s.*\.py\b", command.text)
         if starts and not _NODE_LAUNCHER.search(command.text) and "ntasks-per-gpu" not in command.text:
             tasks = context.tasks_on_a_node(command)
-            if tasks > gpus:
-                yield Hit(command.line, {"tasks": str(tasks), "gpus": str(gpus)})
+            if ranks_without_gpu(tasks, gpus):
+                yield Hit(command.line, {"ranks": str(tasks), "what": "tasks", "gpus": str(gpus)})
+    for line, found in context.launchers() if gpus else ():
+        ranks = started_per_node(found, nodes) or 0
+        if ranks_without_gpu(ranks, gpus) and "--cpu" not in found.flags:
+            yield Hit(line, {"ranks": str(ranks), "what": "ranks", "gpus": str(gpus)}, severity="error")
+
+
+_READS_RANK = re.compile(
+    r"(?:environ(?:\.get)?|getenv)[\[(]\s*['\"](?:RANK|LOCAL_RANK|WORLD_SIZE)\b|init_process_group\("
+)
+# What gives the ranks their numbers otherwise: by the scheduler, by MPI, or in words of the program itself.
+_NUMBERS_ITSELF = re.compile(
+    r"SLURM_|PMI|MPI|mpi4py|submitit|init_method|[(,]\s*rank\s*=|store\s*=|environ\[['\"]RANK['\"]\]\s*=[^=]"
+    r"|(?i:lightning|deepspeed|accelerate|jax|drumbeat|horovod|ignite)"
+)
+
+
+def ranks_unset(context: Context) -> Iterator[Hit]:
+    """Find tasks of a Python program that nobody tells their ranks; a note where the program cannot be read here."""
+    given = {each.name for each in context.script.assignments}
+    for command in context.script.commands:
+        words = command.names
+        place = next((at for at, word in enumerate(words) if re.fullmatch(r"python[\d.]*", word)), 0)
+        script = next((word.text for word in command.words[place + 1 :] if not word.text.startswith("-")), "")
+        if command.name != "srun" or not place or not script.endswith(".py") or "-m" in words[place:]:
+            continue
+        flags = dict(options(words[:place]))
+        nodes = _number(flags.get("nodes", "")) or context.nodes or 1
+        tasks = _number(flags.get("ntasks", "")) or context.tasks_on_a_node(command) * nodes
+        if tasks < 2 or "RANK" in given or "substitution" in command.within or not context.batch:
+            continue
+        text = context.read(script)
+        own = re.findall(r"^\s*(?:from|import)\s+([\w.]+)", text, re.M)
+        texts = [text, *(context.read(name.replace(".", "/") + ".py") for name in own)]
+        words_of = {"name": script, "tasks": str(tasks)}
+        if _READS_RANK.search(text) and not any(map(_NUMBERS_ITSELF.search, texts)):
+            yield Hit(command.line, {**words_of, "what": "it reads RANK and WORLD_SIZE, and nothing sets them"})
+        elif not text and context.gpus and not given & {"MASTER_ADDR", "WORLD_SIZE"} and "train" in script:
+            what = "nothing here sets RANK or MASTER_ADDR (the program was not read)"
+            yield Hit(command.line, {**words_of, "what": what}, severity="info")
 
 
 _RANKS = re.compile(r"--n(?:proc|um)[-_](?:per[-_]node|processes|gpus)[= ](\d{1,4})")
@@ -222,6 +270,8 @@ CHECKS = {
     "port-fixed": port_fixed,
     "master-is-localhost": master_is_localhost,
     "localhost-after-failure": localhost_after_failure,
+    "socket-on-loopback": socket_on_loopback,
+    "ranks-unset": ranks_unset,
     "rendezvous-mixed": rendezvous_mixed,
     "rendezvous-missing": rendezvous_missing,
     "local-rank-missing": local_rank_missing,

@@ -8,10 +8,12 @@ import re
 from typing import Dict, Iterator, List, Optional, Set, Tuple
 
 from drumbeat.base.problem import Problem
+from drumbeat.commands.interpret import Shell
 from drumbeat.commands.launch import find_launcher
 from drumbeat.commands.script import CONTAINER, FILE, SUBSTITUTION, TASK, Command, options, runtime_at
 from drumbeat.commands.shell import Fault, Lexer
 from drumbeat.commands.syntax import names_read, parse_loosely
+from drumbeat.commands.values import without_marks
 from drumbeat.lint.context import LONGEST_FIXED, Context, Edit, Hit
 from drumbeat.plan import masks
 from drumbeat.plan.variables import DEAD, DEBUGGING, SPELT
@@ -524,6 +526,35 @@ def not_waited_for(context: Context) -> Iterator[Hit]:
         yield Hit(started.line, {"name": started.name})
 
 
+def interpreter_not_first(context: Context) -> Iterator[Hit]:
+    script = context.script
+    if (script.directives or script.late) and not script.text.startswith("#!"):
+        for each in script.comments:
+            if re.match(r"#!\s*/\S", each.text):
+                yield Hit(each.line, {"shown": each.text.strip()})
+                return
+
+
+_SUBMITS_ITSELF = re.compile(r"(?:^|\s)sbatch\s.*\$\{?0(?!\w)")
+
+
+def submits_itself(context: Context) -> Iterator[Hit]:
+    """Find a job that submits $0; not a script that does so only where it is not a job yet."""
+    lines = [each.line for each in context.script.commands if _SUBMITS_ITSELF.search(each.text)]
+    if not lines:
+        return
+
+    def reached(job: str) -> Set[int]:
+        shell = Shell({"SLURM_JOB_ID": job, "SLURM_JOBID": job}, lambda words: "sbatch" in words, None)
+        return {each.line for each in shell.run(without_marks(context.script.text), context.script.line).started}
+
+    try:
+        outside = reached("") - reached("1")
+    except Problem:
+        outside = set()
+    yield from (Hit(line) for line in lines if line not in outside)
+
+
 def scontrol_in_container(context: Context) -> Iterator[Hit]:
     tools = set(context.settings["tools"])
     for command in context.script.commands:
@@ -551,6 +582,8 @@ def gpus_task_by_task(context: Context) -> Iterator[Hit]:
 
 
 SLURM_CHECKS = {
+    "interpreter-not-first": interpreter_not_first,
+    "submits-itself": submits_itself,
     "gpus-task-by-task": gpus_task_by_task,
     "sbatch-late": sbatch_late,
     "sbatch-misspelt": sbatch_misspelt,

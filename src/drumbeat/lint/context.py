@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 from dataclasses import fields
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
 from drumbeat.base.data import load, names
 from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.problem import Problem
 from drumbeat.commands.interpret import Shell, Started
+from drumbeat.commands.launch import SHELLS, Found, find_launcher, runs_text
 from drumbeat.commands.script import Command, Script, options
 from drumbeat.commands.values import without_marks
 from drumbeat.findings.model import SEVERITIES
@@ -50,6 +53,20 @@ class Context(NamedTuple):
     def started(self, wanted: Callable[[List[str]], bool]) -> List[Started]:
         """Return the commands of this kind that the script starts, with the variables that they find."""
         return Shell({}, wanted, None).run(without_marks(self.script.text), self.script.line).started
+
+    def launchers(self) -> List[Tuple[int, Found]]:
+        """Return the launchers that the script starts, each with its line and what its variables hold."""
+        try:
+            return list(_launchers(Shell({}, _acts, None).run(without_marks(self.script.text), self.script.line), 0))
+        except Problem:
+            return []  # too long to follow
+
+    @property
+    def gpus(self) -> int:
+        """Return how many GPUs the job has on each node; 0 where its #SBATCH lines do not say."""
+        asked = self.script.option("gpus-per-node", "gres") or self.script.option("gpus")
+        count = re.search(r"(?:^|:)(\d{1,4})$", asked.value) if asked else None
+        return int(count[1]) // ((self.nodes or 1) if asked and asked.name == "gpus" else 1) if count else 0
 
     @property
     def slurm(self) -> bool:
@@ -101,6 +118,33 @@ class Context(NamedTuple):
             if each.name == "NNODES" and re.fullmatch(r"\d{1,6}", each.text)
         ]
         return max(counts, default=None)
+
+
+def _acts(words: List[str]) -> bool:
+    return words[0] not in ("echo", "printf")
+
+
+def _launchers(shell: Shell, depth: int) -> Iterator[Tuple[int, Found]]:
+    """Yield launchers behind steps and containers, and in the texts that a shell is given."""
+    for each in shell.started:
+        words = list(map(shell.marks.resolved, each.words))
+        for place, word in enumerate(words[:_MOST_WORDS]):
+            text = words[place + 2] if words[place + 2 :] and runs_text(words[place + 1]) else ""
+            if os.path.basename(word) in SHELLS and text and depth < _DEEPEST:
+                inner = Shell({}, _acts, None)
+                inner.variables = {name: value for name, value in each.variables.items() if value.exported}
+                yield from ((each.line, found) for _, found in _launchers(inner.run(text), depth + 1))
+                break
+            try:
+                found = find_launcher(words[place:])
+            except Problem:
+                continue
+            if found:
+                yield each.line, found
+                break
+
+
+_MOST_WORDS, _DEEPEST = 60, 3
 
 
 # Rules are data: the YAML files of this folder, every key checked. contributing/lint-rules.md says what each key means.

@@ -342,17 +342,32 @@ def _about_gpus(
     findings = []
     if order.ranks_per_gpu > 1:
         findings.append(find("ranks-share-gpu", ranks=order.ranks_per_gpu))
-    if chosen.gpus and not all(groups):
-        without, severity = len([group for group in groups if not group]), "warning" if order.emulated else "error"
-        findings.append(
-            find(
-                "more-ranks-than-gpus", without=without, groups=len(groups), ranks=ranks, each=order.gpus_per_rank,
-                usable=len(chosen.gpus), severity=severity, host=facts.host,
-            )
-        )  # fmt: skip
+    findings += ranks_without_gpu(
+        ranks, len(chosen.gpus), order.ranks_per_gpu, order.gpus_per_rank,
+        total=len(groups), severity="warning" if order.emulated else "error", host=facts.host,
+    )  # fmt: skip
     if order.visibility == "own" and chosen.gpus and ranks > 1:
         findings.append(find("visibility-own"))
     return findings
+
+
+def ranks_without_gpu(
+    ranks: int, gpus: int, ranks_per_gpu: int = 1, gpus_per_rank: int = 1, total: int = 0,
+    severity: str = "error", host: str = "",
+) -> List[Finding]:  # fmt: skip
+    """Judge whether a node with GPUs has one for each of its ranks. `total`: ranks of all nodes that are emulated on it."""
+    served = gpus * ranks_per_gpu if ranks_per_gpu > 1 else gpus // gpus_per_rank
+    total = total or ranks
+    if not gpus or total <= served:
+        return []
+    words = {"without": total - served, "groups": total, "ranks": ranks, "each": gpus_per_rank, "usable": gpus}
+    return [find("more-ranks-than-gpus", severity=severity, host=host, **words)]
+
+
+def requested_without_gpu(order: Order) -> List[Finding]:
+    """Judge the same by what the order requests, before any node is known."""
+    gpus = order.resources.gpus or 0
+    return ranks_without_gpu(order.ranks_per_node, gpus, order.ranks_per_gpu, order.gpus_per_rank)
 
 
 def _cpus(
