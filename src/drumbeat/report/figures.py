@@ -152,6 +152,8 @@ class Figures:
     ranks: Optional[int] = None
     gpus: Optional[int] = None  # of all nodes; 0: none
     cores: Optional[int] = None  # distinct ones that its ranks had; None: not known
+    threads: Optional[int] = None  # OMP_NUM_THREADS of all ranks together; None: not known
+    one_world: bool = False  # its ranks were seen to be one training, for certain
     world: str = ""  # why its ranks are not the one training that was planned
     world_unproven: str = ""  # what was seen of its world, where that does not prove one training
     emulated: bool = False

@@ -15,7 +15,7 @@ from drumbeat.base.record import RecordError
 from drumbeat.base.regex import regex
 from drumbeat.desk.runs import find_run
 from drumbeat.desk.state import state_of
-from drumbeat.findings.model import CERTAIN, INFO, OK, UNKNOWN, WARNING, Finding
+from drumbeat.findings.model import CERTAIN, INFO, OK, UNKNOWN, WARNING, Finding, Verdict
 from drumbeat.machine.model import GpuSample
 from drumbeat.machine.peaks import peak_of
 from drumbeat.report.figures import (
@@ -232,6 +232,8 @@ def figures_of(run: Run, now: Optional[float] = None) -> Figures:
         ranks=ranks,
         gpus=gpus,
         cores=_cores(run) if nodes_here and len(nodes_here) <= _MANY else None,
+        threads=_threads(run) if nodes_here and len(nodes_here) <= _MANY else None,
+        one_world=not state.world and _seen_as_one(events),
         world=state.world.title if state.world else "",
         world_unproven="" if state.world else _unproven(events),
         emulated=bool(order and order.nodes_emulated),
@@ -280,6 +282,23 @@ def _cores(run: Run) -> Optional[int]:
     started = [each for node in run.nodes() for each in run.node_events(node) if isinstance(each, kinds.RankStarted)]
     last = max((each.attempt for each in started), default=0)
     return len({(each.host, cpu) for each in started if each.attempt == last for cpu in each.cpus}) or None
+
+
+def _threads(run: Run) -> Optional[int]:
+    """Add up OMP_NUM_THREADS of all ranks; None if a node does not say it, or says it per rank."""
+    total = 0
+    for member in run.members():
+        told = {each.get("value") for each in _variables(run, member.node) if each.get("name") == "OMP_NUM_THREADS"}
+        value = told.pop() if len(told) == 1 else ""
+        if not (isinstance(value, str) and value.isdecimal() and len(value) < 6):
+            return None
+        total += int(value) * member.ranks
+    return total or None
+
+
+def _variables(run: Run, node: int) -> List[Dict[str, Any]]:
+    found = run.environment(node).get("variables")
+    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
 
 
 def _order(run: Run) -> Optional[Order]:
@@ -501,10 +520,19 @@ def _phases(reports: Reports, speed: Optional[Speed], batch: Optional[float], se
     return Phases(step, reports.mean("data_ms"), least, waiting, how)
 
 
+def _world_verdicts(events: Sequence[Event]) -> List[Verdict]:
+    return [each.verdict for each in events if isinstance(each, kinds.VerdictGiven) and each.verdict.check == "world"]
+
+
+def _seen_as_one(events: Sequence[Event]) -> bool:
+    said = _world_verdicts(events)
+    return bool(said) and said[-1].confidence == CERTAIN and not said[-1].findings
+
+
 def _unproven(events: Sequence[Event]) -> str:
     """Return what the last attempt's verdict about its world says, where that is less than one training, and not for lack of
     sight."""
-    said = [each.verdict for each in events if isinstance(each, kinds.VerdictGiven) and each.verdict.check == "world"]
+    said = _world_verdicts(events)
     return said[-1].summary if said and said[-1].confidence != CERTAIN and not said[-1].unseen else ""
 
 
