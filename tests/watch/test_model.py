@@ -167,6 +167,20 @@ def test_what_was_announced_is_marked_once():
     ]
 
 
+def test_a_validation_s_figure_beside_a_step_is_a_result_and_not_what_the_program_does_now():
+    """`Epoch 1/60, Loss: 0.9, Val Acc: 51 %` is a step and a validation of one line; an announcement is a phase."""
+    view = RunView()
+    for epoch in (1, 2):
+        view.add(Metric(0, 0, 1000.0 + epoch, step=epoch, steps=60, loss=0.9, printed=True))
+        view.add(Metric(0, 0, 1000.0 + epoch, "validation", accuracy=0.5, printed=True))
+    assert not view.marks and view.shown.phase == ""
+    view.phase = "training"
+    view.add(Metric(0, 0, 1003.0, "validation", accuracy=0.5, printed=True))
+    assert view.phase == "training"
+    view.add(Metric(0, 0, 1004.0, "validation"))
+    assert view.phase == "validation" and [mark.text for mark in view.marks] == ["validation"]
+
+
 def test_a_hostile_folder_stays_small(tmp_path):
     """Long texts are cut, and nodes, ranks and checks that no run has are not believed."""
     run = recorded(tmp_path / "r")

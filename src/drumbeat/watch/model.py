@@ -379,10 +379,11 @@ class RunView(RunState):
         elif metric.kind in ("validation", "checkpoint"):
             if metric.kind == "validation" and loss is not None:
                 self.validation.add(t, loss)
-            if self.phase == "training":
+            if self.phase == "training" and metric.announces:  # a figure is the result of what is over
                 self.phase = metric.kind
             what = (metric.kind, metric.step)
-            if what not in (self._announced, self._marked):  # its beginning was marked, or another report of it
+            # One without a step is a figure beside those of training; its beginning was marked, or another report of it.
+            if (metric.announces or metric.step is not None) and what not in (self._announced, self._marked):
                 at = f" at step {metric.step}" if metric.step is not None else ""
                 self.mark(t, metric.kind, f"{metric.kind}{at}")
             self._announced = what if metric.announces else None

@@ -66,7 +66,9 @@ def _title(head: Head) -> str:
 
 def _progress(head: Head) -> str:
     if head.step is None:
-        return "not started yet" if head.state == QUEUED else "no step recognised"
+        if head.state == QUEUED or head.phase in ("starting", "waiting for nodes", "starting ranks"):
+            return "not started yet"
+        return "no step yet" if head.phase == "waiting for the first step" else "no step recognised"
     parts = [f"{head.step_is or 'step'} {head.step}" + (f" of {head.steps}" if head.steps else "")]
     if head.steps_of:
         parts[0] += f" of this {head.steps_of}"
