@@ -86,6 +86,13 @@ def test_a_loss_that_is_a_number_again_is_one():
     assert loss_words(both) == "nan since step 1"  # the lowest rank's
 
 
+def test_epochs_are_named_before_the_lowest_rank_has_reported_one():
+    """Rank 0 has told an accuracy, rank 1 two epochs."""
+    epochs = [Metric(0, 1, float(t), step=t, steps=3, more={"step_is": "epoch"}, printed=True) for t in (1, 2)]
+    progress = added(Metric(0, 0, 0.5, "validation", accuracy=0.5), *epochs)
+    assert progress_line(progress, left=False).startswith("epoch 2/3")
+
+
 def test_the_first_and_the_last_loss_are_of_one_rank(tmp_path):
     """Rank 1 happens to report its first steps before rank 0 does."""
     reports = [step(1, 28.289, rank=1), step(1, 35.0), step(2, 30.0, rank=1), step(2, 33.5)]

@@ -201,8 +201,9 @@ class Progress:
         if lowest:
             self.reports = (self.reports or 0) + 1
         if step is not None:
-            if lowest:
+            if lowest or not self.reports:  # the lowest rank may have reported no step yet
                 self.step_is = metric.step_is
+            if lowest:
                 self._count_laps(metric, step, None if before is None else t - before)
             if self.first_step is None or step < self.first_step:
                 self.first_step = step
