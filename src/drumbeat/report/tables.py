@@ -75,8 +75,8 @@ def charts_of(figures: Figures) -> Dict[str, str]:
     found: Dict[str, str] = {}
     spent = {name: seconds for name, seconds in figures.ledger.items() if seconds >= 0.001}
     if spent:
-        colours = {part_words(name, spent): colour for name, colour in _PARTS.items()}
-        named = {part_words(name, spent): seconds for name, seconds in spent.items()}
+        colours = {part_words(name, spent, figures.step_is): colour for name, colour in _PARTS.items()}
+        named = {part_words(name, spent, figures.step_is): seconds for name, seconds in spent.items()}
         found["time"] = share_bar("Where the time went", named, "s", colours)
     for title, points in figures.curves.items():
         name, _, unit = title.rpartition(", ") if ", " in title else (title, "", "loss")

@@ -31,7 +31,7 @@ def lines_of(figures: Figures, width: int = 80) -> List[str]:
 def rows(figures: Figures) -> List[Tuple[str, str]]:
     found = [("run", figures.name), ("end", end_words(figures)), ("size", size_words(figures))]
     if figures.ledger:
-        found.append(("time", ledger_words(figures.ledger, figures.training_share)))
+        found.append(("time", ledger_words(figures.ledger, figures.training_share, figures.step_is)))
     if figures.training_share is not None:
         found.append(("ETTR", ettr_words(figures)))
     hours = NOT if figures.gpu_hours is None else f"{figures.gpu_hours:.3g}"
@@ -93,7 +93,7 @@ def ettr_words(figures: Figures) -> str:
     parts, held = figures.ledger, sum(figures.ledger.values()) - figures.ledger.get(QUEUE, 0.0)
     lost = {name: spent for name, spent in parts.items() if name not in (QUEUE, TRAINING) and spent >= held / 1000}
     longest = sorted(lost, key=lambda name: -lost[name])
-    most = ", ".join(f"{part_words(name, parts)} {lost[name] / held:.1%}" for name in longest)
+    most = ", ".join(f"{part_words(name, parts, figures.step_is)} {lost[name] / held:.1%}" for name in longest)
     words = [f"{figures.training_share:.1%} of the time on its nodes"]
     words += [f"over {figures.starts} starts of the job"] if figures.starts > 1 else []
     words += [f"the rest: {most}"] if most else []
