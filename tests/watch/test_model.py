@@ -6,7 +6,7 @@ import json
 import pytest
 
 from drumbeat.findings.model import Verdict
-from drumbeat.runfolder.records import Metric
+from drumbeat.runfolder.records import Metric, Sample
 from drumbeat.runfolder.run import Run
 from drumbeat.watch import page_data, prometheus
 from drumbeat.watch.model import RunView
@@ -117,6 +117,27 @@ def test_a_check_says_unknown_once(tmp_path):
     assert Verdict("a", "tcp", summary="tcp, by the counters").words == "tcp, by the counters"
     assert Verdict("a", "not pinned", summary="4 ranks share 2 cores").words == "not pinned: 4 ranks share 2 cores"
     assert Verdict("a", "as planned").words == "as planned"
+
+
+def test_what_runs_on_one_machine_without_gpus_uses_no_network(tmp_path):
+    run = make_run(tmp_path / "r", 2)
+    for check in ("traffic", "transport", "affinity"):
+        events(run, ("verdict", {"verdict": {"check": check, "answer": "unknown", "summary": "s"}, "peer": 0}))
+    for number in range(3):
+        sample(run, 0, 1000.0 + 5 * number, [])
+    session = loaded(run)
+    session.view.emulated = False
+    assert dict(glance(session.head(), session.view))["unknown"].startswith("traffic, transport, affinity: ")
+    session.view.emulated = True
+    lines = dict(glance(session.head(), session.view))
+    assert lines["unknown"].startswith("affinity: ") and "network not used: " in lines["nodes"]
+    emulated = RunView()
+    emulated.emulated = True
+    emulated.node(1)
+    for number in range(3):
+        cpu = {"busy_ticks": 90 * number, "all_ticks": 100 * number}
+        emulated.add(Sample(0, 1000.0 + 5 * number, "vm", cpu=cpu))
+    assert emulated.nodes[1].cpu_busy == 90.0, "node 1 is the same machine"
 
 
 def test_the_heat_map_gives_nearly_equal_values_nearly_equal_colours(tmp_path):

@@ -184,7 +184,7 @@ class Figures:
     no_utilisation: str = ""  # why there is no MFU
     gpu: Optional[GpuUse] = None
     network: Dict[str, Traffic] = field(default_factory=dict)  # ethernet, rdma
-    network_why: str = ""  # why it is not measured
+    network_why: str = ""  # why nothing is measured of it
     slowest: Optional[Slowest] = None
     no_slowest: str = ""
     steps_by_rank: Optional[Steps] = None

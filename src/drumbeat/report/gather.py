@@ -221,6 +221,7 @@ def figures_of(run: Run, now: Optional[float] = None) -> Figures:
     slowest, no_slowest = _slowest(reports)
     phases = Phases() if progress.laps or progress.rough else _phases(reports, speed, batch, progress.seconds)
     nodes = summary.nodes if summary else (order.nodes if order else None)
+    unused = () if not (order and order.emulated) else ("traffic",) if gpus else ("traffic", "transport")
     made = [(max(0.0, step.t - run.record.created), float(number)) for number, step in reports.steps.items()]
     return Figures(
         name=run.run_id,
@@ -264,13 +265,17 @@ def figures_of(run: Run, now: Optional[float] = None) -> Figures:
         no_utilisation=why_not,
         gpu=_gpu_use(devices, progress, speed, gpus),
         network={} if order and order.emulated else devices.traffic(),
-        network_why="the ranks talk over loopback" if order and order.emulated else "",
+        network_why="not used: the ranks are on one machine" if order and order.emulated else "",
         slowest=slowest,
         no_slowest=no_slowest,
         steps_by_rank=None if progress.laps else _steps_by_rank([part.times for part in parts.values()]),
         phases=phases,
         foreseen=compared(order, facts.get(0), nodes, gpus, phases, ledger),
-        notes=(*_unread(run), *_short(state.condition, progress), *_notes(events, state.failure, hangs_of(events))),
+        notes=(
+            *_unread(run),
+            *_short(state.condition, progress),
+            *_notes(events, state.failure, hangs_of(events), unused),
+        ),
         setting=setting,
         curves=_curves(reports, devices, run.record.created, speed),
         steps_at=[] if progress.laps else thinned(sorted(made)),
@@ -536,8 +541,13 @@ def _unproven(events: Sequence[Event]) -> str:
     return said[-1].summary if said and said[-1].confidence != CERTAIN and not said[-1].unseen else ""
 
 
-def _notes(events: Sequence[Event], failure: Optional[Finding], hangs: Sequence[Hang]) -> List[Note]:
+def _notes(
+    events: Sequence[Event], failure: Optional[Finding], hangs: Sequence[Hang], unused: Sequence[str] = ()
+) -> List[Note]:
+    """Return findings, and the last verdict of each check. `unused`: checks of what such a run does not use."""
     found: List[Note] = []
+    given = [event for event in events if isinstance(event, kinds.VerdictGiven)]
+    last = {(event.attempt, event.verdict.check, event.peer): event for event in given}.values()
     if failure is not None:
         found.append(_note(failure, seconds_of(failure, hangs)))
     for event in events:
@@ -546,6 +556,9 @@ def _notes(events: Sequence[Event], failure: Optional[Finding], hangs: Sequence[
             found.append(_note(event.finding, mine[0].seconds if mine else None))
         elif isinstance(event, kinds.VerdictGiven):
             verdict = event.verdict
+            idle = verdict.answer == UNKNOWN and verdict.check in unused
+            if idle or all(event is not each for each in last):
+                continue
             sure = "" if verdict.answer == UNKNOWN else f" ({verdict.confidence})"
             found.append(Note(INFO, f"{verdict.check}: {verdict.words}{sure}"))
         elif isinstance(event, kinds.Failed) and event.finding != failure:

@@ -184,7 +184,7 @@ def energy_words(use: GpuUse) -> str:
 
 def network_words(figures: Figures) -> str:
     if figures.network_why:
-        return f"{NOT}: {figures.network_why}"
+        return figures.network_why
     if not figures.network:
         return NOT
     kinds = {"ethernet": "interfaces", "rdma": "RDMA ports"}

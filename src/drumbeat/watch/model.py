@@ -398,6 +398,8 @@ class RunView(RunState):
         self.now = max(self.now, t)
         node = self.node(sample.node)
         node.add(sample, t)
+        for other in self.nodes.values() if self.emulated else ():  # the same machine, whose node 0 reads its devices
+            other.cpu_busy = node.cpu_busy
         for name, value in node.means.items():
             if value is not None:
                 self.cluster[name].add(t, value)

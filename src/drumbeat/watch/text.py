@@ -38,7 +38,8 @@ def glance(head: Head, view: RunView) -> List[Tuple[str, str]]:
     if head.slowest and (head.slowest.stands_out or head.quiet is None):
         lines.append(("slowest", slowest_words(head)))
     shown = [check for check in head.checks if check.answer != "unknown"]
-    unknown = [check.check for check in head.checks if check.answer == "unknown"]
+    unused = () if not view.emulated else ("traffic",) if head.gpus else ("traffic", "transport")
+    unknown = [check.check for check in head.checks if check.answer == "unknown" and check.check not in unused]
     for check in shown:
         where = f" (on {check.nodes} of {count(check.judged, 'node')})" if check.nodes < check.judged else ""
         lines.append((check.check, f"{check.words}{where}"))
