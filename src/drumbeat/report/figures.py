@@ -6,6 +6,7 @@ from dataclasses import field
 from typing import Dict, List, Optional, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
+from drumbeat.runfolder.lines import speed
 
 Point = Tuple[float, float]  # seconds since the start, value
 Span = Tuple[int, int, float, float, float, int]  # first and last step, least, median, most, slowest rank
@@ -30,6 +31,9 @@ class Speed:
     no_spread: str = ""  # why there is none
     rough: bool = False  # measured over a short time between printed lines
     hung: float = 0.0  # seconds of a hang that are part of the time it was measured over
+
+    def __str__(self) -> str:
+        return f"{speed(self.value, self.unit, rough=self.rough)} ({self.how})"
 
 
 @dataclass(frozen=True)
