@@ -16,8 +16,8 @@ from drumbeat.report.gather import figures_of
 from drumbeat.report.printed_log import figures_of_log
 from drumbeat.report.text import rows
 from drumbeat.runfolder.files import append
-from drumbeat.runfolder.lines import closing_lines, loss_words, progress_line, speed, trend
-from drumbeat.runfolder.progress import Progress, RankPace, StepTimes, merged, stands_out, step_times
+from drumbeat.runfolder.lines import closing_lines, loss_words, progress_line, trend
+from drumbeat.runfolder.progress import Progress, RankPace, StepTimes, merged, speed, stands_out, step_times
 from drumbeat.runfolder.records import Metric, parse_metric
 from drumbeat.runfolder.summary import Summary, write_summary
 from drumbeat.watch.prometheus import families

@@ -6,7 +6,7 @@ from dataclasses import field
 from typing import Dict, List, Optional, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
-from drumbeat.runfolder.lines import speed
+from drumbeat.runfolder.progress import speed
 
 Point = Tuple[float, float]  # seconds since the start, value
 Span = Tuple[int, int, float, float, float, int]  # first and last step, least, median, most, slowest rank

@@ -8,8 +8,8 @@ from typing import List, Optional, Tuple
 from drumbeat.base.redact import printable
 from drumbeat.predict.goodput import FAILURE_SOURCE, reliability_of
 from drumbeat.report.figures import Figures, Foreseen, GpuUse, Steps
-from drumbeat.runfolder.lines import WHOSE_RATE, count, duration, ledger_words, loss_text, part_words, speed
-from drumbeat.runfolder.progress import AS_PRINTED
+from drumbeat.runfolder.lines import WHOSE_RATE, count, duration, ledger_words, loss_text, part_words
+from drumbeat.runfolder.progress import AS_PRINTED, speed
 from drumbeat.runfolder.state import GOING_ON, QUEUE, TRAINING
 
 NOT = "not measured"

@@ -10,7 +10,7 @@ from typing import Collection, List, Mapping, Optional, Sequence, Tuple
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.ranges import named_ranks, numbers
 from drumbeat.findings.model import Finding, shown
-from drumbeat.runfolder.progress import AS_PRINTED, Progress
+from drumbeat.runfolder.progress import AS_PRINTED, Progress, speed
 from drumbeat.runfolder.run import Log, Run, lost_spares
 from drumbeat.runfolder.state import FIRST_STEP, TRAINING, UNKNOWN
 from drumbeat.runfolder.summary import Affected, Summary
@@ -429,14 +429,6 @@ def duration(seconds: float) -> str:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} m {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} m"
-
-
-def speed(value: float, unit: str, rough: bool = False) -> str:
-    """Format a speed. `rough`: with two digits only."""
-    if rough:
-        rounded = float(f"{value:.2g}")
-        return f"about {rounded:,.0f} {unit}" if rounded >= 10 else f"about {rounded:g} {unit}"
-    return f"{value:,.0f} {unit}" if value >= 10 else f"{value:.2f} {unit}"
 
 
 def count(number: int, noun: str) -> str:

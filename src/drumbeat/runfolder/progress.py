@@ -433,6 +433,14 @@ def merged(parts: Iterable[Tuple[Progress, float]]) -> Progress:
     return total
 
 
+def speed(value: float, unit: str, rough: bool = False) -> str:
+    """Format a speed. `rough`: with two digits only."""
+    if rough:
+        rounded = float(f"{value:.2g}")
+        return f"about {rounded:,.0f} {unit}" if rounded >= 10 else f"about {rounded:g} {unit}"
+    return f"{value:,.0f} {unit}" if value >= 10 else f"{value:.2f} {unit}"
+
+
 # The pace of each rank, and the one that holds the others up: the same answer in every view. Pure.
 
 

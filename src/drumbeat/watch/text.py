@@ -9,7 +9,8 @@ from typing import List, Optional, Sequence, Tuple
 
 from drumbeat.backends.contract import QUEUED
 from drumbeat.findings.model import Finding
-from drumbeat.runfolder.lines import count, duration, end_words, folded, quiet_words, speed
+from drumbeat.runfolder.lines import count, duration, end_words, folded, quiet_words
+from drumbeat.runfolder.progress import speed
 from drumbeat.watch.head import Head
 from drumbeat.watch.model import RunView
 from drumbeat.watch.node_view import NodeView, memory_percent
