@@ -1,8 +1,10 @@
 """Jobs and functions from Python, on the toy scheduler: one program drives all of it, as a user's script would."""
 
+import dataclasses
 import json
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -14,9 +16,13 @@ from drumbeat import api as functions
 from drumbeat.backends.slurm import Slurm
 from drumbeat.backends.ssh import Ssh
 from drumbeat.base.problem import Problem
+from drumbeat.findings.model import Finding
 from drumbeat.inrank.call.__main__ import read_own, write_own
 from drumbeat.jobfile.job import Job
+from drumbeat.report.figures import Figures, Speed
+from drumbeat.report.scaling import Comparison
 from tests.backends.test_toy import Toys
+from tests.conftest import ROOT
 from tests.runfolder.folders import make_run
 
 WORK = """
@@ -68,6 +74,23 @@ def toys(tmp_path_factory):
     made = Toys(base, tmp_path_factory.getbasetemp() / "cache")
     (base / "work.py").write_text(WORK)
     return made
+
+
+def test_a_mistake_in_a_mapping_is_named_as_it_was_written_and_a_speed_reads_well():
+    with pytest.raises(api.Problem) as refused:
+        api.as_job({"command": "true", "ranks_per_nod": 2})
+    assert str(refused.value) == "unknown key 'ranks_per_nod' in the job; did you mean 'ranks-per-node'?"
+    assert str(Speed(3557.2, "samples/s", "reported steps")) == "3,557 samples/s (reported steps)"
+
+
+def test_the_page_names_the_fields_of_what_is_returned():
+    """Every field that docs/api.md names is one."""
+    page = (ROOT / "docs" / "api.md").read_text()
+    for made in (Figures, Comparison, Finding):
+        (line,) = [line for line in page.splitlines() if line.startswith(f"| `{made.__name__}` |")]
+        top = re.sub(r" \([^)]*\)", "", line.split("|")[2])
+        known = {field.name for field in dataclasses.fields(made)} | {"fair"}
+        assert set(re.findall(r"`(\w+)`", top)) <= known, made
 
 
 def test_a_script_that_submits_jobs_and_functions(toys):

@@ -89,7 +89,9 @@ def test_copies_are_told_at_every_run(drumbeat):
     assert [line for line in first.splitlines() if line.startswith("script")] == [
         "script     not distributed: each rank trains a copy of its own (docs/howto/one-gpu-to-many.md)"
     ]
-    assert "not distributed: each rank trains" in drumbeat(*words).stderr
+    told = drumbeat(*words).stderr.splitlines()
+    assert [line.split()[0] for line in told if "not distributed: each rank trains" in line] == ["script", "warning"]
+    assert told[-1].startswith("warning"), "a good end says it again"
 
 
 @pytest.mark.parametrize(

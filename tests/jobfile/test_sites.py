@@ -94,7 +94,9 @@ def test_a_path_that_leads_nowhere():
         ("summary: s\npartition: gpu\n", "s.yaml:2: unknown key 'partition' in the site; "
          "write submit: {partition: {value: --partition=..., why: ...}}"),
         ("summary: s\nbackends: local\n", "s.yaml:2: unknown key 'backends' in the site; did you mean 'backend'?"),
-        ("summary: s\nenv: {A: b}\n", "s.yaml:2: env.A: expected a mapping of mappings, got 'b' "
+        ("summary: s\nenv: {A: b}\n", "s.yaml:2: env.A: write {value: b, why: ...}, not 'b' alone"),
+        ("summary: s\npaths: {a: /opt}\n", "s.yaml:2: paths.a: write {pattern: /opt, why: ...}, not '/opt' alone"),
+        ("summary: s\nenv: {A: [b]}\n", "s.yaml:2: env.A: expected a mapping of mappings, got a list "
          "(example: {GLOO_SOCKET_IFNAME: {value: lo, why: nodes share one machine}})"),
         ("summary: s\nenv:\n  A: {value: b}\n", "s.yaml:3: env.A has no 'why' "
          "(text; example: the only routed interfaces)"),

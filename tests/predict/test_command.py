@@ -56,6 +56,27 @@ def test_several_node_counts_stand_beside_the_naive_rule(capsys):
     assert [line.split()[0] for line in lines[1:6]] == ["1", "2", "4", "8", "16"]
 
 
+def test_a_batch_that_grows_with_the_nodes_is_shown(capsys):
+    _, out, _ = predict(capsys, "--model", "llama3-8b", "--gpu", "h100", "--nodes", "1,2")
+    assert out.splitlines()[0].split()[:3] == ["nodes", "GPUs", "batch"]
+    _, out, _ = predict(capsys, "--model", "llama3-8b", "--gpu", "h100", "--nodes", "1,2", "--batch", "64")
+    assert "batch" not in out.splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (("--model", "7b"), "did you mean llama2-7b, mistral-7b, qwen2.5-7b, gemma-7b?"),
+        (("--model", "lama3-8b"), "did you mean llama3-8b"),
+        (("--model", "zzz"), "docs/predict.md; or give a config.json"),
+        (("--model", "llama3-8b", "--gpu", "h100", "--gpus", "16"), "--nodes 2: nodes of 8 GPUs"),
+    ],
+)
+def test_what_was_probably_meant_is_named(capsys, words, said):
+    code, _, err = predict(capsys, *words)
+    assert code == 2 and said in err and len(err) < 300
+
+
 def test_json_has_intervals_and_sources(capsys):
     code, out, _ = predict(
         capsys, "--model", "llama3-70b", "--gpu", "h100", "--nodes", "8,16", "--tokens", "1e9", "--json"
@@ -91,6 +112,14 @@ def test_the_search_prints_layouts_and_the_arguments_of_the_best(capsys):
     )
     assert code == 0 and "--tensor-model-parallel-size" in out and "data parallelism alone: does not fit" in out
     assert len([line for line in out.splitlines() if line.strip()[:1].isdigit()]) >= 5
+
+
+def test_the_kind_of_layout_that_won_is_not_called_slower(capsys):
+    pytest.importorskip("numpy")
+    code, out, _ = predict(capsys, "--model", "llama3-8b", "--gpu", "h100", "--nodes", "2", "--search")
+    best = next(line.split() for line in out.splitlines()[4:] if line.split()[:1] == ["1"])
+    assert code == 0 and best[6] == "3"
+    assert "sharded data parallelism (ZeRO-3, FSDP): the best layout is one" in out
 
 
 def test_a_budget_pays_for_tokens(capsys):

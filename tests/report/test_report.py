@@ -266,6 +266,21 @@ def test_a_newer_folder_is_refused(tmp_path, capsys):
     assert "newer drumbeat" in capsys.readouterr().err
 
 
+def test_a_check_that_was_made_twice_shows_what_it_said_last(tmp_path):
+    run = make_run(tmp_path / "run")
+    for confidence, summary in (("likely", "2 ranks connected"), ("certain", "2 ranks in one world")):
+        verdict = {
+            "check": "world",
+            "answer": "as planned",
+            "confidence": confidence,
+            "summary": summary,
+            "seen": ["x"],
+        }
+        events(run, ("verdict", {"verdict": verdict, "peer": 0}))
+    told = [note.text for note in figures_of(run).notes if note.text.startswith("world")]
+    assert told == ["world: as planned: 2 ranks in one world (certain)"]
+
+
 @pytest.mark.parametrize("schema", ["99", '"x"', "[]", "null", "1e400"])
 def test_a_summary_of_another_version_is_named_and_left_out(tmp_path, capsys, schema):
     run = finished(tmp_path / "run")

@@ -98,6 +98,37 @@ def test_ranks_that_share_the_cores_of_the_baseline_do_not_scale():
     assert not compare([dataclasses.replace(each, cores=2 * each.ranks) for each in runs]).questions
 
 
+def test_the_causes_of_a_speed_up_on_the_same_cores_leave_out_what_the_records_exclude():
+    runs = [
+        dataclasses.replace(run(ranks, rate), gpus=0, ranks=ranks, cores=2)
+        for ranks, rate in ((1, 100.0), (2, 152.0), (4, 119.0))
+    ]
+    asked = compare(runs).questions
+    assert [each.partition(":")[0] for each in asked] == ["run-2"], "1.19 is within what a busy machine does"
+    assert "OMP_NUM_THREADS" in asked[0] and "a copy of its own" in asked[0] and "busy with other work" in asked[0]
+    known = [dataclasses.replace(each, threads=2, one_world=True) for each in runs]
+    asked = compare(known).questions
+    assert "OMP_NUM_THREADS" not in asked[0] and "copy" not in asked[0] and "busy with other work" in asked[0]
+    idle = [dataclasses.replace(each, threads=1) for each in runs]
+    assert "left cores idle (OMP_NUM_THREADS: 1 in all)" in compare(idle).questions[0]
+
+
+@pytest.mark.parametrize("unit", ["samples/s as printed", "epochs/s", "steps/s"])
+def test_speeds_that_may_be_of_one_rank_or_of_an_unknown_batch_are_not_compared_across_sizes(unit):
+    def printed(ranks, value, name=""):
+        return Figures(
+            name or f"r{ranks}", f"/{ranks}", "finished", ranks=ranks, speed=Speed(value, unit, "", error=1.0)
+        )
+
+    found = compare([printed(1, 4143.0), printed(2, 11690.0)])
+    assert {(row.speedup, row.efficiency, row.ideal, row.error) for row in found.rows} == {(None, None, None, None)}
+    assert "efficiency |" not in markdown(found) and "speed-up" not in markdown(found)
+    words = " ".join(said(found))
+    assert "efficiency is not known" in words and words.count("metrics.report(step, samples=...)") == 1
+    again = compare([printed(2, 400.0), printed(2, 300.0, "again")])
+    assert again.rows[1].efficiency == 0.75, "the same size: both figures count the same"
+
+
 def test_runs_of_one_size_stay_in_their_order_and_lose_what_the_efficiency_says():
     """Steps of one rank and the throughput of all of them may have been measured over other times."""
     single = dataclasses.replace(run(2, 1000.0, name="single", phases=Phases(step=900.0)), world="2 copies")

@@ -162,3 +162,11 @@ def test_a_program_gets_each_line_that_the_terminal_would(tmp_path, capsys):
         "waiting    no step for 40 s: rank 0 sleeps", "warning    two worlds: read it", "one", "[1] two",
     ]  # fmt: skip
     assert not any(capsys.readouterr())
+    hang = FindingMade(*common, 0, Finding("hang-asleep", "warning", "rank 1 sleeps", "", "read it"))
+    view._show([hang])
+    assert lines[-1] == (
+        f"warning    rank 1 sleeps: read it. The run goes on; drumbeat cancel {view.order.run_id} ends it"
+    )
+    view.order.checks["hang"] = "stop"
+    view._show([hang])
+    assert lines[-1] == "warning    rank 1 sleeps: read it"

@@ -16,8 +16,8 @@ from drumbeat.report.gather import figures_of
 from drumbeat.report.printed_log import figures_of_log
 from drumbeat.report.text import rows
 from drumbeat.runfolder.files import append
-from drumbeat.runfolder.lines import closing_lines, loss_words, progress_line, speed, trend
-from drumbeat.runfolder.progress import Progress, RankPace, StepTimes, merged, stands_out, step_times
+from drumbeat.runfolder.lines import closing_lines, loss_words, progress_line, trend
+from drumbeat.runfolder.progress import Progress, RankPace, StepTimes, merged, speed, stands_out, step_times
 from drumbeat.runfolder.records import Metric, parse_metric
 from drumbeat.runfolder.summary import Summary, write_summary
 from drumbeat.watch.prometheus import families
@@ -84,6 +84,13 @@ def test_a_loss_that_is_a_number_again_is_one():
     assert loss_words(added(step(1, math.inf), step(2, math.nan))) == "not finite since step 1 (now nan)"
     both = merged([(added(step(1, math.nan)), 0.0), (added(step(1, 4.0, rank=1)), 0.0)])
     assert loss_words(both) == "nan since step 1"  # the lowest rank's
+
+
+def test_epochs_are_named_before_the_lowest_rank_has_reported_one():
+    """Rank 0 has told an accuracy, rank 1 two epochs."""
+    epochs = [Metric(0, 1, float(t), step=t, steps=3, more={"step_is": "epoch"}, printed=True) for t in (1, 2)]
+    progress = added(Metric(0, 0, 0.5, "validation", accuracy=0.5), *epochs)
+    assert progress_line(progress, left=False).startswith("epoch 2/3")
 
 
 def test_the_first_and_the_last_loss_are_of_one_rank(tmp_path):

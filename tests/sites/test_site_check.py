@@ -65,6 +65,8 @@ def test_a_right_profile_is_valid_without_the_users_environment(tmp_path, drumbe
     monkeypatch.delenv("USER", raising=False)
     done = drumbeat.here("site", "check", write(tmp_path, RIGHT.replace("$USER", "$NOBODY_SET_THIS")))
     assert done.returncode == 0 and "valid" in done.stdout and "$NOBODY_SET_THIS is not set here" in done.stderr
+    done = drumbeat.here("site", "check", write(tmp_path, RIGHT.replace("/scratch", "/no-such-disk")))
+    assert done.returncode == 0 and "runs: /no-such-disk is not on this machine" in done.stdout
 
 
 @pytest.mark.parametrize("name", built_in())

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from drumbeat.findings.model import Verdict
-from drumbeat.runfolder.records import Metric
+from drumbeat.runfolder.records import Metric, Sample
 from drumbeat.runfolder.run import Run
 from drumbeat.watch import page_data, prometheus
 from drumbeat.watch.model import RunView
@@ -119,6 +119,27 @@ def test_a_check_says_unknown_once(tmp_path):
     assert Verdict("a", "as planned").words == "as planned"
 
 
+def test_what_runs_on_one_machine_without_gpus_uses_no_network(tmp_path):
+    run = make_run(tmp_path / "r", 2)
+    for check in ("traffic", "transport", "affinity"):
+        events(run, ("verdict", {"verdict": {"check": check, "answer": "unknown", "summary": "s"}, "peer": 0}))
+    for number in range(3):
+        sample(run, 0, 1000.0 + 5 * number, [])
+    session = loaded(run)
+    session.view.emulated = False
+    assert dict(glance(session.head(), session.view))["unknown"].startswith("traffic, transport, affinity: ")
+    session.view.emulated = True
+    lines = dict(glance(session.head(), session.view))
+    assert lines["unknown"].startswith("affinity: ") and "network not used: " in lines["nodes"]
+    emulated = RunView()
+    emulated.emulated = True
+    emulated.node(1)
+    for number in range(3):
+        cpu = {"busy_ticks": 90 * number, "all_ticks": 100 * number}
+        emulated.add(Sample(0, 1000.0 + 5 * number, "vm", cpu=cpu))
+    assert emulated.nodes[1].cpu_busy == 90.0, "node 1 is the same machine"
+
+
 def test_the_heat_map_gives_nearly_equal_values_nearly_equal_colours(tmp_path):
     def shares(values):
         low, high = page_data.scale(values)
@@ -165,6 +186,20 @@ def test_what_was_announced_is_marked_once():
         (1001.0, "validation at step 10"),
         (1006.0, "checkpoint at step 10"),
     ]
+
+
+def test_a_validation_s_figure_beside_a_step_is_a_result_and_not_what_the_program_does_now():
+    """`Epoch 1/60, Loss: 0.9, Val Acc: 51 %` is a step and a validation of one line; an announcement is a phase."""
+    view = RunView()
+    for epoch in (1, 2):
+        view.add(Metric(0, 0, 1000.0 + epoch, step=epoch, steps=60, loss=0.9, printed=True))
+        view.add(Metric(0, 0, 1000.0 + epoch, "validation", accuracy=0.5, printed=True))
+    assert not view.marks and view.shown.phase == ""
+    view.phase = "training"
+    view.add(Metric(0, 0, 1003.0, "validation", accuracy=0.5, printed=True))
+    assert view.phase == "training"
+    view.add(Metric(0, 0, 1004.0, "validation"))
+    assert view.phase == "validation" and [mark.text for mark in view.marks] == ["validation"]
 
 
 def test_a_hostile_folder_stays_small(tmp_path):

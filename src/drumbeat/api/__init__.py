@@ -86,7 +86,10 @@ def as_job(job: JobLike) -> Job:
             text = json.dumps({key: value for key, value in keys.items() if value is not None})
         except (TypeError, ValueError) as error:
             raise Problem(f"a job's keys hold text, numbers, lists and mappings: {error}") from None
-        made = job_from_text(text, "job")  # JSON is YAML, and the same checks hold
+        try:
+            made = job_from_text(text, "job")  # JSON is YAML, and the same checks hold
+        except Problem as problem:
+            raise Problem(_as_written(problem.what, job), problem.fix, problem.exit_code) from None
     else:
         path = os.fspath(job)
         if not os.path.exists(path) and " " in path:
@@ -95,6 +98,14 @@ def as_job(job: JobLike) -> Job:
             )
         made = job_from_file(path)
     return with_hostfile(with_preset(made), os.environ)
+
+
+def _as_written(words: str, job: Mapping[Any, Any]) -> str:
+    """Return a message about a mapping without a line, with its keys as they were spelled."""
+    words = words.replace("job:1: ", "")
+    for key in map(str, job):
+        words = words.replace(f"unknown key {key.replace('_', '-')!r}", f"unknown key {key!r}")
+    return words
 
 
 def job_file(job: Any) -> Optional[str]:

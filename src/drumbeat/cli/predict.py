@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import os
 import sys
@@ -36,6 +37,7 @@ def add_arguments(parser: Any) -> None:
     group = parser.add_argument_group("the cluster. Default: the GPUs of this node")
     group.add_argument("--gpu", metavar="NAME", help="h100, h200, b200, a100, mi250x, mi300x, ...")
     group.add_argument("--nodes", metavar="N", help="4, or several: 1,2,4,...,256. Default: the job's, else 1")
+    group.add_argument("--gpus", type=int, help=argparse.SUPPRESS)
     group.add_argument("--gpus-per-node", type=int, metavar="N", help="Default: the job's, else usual for this GPU")
     group.add_argument("--fabric", metavar="NAME", help="slingshot-11, hdr, ndr, xdr, roce-400, efa, ethernet-25, ...")
     group.add_argument("--nics", type=int, metavar="N", help="adapters per node")
@@ -81,6 +83,10 @@ def run(args: Any) -> int:
         raise Problem("--write and --verify belong to --search", "add --search")
     described, job = _described(args)
     cluster = _cluster(args, job)
+    if args.gpus is not None:
+        nodes = max(1, -(-args.gpus // cluster.gpus_per_node))
+        whole = f"--nodes {nodes}: nodes of {cluster.gpus_per_node} GPUs (--gpus-per-node changes that)"
+        raise Problem(f"--gpus {args.gpus}: the size is a number of nodes", whole)
     counts = node_counts(args.nodes) if args.nodes else [job.nodes or 1 if job else 1]
     wishes = Wishes(**{field.name: getattr(args, field.name) for field in dataclasses.fields(Wishes)})
     constants, basis, seen = _learned(args, cluster, described, wishes, os.environ)
@@ -286,7 +292,7 @@ def _search(args: Any, cases: Sequence[Any], job: Any) -> int:
             f"{'on':<13}{case.gpus} x {case.cluster.gpu}; batch {int(case.work.batch)} x {int(case.work.seq)}; "
             f"{case.precision}, {case.framework.name}"
         )
-        print("\n".join(show.search_lines(found, ranking, usual(case, found[0].seconds))))
+        print("\n".join(show.search_lines(found, ranking, usual(case, found[0].seconds, found[0].case.layout))))
         if len(curve) > 1:
             print("\n" + "\n".join(show.pareto_lines(curve, good)))
         print(f"\n{'use':<13}{show.arguments_words(use.case)}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-from typing import Any
+from typing import Any, List
 
 from drumbeat.base.problem import Problem
 from drumbeat.base.redact import printable
@@ -41,13 +41,27 @@ def run(args: Any) -> int:
     from drumbeat.desk.start.run import run_job
 
     job = job_to_start(args)
-    if args.job is None and args.node_rank is None:
-        _say_what_is_seen(job)
-    return run_job(job, args.job, args.node_rank, args.master, job.nodes)
+    copies = _say_what_is_seen(job) if args.job is None and args.node_rank is None else ""
+    folders: List[Any] = []
+    code = run_job(job, args.job, args.node_rank, args.master, job.nodes, folders.append)
+    if copies and code == 0 and folders:
+        _say_again(copies, folders[0].path)
+    return code
 
 
-def _say_what_is_seen(job: Any) -> None:
-    """Say in one line what the program looks like: where nothing was run before, and always if ranks would be copies."""
+def _say_again(copies: str, folder: str) -> None:
+    """Repeat at a good end that the ranks are copies, unless what was seen of them says more."""
+    from drumbeat.runfolder.run import Run
+    from drumbeat.runfolder.state import ranks_seen, world_of
+
+    events = Run.open(folder).run_events()
+    if ranks_seen(events) is None and world_of(events) is None:
+        print(f"{'warning':<10} {copies}", file=sys.stderr)
+
+
+def _say_what_is_seen(job: Any) -> str:
+    """Say in one line what the program looks like: where nothing was run before, and always if ranks would be copies.
+    Return it in that case."""
     from drumbeat.commands.program import script_at
     from drumbeat.convert.folder import PROGRAM, first_look, kind_of
     from drumbeat.desk.start.place import HERE, find_place
@@ -55,10 +69,11 @@ def _say_what_is_seen(job: Any) -> None:
 
     text = script_at([str(word) for word in job.command], os.getcwd()).python if job.command else ""
     if kind_of("program.py", text) != PROGRAM:
-        return
+        return ""
     look = first_look(text)
     alone = job.ranks_per_node == 1 and (job.nodes or 1) == 1
     first = not os.path.isdir(job.runs or "runs")
     if find_place(LiveHost()).kind == HERE and (first if look.world else not alone):
         words = "; ".join(filter(None, (look.world and f"uses {look.world}", look.advice)))
         print(f"{'script':<10} {printable(words)}", file=sys.stderr)
+    return "" if look.world or alone else printable(look.advice)

@@ -127,6 +127,10 @@ def _check(args: Any) -> int:
     else:
         for each in wanted:
             print(f"{each.name}: {found.get(each.name) or 'nothing here matches ' + each.pattern}")
+        runs = site.runs or ""
+        top = f"/{runs.split('/')[1]}" if runs.startswith("/") else ""
+        if top and not host.list(top) and not top.startswith("/$"):
+            print(f"runs: {top} is not on this machine, or is empty; whoever starts a job needs it")
         note = f", but {len(missing)} of its {len(wanted)} paths are not on this machine" if missing else ""
         print(f"{args.site}: valid{note}")
     return 1 if missing else 0

@@ -329,6 +329,10 @@ class Checker:
             place, inner = self._place(table, name, path + "."), f"{path}.{name}"
             check_variable_name(name, place)
             self.origins[inner] = place
+            if isinstance(node, Text) and not node.missing and required_keys(key.inner):
+                first, *others = required_keys(key.inner)
+                whole = ", ".join([f"{first}: {node.value}", *(f"{each}: ..." for each in others)])
+                raise Problem(f"{place}: write {{{whole}}}, not {kind_of(node)} alone")
             made[name] = self.record(key.inner, _table(key, node, place), inner, inner + ".")
         return made
 

@@ -45,10 +45,10 @@ def named(name: str) -> Described:
     if spelled in ("wide-resnet", "wide-resnet-50", "wide-resnet-50-2"):
         return Described(resnet(50, wide=2), 224)
     known = [row["name"] for row in rows] + list(nets) + ["wide-resnet-50-2"]
-    near = difflib.get_close_matches(spelled, known, 3)
-    hint = f"did you mean {', '.join(near)}?" if near else f"known: {', '.join(known)}"
-    what = f"unknown model {name!r}"
-    raise Problem(what, f"{hint} Or give a config.json" if near else f"{hint}; or give a config.json")
+    near = [each for each in known if spelled in each.split("-")][:8]  # a size or a family alone: 7b, llama3
+    near = near or difflib.get_close_matches(spelled, known, 3, 0.3)
+    hint = f"did you mean {', '.join(near)}? " if near else "the names that are known are in docs/predict.md; "
+    raise Problem(f"unknown model {name!r}", f"{hint}{'Or' if near else 'or'} give a config.json")
 
 
 def _model(row: Dict[str, Any]) -> Model:

@@ -107,7 +107,7 @@ def best(case: Case, many: int = 10) -> Tuple[List[Case], Ranking]:
     return chosen, ranking
 
 
-def usual(case: Case, winner: float) -> List[str]:
+def usual(case: Case, winner: float, best_layout: Layout) -> List[str]:
     """Say why the layouts that people try first are not the best. `winner`: seconds of the best."""
     gpus, node, zero = case.gpus, min(case.gpus, case.cluster.gpus_per_node), min(1, case.framework.stages[-1])
     tries = {
@@ -116,7 +116,16 @@ def usual(case: Case, winner: float) -> List[str]:
         "tensor parallelism over a node": Layout(tp=node, dp=gpus // node, zero=zero, sp=1),
         "pipeline over nodes, tensor parallelism inside": Layout(tp=node, pp=max(1, gpus // node), dp=1, sp=1),
     }
-    return [f"{name}: {_why_not(case, layout, winner)}" for name, layout in tries.items()]
+    same = f"the best layout is one, with micro-batch {int(best_layout.micro)} (first row)"
+    return [
+        f"{name}: {same if _kind(layout) == _kind(best_layout) else _why_not(case, layout, winner)}"
+        for name, layout in tries.items()
+    ]
+
+
+def _kind(layout: Layout) -> Tuple[float, ...]:
+    """Return what tells one family of layouts from another: which states are sharded, and how the model is split."""
+    return (layout.zero, *(float(getattr(layout, name)) for name in ("tp", "pp", "cp", "ep", "dp")))
 
 
 def _why_not(case: Case, layout: Layout, winner: float) -> str:

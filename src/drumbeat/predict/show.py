@@ -120,14 +120,17 @@ def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> List[str]:
 def scaling_lines(found: Sequence[Forecast], naive: Sequence[float]) -> List[str]:
     """Return a table over node counts."""
     unit, base = found[0].unit, found[0].rate / found[0].case.gpus
-    titles = ("nodes", "GPUs", "step", f"{unit}/s", "90 % interval", "per GPU", "efficiency", "naive", "GiB", "memory")
-    rows = []
+    titles = ["nodes", "GPUs", "step", f"{unit}/s", "90 % interval", "per GPU", "efficiency", "naive", "GiB", "memory"]
+    grows = len({int(each.case.work.batch) for each in found}) > 1
+    titles[2:2] = ["batch"] if grows else []
+    rows: List[Sequence[str]] = []
     for each, simple in zip(found, naive):
         gpus, per_gpu = each.case.gpus, each.rate / each.case.gpus
         slow, fast = each.per_step / each.high, each.per_step / each.low
         rows.append(
             (
-                str(gpus // each.case.cluster.gpus_per_node or 1), str(gpus), seconds_words(each.seconds), f"{each.rate:,.0f}",
+                str(gpus // each.case.cluster.gpus_per_node or 1), str(gpus),
+                *([f"{int(each.case.work.batch):,}"] if grows else []), seconds_words(each.seconds), f"{each.rate:,.0f}",
                 f"{slow:,.0f} to {fast:,.0f}", f"{per_gpu:,.0f}", f"{per_gpu / base:.0%}",
                 f"{each.per_step / simple:,.0f}", f"{each.memory / 2**30:.1f}", each.verdict,
             )

@@ -6,6 +6,7 @@ from dataclasses import field
 from typing import Dict, List, Optional, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
+from drumbeat.runfolder.progress import speed
 
 Point = Tuple[float, float]  # seconds since the start, value
 Span = Tuple[int, int, float, float, float, int]  # first and last step, least, median, most, slowest rank
@@ -30,6 +31,9 @@ class Speed:
     no_spread: str = ""  # why there is none
     rough: bool = False  # measured over a short time between printed lines
     hung: float = 0.0  # seconds of a hang that are part of the time it was measured over
+
+    def __str__(self) -> str:
+        return f"{speed(self.value, self.unit, rough=self.rough)} ({self.how})"
 
 
 @dataclass(frozen=True)
@@ -152,6 +156,8 @@ class Figures:
     ranks: Optional[int] = None
     gpus: Optional[int] = None  # of all nodes; 0: none
     cores: Optional[int] = None  # distinct ones that its ranks had; None: not known
+    threads: Optional[int] = None  # OMP_NUM_THREADS of all ranks together; None: not known
+    one_world: bool = False  # its ranks were seen to be one training, for certain
     world: str = ""  # why its ranks are not the one training that was planned
     world_unproven: str = ""  # what was seen of its world, where that does not prove one training
     emulated: bool = False
@@ -182,7 +188,7 @@ class Figures:
     no_utilisation: str = ""  # why there is no MFU
     gpu: Optional[GpuUse] = None
     network: Dict[str, Traffic] = field(default_factory=dict)  # ethernet, rdma
-    network_why: str = ""  # why it is not measured
+    network_why: str = ""  # why nothing is measured of it
     slowest: Optional[Slowest] = None
     no_slowest: str = ""
     steps_by_rank: Optional[Steps] = None

@@ -15,7 +15,7 @@ from drumbeat.base.record import RecordError
 from drumbeat.base.regex import regex
 from drumbeat.desk.runs import find_run
 from drumbeat.desk.state import state_of
-from drumbeat.findings.model import CERTAIN, INFO, OK, UNKNOWN, WARNING, Finding
+from drumbeat.findings.model import CERTAIN, INFO, OK, UNKNOWN, WARNING, Finding, Verdict
 from drumbeat.machine.model import GpuSample
 from drumbeat.machine.peaks import peak_of
 from drumbeat.report.figures import (
@@ -221,6 +221,7 @@ def figures_of(run: Run, now: Optional[float] = None) -> Figures:
     slowest, no_slowest = _slowest(reports)
     phases = Phases() if progress.laps or progress.rough else _phases(reports, speed, batch, progress.seconds)
     nodes = summary.nodes if summary else (order.nodes if order else None)
+    unused = () if not (order and order.emulated) else ("traffic",) if gpus else ("traffic", "transport")
     made = [(max(0.0, step.t - run.record.created), float(number)) for number, step in reports.steps.items()]
     return Figures(
         name=run.run_id,
@@ -232,6 +233,8 @@ def figures_of(run: Run, now: Optional[float] = None) -> Figures:
         ranks=ranks,
         gpus=gpus,
         cores=_cores(run) if nodes_here and len(nodes_here) <= _MANY else None,
+        threads=_threads(run) if nodes_here and len(nodes_here) <= _MANY else None,
+        one_world=not state.world and _seen_as_one(events),
         world=state.world.title if state.world else "",
         world_unproven="" if state.world else _unproven(events),
         emulated=bool(order and order.nodes_emulated),
@@ -262,13 +265,17 @@ def figures_of(run: Run, now: Optional[float] = None) -> Figures:
         no_utilisation=why_not,
         gpu=_gpu_use(devices, progress, speed, gpus),
         network={} if order and order.emulated else devices.traffic(),
-        network_why="the ranks talk over loopback" if order and order.emulated else "",
+        network_why="not used: the ranks are on one machine" if order and order.emulated else "",
         slowest=slowest,
         no_slowest=no_slowest,
         steps_by_rank=None if progress.laps else _steps_by_rank([part.times for part in parts.values()]),
         phases=phases,
         foreseen=compared(order, facts.get(0), nodes, gpus, phases, ledger),
-        notes=(*_unread(run), *_short(state.condition, progress), *_notes(events, state.failure, hangs_of(events))),
+        notes=(
+            *_unread(run),
+            *_short(state.condition, progress),
+            *_notes(events, state.failure, hangs_of(events), unused),
+        ),
         setting=setting,
         curves=_curves(reports, devices, run.record.created, speed),
         steps_at=[] if progress.laps else thinned(sorted(made)),
@@ -280,6 +287,23 @@ def _cores(run: Run) -> Optional[int]:
     started = [each for node in run.nodes() for each in run.node_events(node) if isinstance(each, kinds.RankStarted)]
     last = max((each.attempt for each in started), default=0)
     return len({(each.host, cpu) for each in started if each.attempt == last for cpu in each.cpus}) or None
+
+
+def _threads(run: Run) -> Optional[int]:
+    """Add up OMP_NUM_THREADS of all ranks; None if a node does not say it, or says it per rank."""
+    total = 0
+    for member in run.members():
+        told = {each.get("value") for each in _variables(run, member.node) if each.get("name") == "OMP_NUM_THREADS"}
+        value = told.pop() if len(told) == 1 else ""
+        if not (isinstance(value, str) and value.isdecimal() and len(value) < 6):
+            return None
+        total += int(value) * member.ranks
+    return total or None
+
+
+def _variables(run: Run, node: int) -> List[Dict[str, Any]]:
+    found = run.environment(node).get("variables")
+    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
 
 
 def _order(run: Run) -> Optional[Order]:
@@ -501,15 +525,29 @@ def _phases(reports: Reports, speed: Optional[Speed], batch: Optional[float], se
     return Phases(step, reports.mean("data_ms"), least, waiting, how)
 
 
+def _world_verdicts(events: Sequence[Event]) -> List[Verdict]:
+    return [each.verdict for each in events if isinstance(each, kinds.VerdictGiven) and each.verdict.check == "world"]
+
+
+def _seen_as_one(events: Sequence[Event]) -> bool:
+    said = _world_verdicts(events)
+    return bool(said) and said[-1].confidence == CERTAIN and not said[-1].findings
+
+
 def _unproven(events: Sequence[Event]) -> str:
     """Return what the last attempt's verdict about its world says, where that is less than one training, and not for lack of
     sight."""
-    said = [each.verdict for each in events if isinstance(each, kinds.VerdictGiven) and each.verdict.check == "world"]
+    said = _world_verdicts(events)
     return said[-1].summary if said and said[-1].confidence != CERTAIN and not said[-1].unseen else ""
 
 
-def _notes(events: Sequence[Event], failure: Optional[Finding], hangs: Sequence[Hang]) -> List[Note]:
+def _notes(
+    events: Sequence[Event], failure: Optional[Finding], hangs: Sequence[Hang], unused: Sequence[str] = ()
+) -> List[Note]:
+    """Return findings, and the last verdict of each check. `unused`: checks of what such a run does not use."""
     found: List[Note] = []
+    given = [event for event in events if isinstance(event, kinds.VerdictGiven)]
+    last = {(event.attempt, event.verdict.check, event.peer): event for event in given}.values()
     if failure is not None:
         found.append(_note(failure, seconds_of(failure, hangs)))
     for event in events:
@@ -518,6 +556,9 @@ def _notes(events: Sequence[Event], failure: Optional[Finding], hangs: Sequence[
             found.append(_note(event.finding, mine[0].seconds if mine else None))
         elif isinstance(event, kinds.VerdictGiven):
             verdict = event.verdict
+            idle = verdict.answer == UNKNOWN and verdict.check in unused
+            if idle or all(event is not each for each in last):
+                continue
             sure = "" if verdict.answer == UNKNOWN else f" ({verdict.confidence})"
             found.append(Note(INFO, f"{verdict.check}: {verdict.words}{sure}"))
         elif isinstance(event, kinds.Failed) and event.finding != failure:

@@ -93,9 +93,12 @@ def _cut_alike(commands: Mapping[str, str]) -> Dict[str, str]:
 STRONG, WEAK, NEITHER, NOT_KNOWN, REPEATED = "strong", "weak", "neither", "not known", "repeated"
 _SAME = 0.01  # batches closer than this are equal
 _SUPER_LINEAR = 1.05  # efficiency above which it is questioned
+_MORE_OF_THE_SAME = 1.2  # speed-up on the same cores above which it is questioned: a busy machine varies as much
 _LONG_ENOUGH = 60.0  # seconds of training
 NOT = "not measured"
 FINISHED = "finished"
+_SHARED = ("steps/s", "epochs/s")  # speeds that all ranks make together: the work in one is not told
+_TELL_BATCH = "add metrics.report(step, samples=...) to the program (docs/metrics.md)"
 
 
 @dataclass(frozen=True)
@@ -124,7 +127,7 @@ class Row:
     lost_ms: Optional[float]  # of one step, against the ideal
     losses: Tuple[Loss, ...] = ()
     outcome: str = FINISHED  # how the run ended
-    no_error: str = ""  # why there is no interval
+    no_error: str = ""  # why there is no interval, or no efficiency
 
 
 @dataclass(frozen=True)
@@ -165,7 +168,7 @@ def compare(runs: Sequence[Figures]) -> Comparison:
     same = kind == REPEATED and (len(batches) < len(ordered) or _equal(batches))
     found = differences(ordered, same or kind in (STRONG, WEAK))
     size_is = "GPUs" if all(run.gpus for run in ordered) else "ranks"
-    questions = tuple(_questions(rows, ordered))
+    questions = tuple(_questions(rows, ordered, kind))
     return Comparison(units.pop(), size_is, baseline.name, kind, why, rows, tuple(found), questions, left_out)
 
 
@@ -181,7 +184,7 @@ def scaling_kind(runs: Sequence[Figures]) -> Tuple[str, str]:
     whole = [run.batch for run in runs]
     if any(batch is None for batch in whole):
         missing = ", ".join(run.name for run in runs if run.batch is None)
-        return NOT_KNOWN, f"the batch of a step is not reported by {missing}"
+        return NOT_KNOWN, f"the batch of a step is not reported by {missing}: {_TELL_BATCH}"
     each = [(run.batch or 0.0) / (run.size or 1) for run in runs]
     unit = runs[0].batch_unit
     if _equal([batch or 0.0 for batch in whole]):
@@ -210,14 +213,15 @@ def _row(run: Figures, baseline: Figures, kind: str) -> Row:
     speedup = run.speed.value / baseline.speed.value
     parts = [each.error / each.value for each in (run.speed, baseline.speed) if each.error is not None]
     grown = _grown(run, baseline, ratio, kind)
-    ideal: Optional[float] = ratio
-    if run.speed.unit.startswith("steps/s"):  # they say nothing unless the batch is known
+    unknown = _no_efficiency(run.speed.unit, baseline.speed.unit, grown, kind)
+    ideal: Optional[float] = None if unknown else ratio
+    if run.speed.unit.startswith("steps/s"):
         ideal = ratio / grown if grown else None
     efficiency = speedup / ideal if ideal else None
     error: Optional[float] = None
     no_error = "" if run is baseline else "too few reports, or too coarse times, to give an interval"
     if efficiency is None:
-        no_error = "the batch of a step is not known"
+        no_error = unknown
     elif len(parts) == 2:
         error = 0.0 if run is baseline else efficiency * math.hypot(*parts)
         no_error = "" if 2 * error <= efficiency else "the spread within the runs is too large to give an interval"
@@ -232,6 +236,15 @@ def _row(run: Figures, baseline: Figures, kind: str) -> Row:
         () if run is baseline else losses(run.phases, baseline.phases, (grown or ratio) / ratio, lost, baseline.ranks == 1),
         run.outcome, no_error,
     )  # fmt: skip
+
+
+def _no_efficiency(unit: str, base: str, grown: Optional[float], kind: str) -> str:
+    """Say why two speeds do not tell an efficiency; '' if they do."""
+    if unit.startswith(_SHARED):
+        return "" if grown else "the batch of a step is not known"
+    if kind != REPEATED and AS_PRINTED in unit + base:
+        return f"whether the printed {unit.replace(AS_PRINTED, '')} are of one rank or of all ranks is not known"
+    return ""
 
 
 def _grown(run: Figures, baseline: Figures, ratio: float, kind: str) -> Optional[float]:
@@ -266,26 +279,38 @@ def _more(value: Optional[float], before: Optional[float]) -> Optional[float]:
     return None if value is None or before is None else value - before
 
 
-def _questions(rows: Sequence[Row], runs: Sequence[Figures]) -> List[str]:
+def _same_cores(run: Figures, baseline: Figures) -> str:
+    """Name what makes more ranks faster on the same cores, without what the records exclude."""
+    causes = [f"{baseline.name} did not keep its cores busy (small operators, input)"]
+    if baseline.threads is None:
+        causes[0] = f"{baseline.name} left cores idle (OMP_NUM_THREADS, small operators, input)"
+    elif baseline.cores is not None and baseline.threads < baseline.cores:
+        causes[0] = f"{baseline.name} left cores idle (OMP_NUM_THREADS: {baseline.threads} in all)"
+    causes.append("the machine was busy with other work")
+    if not run.one_world:
+        causes.append("each rank trained a copy of its own")
+    return f"{', '.join(causes[:-1])}, or {causes[-1]}"
+
+
+def _questions(rows: Sequence[Row], runs: Sequence[Figures], kind: str) -> List[str]:
     found = []
     for row, run in zip(rows, runs):
         same = not run.gpus and run.cores is not None and run.cores == runs[0].cores and row.size > rows[0].size
-        if same and row.speedup is not None and row.speedup > _SUPER_LINEAR:
-            found.append(
-                f"{row.name}: its {row.size} ranks had no more cores ({run.cores}) than the {rows[0].size} of {rows[0].name}, so "
-                f"a speed-up of {row.speedup:.2f} is not scaling. Usual causes: the baseline left cores idle "
-                "(OMP_NUM_THREADS), or each rank trained a copy of its own"
-            )
+        if same and row.speedup is not None:
+            if row.speedup > _MORE_OF_THE_SAME:
+                found.append(
+                    f"{row.name}: its {row.size} ranks had no more cores ({run.cores}) than the {rows[0].size} of "
+                    f"{rows[0].name}, so a speed-up of {row.speedup:.2f} is not that of more hardware. Possible causes: "
+                    f"{_same_cores(run, runs[0])}"
+                )
         elif row.efficiency is not None and row.efficiency - (row.error or 0.0) > _SUPER_LINEAR:
             found.append(
                 f"{row.name}: {row.efficiency:.0%} of ideal is more than the hardware grew. Usual causes: the baseline was "
                 "held up (input, too little GPU memory, cold caches), or the runs differ in precision, batch or code"
             )
-    if any(row.efficiency is None for row in rows):
-        found.append(
-            "efficiency is not known: steps per second say nothing about it unless the batch is known. Print or report "
-            "samples/s or tokens/s, or report the samples of a step (docs/metrics.md)"
-        )
+    why = {row.no_error: None for row in rows if row.efficiency is None}
+    fix = "" if kind == NOT_KNOWN else f"; {_TELL_BATCH}"  # else it stands beside the kind
+    found += [f"efficiency is not known, nor a speed-up: {each}{fix}" for each in why]
     printed = [run.name for run in runs if run.speed and run.speed.unit.endswith(AS_PRINTED)]
     if 0 < len(printed) < len(runs):
         who = ", ".join(printed)

@@ -75,8 +75,8 @@ def charts_of(figures: Figures) -> Dict[str, str]:
     found: Dict[str, str] = {}
     spent = {name: seconds for name, seconds in figures.ledger.items() if seconds >= 0.001}
     if spent:
-        colours = {part_words(name, spent): colour for name, colour in _PARTS.items()}
-        named = {part_words(name, spent): seconds for name, seconds in spent.items()}
+        colours = {part_words(name, spent, figures.step_is): colour for name, colour in _PARTS.items()}
+        named = {part_words(name, spent, figures.step_is): seconds for name, seconds in spent.items()}
         found["time"] = share_bar("Where the time went", named, "s", colours)
     for title, points in figures.curves.items():
         name, _, unit = title.rpartition(", ") if ", " in title else (title, "", "loss")
@@ -205,7 +205,10 @@ def said(comparison: Comparison) -> List[str]:
     found.append(f"scaling: {comparison.kind} ({comparison.kind_why})")
     if any(row.error for row in comparison.rows):
         found.append("efficiency ± 95 % interval, from the spread within the runs; days and nodes differ by more")
-    found += [f"efficiency of {row.name}: {row.no_error}" for row in comparison.rows if row.no_error]
+    found += [
+        f"efficiency of {row.name}: {row.no_error}"
+        for row in comparison.rows if row.no_error and row.efficiency is not None
+    ]  # fmt: skip
     found += [loss_words(row, comparison) for row in comparison.rows[1:]]
     lost = [each for row in comparison.rows if (row.lost_ms or 0) > 0 for each in row.losses]
     sources = {each.kind: each.source for each in lost if each.ms is not None}

@@ -8,8 +8,8 @@ from typing import List, Optional, Tuple
 from drumbeat.base.redact import printable
 from drumbeat.predict.goodput import FAILURE_SOURCE, reliability_of
 from drumbeat.report.figures import Figures, Foreseen, GpuUse, Steps
-from drumbeat.runfolder.lines import WHOSE_RATE, count, duration, ledger_words, loss_text, part_words, speed
-from drumbeat.runfolder.progress import AS_PRINTED
+from drumbeat.runfolder.lines import WHOSE_RATE, count, duration, ledger_words, loss_text, part_words
+from drumbeat.runfolder.progress import AS_PRINTED, speed
 from drumbeat.runfolder.state import GOING_ON, QUEUE, TRAINING
 
 NOT = "not measured"
@@ -31,7 +31,7 @@ def lines_of(figures: Figures, width: int = 80) -> List[str]:
 def rows(figures: Figures) -> List[Tuple[str, str]]:
     found = [("run", figures.name), ("end", end_words(figures)), ("size", size_words(figures))]
     if figures.ledger:
-        found.append(("time", ledger_words(figures.ledger, figures.training_share)))
+        found.append(("time", ledger_words(figures.ledger, figures.training_share, figures.step_is)))
     if figures.training_share is not None:
         found.append(("ETTR", ettr_words(figures)))
     hours = NOT if figures.gpu_hours is None else f"{figures.gpu_hours:.3g}"
@@ -93,7 +93,7 @@ def ettr_words(figures: Figures) -> str:
     parts, held = figures.ledger, sum(figures.ledger.values()) - figures.ledger.get(QUEUE, 0.0)
     lost = {name: spent for name, spent in parts.items() if name not in (QUEUE, TRAINING) and spent >= held / 1000}
     longest = sorted(lost, key=lambda name: -lost[name])
-    most = ", ".join(f"{part_words(name, parts)} {lost[name] / held:.1%}" for name in longest)
+    most = ", ".join(f"{part_words(name, parts, figures.step_is)} {lost[name] / held:.1%}" for name in longest)
     words = [f"{figures.training_share:.1%} of the time on its nodes"]
     words += [f"over {figures.starts} starts of the job"] if figures.starts > 1 else []
     words += [f"the rest: {most}"] if most else []
@@ -184,7 +184,7 @@ def energy_words(use: GpuUse) -> str:
 
 def network_words(figures: Figures) -> str:
     if figures.network_why:
-        return f"{NOT}: {figures.network_why}"
+        return figures.network_why
     if not figures.network:
         return NOT
     kinds = {"ethernet": "interfaces", "rdma": "RDMA ports"}

@@ -10,9 +10,9 @@ from typing import Collection, List, Mapping, Optional, Sequence, Tuple
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.ranges import named_ranks, numbers
 from drumbeat.findings.model import Finding, shown
-from drumbeat.runfolder.progress import AS_PRINTED, Progress
+from drumbeat.runfolder.progress import AS_PRINTED, Progress, speed
 from drumbeat.runfolder.run import Log, Run, lost_spares
-from drumbeat.runfolder.state import TRAINING, UNKNOWN
+from drumbeat.runfolder.state import FIRST_STEP, TRAINING, UNKNOWN
 from drumbeat.runfolder.summary import Affected, Summary
 
 # Current use of a run's GPUs: one line for `status`.
@@ -143,7 +143,7 @@ def closing_lines(run: Run, summary: Summary, printed: Collection[int] = ()) -> 
     if summary.gpus:
         after.append(("GPUs", _gpus_words(run, summary)))
     if summary.ledger:
-        after.append(("time", ledger_words(summary.ledger, summary.training_share)))
+        after.append(("time", ledger_words(summary.ledger, summary.training_share, progress.counts)))
     if summary.failure is None and not summary.throughput and _no_metrics(run, progress, summary.elapsed):
         after.append(("metrics", _NO_METRICS))
     after += [("replaced", words) for words in summary.replaced[-2:]]
@@ -206,19 +206,26 @@ def failed_words(failure: Finding, same: Sequence[int] = ()) -> str:
     return f"{who}: {failure.title}"
 
 
-def ledger_words(parts: Mapping[str, float], share: Optional[float]) -> str:
-    """Say where the time went; the share of training is of the time that the job held its nodes."""
-    words = [f"{part_words(name, parts)} {duration(seconds)}" for name, seconds in parts.items() if seconds >= 0.05]
+def ledger_words(parts: Mapping[str, float], share: Optional[float], counts: str = "step") -> str:
+    """Say where the time went; the share of training is of the time that the job held its nodes. `counts`: what the program
+    counts."""
+    words = [
+        f"{part_words(name, parts, counts)} {duration(seconds)}" for name, seconds in parts.items() if seconds >= 0.05
+    ]
     if share is not None:
         words = [f"{word} ({share:.0%})" if word.startswith("training ") else word for word in words]
     return ", ".join(words)
 
 
-def part_words(name: str, parts: Mapping[str, float]) -> str:
-    """Name a part of the ledger; the part of which nothing is known says why."""
+def part_words(name: str, parts: Mapping[str, float], counts: str = "step") -> str:
+    """Name a part of the ledger; the part of which nothing is known says why. A program that reports nothing before the end of
+    an epoch has trained for most of the time up to there."""
+    counts = counts if counts == "epoch" else "step"
+    if name == FIRST_STEP and counts != "step":
+        return f"until the first {counts} was reported (includes it)"
     if name != UNKNOWN:
         return name
-    return "after the last step" if parts.get(TRAINING) else "without a reported step"
+    return f"after the last {counts}" if parts.get(TRAINING) else f"without a reported {counts}"
 
 
 _DOUBTS = {
@@ -422,14 +429,6 @@ def duration(seconds: float) -> str:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} m {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} m"
-
-
-def speed(value: float, unit: str, rough: bool = False) -> str:
-    """Format a speed. `rough`: with two digits only."""
-    if rough:
-        rounded = float(f"{value:.2g}")
-        return f"about {rounded:,.0f} {unit}" if rounded >= 10 else f"about {rounded:g} {unit}"
-    return f"{value:,.0f} {unit}" if value >= 10 else f"{value:.2f} {unit}"
 
 
 def count(number: int, noun: str) -> str:

@@ -201,8 +201,9 @@ class Progress:
         if lowest:
             self.reports = (self.reports or 0) + 1
         if step is not None:
-            if lowest:
+            if lowest or not self.reports:  # the lowest rank may have reported no step yet
                 self.step_is = metric.step_is
+            if lowest:
                 self._count_laps(metric, step, None if before is None else t - before)
             if self.first_step is None or step < self.first_step:
                 self.first_step = step
@@ -430,6 +431,14 @@ def merged(parts: Iterable[Tuple[Progress, float]]) -> Progress:
             total.spent = part.spent
         first = False
     return total
+
+
+def speed(value: float, unit: str, rough: bool = False) -> str:
+    """Format a speed. `rough`: with two digits only."""
+    if rough:
+        rounded = float(f"{value:.2g}")
+        return f"about {rounded:,.0f} {unit}" if rounded >= 10 else f"about {rounded:g} {unit}"
+    return f"{value:,.0f} {unit}" if value >= 10 else f"{value:.2f} {unit}"
 
 
 # The pace of each rank, and the one that holds the others up: the same answer in every view. Pure.

@@ -231,9 +231,9 @@ def ranks_seen(events: Iterable[Event]) -> Optional[int]:
 # The parts add up to the wall time.
 
 
-QUEUE, TRAINING, UNKNOWN = "queue", "training", "unknown"
+QUEUE, FIRST_STEP, TRAINING, UNKNOWN = "queue", "first step", "training", "unknown"
 PARTS = (
-    QUEUE, "start", "first step", TRAINING, "validation", "checkpoint", BETWEEN_STAGES, "hang", "lost", "restart", "idle",
+    QUEUE, "start", FIRST_STEP, TRAINING, "validation", "checkpoint", BETWEEN_STAGES, "hang", "lost", "restart", "idle",
     UNKNOWN,
 )  # fmt: skip
 _REPORTED = ("validation", "checkpoint", BETWEEN_STAGES)  # of what was spent on them, nothing is training
@@ -349,7 +349,7 @@ def _add(parts: Dict[str, float], attempt: _Attempt, superseded: bool, resumed: 
         return
     first = min(max(progress.first_t, attempt.begin), attempt.end)
     last = min(max(progress.last_t, first), attempt.end)
-    parts["restart" if attempt.after_first else "first step"] += first - attempt.begin
+    parts["restart" if attempt.after_first else FIRST_STEP] += first - attempt.begin
     span, tail = last - first, attempt.end - last
     for kind in _REPORTED:
         reported = min(max(0.0, progress.spent.get(kind, 0.0)), span + tail)

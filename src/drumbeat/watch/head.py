@@ -127,7 +127,7 @@ def head_of(view: RunView, standing: Standing, now: float) -> Head:
         power=sum_of([node.means["power"] for node in nodes]),
         energy=sum_of([node.energy for node in nodes]),
         throttled=sum(node.slowed for node in nodes),
-        network_why="not measured: the ranks talk over loopback" if view.emulated else "",
+        network_why="not used: the ranks are on one machine" if view.emulated else "",
         received=None if view.emulated else sum_of([node.received for node in nodes]),
         sent=None if view.emulated else sum_of([node.sent for node in nodes]),
         slowest=view.slowest(),

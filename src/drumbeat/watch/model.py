@@ -379,10 +379,11 @@ class RunView(RunState):
         elif metric.kind in ("validation", "checkpoint"):
             if metric.kind == "validation" and loss is not None:
                 self.validation.add(t, loss)
-            if self.phase == "training":
+            if self.phase == "training" and metric.announces:  # a figure is the result of what is over
                 self.phase = metric.kind
             what = (metric.kind, metric.step)
-            if what not in (self._announced, self._marked):  # its beginning was marked, or another report of it
+            # One without a step is a figure beside those of training; its beginning was marked, or another report of it.
+            if (metric.announces or metric.step is not None) and what not in (self._announced, self._marked):
                 at = f" at step {metric.step}" if metric.step is not None else ""
                 self.mark(t, metric.kind, f"{metric.kind}{at}")
             self._announced = what if metric.announces else None
@@ -397,6 +398,8 @@ class RunView(RunState):
         self.now = max(self.now, t)
         node = self.node(sample.node)
         node.add(sample, t)
+        for other in self.nodes.values() if self.emulated else ():  # the same machine, whose node 0 reads its devices
+            other.cpu_busy = node.cpu_busy
         for name, value in node.means.items():
             if value is not None:
                 self.cluster[name].add(t, value)

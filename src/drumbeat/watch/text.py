@@ -9,7 +9,8 @@ from typing import List, Optional, Sequence, Tuple
 
 from drumbeat.backends.contract import QUEUED
 from drumbeat.findings.model import Finding
-from drumbeat.runfolder.lines import count, duration, end_words, folded, quiet_words, speed
+from drumbeat.runfolder.lines import count, duration, end_words, folded, quiet_words
+from drumbeat.runfolder.progress import speed
 from drumbeat.watch.head import Head
 from drumbeat.watch.model import RunView
 from drumbeat.watch.node_view import NodeView, memory_percent
@@ -38,7 +39,8 @@ def glance(head: Head, view: RunView) -> List[Tuple[str, str]]:
     if head.slowest and (head.slowest.stands_out or head.quiet is None):
         lines.append(("slowest", slowest_words(head)))
     shown = [check for check in head.checks if check.answer != "unknown"]
-    unknown = [check.check for check in head.checks if check.answer == "unknown"]
+    unused = () if not view.emulated else ("traffic",) if head.gpus else ("traffic", "transport")
+    unknown = [check.check for check in head.checks if check.answer == "unknown" and check.check not in unused]
     for check in shown:
         where = f" (on {check.nodes} of {count(check.judged, 'node')})" if check.nodes < check.judged else ""
         lines.append((check.check, f"{check.words}{where}"))
@@ -66,7 +68,9 @@ def _title(head: Head) -> str:
 
 def _progress(head: Head) -> str:
     if head.step is None:
-        return "not started yet" if head.state == QUEUED else "no step recognised"
+        if head.state == QUEUED or head.phase in ("starting", "waiting for nodes", "starting ranks"):
+            return "not started yet"
+        return "no step yet" if head.phase == "waiting for the first step" else "no step recognised"
     parts = [f"{head.step_is or 'step'} {head.step}" + (f" of {head.steps}" if head.steps else "")]
     if head.steps_of:
         parts[0] += f" of this {head.steps_of}"

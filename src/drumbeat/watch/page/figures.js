@@ -40,7 +40,7 @@ function figuresOf(head) {
     gpus && head.gpu_memory !== null ? ["gpu_memory", "GPU memory", head.gpu_memory, [head.gpu_memory.toFixed(0), " %"], ""] : null,
     head.power !== null ? ["power", "GPU power", head.power, scaled(head.power, "W"), head.energy ? `${scaled(head.energy / 3600, "Wh").join(" ")} ${head.state === "running" ? "so far" : "in all"}` : ""] : null,
     head.received !== null || head.sent !== null ? ["received", "network in", head.received, scaled(head.received, "B/s"), `out ${scaled(head.sent, "B/s").join(" ")}`]
-      : head.network_why ? ["received", "network", null, ["not measured", ""], head.network_why.split(": ")[1]] : null,
+      : head.network_why ? ["received", "network", null, ["not used", ""], head.network_why.split(": ")[1]] : null,
   ].filter(Boolean);
 }
 
