@@ -50,7 +50,7 @@ def test_a_job_for_a_scheduler_is_submitted_on_the_cluster(drumbeat):
     head = "#!/bin/bash\n#SBATCH --account=a1\n#SBATCH -N 900\n#SBATCH --ntasks-per-node=8\n#SBATCH -t 60\n"
     fill(drumbeat.folder, {"run.sbatch": head + "srun python train.py\n"})
     done = drumbeat.here("init")
-    assert "drumbeat plan --site slurm job.yaml" in done.stderr and "drumbeat submit job.yaml" in done.stderr
+    assert "drumbeat plan --site NAME job.yaml" in done.stderr and "drumbeat submit job.yaml" in done.stderr
     assert "drumbeat run" not in done.stderr
     refused = drumbeat.here("plan", "--site", "localhost", "job.yaml")
     assert refused.returncode == 2 and "drumbeat submit on the cluster" in refused.stderr, refused.stderr

@@ -57,6 +57,6 @@ def run(args: Any) -> int:
     there = "" if folder == "." else f"cd {printable(folder)}; "
     steps = "drumbeat plan job.yaml, then drumbeat run job.yaml"
     if job.for_scheduler or kind_of(name, read(name)) == BATCH:
-        steps = "drumbeat plan --site slurm job.yaml shows what it becomes; on the cluster: drumbeat submit job.yaml"
+        steps = "drumbeat plan --site NAME job.yaml (drumbeat site list); on the cluster: drumbeat submit job.yaml"
     print(f"next: {there}{steps}", file=sys.stderr)
     return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import operator
 import re
-from typing import Callable, Dict, List, Optional, Tuple, Union
+from typing import Callable, Dict, List, NamedTuple, Optional, Tuple, Union
 
 from drumbeat.commands.shell import Brackets
 from drumbeat.commands.syntax import CALCULATED, names_read
@@ -35,23 +35,28 @@ _GLOB = re.compile(r"[*?]|\[[^\s\]'\"$]+\]")
 Value = Union[str, List[str]]
 
 
+class Variables(NamedTuple):
+    """A shell's variables, for whoever expands its words."""
+
+    lookup: Callable[[str], Optional[Value]]
+    unset: Callable[[str, str], Optional[bool]]
+    assign: Callable[[str, str], None]
+    forget: Callable[[str], None]
+
+
 class Expander:
-    """Expands words by what `lookup` and `substitute` know."""
+    """Expands words by what `variables` and `substitute` know."""
 
     def __init__(
         self,
         marks: Marks,
-        lookup: Callable[[str], Optional[Value]],
+        variables: Variables,
         substitute: Callable[[str], str],
-        unset: Callable[[str, str], Optional[bool]],
-        assign: Callable[[str, str], None],
-        forget: Callable[[str], None],
         separators: Callable[[], str],
         globs: Callable[[], bool],
     ) -> None:
-        self._separators, self._globs = separators, globs
-        self.marks, self._lookup, self._substitute, self._unset, self._assign = marks, lookup, substitute, unset, assign
-        self._forget = forget
+        self.marks, self._substitute, self._separators, self._globs = marks, substitute, separators, globs
+        self._lookup, self._unset, self._assign, self._forget = variables
 
     def unknown(self, text: str, kind: str = "", stable: bool = True) -> str:
         reads = names_read(text)

@@ -15,7 +15,7 @@ from typing import Callable, Dict, FrozenSet, List, Mapping, NamedTuple, Optiona
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.problem import Problem
-from drumbeat.commands.expand import MAX_VALUE, Expander, Value, calculated
+from drumbeat.commands.expand import MAX_VALUE, Expander, Value, Variables, calculated
 from drumbeat.commands.shell import Lexer
 from drumbeat.commands.syntax import Node, assignment, names_read, parse
 from drumbeat.commands.values import (
@@ -183,16 +183,8 @@ class Shell:
         self.words = self._expander()
 
     def _expander(self) -> Expander:
-        return Expander(
-            self.marks,
-            self.lookup,
-            self._substitute,
-            self.unset,
-            self._assign_default,
-            self._forget,
-            self.separators,
-            self.globs,
-        )
+        variables = Variables(self.lookup, self.unset, self._assign_default, self._forget)
+        return Expander(self.marks, variables, self._substitute, self.separators, self.globs)
 
     def run(self, text: str, line: int = 1) -> Shell:
         """Read a text. Marks in it are what an outer shell has put in."""

@@ -95,7 +95,7 @@ def run_to_diagnose(environ: Mapping[str, str]) -> Run:
     if not runs:
         where = "no run of this folder" if everywhere else "no run was started yet"
         more = ", a run folder or a run id (drumbeat list shows them)" if everywhere else " of any program"
-        raise Problem(where, f"give a log{more}: drumbeat diagnose slurm-123.out")
+        raise Problem(where, f"give a log{more}: drumbeat diagnose FILE")
     ask_together(runs)
     ended = ((run, status(run)) for run in runs)
     good = (FINISHED, CANCELLED)
