@@ -387,9 +387,7 @@ def _ranks_per_node(job: Job, site: Site, here: Here) -> int:
     return site.ranks_per_node or 1
 
 
-_ELSEWHERE = (
-    "written for a scheduler ({keys}): submit it on the cluster; here: drumbeat plan --site NAME (drumbeat site list)"
-)
+_ELSEWHERE = "written for a scheduler ({keys}): drumbeat submit on the cluster; here: drumbeat plan --site NAME JOB"
 
 
 def _check_gpus(job: Job, site: Site, here: Here) -> None:
