@@ -379,3 +379,16 @@ def test_the_program_begins_where_the_options_of_its_starter_end(starter):
     assert draft.keys["command"] == ["python", "train.py", "--x", "1"]
     mca = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "^openib"}
     assert "genv B" not in starter or draft.env == {"A": "1", "B": "two", **mca}
+
+
+@pytest.mark.parametrize("name", ["DATA_PATH", "CONDA_HOME", "DATA"])
+def test_a_default_that_is_assigned_reaches_the_rank_whatever_the_name(name):
+    draft = convert(script(f': "${{{name}:=/d}}"', f"source ${name}/env", f'srun python t.py --a "${{{name}}}/x"'))
+    written = job_file(draft, "x")
+    assert f"${{{name}:-/d}}" in written or f"{name}=/d" in written, written
+    assert not draft.to_export and not draft.differences
+
+
+def test_no_exit_code_is_spoken_of_where_the_training_is_the_last_command_of_a_branch():
+    draft = convert(script("set -e", "if [ -f /x/resume ]; then", "echo resume", "else", "srun python t.py", "fi"))
+    assert not [note for note in draft.left_out if "exit code" in note.why]

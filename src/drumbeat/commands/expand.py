@@ -290,6 +290,8 @@ class Expander:
             if plain and len(text) == 1:  # not of the script: what the submitting shell has
                 taken = self._unset(name, rest)
                 if taken is None:
+                    if op[-1] == "=":
+                        self._assign(name, self.unknown(f"${{{name}{op[:-1]}-{rest}}}"))
                     return self.unknown(written)
                 known_unset = taken
             elif MARK.sub("", text):

@@ -257,7 +257,8 @@ class Shell:
         return self.marks.mark(Unknown(text, kind, names_read(text), stable))
 
     def _assign_default(self, name: str, value: str) -> None:
-        self._assign(name, value, f'"${{{name}:={value}}}"', 0, False)
+        raw = f'"{value}"' if MARK.search(value) else f'"${{{name}:={value}}}"'
+        self._assign(name, value, raw, 0, False)
 
     def _assign(self, name: str, value: Value, raw: str, line: int, exported: bool) -> None:
         before, declared = self.variables.get(name), ("export",) if exported else ()

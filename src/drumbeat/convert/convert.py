@@ -97,10 +97,11 @@ def convert(
 
 def _exit_code(draft: Draft, chosen: Started, failed: Shell) -> None:
     """Say where a failure of the training is not the script's: `failed` is the script, run with a training that fails."""
-    if failed.last is False:
-        return
     last = next((each for each in failed.events[::-1] if each.line), None)
-    line, text = (last.line, last.text) if last and last.line >= chosen.line else (chosen.line, chosen.text)
+    later = last is not None and last.line >= chosen.line and last.text != chosen.text
+    if failed.last is False or (failed.last is None and not later):
+        return
+    line, text = (last.line, last.text) if last and later else (chosen.line, chosen.text)
     ends = "0" if failed.last else "that of this statement"
     draft.drop(line, text, f"the script's exit code is {ends} where the training fails; here the job fails with it")
 
@@ -325,7 +326,10 @@ def _from_outside(draft: Draft, script: Script) -> None:
     if command[:2] == ["bash", "-c"]:  # what its shell reads on the nodes, and nothing there gives a value
         text = draft.marks.shown(command[2])
         nodes = [
-            each for part in (script.text, text) for top in parse_loosely(Lexer(part, 1).run()) for each in top.walk()
+            each
+            for part in (script.text, text, *map(draft.marks.shown, (*draft.on_start, *draft.setup)))
+            for top in parse_loosely(Lexer(part, 1).run())
+            for each in top.walk()
         ]
         names |= names_read(text) - OURS - {name for each in nodes for name in each.writes()}
     for name in sorted(each for each in names - _OF_EVERY_LOGIN if not each.startswith(_OF_THE_JOB)):
