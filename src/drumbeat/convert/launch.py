@@ -395,7 +395,7 @@ def _other_option(draft: Draft, launch: Launch, said: str, fate: str, value: str
     if fate and not (fate.startswith("drumbeat numbers") and value.startswith(("cyclic", "arbitrary", "plane"))):
         draft.drop(launch.line, said, fate)
     else:
-        found = Difference("option of the script", said, "not used")
+        found = Difference("option of the script", draft.marks.shown(said), "not used")
         draft.differences += [found] if found not in draft.differences else []
 
 
