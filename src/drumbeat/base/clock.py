@@ -12,20 +12,20 @@ _MONOTONIC = time.monotonic()
 
 
 def now() -> float:
-    """Return the seconds since 1970."""
+    """Return the time in seconds since 1970."""
     return _STARTED + time.monotonic() - _MONOTONIC
 
 
 def stepped() -> float:
-    """Return the seconds by which the machine's clock has been set forward since this process started; negative: back. 0
-    for the small corrections that every machine makes."""
+    """Return by how many seconds the machine's clock was set forward since this process started; negative if it was set back.
+    Returns 0 for the small corrections that every machine makes."""
     step = time.time() - now()
     return step if abs(step) > _STEP else 0.0
 
 
 def own(t: float) -> float:
-    """Convert a time of day that another process of this machine has just noted to this process's count: if the clock was
-    set since, the two differ by that step."""
+    """Convert a time of day that another process of this machine has just recorded to this process's clock. The two differ if
+    the machine's clock was set since this process started."""
     step = stepped()
     return t - step if step and abs(t - time.time()) < _JUST_NOW else t
 

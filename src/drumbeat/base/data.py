@@ -27,7 +27,7 @@ def load(package: str, name: str) -> Any:
 
 
 def read(package: str, file: str) -> bytes:
-    """Read a data file. Its folder need not be a package, but the one above it must be."""
+    """Read a data file. Its folder need not be a package, but the folder's parent must be."""
     parent, _, folder = package.rpartition(".")
     data = pkgutil.get_data(parent, f"{folder}/{file}")
     assert data is not None

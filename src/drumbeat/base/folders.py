@@ -1,4 +1,4 @@
-"""Folders of a user's own files: $HOME, else what the user database says."""
+"""Folders for a user's own files: below $HOME, or below the home folder in the user database."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import time
 from contextlib import suppress
 from typing import Mapping
 
-_HELD = "held"  # a file of each temporary folder: whoever uses the folder has locked it
-_NEW = 60.0  # seconds for locking it
+_HELD = "held"  # a lock file in each temporary folder, held by every process that uses the folder
+_NEW = 60.0  # seconds that a new folder has to be locked
 
 
 def home_folder(environ: Mapping[str, str]) -> str:
-    """Return the home folder; empty if it is unknown."""
+    """Return the home folder, or '' if it is unknown."""
     import pwd
 
     if environ.get("HOME"):
@@ -29,7 +29,7 @@ def home_folder(environ: Mapping[str, str]) -> str:
 
 
 def users_folder(environ: Mapping[str, str], variable: str, *usual: str) -> str:
-    """Return the folder that `variable` (such as XDG_STATE_HOME) names, else the usual one in the home folder."""
+    """Return the folder named by `variable` (such as XDG_STATE_HOME), or the usual one in the home folder."""
     return environ.get(variable) or os.path.join(home_folder(environ), *usual)
 
 
@@ -76,9 +76,9 @@ def unsafe(found: os.stat_result) -> str:
 
 
 def make_temporary(prefix: str, beside: str = "") -> str:
-    """Make a new private folder for programs and sockets, in the first temporary folder where no other user can replace
-    it; if there is none, in the usual one. A program (`beside`) that has such a folder of its own shares it. What is killed
-    outright leaves its folder, which the next start removes (here, and in bundle/pinned.py)."""
+    """Make a new private folder for programs and sockets, in the first temporary folder where no other user can replace it; if
+    there is none, in the usual one. If the program (`beside`) is in such a folder already, that folder is shared. A killed
+    process leaves its folder behind; the next start removes it (here, and in bundle/pinned.py)."""
     own, usual = os.path.dirname(beside), tempfile.gettempdir()
     if os.path.basename(own).startswith("drumbeat-node-"):
         return tempfile.mkdtemp(prefix="local-", dir=own)
@@ -96,8 +96,8 @@ def make_temporary(prefix: str, beside: str = "") -> str:
 
 
 def _remove_left(held: str) -> None:
-    """Remove the folder of this lock file if this user owns it and no process holds the lock."""
-    with suppress(OSError):  # it is in use, or another user's
+    """Remove the folder of this lock file if it belongs to this user and no process holds the lock."""
+    with suppress(OSError):  # in use, or another user's
         file = os.open(held, os.O_RDONLY | os.O_NOFOLLOW)
         try:
             found = os.fstat(file)

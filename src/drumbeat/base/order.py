@@ -1,4 +1,4 @@
-"""The Order: one complete, frozen request. Nothing in it is left to guess; every node gets the same one."""
+"""The Order: one complete, frozen request. Every value is settled in it, and every node gets the same one."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Wrap:
 
 @dataclass(frozen=True)
 class HostPath:
-    """A folder or file of the host that the job needs; the pattern is looked up on the node, the newest match counts."""
+    """A folder or file of the host that the job needs. Its pattern is expanded on the node; the newest match is used."""
 
     name: str
     pattern: str
@@ -107,7 +107,7 @@ class Container:
 
 @dataclass(frozen=True)
 class Expect:
-    """The network that must carry the traffic between nodes."""
+    """The network that traffic between nodes must use."""
 
     transport: str = "any"  # one of TRANSPORTS; rdma also takes libfabric over a provider that is not TCP
     gdr: Optional[bool] = None  # GPU memory straight to the NIC; none: not said
@@ -118,7 +118,7 @@ class Expect:
 
 @dataclass(frozen=True)
 class Floor:
-    """The least that `drumbeat verify` must measure for one operation, as the site says."""
+    """The minimum bandwidth that `drumbeat verify` must measure for one operation, set by the site."""
 
     busbw: float  # GB/s
     nodes: Optional[int] = None  # it was measured with; none: any number
@@ -129,16 +129,16 @@ class Floor:
 class Timing:
     """Deadlines of the agents, in seconds."""
 
-    muster: float = 300.0  # all nodes must have come by then
+    muster: float = 300.0  # by then all nodes must have joined
     heartbeat: float = 1.0
-    agent_deadline: float = 15.0  # the guard ends an agent that has not beaten for so long
-    lost_node: float = 15.0  # the lead gives up a node that is silent for so long
-    settle: float = 0.7  # after the first failure others may fail by themselves, so that causes can be told apart
+    agent_deadline: float = 15.0  # the guard ends an agent that has not sent a beat for this long
+    lost_node: float = 15.0  # the lead gives up a node that is silent for this long
+    settle: float = 0.7  # wait after the first failure, so that other ranks can report failures of their own
     failure_grace: float = 1.5  # after a failure: from TERM to KILL
 
     @property
     def longest_beat(self) -> float:
-        """Return the most seconds between two beats: two fit into the silence that counts as a loss, with time to spare."""
+        """Return the longest time between two beats: short enough that two fit into the silence that counts as a loss."""
         return self.lost_node / 2.2
 
 
@@ -220,7 +220,8 @@ class Order:
 
     @property
     def source_workdir(self) -> str:
-        """Return the folder of the code at the desk: the workdir itself, unless the job runs in a copy that was sent."""
+        """Return the folder of the code on the submitting machine: the workdir itself, unless the job runs in a copy that was
+        sent."""
         if self.code != "sync":
             return self.workdir
         return os.path.normpath(
@@ -229,7 +230,7 @@ class Order:
 
     @property
     def members(self) -> int:
-        """Count the machines that take part: one per node, and the spares."""
+        """Count the machines that take part: the nodes and the spares."""
         return self.nodes + self.spares
 
     @property
@@ -257,13 +258,14 @@ class Order:
         return self.nodes * self.ranks_per_node
 
     def terms(self) -> Dict[str, Any]:
-        """Return what all nodes must agree on. Run id, folders and times may differ if each node made its own order."""
+        """Return the values that all nodes must agree on. Run id, folders and times may differ if each node made its own
+        order."""
         terms = {key: to_plain(getattr(self, key)) for key in _TERMS}
         return {**terms, "command": list(self.agreed_command or self.command)}
 
     @property
     def nodes_emulated(self) -> bool:
-        """Return true if several nodes stand for machines that do not exist. One node on this machine is this machine."""
+        """Return true if several nodes are emulated on this machine. One node on this machine is not emulated."""
         return self.emulated and self.nodes > 1
 
     @property
@@ -273,8 +275,8 @@ class Order:
 
     @property
     def identity(self) -> str:
-        """Return a value that is the same on all nodes of one run, and different for any other run: the run id if all
-        nodes read one order, the scheduler's job and step if each node of a joined job made its own."""
+        """Return a value that is the same on all nodes of one run and differs between runs: the run id if all nodes read one
+        order; the scheduler's job and step if each node of a joined job made its own order."""
         return self.meeting or self.run_id
 
     def digest(self) -> str:
@@ -292,7 +294,7 @@ def load_order(text: str, where: str = "order.json") -> Order:
 
 
 def read_order(path: str) -> Order:
-    """Read an order from its file; OSError or RecordError if that is not possible."""
+    """Read an order from its file; raise OSError or RecordError if that fails."""
     with open(path, "rb") as file:
         data = file.read()
     try:

@@ -9,7 +9,7 @@ from drumbeat.base.redact import indented
 
 
 class Problem(Exception):
-    """An error with `what` is wrong and where, and its `fix`: what to do next."""
+    """An error that the user can fix: `what` is wrong and where, and its `fix`, the next thing to do."""
 
     def __init__(self, what: str, fix: str = "", exit_code: int = 2) -> None:
         self.what = indented(what)  # names of files stand in it
@@ -22,7 +22,8 @@ class Problem(Exception):
 
 
 def pip_install(extra: str) -> str:
-    """Return the command that adds an extra: from the wheel, the source tree or the index that this drumbeat came from."""
+    """Return the pip command that adds an extra, for the way drumbeat was installed: from a wheel, the source tree or an
+    index."""
     from importlib import metadata
     from urllib.parse import unquote, urlsplit
 

@@ -1,5 +1,5 @@
-"""The only parsers of /proc/PID/*. They never raise: what cannot be read is None or empty, because the process has ended or
-belongs to another user."""
+"""The only parsers of /proc/PID/*. They never raise: a value that cannot be read is None or empty, because the process has
+ended or belongs to another user."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Stat(NamedTuple):
 
     state: str  # R, S, D, T, t, Z, X
     parent: int
-    cpu: float  # seconds of a core that it has had
-    waited: float  # seconds of a core that its children have had which ended and were waited for
-    started: str  # clock ticks since boot; with the pid it names a process for good
-    faults: int = 0  # pages that it has touched for the first time
+    cpu: float  # CPU seconds used
+    waited: float  # CPU seconds used by its children that ended and were waited for
+    started: str  # clock ticks since boot; together with the pid it identifies a process uniquely
+    faults: int = 0  # minor page faults
 
     @property
     def alive(self) -> bool:
@@ -37,40 +37,40 @@ def pids() -> List[int]:
 
 
 def stat(pid: int) -> Optional[Stat]:
-    data = _read(pid, "stat") or b""  # empty: it ended while we read
+    data = _read(pid, "stat") or b""  # empty: the process ended meanwhile
     if b")" not in data:
         return None
-    fields = data[data.rindex(b")") + 2 :].split()  # the name before may itself hold blanks and brackets
+    fields = data[data.rindex(b")") + 2 :].split()  # the process name before it may contain spaces and brackets
     own, waited = (int(fields[at]) + int(fields[at + 1]) for at in (11, 13))
     return Stat(fields[0].decode(), int(fields[1]), own / _TICKS, waited / _TICKS, fields[19].decode(), int(fields[7]))
 
 
 def stats() -> Dict[int, Stat]:
-    """Every process that is no zombie, in one pass."""
+    """Return the stat of every process that is not a zombie."""
     found = ((pid, stat(pid)) for pid in pids())
     return {pid: one for pid, one in found if one and one.alive}
 
 
 def start_time(pid: int) -> Optional[str]:
-    """`Stat.started` of a live process. None for a zombie."""
+    """Return `Stat.started` of a live process; None for a zombie."""
     found = stat(pid)
     return found.started if found and found.alive else None
 
 
 def cpu_seconds(pid: int) -> Tuple[bool, float]:
-    """Return whether a process could run this moment, and the seconds of a core that it has had."""
+    """Return whether a process is runnable now, and the CPU seconds it has used."""
     found = stat(pid)
     return (found.state == "R", found.cpu) if found else (False, 0.0)
 
 
 def children(of: Optional[int] = None) -> List[int]:
-    """Direct children, zombies too. By stat: the `children` file of procfs is a kernel option."""
+    """List direct children, zombies included. Reads stat, because the `children` file of procfs is a kernel option."""
     parent = os.getpid() if of is None else of
     return [pid for pid in pids() for found in [stat(pid)] if found and found.parent == parent]
 
 
 def children_now() -> List[int]:
-    """Our own children in microseconds, but it may miss some; none where the kernel does not offer it."""
+    """List our own children within microseconds. May miss some; empty if the kernel does not offer the `children` file."""
     found: List[int] = []
     with suppress(OSError):
         for task in os.listdir("/proc/self/task"):
@@ -80,8 +80,8 @@ def children_now() -> List[int]:
 
 
 def environ(pid: int) -> Optional[Dict[str, str]]:
-    """The environment that a process was started with; None: not readable. Its first words are gone where a program has
-    written its title over them: then the first name may be the end of another one."""
+    """Return the environment that a process was started with; None if it is not readable. A program that writes its title over
+    its environment erases the first entries; what is left of a partly erased one is dropped."""
     data = _read(pid, "environ")
     if data is None:
         return None
@@ -93,12 +93,12 @@ def environ(pid: int) -> Optional[Dict[str, str]]:
 
 
 def command(pid: int) -> bytes:
-    """Its argv, each word ended by a zero byte."""
+    """Return the argv of a process, each word ended by a zero byte."""
     return _read(pid, "cmdline") or b""
 
 
 def program(pid: int) -> str:
-    """Base name of its executable."""
+    """Return the base name of a process's executable."""
     try:
         path = os.readlink(f"/proc/{pid}/exe")
     except OSError:
@@ -111,25 +111,25 @@ def status(pid: int) -> Dict[str, str]:
 
 
 def handles(pid: int, number: int) -> bool:
-    """Return true if it catches or ignores a signal."""
+    """Return true if a process catches or ignores this signal."""
     about = status(pid)
     return any(int(about.get(name, "0"), 16) & 1 << (number - 1) for name in ("SigCgt", "SigIgn"))
 
 
 def moved(pid: int) -> int:
-    """Bytes that it, and its children that ended and were waited for, have read and written by read(2) and write(2)."""
+    """Return the bytes that a process, and its children that were waited for, have read and written by read(2) and write(2)."""
     about = _table(pid, "io")
     return sum(int(about.get(name, "0")) for name in ("rchar", "wchar"))
 
 
 def scheduled(pid: int) -> Tuple[float, float]:
-    """Seconds that its main thread has run, and seconds that it could have run and got no core."""
+    """Return the seconds that the main thread has run, and the seconds that it was runnable but waited for a core."""
     fields = word(pid, "schedstat").split()
     return (int(fields[0]) / 1e9, int(fields[1]) / 1e9) if len(fields) > 1 else (0.0, 0.0)
 
 
 def word(pid: int, name: str) -> str:
-    """A file of one short line: comm, wchan, schedstat or syscall. None of them can block."""
+    """Return the content of a one-line file: comm, wchan, schedstat or syscall. Reading these never blocks."""
     return (_read(pid, name, 4096) or b"").decode("utf-8", "replace").strip()
 
 
@@ -141,7 +141,7 @@ def owner(pid: int) -> Optional[int]:
 
 
 def open_files(pid: int) -> Optional[List[str]]:
-    """List what a process holds open: paths, and words such as `socket:[123]`; None: not readable."""
+    """List the open files of a process: paths, and words such as `socket:[123]`; None if not readable."""
     found = []
     try:
         for name in os.listdir(f"/proc/{pid}/fd"):
@@ -153,12 +153,12 @@ def open_files(pid: int) -> Optional[List[str]]:
 
 
 def descriptor(pid: int, number: int) -> str:
-    """Return the path by which another process opens a file that this one holds."""
+    """Return the path by which another process can open this process's file descriptor."""
     return f"/proc/{pid}/fd/{number}"
 
 
 def opened(pid: int, number: int) -> str:
-    """Return the file that a descriptor of a process leads to; '': not readable."""
+    """Return the file behind a descriptor of a process; '' if not readable."""
     try:
         return os.readlink(f"/proc/{pid}/fd/{number}")
     except OSError:
@@ -166,19 +166,19 @@ def opened(pid: int, number: int) -> str:
 
 
 def written_to(pid: int, number: int) -> str:
-    """The file that a process writes to there; '': a pipe, a terminal, or not readable."""
+    """Return the file that a process writes to at this descriptor; '' for a pipe or terminal, or if not readable."""
     path = opened(pid, number)
     return path if path.startswith("/") and not path.startswith("/dev/") else ""
 
 
 def mapped(pid: int) -> Set[str]:
-    """The files in its memory."""
+    """Return the paths of the files that a process has mapped."""
     lines = (_read(pid, "maps", -1) or b"").decode("utf-8", "replace").splitlines()
     return {fields[5] for fields in (line.split(None, 5) for line in lines) if len(fields) == 6 and "/" in fields[5]}
 
 
 def shared_memory(pid: int) -> Set[str]:
-    """Device and inode of what it has mapped to write to together with others; a lock's single page is no data."""
+    """Return device and inode of each writable shared mapping of more than one page; a single page is only a lock."""
     lines = (_read(pid, "maps", -1) or b"").decode("utf-8", "replace").splitlines()
     fields = (line.split(None, 5) for line in lines)
     shared = (each for each in fields if len(each) > 4 and each[1].startswith("rw") and each[1].endswith("s"))
@@ -191,7 +191,7 @@ def _size(addresses: str) -> int:
 
 
 def network(pid: int) -> Optional[str]:
-    """Its network namespace."""
+    """Return the network namespace of a process."""
     try:
         return os.readlink(f"/proc/{pid}/ns/net")
     except OSError:
@@ -199,14 +199,14 @@ def network(pid: int) -> Optional[str]:
 
 
 def tcp(pid: int) -> Optional[Dict[str, Ports]]:
-    """All TCP sockets of its network namespace, by inode; None: not readable."""
+    """Return all TCP sockets of a process's network namespace, by inode; None if not readable."""
     rows = _tcp(pid)
     return None if rows is None else {fields[9]: ports for fields, ports in rows}
 
 
 def closed_first(pid: int) -> Dict[Ports, float]:
-    """The TCP connections of its network namespace that this end has closed before the other one did, with the seconds since
-    the other one has closed them too; 0 if it has not."""
+    """Return the TCP connections of a process's network namespace that the local end closed first, each with the seconds since
+    the other end closed it too; 0 if it has not."""
     rows = [(fields[3], fields[5], ports) for fields, ports in _tcp(pid) or () if fields[3] in _CLOSED_FIRST]
     return {ports: _age(timer) if state == _TIME_WAIT else 0.0 for state, timer, ports in rows}
 
@@ -216,7 +216,7 @@ def _age(timer: str) -> float:
 
 
 def _tcp(pid: int) -> Optional[List[Tuple[List[str], Ports]]]:
-    """Fields and ports of every TCP socket. A kernel without IPv6 has no tcp6."""
+    """Return fields and ports of every TCP socket. A kernel without IPv6 has no tcp6 file."""
     tables = [_read(pid, name, -1) for name in ("net/tcp", "net/tcp6")]
     if tables[0] is None:
         return None

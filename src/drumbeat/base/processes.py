@@ -1,4 +1,4 @@
-"""Owning processes: a subreaper gets every orphan below it as a direct child, and can prove that none is left."""
+"""Owning processes: every orphan below a subreaper becomes its direct child, so it can prove that none is left."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from drumbeat.base.signals import ignore_stops
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
-_NO_ROOM = 5.0  # seconds for which a fork is tried
-_CHASE = 0.1  # seconds in one call for processes that fork faster than we look
+_NO_ROOM = 5.0  # seconds for which a failing fork is retried
+_CHASE = 0.1  # seconds per call to chase processes that fork faster than we can look
 _QUIET_LOOKS = 5
 
 
@@ -42,14 +42,14 @@ def become_subreaper() -> None:
 
 
 def die_with_parent(parent: int, with_signal: int = signal.SIGKILL) -> None:
-    """Have the kernel send `with_signal` when the parent dies; also if it died before we could ask for that."""
+    """Have the kernel send `with_signal` to this process when its parent dies, also if the parent died before this call."""
     _prctl(_PR_SET_PDEATHSIG, with_signal)
     if os.getppid() != parent:
         os.kill(os.getpid(), with_signal)
 
 
 def fork() -> int:
-    """Fork as os.fork, and try again if there is no room for another process: other programs may end meanwhile."""
+    """Call os.fork, and retry if there is no room for another process: other programs may end meanwhile."""
     until = time.monotonic() + _NO_ROOM
     while True:
         try:
@@ -64,10 +64,10 @@ def fork() -> int:
 def sweep(
     keep: Container[int] = (), seconds: float = 10.0, reaped: Optional[Callable[[int, int], None]] = None
 ) -> List[str]:
-    """Kill direct children and reap until there are none but `keep`.
+    """Kill and reap direct children until none is left but `keep`.
 
-    Each killed child's own children become ours, so an empty answer of waitpid is the proof that nobody is left. A
-    process in uninterruptible sleep cannot be killed by anybody: what is still there after `seconds` is returned, in words.
+    Children of a killed child become ours, so when waitpid finds none, no process is left. A process in uninterruptible sleep
+    cannot be killed: those still alive after `seconds` are returned as descriptions.
     """
     deadline = time.monotonic() + seconds
     while True:
@@ -83,10 +83,10 @@ def sweep(
 
 
 def kill_children(keep: Container[int] = ()) -> List[int]:
-    """Send SIGKILL to every direct child but `keep`; return those that exist, reaped or not.
+    """Send SIGKILL to every direct child but `keep`; return the children that exist, reaped or not.
 
-    A process that forks and exits in turn is another one each time we look, so its whole group is killed. One that also
-    leaves its group each time is looked for again at once, in the quick way, until several looks in a row find nobody new.
+    A process that forks and exits in turn has a new pid at each look, so its whole group is killed. If it also leaves its
+    group each time, we look again at once, the fast way, until several looks in a row find nothing new.
     """
     found = children()
     alive = [pid for pid in found if pid not in keep]
@@ -102,7 +102,7 @@ def kill_children(keep: Container[int] = ()) -> List[int]:
 
 
 def is_reaped(pid: int) -> bool:
-    """Reap an orphan that only became ours now: nobody asks how it ended, and thousands of zombies would slow the chase."""
+    """Reap an orphan that has just become ours. Its status is not needed, and thousands of zombies would slow the chase."""
     try:
         return os.waitpid(pid, os.WNOHANG)[0] == pid
     except ChildProcessError:
@@ -126,8 +126,8 @@ def kill(pids: Iterable[int]) -> None:
 
 
 def _kill_groups(groups: Set[int]) -> None:
-    """Kill all members of the groups at once: the kernel finishes no fork of a process with a pending signal. Ours are
-    spared, and those of the processes above us."""
+    """Kill all members of the groups at once: the kernel does not complete a fork in a process with a pending signal. Our own
+    group and those of the processes above us are spared."""
     pid = os.getpid()
     while pid > 0:
         groups.discard(_group(pid))
@@ -139,7 +139,7 @@ def _kill_groups(groups: Set[int]) -> None:
 
 
 def _group(pid: int) -> int:
-    """Return the process group; 0 if there is none any more."""
+    """Return the process group, or 0 if it is gone."""
     try:
         return os.getpgid(pid)
     except ProcessLookupError:
@@ -158,7 +158,7 @@ _STATES = {
 
 
 def describe(pid: int) -> str:
-    """Describe a process: its name, its state, and where in the kernel it waits. Reads nothing that could block."""
+    """Describe a process: its name, its state, and where in the kernel it waits. Never blocks."""
     found = proc.stat(pid)
     if found is None:
         return f"process {pid} (gone)"
@@ -181,7 +181,7 @@ def _wait(pid: int, deadline: float) -> tuple[bool, int]:
 
 
 def close_all_but(*kept: int) -> None:
-    """Close open files in a forked child that lives long: its parent's connections and pipes must end with the parent."""
+    """Close all other open files in a long-lived forked child: connections and pipes of its parent must end with the parent."""
     low = 3
     for fd in sorted(kept):
         os.closerange(low, fd)
@@ -195,7 +195,7 @@ def launcher_descriptors(environ: Mapping[str, str]) -> List[int]:
     found = []
     for name, value in environ.items():
         if name.endswith("_FD") and name.startswith(("PMI", "HYD", "I_MPI", "MV2", "MPI")) and value.isdigit():
-            with suppress(OSError, OverflowError):  # it was closed before it came to us
+            with suppress(OSError, OverflowError):  # closed before it was passed to us
                 os.fstat(int(value))
                 found.append(int(value))
     return found
@@ -209,7 +209,7 @@ _WHOLE = b"\0"  # ends the answer of a forked child that has done its work
 
 
 def serve(name: str, work: Callable[[], None], *kept: int) -> int:
-    """Fork a process of this name that has only these descriptors open and ends when `work` does; return its pid."""
+    """Fork a named process that has only these descriptors open and exits when `work` returns; return its pid."""
     pid = fork()
     if pid == 0:
         code = 1
@@ -225,8 +225,8 @@ def serve(name: str, work: Callable[[], None], *kept: int) -> int:
 
 
 def redacting(log: int) -> int:
-    """Return a pipe for programs whose output goes into a run folder: a child copies it to `log` without secrets, and ends when
-    nobody holds the pipe any more."""
+    """Return a pipe for programs whose output goes into a run folder. A child copies it to `log` with secrets removed, and
+    exits when all writers have closed the pipe."""
     reading, writing = os.pipe()
     serve("drumbeat-log", lambda: _copy_redacted(reading, log), reading, log)
     os.close(reading)
@@ -234,7 +234,7 @@ def redacting(log: int) -> int:
 
 
 def _copy_redacted(reading: int, log: int) -> None:
-    begun = b""  # a line without its end
+    begun = b""  # an incomplete line
     while True:
         data = os.read(reading, 1 << 16)
         whole, end, rest = (
@@ -247,9 +247,9 @@ def _copy_redacted(reading: int, log: int) -> None:
 
 
 class Forked:
-    """One piece of work in a forked child, with a deadline: whatever blocks in the kernel holds only the child.
+    """One piece of work in a forked child, with a deadline: a call that blocks in the kernel holds up only the child.
 
-    Poll it until it is over. Whoever reaps this process's children reaps the child as well.
+    Call `poll` until it returns true. The child is reaped by whoever reaps this process's children.
     """
 
     def __init__(self, work: Callable[[], bytes], seconds: float) -> None:
@@ -281,7 +281,7 @@ class Forked:
         self._data = b""
 
     def poll(self) -> bool:
-        """Return true if it is over."""
+        """Return true if the work is over."""
         ended = False
         try:
             while not (ended or self.over):
@@ -303,8 +303,8 @@ class Forked:
 
 
 class Asked:
-    """Questions for a forked child, one at a time. Whatever hangs (a driver, a process in the kernel, a file system) holds only
-    the child, which has a deadline."""
+    """Questions for a forked child, one at a time. A call that hangs (in a driver, /proc or a file system) holds up only the
+    child, which has a deadline."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -315,46 +315,47 @@ class Asked:
         return self._child is not None
 
     def ask(self, question: Callable[[], Any]) -> None:
-        """Start, unless it is busy. Without room for another process there is no answer this time."""
+        """Start the work, unless the child is busy. If no process can be forked, there is no answer this time."""
         if self._child is None:
             with suppress(OSError):
                 self._child = Forked(lambda: json.dumps(to_plain(question())).encode(), self.seconds)
 
     def take(self) -> Any:
-        """Return the answer as plain data, once. None while it is busy, and then where the child failed or took too long."""
+        """Return the answer as plain data, once. None while the child is busy, and if it failed or took too long."""
         if self._child is None or not self._child.poll():
             return None
         answer, self._child = self._child.answer, None
         return json.loads(answer) if answer else None
 
     def end(self) -> None:
-        """The agent's loop reaps the child."""
+        """Kill the child; the agent's loop reaps it."""
         if self._child is not None:
             self._child.end()
         self._child = None
 
 
 def in_child(work: Callable[[], bytes], seconds: float, meanwhile: Callable[[], None]) -> Optional[bytes]:
-    """Return what `work` returns, computed in a forked child; None if it fails or takes longer than `seconds`.
+    """Return the result of `work`, computed in a forked child; None if it fails or takes longer than `seconds`.
 
     `meanwhile` is called about ten times per second.
     """
     child = Forked(work, seconds)
-    poll = select.poll()  # not select(): the lead of a large job has more open files than that takes
+    poll = select.poll()  # poll, not select: the lead of a large job has more open files than select can handle
     poll.register(child.fd, select.POLLIN)
     while not child.poll():
         meanwhile()
         poll.poll(100)
     deadline = time.monotonic() + 1.0
     while time.monotonic() < deadline and not is_reaped(child.pid):
-        time.sleep(0.002)  # one that cannot be killed is left to the next sweep
+        time.sleep(0.002)  # a child that cannot be killed is left to the next sweep
     return child.answer
 
 
 def on_storage(work: Callable[[], Any], seconds: float, meanwhile: Callable[[], None], path: str) -> Any:
-    """Return what `work` returns, a JSON value, from a child: it reads or writes below `path`, whose storage may hang.
+    """Return the result of `work`, a JSON value, computed in a child because it reads or writes below `path`, where storage
+    may hang.
 
-    Raises the OSError that `work` met, or TimeoutError.
+    Raises the OSError that `work` raised, or TimeoutError.
     """
 
     def tried() -> bytes:

@@ -10,7 +10,7 @@ MOST = 400  # ranges written out; beyond that the text ends in `...`
 
 
 def ranges(numbers: Iterable[int], most: int = MOST) -> str:
-    """Return the numbers in order, without repetition, runs of them joined; at most `most` runs are written out."""
+    """Return the numbers sorted, without duplicates, consecutive ones joined; at most `most` ranges are written out."""
     runs = _union([(number, number) for number in numbers])
     return _text(runs[:most]) + (",..." if len(runs) > most else "")
 
@@ -20,7 +20,7 @@ def _text(runs: List[Tuple[int, int]]) -> str:
 
 
 def _union(ranges: List[Tuple[int, int]]) -> List[Tuple[int, int]]:
-    """Return them sorted, runs of them joined, each number once."""
+    """Return the ranges sorted and without overlap, adjacent ones joined."""
     union: List[Tuple[int, int]] = []
     for first, last in sorted(ranges):
         if union and first <= union[-1][1] + 1:
@@ -31,7 +31,7 @@ def _union(ranges: List[Tuple[int, int]]) -> List[Tuple[int, int]]:
 
 
 def numbers(text: str) -> List[int]:
-    """Parse what `ranges` has written; what it left out is not known."""
+    """Parse text written by `ranges`; ranges that it left out are lost."""
     found: List[int] = []
     for part in text.split(","):
         low, _, high = part.partition("-")
@@ -47,7 +47,7 @@ def named_ranks(numbers: Iterable[int], most: int = MOST) -> str:
 
 
 def named_commands(nodes: Iterable[int], most: int = 8) -> str:
-    """Name what was started once per node, if it starts the ranks itself: `the command on node 1`."""
+    """Name the commands of nodes that start the ranks themselves: `the command on node 1`."""
     text = ranges(nodes, most)
     return f"the command on node {text}" if text.isdigit() else f"the commands on nodes {text}"
 
@@ -79,14 +79,14 @@ class HostlistError(ValueError):
 
 
 def expand(text: str, limit: int = DEFAULT_LIMIT) -> List[str]:
-    """Expand a list to host names, in its order. More than `limit` of them is an error, found before they are made."""
+    """Expand a list to host names, in its order. A list of more than `limit` names is refused before any is made."""
     if _PLAIN.fullmatch(text) and text.count(",") < limit:
         return text.split(",")
     return _Reader(text, limit).hosts()
 
 
 def fold(hosts: Iterable[str]) -> str:
-    """Return the shortest list that `expand` turns into these names, in this order, brackets around last numbers alone."""
+    """Return the shortest list that `expand` turns into these names in this order, with brackets around the last numbers only."""
     groups: List[Tuple[str, List[List[str]]]] = []  # the text before the number, and its ranges
     for host in hosts:
         numbered = _NUMBERED.fullmatch(host)
@@ -210,7 +210,7 @@ class _Reader:
             self._fail(f"the range {word} runs backwards", start)
         if last - first >= self.limit:
             self._too_many(start)
-        width = len(low)  # as schedulers do: the first number says how many zeros
+        width = len(low)  # as schedulers do: the first number sets the number of digits
         return [f"{number:0{width}d}" for number in range(first, last + 1)]
 
     def _skip_blanks(self) -> None:
@@ -260,12 +260,12 @@ class Places:
             self._files[file] = kept
 
     def texts(self) -> Tuple[str, ...]:
-        """Return `slurm-7.out:12,40-44`, one for each file."""
+        """Return one text per file: `slurm-7.out:12,40-44`."""
         return tuple(f"{file}:{_numbers(ranges)}" for file, ranges in list(self._files.items())[:MAX_TEXTS])
 
 
 def merged(places: Iterable[Places]) -> Tuple[str, ...]:
-    """Return all of them together, sorted within each file."""
+    """Merge several into one, sorted within each file."""
     files: Dict[str, List[Tuple[int, int]]] = {}
     for each in places:
         for file, ranges in each._files.items():

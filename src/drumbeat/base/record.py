@@ -50,7 +50,7 @@ def plain_json(plain: Any, **how: Any) -> str:
 
 
 def from_plain(cls: Type[T], data: Any, where: str = "") -> T:
-    """Build the record `cls` from what `to_plain` made of it, checking every type on the way."""
+    """Build the record `cls` from the output of `to_plain`, checking every type on the way."""
     try:
         record: T = _read_record(cls, data)
     except _Misfit as misfit:
@@ -80,7 +80,7 @@ def check_schema(schema: str, ours: str, where: str) -> None:
 
 
 class _Misfit(Exception):
-    """A value of the wrong type; `place` is put together on the way out, so that values which fit cost nothing for it."""
+    """A value of the wrong type; `place` is built while the error propagates, so that valid values cost nothing."""
 
     def __init__(self, what: str) -> None:
         super().__init__(what)
@@ -108,7 +108,7 @@ def _read_record(cls: Any, data: Any) -> Any:
 
 @functools.cache  # worked out once per class: the lead of a large job reads hundreds of records per second
 def _fields(cls: Any) -> List[Tuple[str, _Reader, bool]]:
-    """Return name, reader, and whether the field is required."""
+    """Return name, reader and required flag of each field."""
     hints, missing = get_type_hints(cls), dataclasses.MISSING
     return [
         (field.name, _reader(hints[field.name]), field.default is missing and field.default_factory is missing)
@@ -118,7 +118,7 @@ def _fields(cls: Any) -> List[Tuple[str, _Reader, bool]]:
 
 @functools.cache
 def _reader(hint: Any) -> _Reader:
-    """Return the function that turns a JSON value into one of this type, or raises _Misfit."""
+    """Return the function that turns a JSON value into this type, or raises _Misfit."""
     origin, args = get_origin(hint), get_args(hint)
     if hint is Any:
         return lambda value: value

@@ -1,4 +1,4 @@
-"""Printing foreign text safely: names of files and runs, lines of logs, what a cluster says."""
+"""Printing foreign text safely: file and run names, log lines, cluster output."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _CONTROLS = regex(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def harmless(text: str) -> str:
-    """Remove what steers a terminal; lines and tabs stay."""
+    """Remove terminal control characters; line ends and tabs stay."""
     return text if text.isprintable() else _CONTROLS.sub("", _ESCAPES.sub("", text))
 
 
 def visible(text: str) -> str:
-    """Show what steers a terminal instead of sending it there, as `\\x1b`; colours, tabs and ends of lines stay."""
+    """Show terminal control characters in escaped form, as `\x1b`; colours, tabs and line ends stay."""
     if text.isprintable():
         return text
     parts = _COLOURS.split(text)
@@ -29,12 +29,13 @@ def visible(text: str) -> str:
 
 
 def indented(text: str) -> str:
-    """Return harmless lines, all but the first indented: a line inside a name does not look like a line of ours."""
+    """Remove control characters and indent all lines but the first, so that a line inside a name does not look like one of
+    ours."""
     return re.sub(r"\n(?!  )", "\n  ", harmless(text))
 
 
 def printable(text: str) -> str:
-    """Return one line: a name with a line end in it must not look like a line of ours."""
+    """Return the text as one line, so that a name with a line end in it does not look like a line of ours."""
     if text.isprintable():
         return text
     return "".join(letter if letter.isprintable() else " " for letter in _ESCAPES.sub("", text))
@@ -155,8 +156,8 @@ def _upper(name: str) -> str:
 
 
 def in_words(words: Sequence[str]) -> Optional[str]:
-    """Name what in a command holds a secret: an option (`--token`), a variable (`HF_TOKEN`), a kind of value; None if
-    nothing."""
+    """Name the part of a command that holds a secret: an option (`--token`), a variable (`HF_TOKEN`), a kind of value; None if
+    there is none."""
     for place, word in enumerate(words):
         name, equals, value = word.partition("=")
         option = _OPTION.fullmatch(name)
@@ -173,7 +174,7 @@ def in_words(words: Sequence[str]) -> Optional[str]:
 
 
 def in_text(text: str) -> Optional[str]:
-    """Return the same for shell text."""
+    """Name the part of a shell text that holds a secret; None if there is none."""
     return next((name for _, _, name in _found(text)), None)
 
 
@@ -194,7 +195,7 @@ def _may_hold_one(text: str) -> bool:
 
 
 def _found(text: str) -> Iterator[Tuple[int, int, str]]:
-    """Yield start and end of each secret, and what it was recognised by."""
+    """Yield start and end of each secret, and the name or form it was recognised by."""
     for match in _HEADER.finditer(text):
         yield match.start(2), match.end(2), "an Authorization header"
     for match, start, judged, end in _with_values(_GIVEN, text):
@@ -226,8 +227,8 @@ def _found(text: str) -> Iterator[Tuple[int, int, str]]:
 
 
 def _with_values(pattern: re.Pattern[str], text: str) -> Iterator[Tuple[re.Match[str], int, str, int]]:
-    """Yield each name that the pattern finds, and of the value behind it the start, the part to judge, and the end. Names
-    inside a value are found too: `https:` has a URL for its value."""
+    """Yield each name that the pattern finds, and of the value after it the start, the part to judge, and the end. Names
+    inside a value are found too: the value of `https:` is a URL."""
     bare_end = -1
     for match in pattern.finditer(text):
         start, quote = match.end(), match.group(match.re.groups)
@@ -243,8 +244,8 @@ def _with_values(pattern: re.Pattern[str], text: str) -> Iterator[Tuple[re.Match
 
 
 def _assigns(match: re.Match[str], value: str) -> bool:
-    """Return true if this assigns a value. Prose has colons too (`unexpected token: 12`): in lower case only what looks
-    like a password counts."""
+    """Return true if this assigns a value. Prose has colons too (`unexpected token: 12`), so in lower case only a value that
+    looks like a password counts."""
     name, between = match.group(1), match.group(2)
     if _VOCABULARY.search(_upper(name)) and not _WHOLE_VALUE.match(value):
         return False
@@ -271,8 +272,7 @@ def _given_to_programs(text: str) -> Iterator[Tuple[int, int, str]]:
 
 
 def _secret_key(key: str, value: str) -> bool:
-    """Return true for a key of a configuration whose last part is secret (`hf.token`), unless the whole names a
-    vocabulary."""
+    """Return true for a configuration key whose last part is secret (`hf.token`), unless the whole key names a vocabulary."""
     match = _KEY_OF_CONFIG.fullmatch(key)
     if not match or not _literal(value) or _NOT_ONE.fullmatch(value):
         return False
@@ -300,5 +300,5 @@ def _secret_option(option: str, value: str) -> bool:
 
 
 def _literal(value: str) -> bool:
-    """Return false for what is filled in later, names a file or is a placeholder."""
+    """Return false for a value that is filled in later, a file name or a placeholder."""
     return bool(value) and not re.match(r"[$/~<{\[]|pass$|your|xxx", value)

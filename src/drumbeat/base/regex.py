@@ -22,7 +22,7 @@ _OFFERED = (
 
 
 class _Pattern:
-    """A pattern with the methods of a compiled one."""
+    """A pattern with the methods of a compiled one, compiled at its first use."""
 
     def __init__(self, text: Any, flags: int) -> None:
         self._given = (text, flags)

@@ -24,7 +24,8 @@ STOP_REQUESTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
 STOPS = (*STOP_REQUESTS, signal.SIGQUIT)  # QUIT, by the desk to its agents: without grace
 
 
-# Signals that a process heeds: a launcher before its handlers are there, a forked helper, a program before exec.
+# Signals whose default handling must be restored or held back: in a launcher before its handlers are installed, a forked
+# helper, a program before exec.
 
 
 @contextmanager
@@ -38,12 +39,12 @@ def stops_held_back() -> Iterator[None]:
 
 
 def let_stops_in() -> None:
-    """Unblock stop signals once the handlers are installed: earlier ones are delivered now."""
+    """Unblock the stop signals after the handlers are installed: pending ones are delivered now."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
 
 
 def heed_interrupts() -> None:
-    """Listen to SIGINT even if it is ignored: a script's `command &` and some CI runners start programs that way."""
+    """Handle SIGINT even if it is ignored: a script's `command &` and some CI runners start programs with SIGINT ignored."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -59,7 +60,7 @@ def ignore_stops(but: Sequence[int] = ()) -> None:
 
 
 def plain_signals() -> None:
-    """Reset signals in a forked child, before exec: Python's ignored and handled ones must not reach the program."""
+    """Reset signals in a forked child before exec: signals that Python ignores or handles must not stay so in the program."""
     signal.set_wakeup_fd(-1)
     for number in (
         signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1,
