@@ -25,7 +25,7 @@ _NOUN = regex(r"[A-Za-z]{2,}")
 
 @functools.lru_cache(None)
 def entries(file: str) -> Dict[str, Dict[str, str]]:
-    """Return the entries of one file, each whole."""
+    """Return the entries of one file, each with the values that it inherits."""
     whole: Dict[str, Dict[str, str]] = {}
     for name, entry in load(__package__, file).items():
         entry = {OK: entry} if isinstance(entry, str) else entry
@@ -37,7 +37,7 @@ def entries(file: str) -> Dict[str, Dict[str, str]]:
 
 
 def filled(template: str, values: Mapping[str, Any]) -> str:
-    """Fill in a template; every name that it holds must be given."""
+    """Fill in a template; every name in it must be given."""
 
     def one(match: re.Match[str]) -> str:
         value, form = values[match[1]], match[2] or ""
@@ -58,7 +58,7 @@ class Catalog:
         self.file = file
 
     def __call__(self, code: str, variant: str = "", /, **values: Any) -> Finding:
-        """Return a finding; values that are fields of a Finding are set there, too."""
+        """Return a finding; values named like a field of Finding set that field too."""
         entry = entries(self.file)[f"{code}/{variant}" if variant else code]
         fields = {key: value for key, value in values.items() if key in FIELDS}
         fields.setdefault("severity", entry.get("severity"))

@@ -41,12 +41,12 @@ WAS = {
 
 
 def shown(text: str) -> str:
-    """Return the text as it may be printed and kept: nothing in it steers a terminal, and secrets are replaced by `…`."""
+    """Return the text safe to print and to keep: control characters removed, secrets replaced by `…`."""
     return redact(harmless(text))
 
 
 def clipped(text: str, most: int) -> str:
-    """Return the start of a text, with no secret left that the cut would have made unrecognisable."""
+    """Return the start of a text. Secrets are replaced first, so that the cut cannot make one unrecognisable."""
     return text if len(text) <= most else shown(text)[:most]
 
 
@@ -76,7 +76,7 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Finding:
-    """One observation: what is so, how bad it is, what shows it, and what to do."""
+    """One observation: what is wrong, how bad it is, the evidence for it, and what to do."""
 
     code: str  # stable, kebab-case: `port-in-use`, `memlock-low`
     severity: str  # one of SEVERITIES; an error is what breaks this job
@@ -104,7 +104,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The answer of one check. `answer` is a word of that check; 'unknown' is always allowed, a guess never."""
+    """The answer of one check. `answer` is a word of that check, or 'unknown'; it is never a guess."""
 
     check: str
     answer: str
@@ -125,7 +125,7 @@ class Verdict:
 
     @property
     def words(self) -> str:
-        """Return answer and summary; a summary that begins with the answer says both."""
+        """Return answer and summary; only the summary if it begins with the answer."""
         if not self.summary or self.summary.startswith(self.answer):
             return self.summary or self.answer
         return f"{self.answer}: {self.summary}"
@@ -133,7 +133,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class PastedDump:
-    """The output of a tool that somebody pasted beside a log: what it shows, and what that means for a job."""
+    """The output of a tool that was pasted beside a log: what it shows, and what that means for a job."""
 
     kind: str  # the command that printed it
     file: str
@@ -143,5 +143,5 @@ class PastedDump:
 
 
 def worst(findings: Iterable[Finding]) -> str:
-    """Return the worst severity among them; `ok` when there are none."""
+    """Return the worst severity of the findings; `ok` if there are none."""
     return max((finding.severity for finding in findings), key=SEVERITIES.index, default=OK)
