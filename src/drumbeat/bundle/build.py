@@ -1,4 +1,4 @@
-"""Builds drumbeat.pyz: the node world and PyYAML's pure part in one file, the same bytes for the same sources."""
+"""Builds drumbeat.pyz: the modules that run on nodes and PyYAML's pure Python part in one file, reproducible byte for byte."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from drumbeat.base.regex import regex
 from drumbeat.bundle.cache import ELSEWHERE, SEAL, cache_folder, hold, intact, keep, remove_old, sealed
 from drumbeat.bundle.pinned import running_bundle
 
-# Rooms that stay at the desk: they need torch, numpy or a terminal library.
+# Rooms that are not bundled: they need torch, numpy or a terminal library.
 _LEFT_OUT = ("metrics/integrations", "train", "watch")
 # Files of those rooms that need nothing of the kind: what a layout is, tune must know on a compute node too; and the plain
 # table of `watch` works on a login node where nothing is installed.
@@ -88,7 +88,7 @@ def _zipped(sources: Dict[str, bytes]) -> bytes:
 
 
 def _files() -> Dict[str, str]:
-    """Map the name of each file in the bundle to its path here."""
+    """Map the name of each file in the bundle to its path on this machine."""
     found = {}
     for base, folders, names in os.walk(_ROOT):
         place = os.path.relpath(base, _ROOT)
@@ -112,7 +112,7 @@ def _read_all(files: Dict[str, str]) -> Dict[str, bytes]:
 
 
 def _twins(sources: Dict[str, bytes]) -> Dict[str, bytes]:
-    """Return our YAML files as JSON: see base/data.py."""
+    """Return our YAML files converted to JSON: see base/data.py."""
     yamls = [name for name in sources if name.endswith(".yaml")]
     return {
         name[: -len("yaml")] + "json": json.dumps(_used(name, sources[name]), separators=(",", ":")).encode()
@@ -121,7 +121,7 @@ def _twins(sources: Dict[str, bytes]) -> Dict[str, bytes]:
 
 
 def _used(name: str, data: bytes) -> Any:
-    """Drop what is for readers and tests only."""
+    """Drop files that are only for readers and tests."""
     parsed = parse_yaml(data)
     folder = name.rpartition("/")[0]
     if folder == "drumbeat/findings":
@@ -138,7 +138,7 @@ def _without(entry: Any, left_out: Sequence[str]) -> Any:
 
 
 def _code_alone(sources: Dict[str, bytes]) -> Dict[str, bytes]:
-    """Remove comments: what travels to pods has little room. Every line keeps its number."""
+    """Remove comments: a payload for pods must be small. Every line keeps its number."""
 
     def without_comment(match: re.Match[bytes]) -> bytes:
         return b"" if match[0].lstrip().startswith(b"#") else match[0]
@@ -148,8 +148,8 @@ def _code_alone(sources: Dict[str, bytes]) -> Dict[str, bytes]:
 
 
 def _byte_code(sources: Dict[str, bytes]) -> Dict[str, bytes]:
-    """Compile for this interpreter, beside the source: agents start in a third of the time. Any other Python finds a magic
-    number that is not its own and takes the source."""
+    """Compile for this interpreter, beside the source: agents start in a third of the time. Any other Python finds a foreign
+    magic number and uses the source."""
     made = {}
     for name, data in sources.items():
         if name.endswith(".py") and name != "__main__.py":
@@ -160,7 +160,7 @@ def _byte_code(sources: Dict[str, bytes]) -> Dict[str, bytes]:
 
 
 def cached_bundle(environ: Mapping[str, str]) -> str:
-    """Return the bundle of this very code: the file we run from, or one built now and kept."""
+    """Return the bundle of the running code: the file we run from, or one built now and cached."""
     running = running_bundle()
     if running:
         return running
@@ -169,7 +169,7 @@ def cached_bundle(environ: Mapping[str, str]) -> str:
     path = os.path.join(folder, f"drumbeat-{key}.pyz")
     if not intact(path):
         sources = _read_all(files)
-        while _key(files) != key:  # somebody changes them at this moment
+        while _key(files) != key:  # the sources are being changed at this moment
             key, sources = _key(files), _read_all(files)
             path = os.path.join(folder, f"drumbeat-{key}.pyz")
         code = _code_alone(sources)
@@ -183,7 +183,7 @@ def cached_bundle(environ: Mapping[str, str]) -> str:
 
 
 def _key(files: Dict[str, str]) -> str:
-    """Return a key from sizes and time stamps, as Python does for its own byte code: reading 600 files would slow down
+    """Return a key made of file sizes and time stamps, as Python does for its byte code: reading 600 files would slow down
     each start."""
     digest = hashlib.sha256(importlib.util.MAGIC_NUMBER + os.fsencode(_ROOT))
     for name, path in sorted(files.items()):
@@ -193,7 +193,7 @@ def _key(files: Dict[str, str]) -> str:
 
 
 def _commented(archive: bytes) -> bytes:
-    """Declare the seal that follows as the archive's comment: any Python still runs it."""
+    """Declare the seal that follows as the archive's comment, so that any Python still runs the archive."""
     return archive[:-2] + len(SEAL).to_bytes(2, "little")
 
 

@@ -18,8 +18,8 @@ from drumbeat.base.problem import Problem
 # of its last use is its time stamp.
 
 
-NEWEST = 5  # stay, whoever uses them
-_JUST_USED = 3600.0  # seconds: whoever was given the path may be about to open it
+NEWEST = 5  # bundles that always stay
+_JUST_USED = 3600.0  # seconds: a process that was given the path may be about to open it
 SEAL = hashlib.sha256().hexdigest().encode()  # its length is what counts
 ELSEWHERE = "export XDG_CACHE_HOME=/a/folder/of/yours"
 _held: Dict[str, int] = {}  # path -> a descriptor with a shared lock, until this process ends
@@ -37,7 +37,7 @@ def hold(path: str) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         _held[path] = descriptor
-    except OSError:  # storage without locks: there nothing is ever removed either
+    except OSError:  # storage without locks: nothing is ever removed there
         os.close(descriptor)
 
 
@@ -47,7 +47,7 @@ def remove_old(folder: str, ending: str = ".pyz") -> None:
         names = [name for name in os.listdir(folder) if name.startswith("drumbeat-") and name.endswith(ending)]
         by_use = sorted((os.lstat(os.path.join(folder, name)).st_mtime, name) for name in names)
     except OSError:
-        return  # another desk tidies up at this moment
+        return  # another process tidies up at this moment
     for used, name in by_use[:-NEWEST]:
         if time.time() - used > _JUST_USED:
             _remove_unused(os.path.join(folder, name))
@@ -68,8 +68,7 @@ def _remove_unused(path: str) -> None:
 
 
 def cache_folder(environ: Mapping[str, str]) -> str:
-    """Return the cache folder. Agents run what lies here with the run's token, so a folder that others can write to is
-    refused."""
+    """Return the cache folder. Agents run its files with the run's token, so a folder that others can write to is refused."""
     home = home_folder(environ)
     cache = environ.get("XDG_CACHE_HOME") or (home and os.path.join(home, ".cache"))
     if not cache:
@@ -90,12 +89,12 @@ def cache_folder(environ: Mapping[str, str]) -> str:
 
 
 def sealed(body: bytes) -> bytes:
-    """Add the SHA-256 of a file to its end, so that one that was cut short or changed is noticed."""
+    """Append the SHA-256 of a file to it, so that a truncated or changed file is noticed."""
     return body + hashlib.sha256(body).hexdigest().encode()
 
 
 def intact(path: str) -> bytes:
-    """Return a file that this user kept, unchanged, without its seal; nothing of any other."""
+    """Return a sealed file of this user without its seal; nothing if it was changed or belongs to somebody else."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError:
@@ -109,7 +108,7 @@ def intact(path: str) -> bytes:
 
 
 def keep(path: str, data: bytes) -> None:
-    """Keep it whole or not at all, and writable by nobody else whatever the umask is."""
+    """Write the file completely or not at all, writable by nobody else whatever the umask is."""
     descriptor, partial = tempfile.mkstemp(dir=os.path.dirname(path), prefix="partial-")
     try:
         with open(descriptor, "wb") as file:

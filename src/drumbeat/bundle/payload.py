@@ -1,7 +1,7 @@
-"""The part of drumbeat.pyz that travels to pods, in a config map or a secret, which hold 1 MiB.
+"""The part of drumbeat.pyz that travels to pods in a config map or a secret, which hold 1 MiB.
 
-Nobody keeps a list of it: it is what the node's commands import, at the top of a file or inside a function, with the data of
-every package that those files name. Byte code, docstrings, types and PyYAML stay at the desk; every line keeps its number.
+The list of files is computed: everything that the node's commands import, at the top of a file or inside a function, with the
+data of every package that those files name. Byte code, docstrings, types and PyYAML are left out; every line keeps its number.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from drumbeat.base.problem import Problem
 from drumbeat.base.regex import regex
 from drumbeat.bundle.cache import cache_folder, intact, keep, remove_old, sealed
 
-LARGEST = 800_000  # bytes: a config map and a secret hold 1 MiB, and as text it is a quarter more
+LARGEST = 800_000  # bytes: a config map and a secret hold 1 MiB, and encoded as text it grows by a quarter
 _ENTRY, _WHOLE = "drumbeat.cli.node_entry", "drumbeat.cli.entry"
 # Read as text, copied beside the ranks or run there: no import leads to it.
 _IN_RANKS = "drumbeat/inrank/"
@@ -36,7 +36,8 @@ _IMPORT = regex(rb"(?m)^[ \t]*from (drumbeat[\w.]*) import (?:\(([^)]*)\)|([^\n]
 
 
 def cached_payload(bundle: str, environ: Mapping[str, str]) -> bytes:
-    """Return the payload of a bundle, packed once and kept: it takes two seconds. Where nothing can be kept, pack it."""
+    """Return the payload of a bundle, packed once (which takes two seconds) and cached. If it cannot be cached, pack it each
+    time."""
     with open(bundle, "rb") as file:
         digest = hashlib.sha256(file.read()).hexdigest()
     try:
@@ -81,16 +82,16 @@ _NO_MODEL = b"NO_CAUSES = ()\ndef likely(text):\n return {}\ndef guess(text):\n 
 
 
 def _other_codes(weights: bytes, words: bytes) -> bytes:
-    """The codes of the model that no row of the grammar has: all that is asked of it on nodes."""
+    """Return the model's codes that no grammar row has: the only values that nodes need from it."""
     rows = {code for row in json.loads(words)["rows"] for code in row}
     return json.dumps({"codes": [code for code in json.loads(weights)["codes"] if code not in rows]}).encode()
 
 
 def _without_sources(data: bytes) -> bytes:
-    """Leave out where a rule comes from: no node asks for it."""
+    """Leave out the sources of rules: nodes do not use them."""
     rules = [{**rule, "source": "-"} for rule in json.loads(data)]
     for rule in rules:
-        if rule.get("role") == "noise" or rule.get("role") == "note" and "explains" not in rule:  # no node shows it
+        if rule.get("role") == "noise" or rule.get("role") == "note" and "explains" not in rule:  # not shown on nodes
             rule.update(title="-", cause="-", fix="-")
     return json.dumps(rules, separators=(",", ":")).encode()
 
@@ -119,7 +120,7 @@ def node_files(files: Mapping[str, bytes]) -> Set[str]:
 
 
 def without_docstrings(data: bytes) -> bytes:
-    """Replace each docstring by as many empty lines, or by an empty one where it is all there is; indent with tabs."""
+    """Replace each docstring by as many empty lines, or by an empty string where it is the whole body; indent with tabs."""
     data = _DOCSTRING.sub(
         lambda found: (b":\n" if found[3] else found[1] + b'""') + b"\n" * found[0][len(found[1]) :].count(b"\n"), data
     )
@@ -127,7 +128,8 @@ def without_docstrings(data: bytes) -> bytes:
 
 
 def without_types(data: bytes) -> bytes:
-    """Leave out the types of parameters, results and variables of functions. A test compares the syntax trees of all files."""
+    """Remove type annotations of parameters, results and variables of functions. A test compares the syntax trees of all
+    files."""
     lines = [0, *itertools.accumulate(map(len, data.splitlines(keepends=True)))]
     spans: List[Tuple[int, int]] = []
 

@@ -1,9 +1,9 @@
 """Start exactly the drumbeat.pyz and the order that were submitted.
 
-A run folder may lie where others can write, and days may pass before a job starts. So its order holds the SHA-256 of
-drumbeat.pyz, and whatever starts a node (the script that a scheduler keeps, an argument that a launcher hands on) holds the
-SHA-256 of the order, with the few lines of Python below. They read both files once, check them, and run private copies: the
-program is read again and again while the run goes on.
+A run folder may be writable by others, and a job may wait for days before it starts. So the order holds the SHA-256 of
+drumbeat.pyz, and whatever starts a node (the scheduler's script, a launcher's argument) holds the SHA-256 of the order, with
+the few lines of Python below. They read both files once, check them, and run private copies, because the program is read again
+and again while the run goes on.
 """
 
 from __future__ import annotations
@@ -96,23 +96,22 @@ os.execv(sys.executable, [sys.executable, "-I", "-S"] + words)
 
 
 def pinned(order: Order, bundle: str) -> Order:
-    """Return the order that runs with this very bundle."""
+    """Return the order with the SHA-256 of the running bundle."""
     with open(bundle, "rb") as file:
         return dataclasses.replace(order, program=hashlib.sha256(file.read()).hexdigest())
 
 
 def start_argv(python: str, request: str, text: str, word: str = "_node") -> Tuple[str, ...]:
-    """Return the command that starts `drumbeat.pyz WORD` with the file `request`, which must hold `text`; the bundle lies
+    """Return the command that starts `drumbeat.pyz WORD` with the file `request`, which must contain `text`; the bundle lies
     beside it.
 
-    -I -S: neither the caller's PYTHONPATH nor an installed package may change what drumbeat is.
+    -I -S: neither the caller's PYTHONPATH nor an installed package may change drumbeat.
     """
     return (python, "-I", "-S", "-c", LOADER, word, request, hashlib.sha256(text.encode()).hexdigest())
 
 
 def shell_start(python: str, folder: str, name: str, text: str, word: str = "_node") -> Tuple[List[str], str]:
-    """Return the same for a shell script: lines that come before, and the command. `python` and `folder` are words of
-    shell."""
+    """Return the same start for a shell script: preparatory lines, and the command. `python` and `folder` are shell words."""
     digest = start_argv("", "", text)[-1]
     lines = [
         "# Run the very drumbeat.pyz and the very request that were submitted, from private copies: days may pass until this",
@@ -124,7 +123,7 @@ def shell_start(python: str, folder: str, name: str, text: str, word: str = "_no
 
 @contextlib.contextmanager
 def removed_after(private: Sequence[str]) -> Iterator[None]:
-    """Remove the private copies that the loader has made and named behind its word, also if a signal ends this process
+    """Remove the private copies that the loader made and listed after its command word, also if a signal ends this process
     early."""
     try:
         for number in STOPS:
@@ -138,5 +137,5 @@ def removed_after(private: Sequence[str]) -> Iterator[None]:
 
 
 def node_start(python: str, folder: str, order: Order) -> Tuple[List[str], str]:
-    """Return lines and command that start a node's agent from a shell script."""
+    """Return the lines and the command that start a node's agent from a shell script."""
     return shell_start(python, folder, "order.json", dump_order(order))
