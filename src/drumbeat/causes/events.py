@@ -13,12 +13,12 @@ from drumbeat.findings.model import CERTAIN, LIKELY, UNKNOWN, Finding
 OUTSIDE = "signal"  # died from a signal: sent from outside, or for a fault of its own
 HARDWARE = "hardware"
 RAISED = "exception"  # away from communication: nothing another rank did explains it
-EXIT = "exit"  # ended without a word, with an exit code other than 0
+EXIT = "exit"  # ended silently, with an exit code other than 0
 LEFT = "left"  # ended with 0 while others went on: a cause only of lost peers
 RAISED_IN_COMMUNICATION = "exception in communication"  # its own fault, or another rank's
 LOST_PEER = "lost peer"
 TIMED_OUT = "time-out"  # gave up waiting for another rank
-RECORD = "record"  # a launcher's word that somebody failed, without a reason
+RECORD = "record"  # a launcher's record that a rank failed, without a reason
 ENDED_BY_US = "ended by us"
 KINDS = (
     OUTSIDE, HARDWARE, RAISED, EXIT, LEFT, RAISED_IN_COMMUNICATION, LOST_PEER, TIMED_OUT, RECORD, ENDED_BY_US,
@@ -56,9 +56,9 @@ class Event:
     named_first: bool = False  # whoever recorded it says that it was the first
 
     def precedes(self, other: Event, noise: float = 0.0) -> bool:
-        """Return True if this is known to come first; by more than `noise` seconds if the other is on another node. Lines
-        that several ranks write into one source are in order only ROUGHLY; those of one rank are, and what stands behind a
-        record came after it."""
+        """Return True if this event is known to come before the other; if they are on different nodes, by more than `noise`
+        seconds. Lines that several ranks write to one source are in order only ROUGHLY. Lines of one rank are in exact order,
+        and whatever follows a record came after it."""
         if self.end is not None and other.begin is not None:
             one_clock = self.place.node is not None and self.place.node == other.place.node
             return self.end + (0.0 if one_clock else noise) < other.begin
@@ -68,7 +68,7 @@ class Event:
         return own or bool(self.record) or other.order - self.order > ROUGHLY
 
     def stands_before(self, other: Event) -> bool:
-        """Return True if it comes first in time or, without times, in the order of their source."""
+        """Return True if this event comes first in time or, without times, first in a common source."""
         if self.end is not None and other.begin is not None:
             return self.end < other.begin
         return self.source == other.source and self.order < other.order
@@ -85,7 +85,7 @@ _STATED = (AssertionError, NotImplementedError)  # somebody has written their me
 
 
 def _names(*kinds: type) -> List[str]:
-    """Names of these built-in classes and of those below them."""
+    """Return the names of these built-in exception classes and their subclasses."""
     return [name for name, each in vars(builtins).items() if isinstance(each, type) and issubclass(each, kinds)]
 
 
@@ -105,18 +105,18 @@ def is_fault(exception: str) -> bool:
 
 
 def fault_in(text: str) -> int:
-    """Return where the message of such an exception begins in this text; 0 where it tells of none."""
+    """Return the position in this text at which the message of such an exception begins; 0 if there is none."""
     found = _FAULT.search(text)
     return found.end() if found else 0
 
 
 def is_stated(exception: str) -> bool:
-    """Return True for a fault whose message somebody has written: an assertion, or something not implemented."""
+    """Return True for a fault whose message a programmer wrote: an assertion, or something not implemented."""
     return class_of(exception) in {each.__name__ for each in _STATED}
 
 
 def is_observed(exception: str) -> bool:
-    """Return True for an exception whose class says that a system call or another rank's end raised it."""
+    """Return True for an exception whose class shows that it was raised by a failed system call or by another rank's end."""
     return class_of(exception) in _SYSTEM_NAMES or bool(_OF_PEERS.match(class_of(exception)))
 
 
@@ -136,12 +136,12 @@ _PEERS = re.compile(
 
 
 def may_follow(exception: str) -> bool:
-    """Return True if an exception's name says that it may be the consequence of something else."""
+    """Return True if an exception's name suggests that it is the consequence of something else."""
     return bool(_FOLLOWS.match(class_of(exception)))
 
 
 def in_communication(text: str) -> bool:
-    """Return True if an exception speaks of the job's other ranks or the connection to them."""
+    """Return True if an exception is about the job's other ranks or the connection to them."""
     return bool(_OF_PEERS.match(class_of(text)) or _PEERS.search(text)) and not fault_in(text)
 
 
@@ -159,12 +159,12 @@ class First:
     event: Optional[Event]
     confidence: str = UNKNOWN  # certain only if the order is known and no unexplained error came before
     why: str = ""
-    unexplained: Tuple[Event, ...] = ()  # errors that `event` does not explain, and ends that had left its rank before
-    in_order: bool = False  # none of the others of its kind came before it, as far as is known
+    unexplained: Tuple[Event, ...] = ()  # errors that `event` does not explain, and closed connections to its rank
+    in_order: bool = False  # none of the other candidates came before it, as far as is known
 
 
 def first(events: Sequence[Event], noise: float = 0.0) -> First:
-    """Pick the cause. `noise`: seconds within which the clocks of different places cannot order two events."""
+    """Pick the event that explains the others. `noise`: seconds by which clocks of different places may differ."""
     behind = set(map(id, consequences(events, noise)))  # thousands of ranks: equality would compare every field
     left = [event for event in events if id(event) not in behind and event.kind != ENDED_BY_US]
     own = [event for event in left if event.kind in OWN]
@@ -182,18 +182,18 @@ def first(events: Sequence[Event], noise: float = 0.0) -> First:
 
 
 def abandoned(events: Sequence[Event]) -> Set[int]:
-    """Ranks to which others had closed connections."""
+    """Return the ranks to which others closed connections."""
     return {rank for event in events for rank in event.closed}
 
 
 def closers(events: Sequence[Event]) -> List[Event]:
-    """Those that closed connections while nobody had closed one to them."""
+    """Return the events of ranks that closed connections while no connection to them was closed."""
     closed = abandoned(events)
     return [event for event in events if event.closed and event.place.rank not in closed]
 
 
 def consequences(events: Sequence[Event], noise: float = 0.0) -> List[Event]:
-    """Those that follow from a death that somebody recorded: others lost the dead rank, or failed later."""
+    """Return the events that follow from a recorded death: other ranks lost the dead rank, or failed later."""
     deaths = [event for event in events if event.kind == OUTSIDE and event.record]
     return [event for event in events if any(_follows(event, death, noise) for death in deaths)]
 
@@ -207,7 +207,8 @@ def _follows(event: Event, death: Event, noise: float) -> bool:
 
 
 def _says_why(words: Event, death: Event) -> bool:
-    """Return True if these words may say why a process died: they may be its own, or a launcher killed it for them."""
+    """Return True if these words may say why a process died: they may be its own, or those of a rank after whose failure a
+    launcher killed it."""
     if words.kind == OUTSIDE or death.kind != OUTSIDE or death.precedes(words):
         return False
     if not words.place.differs(death.place) or not death.record:
@@ -216,7 +217,7 @@ def _says_why(words: Event, death: Event) -> bool:
 
 
 def _soonest(events: Sequence[Event]) -> List[Event]:
-    """Those that can precede another event: of events with a time, the one that ended first precedes whatever any does."""
+    """Return the events to compare others with for precedence: if all have times, the one that ended first is enough."""
     timed = [event for event in events if event.end is not None and event.begin is not None]
     if len(timed) < len(events):
         return list(events)
@@ -224,13 +225,13 @@ def _soonest(events: Sequence[Event]) -> List[Event]:
 
 
 def _left_before(events: Sequence[Event], waiting: Sequence[Event], noise: float) -> List[Event]:
-    """Ranks that left with 0 before all that lost a peer."""
+    """Return the ranks that left with 0 and not after any rank that lost a peer."""
     left = [event for event in events if event.kind == LEFT]
     return [event for event in left if waiting and not any(each.precedes(event, noise) for each in waiting)]
 
 
 def _earliest(candidates: Sequence[Event], events: Sequence[Event], noise: float) -> Tuple[Event, str, bool]:
-    """The first of them, why it is, and whether that is known."""
+    """Return the first candidate, why it is the first, and whether that is certain."""
     soonest = _soonest(candidates)
     earliest = [event for event in candidates if not any(each.precedes(event, noise) for each in soonest)]
     timed = all(event.begin is not None for event in candidates)
@@ -240,7 +241,8 @@ def _earliest(candidates: Sequence[Event], events: Sequence[Event], noise: float
 
     closed, left = abandoned(earliest), closers(earliest)
     chosen = min(left, key=key) if 0 < len(left) < len(earliest) else None
-    # What is stronger or came before it, and was left by nobody, may have closed its connections without a trace: by a reset.
+    # A stronger or earlier event whose rank nobody has closed a connection to may itself have closed connections without a
+    # trace, by a reset.
     if chosen and all(event.place.rank in closed or key(event) >= key(chosen) for event in earliest):
         return chosen, f"closed the connection of rank {chosen.closed[0]}", True
     for record in events:
@@ -257,8 +259,8 @@ def _earliest(candidates: Sequence[Event], events: Sequence[Event], noise: float
 
 
 def _is_unexplained(event: Event, chosen: Event, noise: float, follows: bool) -> bool:
-    """Return True for another process's error before the chosen one that is not the loss of a peer. An error of
-    its own may have, unless it is known to be later; and who closed a connection to the chosen one did."""
+    """Return True for another process's error that came before the chosen event and is not the loss of a peer. A different
+    exception counts unless it is known to be later; so does closing a connection to the chosen rank."""
     if event is chosen or event.kind in (LEFT, RECORD) or event.place.rank == chosen.place.rank is not None:
         return False
     if event.kind not in WAITS and chosen.place.rank in event.closed and event.place.rank not in chosen.closed:

@@ -1,6 +1,6 @@
-"""Table of the causes for which attempts end, with what follows from each and why.
+"""Table of the causes for which attempts end, with the consequence of each and why.
 
-The codes are those of findings (docs/diagnose.md). A code that stands nowhere here is a failure of the program.
+The codes are those of findings (docs/diagnose.md). A code that is not in the table is a failure of the program.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from drumbeat.causes.events import (
 from drumbeat.causes.events import HARDWARE as OF_HARDWARE
 from drumbeat.findings.model import Finding
 
-# What the kernel says when a call fails, by its number.
+# The kernel's message for each error number.
 OF_ERRNO = {
     number: code
     for code, numbers in {
@@ -39,7 +39,7 @@ OF_ERRNO = {
     }.items()
     for number in numbers
 }
-HANG = "hang-"  # how the codes of hangs begin
+HANG = "hang-"  # prefix of the codes of hangs
 NOT_ZERO = "let the failure end the program: raise the exception again, or leave with an exit code other than 0"
 
 NEVER, SAME_STEP, SAME_WORDS = "never", "same step", "same words"
@@ -48,21 +48,21 @@ LONGEST_WAIT = 600.0  # seconds between two attempts
 
 @dataclass(frozen=True)
 class Cause:
-    """Properties of attempts that ended for this reason."""
+    """Policy for attempts that ended for this cause."""
 
     name: str
     why: str  # why it is treated like this
     codes: Tuple[str, ...] = ()
-    most: Optional[int] = None  # restarts in a row for this cause; none: as many as the job allows
+    most: Optional[int] = None  # restarts in a row for this cause; None: as many as the job allows
     wait: float = 0.0  # seconds before the first restart; each further one in a row waits twice as long
-    free: bool = False  # restarts cost none of the job's `restarts`
+    free: bool = False  # restarts do not count against the job's `restarts`
     repeats: str = NEVER  # no more restarts if it fails twice at the SAME_STEP, or before any step with the SAME_WORDS
     breaks_member: bool = False  # the machine is excluded at once
-    suspects_member: bool = False  # the machine is excluded when it fails first twice in a row
+    suspects_member: bool = False  # the machine is excluded when it is the first to fail twice in a row
     hint: str = ""  # what to do when `most` is reached
 
     def delay(self, in_a_row: int) -> float:
-        """Seconds to wait before the next restart, after so many attempts in a row ended for this cause."""
+        """Return the seconds to wait before the next restart, after this many attempts in a row ended for this cause."""
         return min(LONGEST_WAIT, self.wait * 2.0 ** min(in_a_row - 1, 30))
 
 
@@ -155,7 +155,7 @@ _BY_CODE = {code: cause for cause in CAUSES for code in cause.codes}
 
 
 def cause_of(finding: Optional[Finding], exit_code: int) -> Cause:
-    if exit_code in (126, 127):  # as shells say that the command cannot be started
+    if exit_code in (126, 127):  # as shells report that a command cannot be started
         return CONFIGURATION
     if finding is None:
         return UNCLEAR
@@ -166,7 +166,7 @@ def cause_of(finding: Optional[Finding], exit_code: int) -> Cause:
     return GUESSED if finding.guessed and decides else cause
 
 
-# Codes of ends, by the kind of event that they are; every other code is an exception of the program.
+# Codes of ends by the kind of event they are; every other code is an exception of the program.
 _KINDS = {
     OUTSIDE: (
         "killed", "oom-kill", "segfault", "bus-error", "illegal-instruction", "signal", "terminated", "interrupted", "cpu-limit",
@@ -185,8 +185,8 @@ NOBODYS_FAULT = frozenset({"time-limit", "cancelled", "preempted", "terminated"}
 
 
 def kind_of(code: str, words: str, guessed: bool = False) -> str:
-    """The kind of event that ended a rank, by its finding's code and the rank's own words. `guessed`: the code is only what the
-    words may mean: they are no sign of a signal or of broken hardware."""
+    """Return the kind of event that ended a rank, from its finding's code and the rank's own words. `guessed`: the code is
+    only a guess from the words, which do not prove a signal or broken hardware."""
     kind = _KIND_OF.get(code, RAISED)
     kind = RAISED if guessed and kind in (OUTSIDE, OF_HARDWARE) else kind
     own_words = kind == EXIT or code == "exception"
