@@ -1,4 +1,4 @@
-"""Everything that is read of the processes of a node: one snapshot (`tree.Snapshot`), asked by all who want to know.
+"""All reading of a node's processes: everything works on one snapshot (`tree.Snapshot`).
 
-`ranks` tells which processes are ranks, `activity` what they do, `gpu` what they compute on; `record` is what travels.
+`ranks` finds the ranks, `activity` what they do, `gpu` the GPUs they use; `record` holds the data that is sent.
 """

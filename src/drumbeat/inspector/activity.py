@@ -1,4 +1,4 @@
-"""Two readings of this node's ranks, two seconds apart: /proc, the ranks' own stacks, GPUs. Runs in a child of the agent."""
+"""Observes this node's ranks for two seconds: /proc, the ranks' own stacks, GPUs. Runs in a child of the agent."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from drumbeat.machine.sample import Sampler
 Bytes = Tuple[int, int]  # sent, received
 
 _APART = 2.0  # seconds between the first and the last reading
-_ASKS = 10  # times that a rank is asked for its stack, over that time
+_ASKS = 10  # times that a rank is asked for its stack between them
 _ANSWER = 0.5  # seconds for a rank to answer
 _BUSY = 0.15  # cores: a rank that computes wants at least this much
 _FEW = 64  # pages
-_FEW_PLACES = 4  # lines among which a rank that stands still may go back and forth
-_OFTEN = 1.5  # times per second: a wait that ends more often than that may be work
+_FEW_PLACES = 4  # lines between which a rank that stands still may alternate
+_OFTEN = 1.5  # times per second: a wait that ends more often may be work
 _TIMED_WAITS = ("poll", "ppoll", "select", "pselect6", "futex")  # asleep in none of them: that is a rank's own will
 _GPU_FULL, _GPU_AT_WORK, _LITTLE = 90.0, 0.4, 2.0  # per cent of the time; share of the power cap; per cent of the time
 _DUMP = 3.0  # seconds for py-spy
@@ -53,12 +53,12 @@ _RDMA_FILES = (
 RUNS, READS, SENDS, PEERS, RESTS = "runs", "reads", "sends", "waits for peers", "rests"  # a rank at one moment
 _WAITING_FUNCTIONS = ("_engine_run_backward",)  # DDP's gradients are reduced in there
 _FILE_WAITS = ("pipe_", "anon_pipe", "folio_wait", "wait_on_page", "io_schedule", "request_wait_answer", "rpc_wait")
-RANK_AT_END = "rank "  # how the words for another end begin that is a rank's
+RANK_AT_END = "rank "  # prefix of the text for the other end if it is a rank
 _RECEIVES = ("read", "recvfrom", "recvmsg")
-FOR_A_CHILD = ("wait4", "waitid")  # calls that wait for a process of one's own: no rank is waited for
+FOR_A_CHILD = ("wait4", "waitid")  # calls that wait for a child process
 # The kernel's functions in which a process waits for a socket, and for any file descriptor.
 _SOCKET_WAITS = ("wait_woken", "sk_wait_data", "unix_stream_")
-# What a process waits for in the kernel, by the beginning of the function in which it does.
+# What a process waits for in the kernel, by the prefix of the kernel function it waits in.
 _IN_KERNEL = {
     "an NFS server": ("nfs", "rpc_", "__rpc"),
     "Lustre": ("ptlrpc", "ldlm_", "cl_", "osc_", "lov_", "ll_"),
@@ -82,7 +82,7 @@ _IN_KERNEL = {
 }
 _POLL_WAITS = ("poll_schedule", "do_poll", "do_sys_poll", "do_select", "ep_poll", "do_epoll")
 _OF_A_FILE = ("read", "write", "ioctl", "flock", "fsync", "fdatasync")  # calls whose first argument is a descriptor
-# Numbers of the system calls that a waiting rank is found in.
+# Numbers of the system calls in which ranks wait.
 _CALLS = {
     "x86_64": {
         0: "read", 1: "write", 7: "poll", 16: "ioctl", 23: "select", 35: "nanosleep", 34: "pause", 42: "connect", 43: "accept",
@@ -98,18 +98,18 @@ _CALLS = {
 
 
 class Usage(NamedTuple):
-    """Resources that a rank has used so far: it, everything below it, and what was below it and has ended."""
+    """Resources that a rank has used so far, including the processes below it and those of them that have ended."""
 
     state: str = ""  # of its main thread
     cpu: float = 0.0  # seconds of a core that it has had, or that its main thread waited for
     moved: int = 0  # bytes read and written
     own_moved: int = 0  # by the process that trains
-    carried: int = 0  # bytes over its TCP connections, but for those to the meeting point
+    carried: int = 0  # bytes over its TCP connections, except those to the meeting point
     wakes: int = 0  # times that its main thread went to sleep
-    helpers_wake: int = 0  # the same of the processes below it
+    helpers_wake: int = 0  # the same for the processes below it
     faults: int = 0  # pages that the process that trains touched for the first time
     ran: float = 0.0  # seconds that its main thread ran
-    queued: float = 0.0  # seconds that its main thread could have run, and got no core
+    queued: float = 0.0  # seconds that its main thread was runnable without a core
 
     @property
     def granted(self) -> Optional[float]:
@@ -122,13 +122,13 @@ class Usage(NamedTuple):
 
 
 class Earlier(NamedTuple):
-    """An earlier reading, to tell what the ranks did since. All by the pid of the process that trains."""
+    """An earlier reading, for comparison. All keys are pids of the processes that train."""
 
     at: float  # monotonic
     usage: Mapping[int, Usage]
-    places: Mapping[int, Tuple[str, ...]] = {}  # where each one was since it last got on
-    still: Mapping[int, float] = {}  # seconds without progress, up to then
-    spares: bool = False  # who looks next asks no rank that runs for its stack, so that nothing holds it up
+    places: Mapping[int, Tuple[str, ...]] = {}  # where each one has been since its last progress
+    still: Mapping[int, float] = {}  # seconds without progress until then
+    spares: bool = False  # the next look asks no running rank for its stack, so that nothing slows it down
 
 
 class Reading(NamedTuple):
@@ -142,11 +142,12 @@ def read_ranks(
     run_id: str, node: int, mains: Mapping[int, int], commands: bool, folder: str, gpus: Sequence[Gpu],
     earlier: Optional[Earlier] = None,
 ) -> Reading:  # fmt: skip
-    """`mains`: processes that were started for the ranks, pid -> rank; `commands`: they start the ranks, and are none;
-    `folder`: where ranks answer questions; `earlier`: the last reading, or what `read_usage` gave when the silence began."""
+    """Look at this node's ranks. `mains`: processes that were started for the ranks, pid -> rank; `commands`: these are
+    commands that start ranks, not ranks; `folder`: where ranks answer questions; `earlier`: the last reading, or what
+    `read_usage` returned when the silence began."""
     seen = Snapshot()
     ranks = find_ranks(seen, run_id, node, mains, commands, folder)
-    asked = _AskRas([seen.environ(rank.main) for rank in ranks]) if node == 0 else None  # its answer is about all nodes
+    asked = _AskRas([seen.environ(rank.main) for rank in ranks]) if node == 0 else None  # its answer covers all nodes
     begin, spares = time.monotonic(), earlier is not None and earlier.spares
     carried, before = _carried(), _all_usage(ranks, seen)
     for index in range(_ASKS):
@@ -230,8 +231,8 @@ def _wakes(pid: int) -> int:
 
 
 def _signs(look: RankLook, used: Usage, seconds: float) -> Tuple[str, bool]:
-    """Return why a rank may be working, in words, and whether it surely gets on. What helpers do counts only while the rank
-    waits for one: a process that collects metrics is never still."""
+    """Return why a rank may be working, in words, and whether it certainly makes progress. Work of helpers counts only while
+    the rank waits for a child: a process that collects metrics is never still."""
     span, for_a_child = f"in {seconds:.0f} s", look.call in FOR_A_CHILD or look.waits_in == "do_wait"
     if for_a_child and (used.helpers_wake or used.moved > used.own_moved or used.cpu >= _BUSY * seconds):
         return f"it waits for a process of its own, which was at work in these {seconds:.0f} s", True
@@ -242,9 +243,7 @@ def _signs(look: RankLook, used: Usage, seconds: float) -> Tuple[str, bool]:
     if used.cpu >= _BUSY * seconds:
         stands = look.spins or (look.asked is False and used.faults < _FEW and used.wakes <= 1)
         return "", not (stands or on_gpu_alone(look))
-    if (
-        used.wakes > 1
-    ):  # a queue that is asked with a time limit, again and again, is as empty as one that is waited for
+    if used.wakes > 1:  # repeated polls of a queue with a timeout are no work
         for_a_queue = look.call in _TIMED_WAITS and used.wakes < _OFTEN * seconds
         return f"it woke {used.wakes} times {span}", not for_a_queue
     if look.waits_in.startswith(_SOCKET_WAITS) or look.call in ("recvfrom", "recvmsg", "connect"):
@@ -271,7 +270,7 @@ def in_loader(stack: Sequence[str]) -> bool:
 
 
 def _moment(pid: int, state: str, answer: Optional[Mapping[str, Any]], sends: bool) -> str:
-    """Say what a main thread does at one moment: it runs, reads, sends, waits for its peers or rests for a reason of its own."""
+    """Classify what a main thread does at one moment: it runs, reads, sends, waits for its peers or rests for another reason."""
     if state != "S":
         return READS if state == "D" else RUNS
     stack = [_words(frame) for frame in (answer or {}).get("stack") or ()]
@@ -284,9 +283,9 @@ def _moment(pid: int, state: str, answer: Optional[Mapping[str, Any]], sends: bo
 
 
 def _waits(look: RankLook, moments: Sequence[str], used: Usage, seconds: float) -> Optional[float]:
-    """Return the share of the time that a rank waited for the others. Main threads spin while a GPU works, so there the GPU
-    tells; else the time that the main thread slept, shared out by what it was seen to sleep for. None where no bytes came or
-    went: all wait for the end of one long thing."""
+    """Return the share of the time that a rank waited for the others; None if unknown. Main threads spin while a GPU works, so
+    the GPU decides if there is one. Otherwise it is the time asleep, split by what the samples of the main thread show; None
+    if no bytes were transferred, as all ranks may wait for one long operation."""
     if look.gpu is not None:
         return None if look.power is None else float(on_gpu_alone(look))
     asleep, resting = max(0.0, 1.0 - (used.ran + used.queued) / seconds), [each for each in moments if each != RUNS]
@@ -294,7 +293,8 @@ def _waits(look: RankLook, moments: Sequence[str], used: Usage, seconds: float) 
 
 
 class _AskRas(threading.Thread):
-    """Asks while the ranks are looked at: a service that does not answer costs little time beside that."""
+    """Asks NCCL's RAS in a thread while the ranks are observed, so that a service that does not answer costs little extra
+    time."""
 
     def __init__(self, environs: Sequence[Mapping[str, str]]) -> None:
         super().__init__(daemon=True)
@@ -313,7 +313,7 @@ class _AskRas(threading.Thread):
 
 
 def read_counters(host: Host) -> Dict[str, Dict[str, Bytes]]:
-    """`net` and `rdma`: name -> bytes. What cannot be read is left out."""
+    """Return byte counters of interfaces (`net`) and RDMA ports (`rdma`), by name; unreadable ones are left out."""
     net = {}
     for name in host.list("/sys/class/net"):
         base = f"/sys/class/net/{name}/statistics"
@@ -337,7 +337,7 @@ def _pair(host: Host, sent: str, received: str, unit: int) -> Optional[Bytes]:
 
 
 def _carried() -> int:
-    """Bytes that this node has sent and received, by whatever leaves it."""
+    """Return the bytes sent and received by all interfaces but lo, and by all RDMA ports."""
     counters = read_counters(LiveHost())
     return sum(sum(pair) for kind in counters.values() for name, pair in kind.items() if name != "lo")
 
@@ -350,7 +350,7 @@ def _look(
     call = proc.word(rank.main, "syscall").split()
     name = _CALLS.get(int(call[0]), f"system call {call[0]}") if call and call[0].isdigit() else ""
     if name in ("select", "pselect6") and call[1:2] == ["0x0"]:
-        name = "nanosleep"  # it waits for no descriptor: how Python before 3.11 sleeps
+        name = "nanosleep"  # no descriptor to wait for: Python before 3.11 sleeps like this
     waits_in = proc.word(rank.main, "wchan")
     frames = [answer.get("stack") or [] for answer in rank.answers]
     if not rank.sock:
@@ -390,7 +390,7 @@ def _look(
 
 
 def waits_for(function: str, call: Sequence[str], pid: int) -> str:
-    """Say what a process in the kernel waits for: by the kernel's function, and by the file that its system call is about."""
+    """Describe what a process in the kernel waits for, from the kernel function and the file that its system call is about."""
     known = (words for words, begins in _IN_KERNEL.items() if function.startswith(begins))
     words = next(known, "")
     about_a_file = call and call[0].isdigit() and _CALLS.get(int(call[0])) in _OF_A_FILE and len(call) > 1
@@ -399,8 +399,8 @@ def waits_for(function: str, call: Sequence[str], pid: int) -> str:
 
 
 def other_end(rank: RankProcesses, ranks: Sequence[RankProcesses], seen: Snapshot) -> str:
-    """Say whose answer a rank waits for: the process on this machine that holds the other end of the pipe or connection that
-    its main thread reads from; '' where that is not known."""
+    """Name the process on this machine that holds the other end of the pipe or connection that a rank's main thread reads
+    from; '' if unknown."""
     call = proc.word(rank.main, "syscall").split()
     if not (call and call[0].isdigit() and _CALLS.get(int(call[0])) in _RECEIVES and len(call) > 1):
         return ""
@@ -431,7 +431,7 @@ def other_end(rank: RankProcesses, ranks: Sequence[RankProcesses], seen: Snapsho
 
 
 def _ails(device: Mapping[str, Any], gpu: Optional[Gpu]) -> str:
-    """Say what slows a rank's GPU down, by its driver and its PCIe link."""
+    """Describe what slows a rank's GPU down, from its driver and its PCIe link."""
     found, link = [], gpu.link if gpu else None
     if device.get("throttle"):
         found.append(f"its GPU is slowed down: {', '.join(device['throttle'])}")
@@ -443,7 +443,7 @@ def _ails(device: Mapping[str, Any], gpu: Optional[Gpu]) -> str:
 
 
 def _spins(stacks: Sequence[Sequence[Sequence[Any]]]) -> bool:
-    """Return true if the innermost function that all samples share is always in a loop that nothing in it can end."""
+    """Return true if in all samples the innermost common function is in a loop that nothing in the loop can end."""
     if len(stacks) < _ASKS // 2 or not all(stacks):
         return False
     depth = 0
@@ -454,7 +454,7 @@ def _spins(stacks: Sequence[Sequence[Sequence[Any]]]) -> bool:
 
 
 def _words(frame: Sequence[Any]) -> str:
-    """Shorten a path to its last two parts."""
+    """Format a frame, with its path shortened to the last parts."""
     parts = str(frame[0]).split(os.sep)
     shown = os.sep.join(parts[-2:]) if frame[3] else parts[-1]
     return f"{shown}:{frame[1]} {frame[2]}"[:160]
@@ -472,7 +472,7 @@ def _collectives(flight: Any) -> Tuple[Collective, ...]:
 
 
 def _py_spy(pid: int) -> List[List[List[Any]]]:
-    """The main thread's stack by py-spy, where it is installed and may look; it does not stop the process."""
+    """Return the main thread's stack from py-spy, if it is installed and permitted; the process is not stopped."""
     tool = shutil.which("py-spy")
     if not tool:
         return []

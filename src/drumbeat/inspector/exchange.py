@@ -1,5 +1,5 @@
-"""Bytes that the ranks of this node have sent each other so far, per TCP connection, by the kernel's own counts. Where they may
-use other means (a device, shared memory), these bytes say nothing, and the row says why."""
+"""Bytes that the ranks of this node have sent each other so far, per TCP connection, from the kernel's own counters. If ranks
+may use other means (a device, shared memory), these bytes say nothing, and the row says why."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from drumbeat.machine.host import netlink, netlink_values
 
 _SOCK_DIAG, _BY_FAMILY, _TCP_INFO, _LISTENS = 4, 20, 2, 10  # netlink's numbers
 _SHOW_PEER, _UNIX_PEER = 4, 2
-_TO_CONNECT = 64  # bytes of each connection by which its ends know each other; gloo needs 8
-_MOST_ENDS = 8  # connections that leave this node, of which the lead is told
-# Devices that every program may have open. Through any other one (a GPU, an RDMA port) data may pass unseen.
+_TO_CONNECT = 64  # bytes of each connection for its ends to identify each other; gloo needs 8
+_MOST_ENDS = 8  # connections that leave this node, reported to the lead
+# Devices that any program may have open. Through all others (a GPU, an RDMA port) data may pass unseen.
 _PLAIN = ("null", "zero", "full", "random", "urandom", "tty", "pts", "ptmx", "console", "shm", "mqueue", "fuse", "log")
 
 
 def tcp_sockets() -> Dict[str, Tuple[int, int]]:
-    """Bytes that each TCP connection of this network namespace has sent and received, and packets that are on their way, by
-    inode; empty where nobody tells. Data that waits because its receiver does not read is not on its way."""
+    """Return by inode, for each TCP connection of this network namespace, the bytes it has transferred and the packets in
+    flight; empty if the kernel does not say. Data waiting at a receiver that does not read is not in flight."""
     found = {}
     with suppress(OSError, struct.error):
         for family in (socket.AF_INET, socket.AF_INET6):
@@ -40,7 +40,7 @@ def tcp_sockets() -> Dict[str, Tuple[int, int]]:
 
 
 def unix_peers() -> Dict[str, str]:
-    """The other end of each connected local socket, by inode."""
+    """Return the inode of the other end of each connected unix socket, by inode."""
     found = {}
     with suppress(OSError, struct.error):
         for message in netlink(
@@ -53,7 +53,8 @@ def unix_peers() -> Dict[str, str]:
 
 
 def with_exchange(rows: Sequence[Row], ports: Mapping[int, Optional[int]], seen: Snapshot) -> List[Row]:
-    """Add to each row what it and its helpers have exchanged. `ports`: the port at which each row's process meets the others."""
+    """Add to each row the bytes that it and its helpers have exchanged. `ports`: the port at which each row's process meets
+    the others."""
     pids = {row.pid for row in rows}
     owned: Dict[int, List[int]] = {pid: [] for pid in pids}
     for pid in seen.processes:
@@ -91,7 +92,8 @@ def with_exchange(rows: Sequence[Row], ports: Mapping[int, Optional[int]], seen:
 
 
 def _hidden(rows: Sequence[Row], owned: Mapping[int, Sequence[int]], seen: Snapshot) -> Dict[int, str]:
-    """Means by which each rank may exchange data unseen: devices, memory or local sockets that it shares with another one."""
+    """Name the means by which each rank may exchange data unseen: a device, or memory or a unix socket shared with another
+    rank."""
     found: Dict[int, str] = {}
     opened = {
         row.pid: [name for one in owned[row.pid] for name in seen.processes[one].open_files or ()] for row in rows

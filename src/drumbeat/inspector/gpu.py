@@ -1,5 +1,4 @@
-"""Devices that processes compute on: GPUs that they have open, those on which the driver says they compute, and parts of them
-(MIG)."""
+"""GPUs that processes use: those they have open, those on which the driver says they compute, and MIG instances."""
 
 from __future__ import annotations
 
@@ -21,13 +20,13 @@ Seen = Tuple[RankSeen, Mapping[str, str]]
 
 _QUESTION_WITHIN = 20.0  # seconds
 _KFD = "/sys/class/kfd/kfd"
-_IDLE_BYTES = 64 << 20  # a context that only looks at a GPU has less
+_IDLE_BYTES = 64 << 20  # a context of a process that only queries a GPU is smaller
 _HOST = LiveHost()
 
 
 def compute_users(gpus: Sequence[Gpu], host: Host = _HOST) -> Users:
-    """Read which processes compute, by the driver; inside a container it may name no process of ours. A driver that hangs
-    holds whoever asks."""
+    """Ask the driver which processes compute on GPUs; inside a container its pids may not match ours. If the driver hangs, so
+    does the caller."""
     vendor = vendor_of(gpus)
     answer = host.command(vendor.users_command, _QUESTION_WITHIN) if vendor.users_command else None
     return vendor.parse_users(answer or "", gpus)
@@ -36,17 +35,17 @@ def compute_users(gpus: Sequence[Gpu], host: Host = _HOST) -> Users:
 def look_at_ranks(
     run_id: str, node: int, gpus: Sequence[Gpu], users: Optional[Users], commands: Sequence[int] = ()
 ) -> List[Seen]:
-    """Each rank's main process, with its environment. Read from outside, so it holds for any command and any launcher.
+    """Return each rank's main process, with its environment. Read from outside, so it works for any command and any launcher.
 
-    Of the processes that carry a rank's number (wrappers, the rank, its data loaders) the oldest that has a GPU open
-    counts, else the oldest. A launcher that was given a number is no rank.
+    Of the processes with a rank's number (wrappers, the rank, its data loaders) the oldest with an open GPU is taken, else the
+    oldest. A launcher that was given a number is not a rank.
     """
     found: Dict[Optional[int], List[Seen]] = {}
     divided = any(gpu.mig for gpu in gpus)
     own = Own(Snapshot(), (), commands, run_id, node)
     for process in sorted((own.seen.processes[pid] for pid in own.pids), key=lambda process: process.age):
         pid, environ, rank = process.pid, process.environ or {}, own.rank(process.pid)
-        if pid in own.launchers or b"\0_shim\0" in process.command:  # our own program, about to become the rank
+        if pid in own.launchers or b"\0_shim\0" in process.command:  # the shim, about to become the rank
             continue
         opened = open_gpus(process, gpus)
         if rank is None and not opened:
@@ -73,8 +72,8 @@ def _used(pid: int, opened: Optional[Tuple[int, ...]], users: Users) -> Optional
 
 
 def kfd_gpus(pid: int, opened: Tuple[int, ...], host: Host = _HOST) -> Optional[Tuple[int, ...]]:
-    """AMD's driver shows for each process how much memory it has on each GPU, by the driver's own number for that. A GPU that a
-    cgroup keeps from us has none, and is not counted."""
+    """Return the opened AMD GPUs on which a process has memory, from the driver's list per process; None if there are none.
+    GPUs that a cgroup hides have no id here and are not counted."""
     base = f"{_KFD}/proc/{pid}"
     memory = {name: number(host, f"{base}/{name}") or 0 for name in host.list(base) if name.startswith("vram_")}
     used = {name[len("vram_") :] for name, size in memory.items() if size > _IDLE_BYTES}
@@ -87,7 +86,7 @@ def kfd_gpus(pid: int, opened: Tuple[int, ...], host: Host = _HOST) -> Optional[
 
 
 def open_gpus(process: Process, gpus: Sequence[Gpu]) -> Optional[Tuple[int, ...]]:
-    """GPUs whose device file this process holds; None: its open files cannot be read."""
+    """Return the GPUs whose device file this process holds; None if its open files cannot be read."""
     index_of = {gpu.device: gpu.index for gpu in gpus if gpu.device}
     opened = process.open_files
     return None if opened is None else tuple(sorted({index_of[target] for target in opened if target in index_of}))
@@ -99,8 +98,8 @@ def _cpus(pid: int) -> Optional[Tuple[int, ...]]:
 
 
 def _computing(processes: Sequence[Seen], users: Optional[Users], parents: Mapping[int, int]) -> List[Seen]:
-    """Those of the processes without a rank's number that compute on a GPU. A process below another one may have its open
-    devices from there (a helper that a library started): then the driver's word counts, and until it is known, no GPU."""
+    """Return the processes without a rank number that compute on a GPU. A child may have inherited its open devices (a helper
+    that a library started), so the driver decides; until it has answered, the topmost processes are returned without a GPU."""
     pids = {about.pid for about, _ in processes}
     tops = [each for each in processes if pids.isdisjoint(above(each[0].pid, parents))]
     if len(tops) == len(processes):
@@ -116,8 +115,8 @@ _LINE = regex(r"gpu(\d+)/(gi\d+)(?:/(ci\d+))?/access (\d+)")
 
 
 def mig_instances(opened: Sequence[str], environ: Mapping[str, str], minors: str = _MINORS) -> Tuple[str, ...]:
-    """The instances of a divided NVIDIA GPU that a process uses: by the capability files it has open, else by its variables.
-    Names such as `gi3/ci0`, or `MIG-3f2a...` as the variable has it; empty where nothing shows one."""
+    """Return the MIG instances that a process uses, from its open capability files, else from its environment: names such as
+    `gi3/ci0`, or `MIG-3f2a...` as in the variable; empty if unknown."""
     lines = (_LINE.match(each) for each in (_HOST.read(minors) or "").splitlines())
     known = {match[4]: (match[2], match[3] or "") for match in lines if match}  # number of a file -> its instances
     caps = [target[len(_FOLDER) :] for target in opened if target.startswith(_FOLDER)]
@@ -127,6 +126,6 @@ def mig_instances(opened: Sequence[str], environ: Mapping[str, str], minors: str
         return tuple(sorted(compute or {instance for instance, _ in held}))
     for name in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"):
         entries = environ.get(name, "").split(",")
-        if entries[0].startswith("MIG-"):  # a process uses the first one that it is shown, and no other
+        if entries[0].startswith("MIG-"):  # a process uses only the first one that is visible to it
             return (entries[0],)
     return ()

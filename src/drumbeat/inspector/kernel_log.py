@@ -1,8 +1,8 @@
-"""Follows the kernel's log while ranks run: a forked child reads it, and hands on the lines in which a GPU driver speaks.
+"""Follows the kernel's log while ranks run: a forked child reads it, and passes on the lines of GPU drivers.
 
-Whatever blocks holds only the child. It begins at the log's end, so every line it hands on is younger than the attempt, also
-where the log is rotated or replaced. Without root the log can be read where the machine allows it: /dev/kmsg
-or dmesg (kernel.dmesg_restrict=0), or the journal (members of `adm` or `systemd-journal`).
+A read that blocks holds up only the child. It begins at the log's end, so every line it passes on is younger than the attempt,
+even if the log is rotated or replaced. Without root the log is readable on some machines: /dev/kmsg or dmesg
+(kernel.dmesg_restrict=0), or the journal (members of `adm` or `systemd-journal`).
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from drumbeat.machine.host import Host
 from drumbeat.machine.vendors import VENDORS
 
 NAME = "drumbeat-kmsg"
-# a file to read instead: where a container is shown its machine's log under another name
+# a file to read instead, for example when the host's log is mounted into a container under another name
 _OWN_LOG = "DRUMBEAT_KERNEL_LOG"
 _KMSG = "/dev/kmsg"
 _COMMANDS = (("dmesg",), ("journalctl", "--dmesg", "--quiet", "--lines", "500", "--output", "short-monotonic"))
-_MOST_LINES = 400  # per attempt: a driver in trouble may write thousands
+_MOST_LINES = 400  # per attempt: a failing driver may write thousands
 _LONGEST = 1000  # bytes of a line
 _TAIL = 1 << 20  # bytes of a file's end that are looked at
 _FILE_EVERY, _COMMAND_EVERY = 0.25, 5.0  # seconds
@@ -38,14 +38,14 @@ class LogSource(Protocol):
     name: str
 
     def read(self) -> List[bytes]:
-        """Lines that have come since the last call. OSError where it cannot be read any more."""
+        """Return the lines that came since the last call; raise OSError if the log can no longer be read."""
 
     def wait(self) -> None:
-        """Wait until there may be more."""
+        """Wait until there may be more lines."""
 
 
 class Kmsg:
-    """The kernel's own device: one record per read, each with priority, number and time in front."""
+    """The kernel's own device, /dev/kmsg: one record per read, prefixed with priority, number and time."""
 
     name = _KMSG
 
@@ -72,7 +72,7 @@ class Kmsg:
 
 
 class _Printed:
-    """A text that is read again and again: what comes after the line that was last before is new."""
+    """A text that is printed again at each read; lines after the last known one are new."""
 
     name = ""
     every = _FILE_EVERY
@@ -94,7 +94,7 @@ class _Printed:
 
 
 class File(_Printed):
-    """The end of a text file: one that grows, is rotated, or is replaced by a newer copy of the log."""
+    """The end of a text file that grows, is rotated, or is replaced by a newer copy of the log."""
 
     def __init__(self, path: str) -> None:
         self.name, self._last = path, (0, 0)
@@ -104,7 +104,7 @@ class File(_Printed):
     def _print(self) -> List[bytes]:
         try:
             about = os.stat(self.name)
-        except FileNotFoundError:  # renamed, and the new one has not been made
+        except FileNotFoundError:  # renamed, and not yet recreated
             return []
         if not stat.S_ISREG(about.st_mode) or self._last == (about.st_ino, about.st_size):
             return []
@@ -115,7 +115,7 @@ class File(_Printed):
 
 
 class Command(_Printed):
-    """A program that prints the log's end."""
+    """A program that prints the end of the log."""
 
     every = _COMMAND_EVERY
 
@@ -139,7 +139,7 @@ class Command(_Printed):
 
 
 def open_log(own: str = "") -> LogSource:
-    """The first source that can be read; OSError says why none can."""
+    """Open the first source that can be read; raise OSError with the reasons if none can."""
     if own:
         return Kmsg(own) if stat.S_ISCHR(os.stat(own).st_mode) else File(own)
     problems = []
@@ -156,12 +156,13 @@ def open_log(own: str = "") -> LogSource:
 
 
 def own_log(node: int) -> str:
-    """The file that the agent's environment names, `{node}` in it replaced; '' for the machine's own log."""
+    """Return the log file that the agent's environment names, with `{node}` filled in; '' for the machine's own log."""
     return os.environ.get(_OWN_LOG, "").replace("{node}", str(node))
 
 
 class KernelLogReader:
-    """First it says what is read (`source`), or `why` nothing can be; then lines of drivers (`source` and `text`)."""
+    """Reader of the kernel's log. Its first record is the `source`, or `why` nothing can be read; then come lines of drivers
+    (`source` and `text`)."""
 
     def __init__(self, own: str = "") -> None:
         self._fd, answers = os.pipe()
@@ -172,7 +173,7 @@ class KernelLogReader:
         self._rest = b""
 
     def read(self, final: bool = False) -> List[Dict[str, Any]]:
-        """Return what has come since the last call; `final` ends the reading."""
+        """Return the records that came since the last call; `final` ends the reading."""
         if not self.pid:
             return []
         data, ended = b"", False
@@ -188,7 +189,7 @@ class KernelLogReader:
         return [json.loads(line) for line in lines]
 
     def end(self) -> None:
-        """The agent's loop reaps the child."""
+        """Kill the child; the agent's loop reaps it."""
         if self.pid:
             kill((self.pid,))
             self._forget()
@@ -221,7 +222,7 @@ def _follow(own: str, answers: int, parent: int) -> None:
         tell({"source": "", "why": f"{name}: {error}" if name else str(error)[:300]})
 
 
-# How far a log was read: which lines are new where its file was replaced, by the next part of the log or by a copy of it.
+# Position in a log: tells which lines are new, also when its file was replaced by the next part of the log or by a copy of it.
 
 
 _SINCE_BOOT = regex(rb"(?:<\d{1,5}>)?\[ *(\d{1,12}\.\d{1,9})\]")  # dmesg, journalctl
@@ -229,15 +230,15 @@ _REMEMBERED = 10_000  # lines
 
 
 class LogPosition:
-    """Place in a log: the lines after the last one read are new. Where that one is gone, lines are old that were read before,
-    and those of the time since boot that was read already; while none was read, those from before the reading began."""
+    """Position in a log: the lines after the last one read are new. If that line is gone, the new lines are those that were
+    not read before and whose time since boot is not earlier than the last one read (or than the start of the reading)."""
 
     def __init__(self) -> None:
         self._last, self._boot = b"", time.monotonic()
         self._read: Dict[bytes, None] = {}
 
     def advance(self, lines: Sequence[bytes]) -> None:
-        """These were read, in this order."""
+        """Record that these lines were read, in this order."""
         self._last = next((line for line in reversed(lines) if line), self._last)
         self._read.update(dict.fromkeys(lines))
         self._read = dict.fromkeys(list(self._read)[-_REMEMBERED:])
@@ -245,7 +246,7 @@ class LogPosition:
         self._boot = float(stamp[1]) if stamp else self._boot
 
     def newer(self, lines: Sequence[bytes]) -> List[bytes]:
-        """Those that have not been read."""
+        """Return the lines that have not been read."""
         if self._last in lines[::-1]:
             return list(lines[len(lines) - lines[::-1].index(self._last) :])
         stamps = [_SINCE_BOOT.match(line) for line in lines]
@@ -254,7 +255,7 @@ class LogPosition:
         ]
 
 
-# How often the kernel has killed for lack of memory: counted before and after, a SIGKILL has a cause.
+# Counts of out-of-memory kills by the kernel: a count that rises explains a SIGKILL.
 
 
 _V1 = "memory.oom_control"
@@ -271,13 +272,13 @@ def oom_kills(host: Host) -> Optional[int]:
 
 
 def node_oom_kills(host: Host) -> Optional[int]:
-    """Count those of the whole node: in groups that are not below ours, too, as of a rank that was put into another one."""
+    """Count the out-of-memory kills on the whole node, including those in cgroups outside our own."""
     found = _COUNT.search(host.read("/proc/vmstat") or "")
     return int(found.group(1)) if found else None
 
 
 def _below(host: Host, folder: str) -> int:
-    """Version 1 counts in each folder for itself."""
+    """Add up the counts of the folders below: a cgroup v1 controller keeps one count per folder."""
     total = 0
     for name in host.list(folder):
         text = host.read(f"{folder}/{name}/{_V1}")
@@ -287,7 +288,8 @@ def _below(host: Host, folder: str) -> int:
 
 
 def _own(cgroups: str) -> Iterator[str]:
-    """Version 1 has a hierarchy for memory; version 2 counts in every folder for all below it, a container's root too."""
+    """Yield the files that may hold our cgroup's count: the memory controller's in cgroup v1; in v2 ours and those of the
+    parents, whose counts include everything below them."""
     for line in cgroups.splitlines():
         number, _, rest = line.partition(":")
         controllers, _, place = rest.partition(":")

@@ -1,6 +1,6 @@
 """Find the processes of this node that are ranks, and those that are connected to each other.
 
-A RANK in the environment is a hint. What a process has from the one above it may be that one's: a launcher's, or a pod's."""
+A RANK in the environment is only a hint: a process may have inherited it from a launcher or a pod."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from drumbeat.inspector.exchange import with_exchange
 from drumbeat.inspector.record import Row
 from drumbeat.inspector.tree import Snapshot, above, below
 
-MOST_LINKS = 64  # connections of one process that are kept, and told to the lead
+MOST_LINKS = 64  # connections kept per process, and reported to the lead
 _MPI = ("PMIX_RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK")
-# Keras and other layers load several: the first one here is the one that joins ranks.
+# Keras and other layers load several frameworks: the first one in this list is the one that connects ranks.
 _FRAMEWORKS = (("paddle", "/paddle/"), ("jax", "/jaxlib/"), ("tensorflow", "/tensorflow/"), ("torch", "/torch/lib/"))
 _LOOPBACK = ("localhost", "127.", "::1", "0.0.0.0")  # noqa: S104
 
 
 @dataclass(frozen=True)
 class Identity:
-    """Identity of a process by the environment it was started with."""
+    """Identity of a process, from the environment it was started with."""
 
     rank: Optional[int]
     world_size: Optional[int]
@@ -35,7 +35,7 @@ class Identity:
 
     @property
     def is_complete(self) -> bool:
-        """Return true if nothing is missing that a launcher tells its ranks."""
+        """Return true if all variables that a launcher gives to its ranks are there."""
         return None not in self._parts
 
     @property
@@ -43,19 +43,20 @@ class Identity:
         return self.rank, self.local_rank, self.world_size, self.address or None, self.port
 
     def differs(self, other: Identity) -> bool:
-        """Return true if they contradict each other. What one of them does not say is unknown: it may have been left out, or its
-        memory used for the title of the process."""
+        """Return true if the two contradict each other. A missing value is unknown: it may have been left out, or overwritten
+        by the title of the process."""
         return any(None not in pair and pair[0] != pair[1] for pair in zip(self._parts, other._parts))
 
 
 class Own:
-    """This node's processes of the run, and which of them carry a rank's number: the one way to find ranks. Those at or below
-    `mains`; with a run id also those that have it in their environment, whoever they were handed to."""
+    """This node's processes of the run, and which of them carry a rank number: those at or below `mains` and, given a run id,
+    all that have it in their environment, whoever their parent is. Every search for ranks starts here."""
 
     def __init__(
         self, seen: Snapshot, mains: Iterable[int], commands: Sequence[int] = (), run_id: str = "", node: int = 0
     ) -> None:
-        """`commands`: those of `mains` that were started to start ranks: the RANK that they hand on is none of their ranks'."""
+        """Take a snapshot. `commands`: those of `mains` that start ranks; their own RANK, which their children inherit, is not
+        a rank's."""
         self.seen, self.pids = seen, below(seen.parents, mains)
         if run_id:
             self.pids |= {pid for pid in seen.processes if _is_ours(seen.environ(pid), run_id, node)}
@@ -65,13 +66,13 @@ class Own:
         self.launchers = launchers(seen.parents, self.identities, self.carried)
 
     def rank(self, pid: int) -> Optional[int]:
-        """The number that a process carries, if that is not the one of the node's command."""
+        """Return the rank number of a process, unless it is inherited from the node's command."""
         identity = None if pid in self.carried else self.identities[pid]
         return identity.rank if identity else None
 
 
 def look(node: int, mains: Sequence[int], port: int, shared_loopback: bool, commands: Sequence[int] = ()) -> List[Row]:
-    """The processes at or below `mains` that are ranks by their number; where none is, those that have connections."""
+    """Return the processes at or below `mains` that carry a rank number; if there are none, those that have connections."""
     own = Own(Snapshot(), mains, commands)
     seen, parents, tree, identities = own.seen, own.seen.parents, own.pids, own.identities
 
@@ -91,9 +92,9 @@ def look(node: int, mains: Sequence[int], port: int, shared_loopback: bool, comm
 
 
 def unnumbered(node: int, seen: Snapshot, tree: Set[int], port: int) -> List[Row]:
-    """Processes without a RANK that have TCP connections of their own, or listen at `port`. What a process has from the one
-    that forked it, a data loader from its rank say, is not its own. A process above another one of them has started it, and
-    may serve anything."""
+    """Return the processes without a RANK that have TCP connections of their own, or listen at `port`. Sockets inherited from
+    a parent, as by a data loader from its rank, are not its own. A process above other found ones is their launcher, whose
+    connections may be to anything: it counts only if it uses `port`."""
     parents, held = seen.parents, {pid: seen.sockets(pid) or {} for pid in tree}
     rows = []
     for pid in sorted(tree):
@@ -110,7 +111,8 @@ def unnumbered(node: int, seen: Snapshot, tree: Set[int], port: int) -> List[Row
 def carries(
     parents: Mapping[int, int], identities: Mapping[int, Optional[Identity]], commands: Sequence[int]
 ) -> Set[int]:
-    """The processes whose RANK is that of a node's command above them: a pod's, say, and no rank of this run."""
+    """Return the processes whose RANK is that of a node's command above them, which may have it from a pod: not a rank of this
+    run."""
     found: Set[int] = set()
     for pid, identity in identities.items():
         for top in {pid, *above(pid, parents)}.intersection(commands):
@@ -125,7 +127,7 @@ def carries(
 def launchers(
     parents: Mapping[int, int], identities: Mapping[int, Optional[Identity]], carried: Container[int] = ()
 ) -> Set[int]:
-    """The processes with a RANK that stand above one with another identity, and the shells between these."""
+    """Return the processes with a RANK above one with another identity, and the shells between them."""
     found: Set[int] = set()
     for pid, identity in identities.items():
         if identity is not None and identity.rank is not None:
@@ -145,8 +147,9 @@ def rows_of(
     carried: Container[int] = (),
     joins: Callable[[int], bool] = lambda pid: False,
 ) -> List[Row]:
-    """One row for the first process of each identity on a branch: those below it that do not contradict it are its helpers.
-    Below a launcher that has a rank's number itself, the rank is the one that knows more, or that meets the others."""
+    """Return one row for the topmost process of each identity on a branch; the processes below it that do not contradict it
+    are its helpers. Below a launcher that itself has a rank number, the rank is the process with the more complete identity,
+    or the one that connects to the meeting point."""
     numbered = {pid: one for pid, one in identities.items() if one is not None and one.rank is not None}
     starts_others = launchers(parents, identities, carried)
     rows = []
@@ -164,14 +167,14 @@ def rows_of(
 
 
 def _nearest(pid: int, parents: Mapping[int, int], among: Container[int]) -> Optional[int]:
-    """The first process above this one that is among those."""
+    """Return the nearest process above this one that is in `among`."""
     return next((each for each in above(pid, parents) if each in among), None)
 
 
 def _branches(
     tops: Set[int], parents: Mapping[int, int], identities: Mapping[int, Optional[Identity]]
 ) -> Dict[int, List[int]]:
-    """Each row's process, with the helpers below it that carry a number."""
+    """Map each row's process to itself and the helpers below it that carry a number."""
     found: Dict[int, List[int]] = {pid: [pid] for pid in tops}
     for pid, identity in identities.items():
         near = None if pid in tops else _nearest(pid, parents, tops)
@@ -181,7 +184,7 @@ def _branches(
 
 
 def added(row: Row, before: Optional[Row]) -> Row:
-    """Merge what this look and earlier ones have shown of one process: connections come and go."""
+    """Merge this look's and earlier looks' row of one process: connections come and go."""
     if before is None:
         return row
     joined = row.joined or before.joined
@@ -209,7 +212,7 @@ def identity_in(environ: Mapping[str, str]) -> Identity:
 
 
 def _with_sockets(row: Row, branch: Sequence[int], identities: Mapping[int, Optional[Identity]], seen: Snapshot) -> Row:
-    """`alone` if none of these processes has a TCP connection, `joined` if one has a connection to its meeting point."""
+    """Set `alone` if none of these processes has a TCP connection, `joined` if one is connected to its meeting point."""
     identity = identities[row.pid]
     if identity is None or identity.by_mpi:
         return row
@@ -223,7 +226,7 @@ def _with_sockets(row: Row, branch: Sequence[int], identities: Mapping[int, Opti
 
 
 def _with_work(row: Row, branch: Sequence[int], seen: Snapshot) -> Row:
-    """Add how much work a rank has done so far, and with what."""
+    """Add the work that a rank has done so far, and its framework."""
     mapped = [proc.mapped(pid) for pid in branch]
     loaded = (name for name, library in _FRAMEWORKS if any(library in path for paths in mapped for path in paths))
     cpu = round(sum(seen.processes[pid].stat.cpu for pid in branch), 2)
@@ -237,27 +240,27 @@ def _inner(top: int, branch: Mapping[int, Optional[Dict[str, Ports]]]) -> int:
     return sum(any(ends.get((there, here), pid) != pid for here, there in own) for pid, own in held.items())
 
 
-# The processes of each rank, for whoever looks at what it does.
+# The processes of each rank, for code that looks at what it does.
 
 
 @dataclass
 class RankProcesses:
-    number: int  # of a command, and of a worker whose rank is not known: the node's first
-    main: int  # the process that trains
+    number: int  # for a command, and for a worker of unknown rank: the node's first rank
+    main: int  # pid of the process that trains
     pids: List[int]
-    sock: str = ""  # where it answers
+    sock: str = ""  # name of the socket on which it answers questions
     answers: List[Dict[str, Any]] = field(default_factory=list)
-    moments: List[str] = field(default_factory=list)  # what its main thread did when it was looked at
+    moments: List[str] = field(default_factory=list)  # what its main thread did at each sample
     silent: bool = False  # it did not answer
     command: bool = False
-    unnumbered: bool = False  # a worker whose rank is not known
+    unnumbered: bool = False  # a worker of unknown rank
 
 
 def find_ranks(
     seen: Snapshot, run_id: str, node: int, mains: Mapping[int, int], commands: bool, folder: str
 ) -> List[RankProcesses]:
-    """Processes by rank: as their environment says, else as whoever started them. A command counts only while it has no ranks;
-    processes below it that have connections to each other are ranks, whatever their numbers."""
+    """Group processes by rank: by their environment, else by the process started for the rank. A command counts only while it
+    has no ranks; processes below it that are connected to each other are ranks, whatever their numbers."""
     own = Own(seen, mains, list(mains) if commands else (), run_id, node)
     with_rank = {pid: one.rank for pid, one in own.identities.items() if one is not None and one.rank is not None}
     numbers = {pid: rank for pid, rank in with_rank.items() if pid not in own.carried} or with_rank
@@ -286,9 +289,9 @@ def _is_ours(environ: Mapping[str, str], run_id: str, node: int) -> bool:
 
 
 def _workers(seen: Snapshot, node: int, main: int, first: int, socks: Mapping[int, str]) -> List[RankProcesses]:
-    """Processes at or below `main` without a RANK that are connected to each other, or to MASTER_PORT: those that mp.spawn
-    has started, say; where none is, the lowest ones that have connections at all, to another node perhaps. Which ranks they are,
-    only those tell that answer with a number of their own."""
+    """Return the processes at or below `main` without a RANK that are connected to each other or to MASTER_PORT, such as those
+    that mp.spawn starts. If there are none, return the lowest processes with any connections, for example to another node.
+    Their rank is known only if they answer with a number of their own."""
     parents, tree = seen.parents, below(seen.parents, [main])
     rows = unnumbered(node, seen, tree, identity_in(seen.environ(main)).port or 0)
     ends = {link for row in rows for link in row.links}

@@ -1,7 +1,7 @@
-"""Asks NCCL's RAS service what it knows of a job that hangs: which ranks are behind in a communicator, or do not answer.
+"""Asks NCCL's RAS service about a hanging job: which ranks are behind in a communicator, or do not answer.
 
-Since NCCL 2.24 every process listens at NCCL_RAS_ADDR (localhost:28028) and answers a few lines of text about the whole job. Only
-one node asks. Whatever is not understood is left out: silence, garbage or somebody else's service cost the deadline, no more.
+Since NCCL 2.24 every process listens at NCCL_RAS_ADDR (localhost:28028) and answers with a few lines of text about the whole
+job. Only one node asks. Unknown text is ignored: silence, garbage or another service cost at most the deadline.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _GREETING = 0.7  # seconds for the service to say hello: all processes share the
 _TRIES = 3
 _MOST_BYTES = 1 << 20
 _MOST_NOTES = 256
-_QUESTION = b"TIMEOUT 1\nVERBOSE STATUS\n"  # seconds that it may wait for processes that do not answer
+_QUESTION = b"TIMEOUT 1\nVERBOSE STATUS\n"  # seconds that the service may wait for processes that do not answer
 
 _HEAD = regex(r"#\d+-\d+ \(([0-9a-f]{1,16})\) (MISMATCH|INCOMPLETE|ERROR)$")
 _DIFFERENT = regex(r"\s+Communicator ranks have different (\w{1,40}) operation counts$")
@@ -41,7 +41,7 @@ class RasNote:
 
     rank: int  # in the communicator
     pid: int
-    node: str  # as NCCL names it: mostly an address
+    node: str  # as NCCL names it: usually an address
     what: str  # behind, ahead, no answer, error
     text: str
 
@@ -71,13 +71,13 @@ def ask(address: Tuple[str, int], deadline: float = _DEADLINE) -> Optional[str]:
 
 
 def notes(text: str) -> List[RasNote]:
-    """The ranks that the answer names. Pure."""
+    """Parse the answer into one note for each rank that it names. Pure."""
     found: List[RasNote] = []
     hash_, kind, operation = "", "", ""
-    counts: List[Tuple[int, int, int, str]] = []  # rank, pid, operation that it has reached, node
-    group: Optional[int] = None  # the operation, of the ranks listed next
+    counts: List[Tuple[int, int, int, str]] = []  # rank, pid, last operation it launched, node
+    group: Optional[int] = None  # last operation of the ranks listed next
     top, error = 0, ""
-    for line in [*text.splitlines(), "#0-0 (0) MISMATCH"]:  # the last one only ends what came before
+    for line in [*text.splitlines(), "#0-0 (0) MISMATCH"]:  # the last line only ends what came before
         head, different, many = _HEAD.match(line), _DIFFERENT.match(line), _MANY.match(line)
         rank, reported = _RANK.match(line), _REPORTED.match(line)
         if head or different:
@@ -130,7 +130,7 @@ def _ask_once(address: Tuple[str, int], until: float) -> Optional[str]:
 
 
 def _line(sock: socket.socket, until: float, most: float) -> bytes:
-    """One line, byte by byte: what follows it is the next answer."""
+    """Read one line byte by byte, so that the next answer stays in the socket."""
     line, end = b"", min(until, time.monotonic() + most)
     while not line.endswith(b"\n") and len(line) < 256:
         sock.settimeout(_left(end, most))
@@ -142,7 +142,7 @@ def _line(sock: socket.socket, until: float, most: float) -> bytes:
 
 
 def _rest(sock: socket.socket, until: float) -> bytes:
-    """Up to the end; an answer that is cut short by the deadline still names whom it names."""
+    """Read to the end; an answer that the deadline cuts short is still useful."""
     data = b""
     with suppress(socket.timeout):
         while len(data) < _MOST_BYTES:

@@ -18,14 +18,14 @@ _SHELLS = {"sh", "bash", "dash", "ash", "ksh", "ksh93", "mksh", "zsh", "fish", "
 
 
 class Process:
-    """A live process. Its stat was read with the snapshot; everything else is read when it is first asked for."""
+    """A live process. Its stat was read with the snapshot; everything else is read on first use."""
 
     def __init__(self, pid: int, stat: Stat) -> None:
         self.pid, self.stat, self.parent, self.started = pid, stat, stat.parent, stat.started
 
     @property
     def age(self) -> Tuple[int, int]:
-        """Sorts processes, the oldest first."""
+        """Return a sort key: the oldest process first."""
         return int(self.started), self.pid
 
     @cached_property
@@ -58,7 +58,7 @@ class Process:
 
 class Snapshot:
     """One pass over /proc: the stat of every live process. Reading more of a process may block while it hangs in the kernel,
-    so whoever does that works in a child with a deadline."""
+    so do that in a child with a deadline."""
 
     def __init__(self, stats: Optional[Mapping[int, Stat]] = None) -> None:
         stats = proc.stats() if stats is None else stats
@@ -68,11 +68,11 @@ class Snapshot:
         self._tables: Dict[Optional[str], Optional[Dict[str, Ports]]] = {}  # by network namespace
 
     def environ(self, pid: int) -> Mapping[str, str]:
-        """Empty where it cannot be read, or the process is gone."""
+        """Return the environment of a process; empty if it is not readable or the process is gone."""
         return (self.processes[pid].environ if pid in self.processes else None) or {}
 
     def sockets(self, pid: int) -> Optional[Dict[str, Ports]]:
-        """The TCP sockets that this process holds, by inode; None: not readable."""
+        """Return the TCP sockets that this process holds, by inode; None if not readable."""
         if pid not in self._sockets:
             self._sockets[pid] = self._read_sockets(pid)
         return self._sockets[pid]
@@ -90,7 +90,7 @@ class Snapshot:
 
 
 def below(parents: Mapping[int, int], mains: Iterable[int]) -> Set[int]:
-    """The living processes among `mains`, and all below them. Orphans belong to nobody: a helper may outlive its rank."""
+    """Return the living processes among `mains`, and all below them. Orphans are not found: a helper may outlive its rank."""
     children: Dict[int, List[int]] = {}
     for pid, parent in parents.items():
         children.setdefault(parent, []).append(pid)
@@ -105,7 +105,7 @@ def below(parents: Mapping[int, int], mains: Iterable[int]) -> Set[int]:
 
 
 def above(pid: int, parents: Mapping[int, int]) -> List[int]:
-    """The processes that this one was started below, the nearest first."""
+    """Return the ancestors of a process, the nearest first."""
     found: List[int] = []
     while parents.get(pid, 0) > 1 and parents[pid] not in found:
         pid = parents[pid]
@@ -114,7 +114,7 @@ def above(pid: int, parents: Mapping[int, int]) -> List[int]:
 
 
 def of_user(matches: Callable[[Process], bool]) -> List[int]:
-    """This user's other live processes on this machine that match."""
+    """Return this user's other live processes on this machine that match."""
     found = Snapshot().processes
     return [pid for pid in found if pid != os.getpid() and proc.owner(pid) == os.geteuid() and matches(found[pid])]
 
@@ -132,10 +132,10 @@ class _StopTargets:
             self.children.setdefault(process.parent, []).append(process)
 
     def handling(self, process: Process) -> List[Process]:
-        """Those that handle the signal, from the top down; what stands below one of them is its helper."""
+        """Return the processes that handle the signal, from the top down; the processes below one of them are its helpers."""
         below = [child for child in self.children.get(process.pid, ()) if not _is_helper(process, child)]
         handles = process.handles(self.number)
-        if not process.is_shell and self._ranks(process) - {process.rank, ""}:  # it has given out ranks: a launcher
+        if not process.is_shell and self._ranks(process) - {process.rank, ""}:  # it has numbered ranks: a launcher
             below = [child for child in below if self._ranks(child) - {""}]
         elif handles and not process.is_shell:
             return [process]
@@ -143,7 +143,7 @@ class _StopTargets:
         return found or ([process] if handles else [])
 
     def front(self, process: Process) -> List[Process]:
-        """Nothing handles the signal: it ends the shells, and the first process below each that is no shell."""
+        """Return the shells, and the first non-shell process below each: with no handler, the signal ends them."""
         below = self.children.get(process.pid, ()) if process.is_shell else ()
         return [process, *(each for child in below for each in self.front(child))]
 
@@ -152,12 +152,13 @@ class _StopTargets:
 
 
 def _is_helper(parent: Process, child: Process) -> bool:
-    """A process forked without exec keeps the command line; Python's other ways to start workers name themselves there."""
+    """Return true for a worker of Python's multiprocessing: a fork without exec keeps the command line, the other start
+    methods show in it."""
     return child.command == parent.command and not parent.is_shell or _WORKER.search(child.command) is not None
 
 
 def stop_targets(look: Snapshot, main: int, number: int) -> List[Process]:
-    """The processes at or below `main` that get the signal."""
+    """Return the processes at or below `main` that get the signal."""
     if main not in look.processes:
         return []
     targets, process = _StopTargets(look, number), look.processes[main]
@@ -165,13 +166,13 @@ def stop_targets(look: Snapshot, main: int, number: int) -> List[Process]:
 
 
 class Stopping:
-    """Processes that were sent the stop signal, and have their grace."""
+    """Processes that were sent the stop signal and are in their grace period."""
 
     def __init__(self) -> None:
         self.sent: Dict[int, str] = {}  # pid -> when it started
 
     def send(self, mains: Sequence[int], number: int) -> None:
-        """Signal what trains at or below each main process; a process that has had its signal gets no other."""
+        """Signal the processes that train at or below each main process; each gets the signal only once."""
         look = Snapshot()
         for main in mains:
             for process in stop_targets(look, main, number):
@@ -181,8 +182,8 @@ class Stopping:
                 with suppress(ProcessLookupError):
                     os.kill(process.pid, number)
                     if process.stat.state == "T":
-                        os.kill(process.pid, signal.SIGCONT)  # one that is stopped heeds no other
+                        os.kill(process.pid, signal.SIGCONT)  # a stopped process handles no signal until SIGCONT
 
     def alive(self) -> List[int]:
-        """Those that have not ended yet."""
+        """Return the signalled processes that have not ended yet."""
         return [pid for pid, started in self.sent.items() if start_time(pid) == started]
