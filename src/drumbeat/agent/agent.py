@@ -1,4 +1,4 @@
-"""One node's agent: what it knows, its run folder, and what it does when the lead says so. `loop` drives it."""
+"""One node's agent: its state, its run folder, and how it carries out the lead's orders. `loop` drives it."""
 
 from __future__ import annotations
 
@@ -34,53 +34,53 @@ from drumbeat.runfolder.summary import gpus_used
 
 find = Catalog("lead")
 
-# What the agent asks of its side of the run: the lead's (`lead_side`) or a member's (`member_side`).
+# What the agent needs from its side of the run: the lead's (`lead_side`) or a member's (`member_side`).
 
 
 class Side(Protocol):
     @property
     def busy(self) -> bool:
-        """Return true if one turn could not send everything."""
+        """Return true if the last turn left messages unsent."""
 
     @property
     def patient(self) -> bool:
-        """Return true if messages may wait for a moment, so that several are read in one turn."""
+        """Return true if incoming messages may wait a moment, so that several are read in one turn."""
 
     def skip_old_stops(self) -> None:
-        """First of all: what the `stop` file asks of an earlier start of this run is not for us."""
+        """Skip the lines in the `stop` file that were meant for an earlier start of this run. Called first."""
 
     def begin(self) -> None:
-        """Open the run folder, where this side knows which it is; from now on a stop is obeyed."""
+        """Open the run folder if this side knows where it is; from now on stop requests are obeyed."""
 
     def open(self) -> None:
-        """Meet the others."""
+        """Connect to the other nodes."""
 
     def tell(self, message: Message) -> None:
-        """A message of this node to the lead."""
+        """Send a message of this node to the lead."""
 
     def beat(self) -> None:
-        """Tell the lead that this node is alive, and how far it is."""
+        """Tell the lead that this node is alive, and the progress of its ranks."""
 
     def tick(self, now: float) -> None: ...
 
     def send_some(self) -> None: ...
 
     def look_for_stop(self, now: float) -> None:
-        """Obey the `stop` file of the run folder."""
+        """Obey the lines of the run folder's `stop` file."""
 
     def give_up(self) -> None:
-        """This agent has lost its guard."""
+        """React to the loss of this agent's guard."""
 
     def storage_lost(self, finding: Finding) -> None: ...
 
     def leave(self) -> None: ...
 
 
-# Signals of an agent: they wake its loop, and are read there as numbers.
+# Signals of an agent: a handler wakes its loop, which reads their numbers.
 
 
 class Wakeup:
-    """Catches the stop signals and SIGCHLD from now on; what came before, blocked, is delivered."""
+    """Catches the stop signals and SIGCHLD from now on; earlier ones, blocked until now, are delivered."""
 
     def __init__(self) -> None:
         self.sock, self._write = socket.socketpair()
@@ -99,18 +99,18 @@ class Wakeup:
             return []
 
 
-_OPEN = 30.0  # seconds for the storage of the run folder to answer before the ranks are started
-_LAST_WRITES, _STALLED_WAIT = 60.0, 3.0  # seconds for what is still to be written at the end
+_OPEN = 30.0  # seconds for the run folder's storage to answer before the ranks are started
+_LAST_WRITES, _STALLED_WAIT = 60.0, 3.0  # seconds for the last writes
 
 
 class Stopped(Exception):
-    """Asked to end before the nodes have come together; the agent's exit code is set."""
+    """The run was asked to end before all nodes had joined; the agent's exit code is set."""
 
 
 class Agent:
-    """`report` tells whoever started us where the run folder is."""
+    """The agent of one node. `report` passes messages to the process that started it."""
 
-    facts: Facts  # from the start of the loop
+    facts: Facts  # as read at the start of the loop
     side: Side  # the lead's, or a member's
 
     def __init__(
@@ -130,10 +130,10 @@ class Agent:
         self.selector = selectors.DefaultSelector()
         self.wakeup = Wakeup()
         self.node: Optional[Node] = None
-        # of the run folder, once it is open; before, a member's looks for a stop
+        # on the run folder, once it is open; before that, a member's child watches for a stop
         self.child: Optional[FolderChild] = None
         self.stalled = False  # the run folder's storage does not answer
-        self.without_storage = False  # the run folder cannot be written any more
+        self.without_storage = False  # the run folder can no longer be written
         self.tasks = Tasks()
         self.world: Optional[wire.World] = None
         self.doors: Optional[Doors] = None  # from its hello until its ranks start
@@ -202,7 +202,7 @@ class Agent:
         self.side.beat()
 
     def wait_politely(self) -> None:
-        """Between tries to reach somebody: the guard hears from us, and a stop is obeyed, by a signal or by the `stop` file."""
+        """Keep the guard informed while waiting for a connection, and obey stop requests: signals and the `stop` file."""
         self.beat()
         self.pump()
         for number in self.wakeup.stop_signals():
@@ -220,11 +220,12 @@ class Agent:
     # -- the run folder ----------------------------------------------------------------------------------------------
 
     def on_storage(self, work: Callable[[], Any], path: str, seconds: float = 0.0) -> Any:
-        """Run `work` in a child with a deadline and return its JSON value; the guard and the lead keep hearing from us."""
+        """Run `work` in a child with a deadline and return its JSON value; meanwhile the guard and the lead keep getting
+        beats."""
         return on_storage(work, seconds or _OPEN, self.beat, path)
 
     def start_child(self, stop: Optional[StopFile] = None, there: str = "") -> FolderChild:
-        """See FolderChild; one that there was before is let go."""
+        """Start the folder child (see FolderChild); a previous one is closed."""
         if self.child is not None:
             self.selector.unregister(self.child.answers)
             self.child.close()
@@ -233,7 +234,7 @@ class Agent:
         return self.child
 
     def open_folder(self, folder: RunFolder, stop: Optional[StopFile] = None, there: str = "") -> FolderChild:
-        """`stop`, `there`: what only one of all agents looks at."""
+        """Open the run folder. `stop`, `there`: the files to watch, on the one agent that does so."""
         self.on_storage(lambda: prepare_folder(folder, self.number, self.facts), folder.path)
         child = self.start_child(stop, there)
         monitor = MonitorProcess(folder.node(self.number), self.facts, self.order, self.open_textfile)
@@ -245,7 +246,7 @@ class Agent:
         return child
 
     def pump(self) -> None:
-        """Hand on what is to be written to the run folder; say so when its storage does not answer, and when it does again."""
+        """Pass on pending writes to the run folder; report when its storage stalls and when it answers again."""
         if self.child is None:
             return
         answers = self.child.answers
@@ -261,7 +262,7 @@ class Agent:
             )
 
     def _notice_stall(self, what_now: str) -> float:
-        """Say so when the storage begins to hang, and when it answers again; for how long it has hung, when that is said."""
+        """Report when the storage begins to stall, and how long it stalled once it answers again."""
         stalled = self.child.stalled(time.monotonic()) if self.child else 0.0
         before, self.stalled = self.stalled, stalled > 0
         if self.stalled and not before:
@@ -272,7 +273,7 @@ class Agent:
         return 0.0
 
     def flush(self, seconds: float) -> bool:
-        """Return true if everything was written; storage that already hangs gets little time."""
+        """Write everything that is pending; return true if that succeeded. Storage that already stalls gets little time."""
 
         def meanwhile() -> None:
             self.beat()
@@ -283,7 +284,7 @@ class Agent:
                 return self.child.flush(min(seconds, _STALLED_WAIT) if self.stalled else seconds, meanwhile)
             except OSError:
                 if not self.without_storage:
-                    raise  # else it is known, and the rest may still be possible
+                    raise  # otherwise it was reported, and other writes may still work
         return False
 
     def close_folder(self) -> None:
@@ -306,18 +307,18 @@ class Agent:
 
 
 find = Catalog("lead")
-_HOST_PATHS = "host-paths.tsv"  # name, path, where it leads to, sha256: written on the host, before the container
+_HOST_PATHS = "host-paths.tsv"  # name, path, real path, sha256: written on the host, before the container starts
 _PROVIDER = regex(r"lib(bnxt_re|mlx5|ionic|irdma|efa)\b")
 
 
 def check_node(
     order: Order, facts: Facts, node: int, tasks: Tasks, host_rows: Sequence[Sequence[str]]
 ) -> List[Finding]:
-    """`host_rows`: see `read_host_paths`."""
+    """Check this node before ranks start. `host_rows`: see `read_host_paths`."""
     found = tasks.findings(node, facts.host)
     if order.checks.get("preflight") == "off":
         return found
-    role = min(node, order.nodes - 1)  # a spare may get any
+    role = min(node, order.nodes - 1)  # a spare may get any role
     judged = [
         replace(each, node=node, host=facts.host)
         for each in preflight(order, tasks.facts(facts), node=role)
@@ -327,20 +328,21 @@ def check_node(
 
 
 def read_host_paths(order: Order, node: int) -> List[List[str]]:
-    """Read what the host recorded about its own files before the container began. Reads the run folder: for a child."""
+    """Read the list of the host's own files, written before the container started. Reads the run folder, so call it in a
+    child."""
     path = os.path.join(RunFolder(order.folder).node(node).path, _HOST_PATHS)
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             rows = [line.rstrip("\n").split("\t") for line in file]
     except OSError:
-        return []  # no container, or one that somebody else started
+        return []  # no container, or one that drumbeat did not start
     return [row for row in rows if len(row) == 4]
 
 
 def provider_findings(
     rows: Sequence[Sequence[str]], libraries: Sequence[Library], node: int, host: str
 ) -> List[Finding]:
-    """An RDMA library must be the one that belongs to the host's driver, to the last byte."""
+    """Check that each RDMA provider library is identical to the host's, byte for byte."""
     found = []
     for _, path, real, digest in rows:
         name = _PROVIDER.match(os.path.basename(path))

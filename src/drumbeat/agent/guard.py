@@ -1,7 +1,7 @@
-"""The guard: starts the agent, passes signals on, and cleans up after it. Nothing else, so that it does not fail.
+"""The guard starts the agent, passes signals on, and cleans up after it. It does nothing else, so that it does not fail.
 
-Agent killed: the guard kills and reaps all that the agent owned. Guard killed: the kernel tells the agent, which ends.
-Agent stopped or hung: it no longer beats, and the guard's own deadline acts.
+If the agent is killed, the guard kills and reaps all its processes. If the guard is killed, the kernel tells the agent, which
+ends. If the agent is stopped or hangs, its beats stop, and the guard's deadline expires.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from drumbeat.base.proc import cpu_seconds
 from drumbeat.base.processes import become_subreaper, die_with_parent, fork, sweep
 from drumbeat.base.signals import STOPS, let_stops_in
 
-_PAUSED = 2.0  # seconds between two looks, of which each takes half a second at most
-_STARVED = 8  # an agent that only waits for a core may be late by so many deadlines
+_PAUSED = 2.0  # seconds between two turns, each of which takes half a second at most
+_STARVED = 8  # factor on the deadline for an agent that is only waiting for a core
 
 
 def guard(
     agent: Callable[[int], int], deadline: float, alive: Callable[[], None], hung: Callable[[], None] = lambda: None
 ) -> int:
-    """Run `agent(beat_fd)` in a child; its exit code, or 128+N if signal N ended it. `alive` is called every second, `hung`
-    before the agent is killed because it has not beaten for `deadline` seconds."""
+    """Run `agent(beat_fd)` in a child; return its exit code, or 128+N if signal N ended it. `alive` is called every second;
+    `hung` is called before the agent is killed because it sent no beat for `deadline` seconds."""
     become_subreaper()
     beat_read, beat_write = os.pipe()
     me = os.getpid()
     child = fork()
     if child == 0:
         os.close(beat_read)
-        become_subreaper()  # orphans of the ranks come to the agent, which ends them before the next attempt
+        become_subreaper()  # orphaned ranks become children of the agent, which ends them before the next attempt
         die_with_parent(me, signal.SIGTERM)
         os._exit(_run(agent, beat_write))
     os.close(beat_write)
@@ -46,12 +46,12 @@ def guard(
 
 
 def _pass_on(child: int, number: int) -> None:
-    with suppress(ProcessLookupError):  # it has ended, and what it left is being ended
+    with suppress(ProcessLookupError):  # it has ended, and its processes are being ended
         os.kill(child, number)
 
 
 def warn(text: str) -> None:
-    """Say it on standard error; whoever read that may be gone, and the run goes on or ends all the same."""
+    """Print a warning on standard error, and ignore errors: the reader may be gone."""
     with suppress(OSError):
         os.write(2, f"drumbeat: {text}\n".encode("utf-8", "replace"))
 
@@ -63,12 +63,12 @@ def _run(agent: Callable[[int], int], beat_fd: int) -> int:
         import traceback
 
         warn(traceback.format_exc())
-        return 70  # EX_SOFTWARE: a fault of ours
+        return 70  # EX_SOFTWARE: an internal error
 
 
 def _watch(child: int, beats: int, deadline: float, alive: Callable[[], None], hung: Callable[[], None]) -> int:
     last = looked = told = time.monotonic()
-    used = cpu_seconds(child)[1]  # at the last beat
+    used = cpu_seconds(child)[1]  # CPU seconds at the last beat
     alive()
     while True:
         done, status = os.waitpid(child, os.WNOHANG)
@@ -76,7 +76,7 @@ def _watch(child: int, beats: int, deadline: float, alive: Callable[[], None], h
             return status
         readable, _, _ = select.select([beats], [], [], 0.5)
         now = time.monotonic()
-        if now - looked > _PAUSED:  # we were stopped ourselves, and the agent probably with us
+        if now - looked > _PAUSED:  # the guard was stopped, and probably the agent too
             last = now
         looked = now
         if now - told >= 1.0:
@@ -94,7 +94,7 @@ def _watch(child: int, beats: int, deadline: float, alive: Callable[[], None], h
 
 
 def _starved(child: int, used: float, silent: float, deadline: float) -> bool:
-    """Return true if the agent is late because the node is overloaded, not hung: it could run, and has hardly been given a
-    core since."""
+    """Return true if the agent is late because the node is overloaded, not hung: it was runnable, and has hardly got a core
+    since the last beat."""
     runnable, now = cpu_seconds(child)
     return runnable and now - used < deadline / 4 and silent < _STARVED * deadline

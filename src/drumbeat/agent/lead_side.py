@@ -1,4 +1,4 @@
-"""The lead's side of the run: what the members tell goes to the lead, and what the lead decides is carried out."""
+"""The lead's side of the run: passes the members' messages to the lead, and carries out its decisions."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ from drumbeat.runfolder.summary import REQUEUE, Summary
 
 find = Catalog("lead")
 
-# Feeds the lead's watchers and turns what they ask for into acts of the lead.
+# Feeds the lead's watchers and turns their requests into acts of the lead.
 
 
 class LeadWatching:
     def __init__(self, lead: Lead, watchers: Sequence[Watcher]) -> None:
         self.lead, self.watchers = lead, watchers
         self._asked = 0  # looks so far
-        self._asking: Dict[int, Watcher] = {}  # number of a look -> who asked for it; only the last one of each
+        self._asking: Dict[int, Watcher] = {}  # number of a look -> its watcher; only the latest of each
 
     def beat(self, member: int, beat: wire.Beat, now: float) -> List[Act]:
         return self._feed(Saw("beat", {"member": member, "beat": beat}), now)
@@ -86,7 +86,7 @@ class LeadWatching:
         return self._feed(Saw("tick"), now)
 
     def recorded(self, kind: str, now: float) -> List[Act]:
-        """The lead has decided something: an attempt begins, or its ranks are being ended."""
+        """Tell the watchers of the lead's decision: an attempt begins, or its ranks are being ended."""
         if kind == "attempt-started":
             attempt = self.lead.attempts[-1]
             members = {
@@ -125,35 +125,35 @@ class LeadWatching:
         return Tell(members, wire.Look(self.lead.attempts[-1].number, self._asked))
 
 
-# Where the ranks meet (MASTER_ADDR, MASTER_PORT), and who takes part in an attempt, as peers.json says it.
+# Where the ranks meet (MASTER_ADDR, MASTER_PORT), and who takes part in an attempt, as recorded in peers.json.
 
 
 class RanksMeeting:
     def __init__(self) -> None:
-        self.address = "127.0.0.1"  # this machine's; a member that has reached us by another proves a better one
+        self.address = "127.0.0.1"  # this machine's; replaced by a better one when a member has reached us by it
 
     def pick(self, lead: Lead, facts: Facts, world: wire.World, first: int) -> Tuple[str, int]:
-        """Choose the ranks' meeting point on the machine of node 0, which is member `first`: on its first free port, where
-        that machine is ours."""
+        """Choose the ranks' meeting point on the machine of node 0, which is member `first`; on our own machine, its first
+        free port."""
         order = lead.order
         planned = rendezvous(order, wire.peers_of(world, order, 0, self.address, facts))
         self.address = planned.address or self.address
         exported = os.environ.get("MASTER_PORT", "")
         if exported.isdigit() and not lead.attempts:
-            return self.address, int(exported)  # the user's own choice wins, until it turns out to be taken
+            return self.address, int(exported)  # the user's own choice wins, unless the port is in use
         used = {attempt.port for attempt in lead.attempts}
         ports = [port for port in planned.ports if port not in used] or list(planned.ports)
         if first and not order.emulated:
-            return lead.members[first].address, ports[0]  # a spare is node 0: only it could tell which are free
+            return lead.members[first].address, ports[0]  # a spare is node 0: only it could tell which ports are free
         return self.address, free_port(self.address, ports)
 
     def is_taken(self, lead: Lead) -> bool:
-        """Return true if another program has the port of the attempt that has just ended; false if only another machine knows."""
+        """Return true if another program has the port of the attempt that has just ended; false if that is on another machine."""
         attempt = lead.attempts[-1]
         return is_held(attempt.port) if lead.order.emulated or not attempt.assignment[0] else False
 
     def peers(self, lead: Lead) -> Dict[str, Any]:
-        """Record who takes part, and as which node; each node writes its own facts."""
+        """Record the attempt's members and their node ranks; each node writes its own facts."""
         attempt, members = lead.attempts[-1], lead.members
         nodes = [
             {"node": node, "member": number, "host": member.host, "address": member.address,
@@ -176,16 +176,16 @@ class RanksMeeting:
 
 
 _LINES = {"TERM": SIGNAL, "INT": USER, "USR2": NOTICE, "CANCEL": CANCEL}  # the first word of a line in the `stop` file
-_LOOK_EVERY = 1.0  # seconds between two looks at what takes longer with every member
-_PACKAGES = 30.0  # seconds to read which packages are installed
+_LOOK_EVERY = 1.0  # seconds between two checks whose cost grows with the members
+_PACKAGES = 30.0  # seconds to list the installed packages
 _LARGE = 250  # members
-_SILENCE = 5.0  # seconds without a byte after which the lead no longer waits for members' files
-_END = 60.0  # seconds for what is to be written before the summary, and for the summary
+_SILENCE = 5.0  # seconds without data after which the lead no longer waits for members' files
+_END = 60.0  # seconds for the writes before the summary, and for the summary
 _LEAVE = 120.0  # seconds for all members' files
 
 
 class LeadSide:
-    lead: Lead  # these three from `begin` on
+    lead: Lead  # these three are set by `begin`
     watching: LeadWatching
     events: EventLog
 
@@ -197,10 +197,10 @@ class LeadSide:
         self.meeting = RanksMeeting()
         self.last_look = 0.0
         self.outbox = Outbox(self._deliver)
-        self.exit_code: Optional[int] = None  # of the run, once it is decided
+        self.exit_code: Optional[int] = None  # of the run, once decided
         self.tracking: Optional[Tracking] = None
         self.untracked: List[str] = []  # trackers that are not installed
-        self.asked: List[List[str]] = []  # lines of the `stop` file from before our start that are meant for it
+        self.asked: List[List[str]] = []  # lines of the `stop` file from before our start that apply to it
 
     def skip_old_stops(self) -> None:
         again, events = self.agent.order.start > 0, self.folder.events
@@ -212,7 +212,7 @@ class LeadSide:
         self.asked, self.stop_file.position = self.agent.on_storage(first_look, self.folder.path)
 
     def begin(self) -> None:
-        """Open the run folder: from now on a stop is obeyed, and recorded."""
+        """Open the run folder: from now on stop requests are obeyed and recorded."""
         agent, order = self.agent, self.agent.order
         child = agent.open_folder(self.folder, self.stop_file, self.folder.run_json)
         found = agent.on_storage(lambda: to_plain(earlier_starts(self.folder)), self.folder.path)
@@ -244,7 +244,7 @@ class LeadSide:
             self._begin_tracking()
 
     def _begin_tracking(self) -> None:
-        """Start the trackers; a package that is missing is found before any rank starts."""
+        """Start the trackers; a missing package is found before any rank starts."""
         agent = self.agent
         self.untracked = agent.on_storage(lambda: missing_packages(agent.order), agent.order.workdir, _PACKAGES * 2)
         if not self.untracked:
@@ -252,7 +252,7 @@ class LeadSide:
             self.tracking = Tracking(agent.order, self.folder, agent.bundle, agent.node.beside)
 
     def _write_packages(self) -> None:
-        """Import in a child: packages may lie on slow storage of their own."""
+        """Write the list of packages, in a child: they may be on slow storage."""
         order = self.agent.order
         replace_json(self.folder.packages, all_versions(LiveHost(), order.command[0], order.workdir))
 
@@ -271,7 +271,7 @@ class LeadSide:
         self._do(self.lead.hello(hello, 0.0, time.monotonic()))
 
     def tell(self, message: Message) -> None:
-        """This node's own messages go to the lead like any other's."""
+        """Pass this node's own messages to the lead like any other's."""
         self.from_member(0, message)
 
     def beat(self) -> None:
@@ -296,11 +296,12 @@ class LeadSide:
 
     @property
     def patient(self) -> bool:
-        """While the ranks of a large job run, most of what comes are heartbeats. In the muster clocks are compared: no delay."""
+        """Return true while the ranks of a large job run: most messages are heartbeats. In the muster clocks are compared, so
+        no delay."""
         return self.lead.phase == "running" and self.agent.order.members > _LARGE
 
     def give_up(self) -> None:
-        """This agent has lost its guard: the run ends on all nodes, now."""
+        """End the run on all nodes now, because this agent has lost its guard."""
         self._do(self.lead.give_up())
         while self.outbox:
             self.outbox.send_some()
@@ -321,14 +322,14 @@ class LeadSide:
             self._do(self.lead.stop(StopRequest(_LINES[name], number, why, clock.now())))
 
     def send_some(self) -> None:
-        """Send members their messages, as many as fit into one turn; the run ends when all were sent."""
+        """Send members as many messages as fit into one turn; the run ends when all were sent."""
         self.outbox.send_some()
         if self.exit_code is not None and not self.outbox:
             self.agent.exit_code = self.exit_code
 
     def leave(self) -> None:
-        """Leave last: what members still send must get into the run folder. Writing may block, so a child
-        does it; the guard goes on hearing from us."""
+        """Leave last: files that members still send must get into the run folder. Writing may block, so a child does it, while
+        the guard keeps getting beats."""
         if self.connections.by_socket:
             in_child(self._gather, _LEAVE + _SILENCE, self.agent.beat)
         until = self.tracking.end() if self.tracking else 0.0
@@ -352,7 +353,7 @@ class LeadSide:
         gather_files(self.connections.by_socket, self.folder, _LEAVE, _SILENCE)
         return b"done"
 
-    # -- what comes by the connections -------------------------------------------------------------------------------
+    # -- what arrives on the connections -----------------------------------------------------------------------------
 
     def refuse(self, hello: wire.Hello) -> Optional[wire.Refuse]:
         why = self.lead.refuse(hello)
@@ -363,11 +364,11 @@ class LeadSide:
 
     def joined(self, hello: wire.Hello, clock_offset: float) -> None:
         if not self.agent.order.emulated:
-            self.meeting.address = self.connections.reached  # proved: a member has reached us by it
+            self.meeting.address = self.connections.reached  # a member has reached us by it
         self._do(self.lead.hello(hello, clock_offset, time.monotonic()))
 
     def broken(self, why: str) -> None:
-        """A node that knows the token cannot join: what it says arrives changed."""
+        """Report a node that knows the token but cannot join, because its messages arrive changed."""
         warn(why)
         self._do(self.lead.waits_in_vain(why))
 
@@ -375,7 +376,7 @@ class LeadSide:
         self._do(self._acts(member, message, time.monotonic()))
 
     def _acts(self, member: int, message: Message, now: float) -> List[Act]:
-        """Return the acts that follow from a message of a member, or of this node itself."""
+        """Return the lead's acts for a message of a member, or of this node itself."""
         lead, watching = self.lead, self.watching
         if isinstance(message, wire.Beat):
             lead.beat(member, message)
@@ -417,7 +418,7 @@ class LeadSide:
         return self.lead.signalled(StopRequest(way, number, why, clock.now()), now)
 
     def _first_step(self, t: float) -> List[Act]:
-        """`t` is on the lead's clock; the first one of each attempt is recorded."""
+        """Record the first step of each attempt. `t` is on the lead's clock."""
         attempt = self.lead.attempts[-1].number if self.lead.attempts else -1
         if attempt <= (self.lead.first_step[0] if self.lead.first_step else -1):
             return []
@@ -450,7 +451,7 @@ class LeadSide:
 
     def _record(self, record: Record) -> None:
         starts = record.kind == "attempt-started"
-        if starts:  # what the lead recorded before it, in the same turn, is still the end of the attempt before
+        if starts:  # earlier records of the same turn belong to the previous attempt's end
             self.events.attempt = self.lead.attempts[-1].number
         self.events.write(record.kind, record.data)
         if starts:
@@ -458,7 +459,7 @@ class LeadSide:
             self.agent.child.replace(self.folder.peers, json.dumps(self.meeting.peers(self.lead)) + "\n")
 
     def _complete(self, message: Message) -> Message:
-        """An end also says whether there is another start."""
+        """Add to an attempt's end whether another start follows."""
         if isinstance(message, wire.End):
             return dataclasses.replace(message, again=what_follows(self.lead).step == REQUEUE)
         return message
@@ -470,7 +471,7 @@ class LeadSide:
             self.connections.deliver(member, message, data)
 
     def _write_end(self) -> None:
-        """By a child: it reads the run's events again, and storage may hang."""
+        """Write the run's end, in a child: it reads the run's events again, and storage may hang."""
         agent = self.agent
         try:
             if not agent.flush(_END):

@@ -1,4 +1,4 @@
-"""The agent's loop: one thread, one selector, one reaper. What leads and what follows is in lead_side and member_side."""
+"""The agent's loop: one thread, one selector, one reaper. The roles of lead and member are in lead_side and member_side."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ if TYPE_CHECKING:
     from drumbeat.agent.member.monitor import OpenTextFile
 
 find = Catalog("lead")
-_NO_ROOM = ("file-descriptors", "host-out-of-memory", "port-in-use")  # what the kernel refuses, apart from storage
+_NO_ROOM = ("file-descriptors", "host-out-of-memory", "port-in-use")  # what the kernel may refuse, apart from storage
 _TICK = 0.25  # seconds
-_SERVE = 0.2  # for messages in one turn
-_PATIENCE, _FEW = 0.02, 64  # seconds to wait for more, after a turn with no more messages than these
-_AFTER_GRACE = 20.0  # seconds for all nodes to end after their ranks' grace, where nothing can be written any more
-_NODE_TICK = 0.1  # between two looks at our own node, however often the members of a large job wake us
+_SERVE = 0.2  # seconds for messages in one turn
+_PATIENCE, _FEW = 0.02, 64  # seconds to wait for more after a turn with at most this many messages
+_AFTER_GRACE = 20.0  # seconds for all nodes to end after their ranks' grace, if nothing can be written any more
+_NODE_TICK = 0.1  # seconds between two ticks of our own node, however often the members of a large job wake us
 
 
 class Loop:
-    """Turns one member's agent; member 0's is the lead as well."""
+    """Runs one member's agent; member 0's is the lead as well."""
 
     def __init__(self, agent: Agent) -> None:
         self.started = time.monotonic()
@@ -57,7 +57,7 @@ class Loop:
         self.last_tick = 0.0
         self.served = 0  # messages in the last turn
         self.without_room = False  # no further process could be started
-        self.storage_until = 0.0  # once the run folder cannot be written any more: when to end at the latest
+        self.storage_until = 0.0  # deadline to end, once the run folder can no longer be written
 
     def run(self) -> int:
         from drumbeat.machine.gather import gather
@@ -82,7 +82,7 @@ class Loop:
             return self._leave()
         except Stopped:
             return self._leave()
-        except OSError as error:  # before the ranks were started, or after they have ended
+        except OSError as error:  # before the ranks are started, or after they have ended
             if agent.node:
                 agent.node.kill()
                 shutil.rmtree(agent.node.local, ignore_errors=True)
@@ -94,8 +94,8 @@ class Loop:
             return agent.exit_code or (EXIT_STORAGE if finding.code == "storage" else EXIT_PREFLIGHT)
 
     def _storage_lost(self, error: OSError) -> None:
-        """A full disk or a run folder that is gone: nothing can be recorded any more, so the job must not go on. Checkpoints are
-        usually elsewhere: the ranks get their grace to save."""
+        """React to a full disk or a missing run folder: nothing can be recorded, so the job must not go on. Checkpoints are
+        usually stored elsewhere: the ranks get their grace period to save."""
         agent = self.agent
         if not agent.node:
             raise error
@@ -111,7 +111,7 @@ class Loop:
         self.side.storage_lost(self._refused(error))
 
     def _no_room(self, error: BlockingIOError) -> None:
-        """No process can be started, for ranks or for a look at them: the run cannot go on, but what it writes is kept."""
+        """React to a lack of processes for ranks or checks: the run cannot go on, but its output is kept."""
         agent = self.agent
         if not agent.node:
             raise error
@@ -144,7 +144,7 @@ class Loop:
 
     def _turn(self) -> None:
         if self.served and self.served < _FEW and self.side.patient and not self.side.busy:
-            time.sleep(_PATIENCE)  # a turn for every heartbeat would cost more than the heartbeats
+            time.sleep(_PATIENCE)  # a turn per heartbeat would cost more than the heartbeats themselves
         ready = self.selector.select(0 if self.side.busy else _TICK)
         self.served = len(ready)
         self._serve(ready)
@@ -158,9 +158,9 @@ class Loop:
         self.agent.beat()
 
     def _serve(self, ready: List[Tuple[selectors.SelectorKey, int]]) -> None:
-        """Whoever has something to say; in a large job not all in one turn, or the rest of the loop would wait too long."""
+        """Serve the ready connections; in a large job not all in one turn, or the rest of the loop would wait too long."""
         until = time.monotonic() + _SERVE
-        random.shuffle(ready)  # nobody waits for ever
+        random.shuffle(ready)  # so that none starves
         for key, _ in ready:
             key.data()
             if time.monotonic() > until:
@@ -179,9 +179,9 @@ class Loop:
         numbers = agent.wakeup.stop_signals()
         if not numbers:
             return
-        if os.getppid() != self.guard:  # the kernel tells us so: nobody would clean up after us
+        if os.getppid() != self.guard:  # told by the kernel: nobody would clean up after us
             agent.complain("the guard is gone; ending")
-            self.side.give_up()  # first: the other nodes must not wait for what ours takes to end
+            self.side.give_up()  # first: the other nodes must not wait while ours ends
             agent.end_now(128 + signal.SIGTERM)
             return
         for number in numbers:
@@ -237,14 +237,14 @@ def _parent(pid: int) -> Optional[int]:
 
 
 def run_agent(arguments: List[str], open_textfile: OpenTextFile) -> int:
-    """Arguments: ORDER.json NODE REPORT_FD BUNDLE PARENT SIGNAL ORDER_FD. The token comes in the environment and goes
-    no further.
+    """Run the guard and the agent. Arguments: ORDER.json NODE REPORT_FD BUNDLE PARENT SIGNAL ORDER_FD. The token comes in the
+    environment and is not passed on.
 
-    The order comes by ORDER_FD, a file without a name that all agents of one desk share: nobody can have replaced it. Its
-    path is there to tell which run this is.
+    The order comes by ORDER_FD, an unnamed file shared by all agents of one launch, so nobody can have replaced it. Its path
+    only tells which run this is.
 
-    PARENT is the pid of who started us: by now it may be gone, and our parent somebody else. SIGNAL is what its death means for
-    us: TERM, a request to stop; KILL, the loss of this node.
+    PARENT is the pid of the process that started us; it may be gone by now. SIGNAL is what its death means for us: TERM, a
+    request to stop; KILL, the loss of this node.
     """
     path, node, report_fd, bundle, parent, with_signal, order_fd = arguments
     die_with_parent(int(parent), int(with_signal))
@@ -258,7 +258,7 @@ def run_agent(arguments: List[str], open_textfile: OpenTextFile) -> int:
         return EXIT_USAGE
 
     def report(message: Dict[str, Any]) -> None:
-        with suppress(OSError):  # who started us is gone, or stopped: the run goes on without its reader
+        with suppress(OSError):  # the process that started us is gone or stopped: the run goes on without its reader
             os.write(int(report_fd), json.dumps(message).encode() + b"\n")
 
     def agent(beat_fd: int) -> int:

@@ -1,7 +1,7 @@
-"""The processes of an agent that touch the run folder while ranks run: storage that hangs holds them, and nobody else.
+"""The child processes of an agent that touch the run folder while ranks run, so that hanging storage blocks only them.
 
-The agent hands one of them what is to be written, through a pipe that never blocks; it writes in that order, and answers. It also
-reads the `stop` file. The other one reads what the ranks print: a line that kills it costs no record of the run.
+One child writes: the agent sends it data through a pipe that never blocks; it writes in order and acknowledges. It also reads
+the `stop` file. The other child reads the ranks' output: a line that crashes it costs no record of the run.
 """
 
 from __future__ import annotations
@@ -36,12 +36,11 @@ from drumbeat.runfolder.summary import (
     write_run_record,
 )
 
-# Inside the process that touches the run folder for an agent: frames come by one pipe, answers go by the other. A
-# frame is a line of JSON with what to do and how many bytes follow it. See `folder_child` for the agent's side.
+# Inside the process that touches the run folder for an agent: frames arrive by one pipe, answers leave by the other. A frame is
+# a line of JSON with the operation and the number of bytes that follow it. See `folder_child` for the agent's side.
 
-
-_STOP_EVERY = 1.0  # seconds between two looks at the `stop` file
-_THERE_EVERY = 2  # of these looks also see whether the run folder is there
+_STOP_EVERY = 1.0  # seconds between two reads of the `stop` file
+_THERE_EVERY = 2  # on every second read, also check that the run folder is still there
 
 
 class FolderWriter:
@@ -63,7 +62,7 @@ class FolderWriter:
             self._look_around()
 
     def _do_all(self, data: bytes) -> bytes:
-        """Every whole frame; appends to one file in a row are one write. What is left over."""
+        """Carry out every complete frame, and return the incomplete rest. Consecutive appends to one file become one write."""
         work: List[Tuple[str, str, List[bytes]]] = []
         start = 0
         while True:
@@ -105,7 +104,7 @@ class FolderWriter:
         self.looks += 1
         if self.there and not self.looks % _THERE_EVERY:
             self.missed = 0 if os.path.exists(self.there) else self.missed + 1
-            if self.missed > 1:  # not just being replaced
+            if self.missed > 1:  # missing twice: not just being replaced
                 folder, self.there = os.path.dirname(self.there), ""
                 self._send({"error": [errno.ENOENT, "the run folder is gone", folder]})
 
@@ -115,9 +114,9 @@ class FolderWriter:
             data = data[os.write(self.answers, data) :]
 
 
-NAME = "drumbeat-folder"  # of the process
-PRINTED = "drumbeat-printed"  # of the one that reads what ranks print
-FULL = 8 << 20  # bytes that wait: from here on nothing is taken that can be done without
+NAME = "drumbeat-folder"  # name of the process
+PRINTED = "drumbeat-printed"  # name of the process that reads the ranks' output
+FULL = 8 << 20  # bytes waiting; above this, expendable writes are dropped
 STALLED = 10.0  # seconds without an answer after which the storage counts as stalled
 _PIPE, _PIECE = 1 << 20, 1 << 16
 _MOST_STARTS = 3
@@ -127,15 +126,15 @@ Frame = Tuple[Dict[str, Any], bytes]
 
 
 class PrintedChild:
-    """The process that reads what ranks print. One look at a time."""
+    """The process that reads the ranks' output, one request at a time."""
 
     def __init__(self) -> None:
         self.records: List[Dict[str, Any]] = []
         self.unread = 0  # lines that could not be read
-        self.why_unread = ""  # of the first
+        self.why_unread = ""  # why the first one could not be read
         self.pid = 0  # 0: not started yet, or given up
         self._in = b""
-        self._asked = 0  # looks that are not answered
+        self._asked = 0  # requests without an answer
         self._starts = 0
 
     @property
@@ -147,13 +146,13 @@ class PrintedChild:
             return
         if not self.pid and not self._start():
             return
-        with suppress(OSError):  # it has died; its answers end, too
+        with suppress(OSError):  # it has died; the pipe of answers reports that
             request = json.dumps({"path": folder, "final": final, "anew": self._starts == 1}) + "\n"
             os.write(self._requests, request.encode())
             self._asked += 1
 
     def pump(self) -> None:
-        """Take what it has answered. One that has died is started again by the next look, and reads on where the logs end."""
+        """Take its answers. If it has died, the next request starts it again, and it continues where the logs were read to."""
         ended = False
         while self.pid:
             try:
@@ -196,7 +195,7 @@ class PrintedChild:
             opened += os.pipe()
             requests, self._requests, self._answers, answers = opened
             self.pid = serve(PRINTED, lambda: _read_printed(requests, answers), requests, answers)
-        except OSError:  # no room for it now: the next look tries again, and the run goes on without
+        except OSError:  # no process could be started: the next request tries again, and the run goes on without
             for descriptor in opened:
                 os.close(descriptor)
             return False
@@ -221,45 +220,45 @@ def _read_printed(requests: int, answers: int) -> None:
 
 
 class FolderChild:
-    """`stop`: the run's `stop` file, and `there`: a file of the run folder that must not vanish, where this agent is the one to
-    look at them."""
+    """The process that writes the run folder. `stop`: the run's `stop` file; `there`: a file of the run folder that must not
+    vanish. Both only for the one agent that watches them."""
 
     def __init__(self, stop: Optional[StopFile] = None, there: str = "") -> None:
         self._stop, self._there = stop, there
         self.printed = PrintedChild()
         self.stops: List[Tuple[str, str]] = []  # lines of the `stop` file
         self.dropped = 0  # bytes that were not taken
-        self._frames: Deque[Frame] = deque()  # not answered yet
-        self._waiting = 0  # bytes of them
-        self._out = b""  # of frames that the child has not been sent whole
+        self._frames: Deque[Frame] = deque()  # not acknowledged yet
+        self._waiting = 0  # bytes in these frames
+        self._out = b""  # the part of the encoded frames not yet written to the pipe
         self._in = b""
-        self._unsent = 0  # frames at the end of `_frames` that are not even in `_out`
+        self._unsent = 0  # frames at the end of `_frames` that are not yet in `_out`
         self._answered = time.monotonic()
         self._starts = 0
         self.pid = 0
         self._start()
 
-    # -- what the agent asks -----------------------------------------------------------------------------------------
+    # -- requests of the agent ---------------------------------------------------------------------------------------
 
     def append(self, path: str, data: bytes) -> None:
         self._put({"op": "append", "path": path}, data)
 
     def append_if_room(self, path: str, data: bytes) -> None:
-        """Write what can be spared: dropped and counted while the storage does not keep up."""
+        """Append expendable data: dropped and counted while the storage does not keep up."""
         if self.full:
             self.dropped += len(data)
         else:
             self.append(path, data)
 
     def create(self, path: str, data: bytes) -> None:
-        """A new file, or one that begins anew; also its folder. `append` adds to it."""
+        """Create a file, or truncate it, and its folder. Use `append` to add to it."""
         self._put({"op": "create", "path": path}, data)
 
     def replace(self, path: str, text: str) -> None:
         self._put({"op": "replace", "path": path}, text.encode("utf-8", "replace"))
 
     def read_printed(self, folder: str, final: bool = False) -> None:
-        """Look through the ranks' logs; `take_records` has what they hold."""
+        """Start reading the ranks' logs; `take_records` returns the records found."""
         self.printed.look(folder, final)
 
     def take_records(self) -> List[Dict[str, Any]]:
@@ -277,15 +276,15 @@ class FolderChild:
 
     @property
     def answers(self) -> int:
-        """A descriptor that is readable when there is something for `pump`."""
+        """Return a descriptor that becomes readable when `pump` has something to do."""
         return self._answers
 
     def stalled(self, now: float) -> float:
-        """Seconds for which something has waited without any being done; 0 where all is well."""
+        """Return the seconds since the last answer if the storage has stalled; 0 otherwise."""
         return now - self._answered if self._frames and now - self._answered > STALLED else 0.0
 
     def pump(self) -> None:
-        """Send what can be sent, take what was answered. OSError where something could not be written."""
+        """Send and receive what is possible now; raise OSError if something could not be written."""
         self._send()
         with suppress(BlockingIOError):
             while True:
@@ -302,7 +301,7 @@ class FolderChild:
             raise errors[0]
 
     def flush(self, seconds: float, meanwhile: Callable[[], None]) -> bool:
-        """Wait until all is written; false if it is not in that time."""
+        """Wait until everything is written; return false if it was not in time."""
         deadline = time.monotonic() + seconds
         poll = select.poll()
         poll.register(self._answers, select.POLLIN)
@@ -316,7 +315,7 @@ class FolderChild:
         return not self._frames and not self.printed.busy
 
     def close(self) -> int:
-        """Let the child go; how many writes it leaves undone."""
+        """Close the child's pipes; return the number of writes not done."""
         self.printed.close()
         return self._close()
 
@@ -352,17 +351,17 @@ class FolderChild:
             except BlockingIOError:
                 return
             except BrokenPipeError:
-                return  # it has died; its answers end, too
+                return  # it has died; the pipe of answers reports that
 
     def _answer(self, answer: Dict[str, Any]) -> List[OSError]:
-        """Read the child's answer: what could not be done."""
+        """Process one answer of the child; return its errors."""
         self._answered = time.monotonic()
         for _ in range(answer.get("done", 0)):
             _, data = self._frames.popleft()
             self._waiting -= len(data)
         if self._stop and "stop" in answer:
             self.stops += [(str(name), str(why)) for name, why in answer["stop"]]
-            self._stop.position = answer["position"]  # where another child would go on
+            self._stop.position = answer["position"]  # where a new child would continue
         if "error" not in answer:
             return []
         number, text, path = answer["error"]
@@ -373,7 +372,7 @@ class FolderChild:
         self._answers, answers = os.pipe()
         for fd in (self._commands, self._answers):
             os.set_blocking(fd, False)
-        with suppress(OSError):  # the user's limit for pipes is reached: smaller pieces, then
+        with suppress(OSError):  # the user's limit for pipes is reached: write smaller pieces
             fcntl.fcntl(self._commands, _F_SETPIPE_SZ, _PIPE)
         self._starts += 1
         writer = FolderWriter(commands, answers, self._stop, self._there)
@@ -382,7 +381,7 @@ class FolderChild:
         os.close(answers)
 
     def _start_again(self) -> None:
-        """Somebody has killed it: another one does what it has not answered."""
+        """Start a new child after the old one was killed; it repeats what was not acknowledged."""
         self._close()
         if self._starts >= _MOST_STARTS:
             raise OSError(f"the process that writes the run folder was killed {_MOST_STARTS} times")
@@ -391,7 +390,7 @@ class FolderChild:
         self._send()
 
 
-# How an agent finds and prepares its part of the run folder. Storage may hang: each function runs in a child with a
+# How an agent finds and prepares its part of the run folder. Storage may hang, so each function runs in a child with a
 # deadline.
 
 
@@ -406,13 +405,13 @@ class Earlier:
 @dataclass(frozen=True)
 class MemberFolder:
     path: str
-    shared: bool  # it is the lead's
-    notice: str = ""  # why the lead's is not used, though it can be seen
-    problem: str = ""  # why there is none to use
+    shared: bool  # it is the lead's folder
+    notice: str = ""  # why the lead's folder is not used although it is visible
+    problem: str = ""  # why there is no usable folder
 
 
 def prepare_folder(folder: RunFolder, node: int, facts: Facts) -> None:
-    """This node's own folder, with its facts."""
+    """Create this node's own folder, and write its facts there."""
     place = folder.node(node)
     os.makedirs(place.path, exist_ok=True)
     replace_json(place.facts, facts)
@@ -423,7 +422,8 @@ def earlier_starts(folder: RunFolder) -> Earlier:
 
 
 def member_folder(welcome: Welcome, order: Order, node: int) -> MemberFolder:
-    """The lead's run folder if this node sees it and it is this user's, else one of its own that the lead gathers from."""
+    """Return the lead's run folder if this node sees it and this user owns it; else a folder of its own, which the lead
+    collects at the end."""
     theirs, notice = RunFolder(welcome.folder), ""
     if is_folder_of(theirs, welcome.run_id):
         foreign = untrusted(theirs, node)
@@ -442,17 +442,16 @@ def member_folder(welcome: Welcome, order: Order, node: int) -> MemberFolder:
 
 
 def summary_at_the_end(folder: RunFolder) -> Optional[Summary]:
-    """None where there is none, or where the job is queued again."""
+    """Return the run's summary; None if there is none, or if the job is queued again."""
     return Run.open(folder.path).summary() if next_step(folder) == END else None
 
 
-# Rank logs of a large job: written to the node's own disk, and shipped into one file per node on the shared storage.
-# Two files per rank would be thousands, and quotas count files. A line of the one file is `RANK STREAM text`.
-
+# Rank logs of a large job are written to the node's own disk, and shipped into one file per node on the shared storage. Two
+# files per rank would be thousands, and quotas count files. A line of the shipped file is `RANK STREAM text`.
 
 LARGE_JOB = 64  # ranks
-_LAST_WORDS = 30.0  # seconds for what the ranks have written at the end of an attempt
-_KEPT = 1 << 20  # bytes of each rank's end that are kept where even that is too short
+_LAST_WORDS = 30.0  # seconds to ship what is left at the end of an attempt
+_KEPT = 1 << 20  # bytes at the end of each rank's logs that are always shipped
 
 
 def is_large(order: Order, ranks_per_node: int) -> bool:
@@ -460,8 +459,8 @@ def is_large(order: Order, ranks_per_node: int) -> bool:
 
 
 class Shipping:
-    """Ship logs from `logs`, a node-local folder, to `folder`, by `append(path, data)`. `beat` is called between two pieces
-    at the end."""
+    """Ships logs from `logs`, a node-local folder, to `folder`, by `append(path, data)`. At the end, `beat` is called between
+    two pieces."""
 
     def __init__(
         self,
@@ -474,7 +473,8 @@ class Shipping:
         self._tails: Dict[str, Tail] = {}
 
     def ship(self, attempt: int, final: bool = False, seconds: float = _LAST_WORDS) -> None:
-        """A piece of what has come; `final`: all of it, as far as `seconds` allow, and the end in any case."""
+        """Ship one piece of the new lines. With `final`, ship everything within `seconds`, and after that only the end of each
+        log."""
         until = time.monotonic() + seconds
         while self._ship_piece(attempt, final) and final:
             self._beat()
@@ -494,7 +494,7 @@ class Shipping:
         return more
 
     def _leave_out(self, attempt: int) -> None:
-        """Go on near the end of each log, and say so in its place."""
+        """Skip to near the end of each log, and write a line that says so."""
         lines: List[str] = []
         for rank, stem in sorted(self.logs.ranks(attempt).items()):
             for stream in ("out", "err"):

@@ -1,4 +1,4 @@
-"""One attempt as the lead sees it: who took part, which failure was the first."""
+"""One attempt as the lead sees it: which ranks took part, and which failure was the first."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ from drumbeat.plan.world_seen import Planned
 from drumbeat.runfolder.progress import Progress, merged
 from drumbeat.runfolder.summary import Affected, group
 
-# How one rank of an attempt ended, and whether that was only the consequence of another's end.
+# How one rank of an attempt ended, and whether that was only the consequence of another rank's end.
 
 
 find = Catalog("lead")
 NOISE = 2.0  # seconds by which node clocks may differ, and a busy agent may reap a process late
-LINGERS = 8.0  # seconds that a process may take to leave after its exception
+LINGERS = 8.0  # seconds that a process may take to exit after an exception
 _AT_ONCE = (order.OUTSIDE, order.EXIT, order.LEFT)
-_UNWINDS = 1.0  # seconds from an exception to the note of it: what it passes on its way may close connections
-_SHORTLY = 1.0  # seconds: who raises so soon after a peer has left, even with exit code 0, raises because of that
+_UNWINDS = 1.0  # seconds from an exception until it is recorded: unwinding may close connections meanwhile
+_SHORTLY = 1.0  # seconds: a rank that raises this soon after a peer left, even with 0, raises because of that
 
 
 @dataclass(frozen=True)
@@ -60,14 +60,14 @@ class RankEnd:
     at: float  # on the lead's clock
     finding: Optional[Finding]
     by_us: bool
-    of_command: bool = False  # not a rank, but the node's command; `rank` is the node's first
-    links: Tuple[Tuple[int, int], ...] = ()  # TCP connections that it had, by local and remote port
-    closed: Tuple[Tuple[int, int, float], ...] = ()  # those that it closed before its peer did; when both had
-    # those that its peer had closed when it raised or exited; for how long
+    of_command: bool = False  # the end of the node's command, not of a rank; `rank` is the node's first
+    links: Tuple[Tuple[int, int], ...] = ()  # its TCP connections, by local and remote port
+    closed: Tuple[Tuple[int, int, float], ...] = ()  # those it closed before its peer did; when both had
+    # connections that its peer had closed before it raised or exited, and for how long
     left: Tuple[Tuple[int, int, float], ...] = ()
     own: bool = False  # it raised, and no lost connection was the reason
-    noted: Optional[float] = None  # when it raised or exited, as it says itself
-    since: Optional[float] = None  # when it was last seen to be there
+    noted: Optional[float] = None  # when it raised or exited, by its own record
+    since: Optional[float] = None  # when it was last seen alive
 
     @property
     def when(self) -> float:
@@ -79,12 +79,12 @@ class RankEnd:
 
     @property
     def code(self) -> int:
-        """Return the exit code that a shell would give."""
+        """Return the exit code that a shell would report."""
         return 128 + self.signal if self.signal else int(self.exit_code or 0)
 
     @property
     def kind(self) -> str:
-        """The kind of event that this end is."""
+        """Return the kind of event of this end."""
         if self.by_us:
             return order.ENDED_BY_US
         if not self.failed:
@@ -93,7 +93,7 @@ class RankEnd:
 
     @property
     def own_kind(self) -> str:
-        """The same, whoever had asked it to end."""
+        """Return the kind of event, whether or not we ended the rank."""
         found = self.finding
         bare = order.RAISED if self.own else order.EXIT
         if found is None:
@@ -105,8 +105,8 @@ class RankEnd:
 
     @property
     def event(self) -> order.Event:
-        """A process is gone when it is reaped; it may have raised, lost a peer or given up waiting some time before. One that
-        notes its own end does so when it has raised or exits."""
+        """Return this end as an event with its earliest and latest time. A process is reaped some time after it raised, lost a
+        peer or gave up waiting. If it recorded its own end, that is the time."""
         place = order.Place(self.rank, self.member)
         begin, end = self.at - (NOISE if self.kind in _AT_ONCE else LINGERS), self.at
         if self.since is not None:
@@ -118,21 +118,21 @@ class RankEnd:
 
     @property
     def what(self) -> str:
-        """Describe the end in a few words, for the summary. One that had lost a peer was going down by itself, whoever ended
-        it."""
+        """Describe the end in a few words, for the summary. A rank that had lost a peer was failing by itself, even if we
+        ended it."""
         ended_by_us = self.by_us and bool(self.signal or self.code > 128)
         if self.finding is None:
             return ENDED_BY_US if self.by_us else f"ended with {self.code}"
         if self.finding.code == STOPPED:
             return self.finding.title if self.by_us else f"ended with {self.code}"
         if is_consequence(self):
-            title = self.finding.title.partition(", first seen by ")[0]  # it is about this rank
+            title = self.finding.title.partition(", first seen by ")[0]  # the finding is about this rank
             return f"{title}, then {ENDED_BY_US}" if ended_by_us else title
         return ENDED_BY_US if ended_by_us else self.finding.title
 
 
 def rank_end(ended: RankEnded, member: int, offset: float) -> RankEnd:
-    """Make one from a member's message; `offset` turns its clock into the lead's."""
+    """Convert a member's message; `offset` turns its clock into the lead's."""
     return RankEnd(
         ended.rank, member, ended.exit_code, ended.signal, ended.t + offset, ended.finding, ended.by_us, ended.of_command,
         ended.links, tuple((here, there, at + offset) for here, there, at in ended.closed), ended.left, ended.own,
@@ -141,14 +141,14 @@ def rank_end(ended: RankEnded, member: int, offset: float) -> RankEnd:
 
 
 def failed_before(end: RankEnd, asked: float) -> bool:
-    """Return true if a rank had failed by words of its own before the run was asked to stop, whenever it was heard of. Who
-    was signalled at the same time, by a scheduler say, has an exit code alone, or words that name the signal."""
+    """Return true if a rank's own words show that it failed before the run was asked to stop, even if we heard of it later. A
+    rank that was signalled at the same time, say by a scheduler, leaves only an exit code, or words that name the signal."""
     words = end.finding is not None and end.finding.code not in _OUTSIDE and end.own_kind in order.OWN - {order.EXIT}
     return end.failed and words and end.when < asked and not _was_told(end)
 
 
 def named(ends: Sequence[RankEnd]) -> str:
-    """`rank 3`, `ranks 0-1`, `the command on node 1`."""
+    """Name the ranks or commands: `rank 3`, `ranks 0-1`, `the command on node 1`."""
     if ends and all(end.of_command for end in ends):
         return named_commands(end.member for end in ends)
     return named_ranks((end.rank for end in ends), 8)
@@ -158,14 +158,14 @@ def is_consequence(end: RankEnd) -> bool:
     return end.finding is not None and end.finding.code in CONSEQUENCES
 
 
-# What the lead says about members and ranks: findings in words.
+# Findings of the lead about members and ranks.
 
 
 NODE_LOST = "node-lost"
 
 
 def left_behind(ended: Set[int], all_of_them: Sequence[int], each: bool, seconds: float) -> Finding:
-    """Say who still runs: ranks, or nodes if one command per node starts its ranks itself."""
+    """Report the ranks that still run, or the nodes if one command per node starts its ranks itself."""
     total, left = len(all_of_them), ranges(number for number in all_of_them if number not in ended)
     one, what = total - len(ended) == 1, "rank" if each else "node"
     return find(
@@ -177,7 +177,7 @@ def left_behind(ended: Set[int], all_of_them: Sequence[int], each: bool, seconds
 _TOLD = re.compile(
     r"(?i)\b(?:sig(?:term|int|usr\d)|signal|terminat\w+|interrupt\w*|KeyboardInterrupt|SystemExit|preempt\w*)\b"
 )
-_LEFT_BEHIND = 60.0  # seconds after a rank has ended well, after which it is said that others still run
+_LEFT_BEHIND = 60.0  # seconds after a rank has ended well, after which ranks that still run are reported
 
 
 @dataclass
@@ -187,27 +187,27 @@ class Attempt:
     port: int
     assignment: Assignment
     ranks: int  # on all its nodes
-    roles: Dict[int, int] = field(init=False)  # the same the other way round: member -> node rank, for the ranks alone
+    roles: Dict[int, int] = field(init=False)  # the inverse: member -> node rank
     ends: List[RankEnd] = field(default_factory=list)
-    done: Dict[int, Dict[str, Any]] = field(default_factory=dict)  # member -> the progress it reported at its end
-    short: Dict[int, int] = field(default_factory=dict)  # rank -> last step, where its reports end before its total
+    done: Dict[int, Dict[str, Any]] = field(default_factory=dict)  # member -> its progress when it was done
+    short: Dict[int, int] = field(default_factory=dict)  # rank -> last step, if its reports end before its total
     first_failure: Optional[float] = None
     failed_unasked: bool = False  # a rank failed before anybody asked the run to stop
-    suspected: Optional[Finding] = None  # a rank that holds the others up, as a watcher says
-    last_end: float = 0.0  # when a rank, or a node's command, ended last
-    left_told: int = 0  # how many had ended when it was said that others still run
-    broken: List[Finding] = field(default_factory=list)  # hardware that was seen to fail while the ranks ran
-    accused: List[Finding] = field(default_factory=list)  # what drivers say of single ranks
-    finding: Optional[Finding] = None  # set where the cause is no rank: a lost node, a watcher, the time limit
-    judged: bool = False  # `finding` is a watcher's, which ended the attempt before anybody asked for it
-    world: Optional[WorldCount] = None  # from the first report of what runs
-    counted_from: Optional[int] = None  # the step at the first such report
+    suspected: Optional[Finding] = None  # the rank that holds up the others, from a watcher
+    last_end: float = 0.0  # when a rank or a node's command last ended
+    left_told: int = 0  # how many had ended at the last report of ranks that still run
+    broken: List[Finding] = field(default_factory=list)  # hardware failures seen while the ranks ran
+    accused: List[Finding] = field(default_factory=list)  # driver errors about single ranks
+    finding: Optional[Finding] = None  # set if no rank is the cause: a lost node, a watcher, the time limit
+    judged: bool = False  # `finding` is from a watcher, which ended the attempt before any stop request
+    world: Optional[WorldCount] = None  # created with the first census
+    counted_from: Optional[int] = None  # the step at the first census
 
     def __post_init__(self) -> None:
         self.roles = {number: node for node, number in enumerate(self.assignment)}
 
     def rank_ended(self, end: RankEnd, now: float, running: bool) -> None:
-        """`running`: nobody has asked the ranks to end."""
+        """Add the end of a rank. `running`: the ranks have not been asked to end."""
         self.ends.append(end)
         self.last_end = now
         if running and end.failed and not end.by_us and self.first_failure is None:
@@ -227,7 +227,7 @@ class Attempt:
         last_step: Optional[float],
         step: Optional[int] = None,
     ) -> None:
-        """Keep a node's census of its rank processes, taken at `at`; nodes that report together are judged once."""
+        """Add a node's census of its rank processes, taken at `at`; nodes that report together are judged once."""
         if self.world is None:
             planned = Planned(self.ranks, len(self.assignment), _starts_each_rank(order))
             self.world = WorldCount(planned, order.checks.get("world", "off"))
@@ -239,7 +239,7 @@ class Attempt:
         self.world.add(node, rows, at)
 
     def notice(self, order: Order, now: float) -> Tuple[List[Act], Optional[Finding]]:
-        """Judge whether the ranks form one world and none was left behind; return what to record, and what to stop for."""
+        """Judge whether the ranks form one world and none was left behind; return the records, and the finding to stop for."""
         if self.world is not None and self.world.is_due(now):
             verdict, findings, stop = self.world.judge()
             acts: List[Act] = [Record("verdict", {"verdict": to_plain(verdict), "peer": 0})] if verdict else []
@@ -250,7 +250,7 @@ class Attempt:
         return [record_finding(left)] if left else [], None
 
     def left_behind(self, order: Order, now: float) -> Optional[Finding]:
-        """Report ranks that go on after others have ended well: they may wait for them until a timeout."""
+        """Report ranks that still run long after others have ended well: they may be waiting for them until a timeout."""
         seconds = now - self.last_end
         if not self.ends or self.first_failure is not None or seconds < _LEFT_BEHIND:
             return None
@@ -264,24 +264,24 @@ class Attempt:
         return left_behind(gone, all_of_them, each, seconds)
 
     def cause(self) -> Optional[RankEnd]:
-        """The end that explains the others; None where no rank failed by itself."""
+        """Return the end that explains the others; None if no rank failed by itself."""
         return earliest(self.ends, self.accused)[1]
 
     def member_of(self, finding: Optional[Finding]) -> Optional[int]:
-        """The member on which the cause lies, where the finding names its node."""
+        """Return the member on the node that the finding names."""
         return finding.node if finding and finding.node in self.roles else None
 
     def progress(self, clock_offsets: Mapping[int, float]) -> Progress:
-        """Merge what its members reported, by the lead's clock; node 0's losses are the run's."""
+        """Merge the members' progress, on the lead's clock; node 0's losses are the run's."""
         parts = [(self.done.get(number), clock_offsets.get(number, 0.0)) for number in self.assignment]
         return merged((Progress.from_plain(part or {}), offset) for part, offset in parts)
 
     def doubt(self, progress: Progress) -> Optional[Finding]:
-        """The first sign of a failure where all exit codes are 0: ranks that were seen apart, if the job asks for one world, or a
-        failure in words. An error that a program wrote last and survived is one only if it has not made the steps that it
-        announced."""
+        """Return the first sign of a failure although all exit codes are 0: ranks in separate groups, if the job asks for one
+        world, or a failure in a rank's words. An error that a program caught counts only if the program did not reach its
+        announced steps."""
         apart = self.world.apart if self.world and self.world.level == "stop" else None
-        if apart is not None:  # it was not certain enough to end the run, which asks for one world
+        if apart is not None:  # not certain enough to end the run earlier
             return apart
         short = progress.short_of_steps
         doubtful = [end for end in self.ends if end.finding and not end.failed]
@@ -296,7 +296,7 @@ class Attempt:
         return replace(first.finding, cause=cause, fix=first.finding.fix or NOT_ZERO)
 
     def _left_early(self, progress: Progress) -> Optional[Finding]:
-        """A rank that was gone, with steps of its own to make, while others made all of theirs."""
+        """Report a rank that ended before its last step while the others made all of theirs."""
         last = progress.last_t
         if not self.short or progress.laps or progress.target_reached or progress.steps is None or last is None:
             return None
@@ -311,7 +311,7 @@ class Attempt:
         )  # fmt: skip
 
     def affected(self, finding: Optional[Finding]) -> Tuple[Affected, ...]:
-        """Ranks that ended because of the first failure, in groups."""
+        """Group the ranks that ended because of the first failure."""
         if finding is None:
             return ()
         one = next((end for end in self.ends if end.rank == finding.rank and end.finding is not None), None)
@@ -321,7 +321,7 @@ class Attempt:
 
 
 def _starts_each_rank(order: Order) -> bool:
-    """Else one end is that of a node's command, which starts its ranks itself."""
+    """Return true if each end is a rank's; otherwise it is the end of a node's command, which starts its ranks itself."""
     return order.launcher in ("ranks", "tasks")
 
 
@@ -329,15 +329,15 @@ _WITHOUT_MEANING = ("exception", "exit-code", "unknown")
 _DIGITS = re.compile(r"\d+")
 _DRIVER = "the GPU's driver"
 _NOBODY = "hang-all-idle"  # the hang in which no rank stands out
-# Failures that look like a bug of the program, and that a broken GPU causes as well.
+# Failures that look like a bug of the program, but that a broken GPU causes as well.
 _OF_GPU = ("gpu-app-fault", "illegal-memory-access", "device-assert", "nccl-abort", "nccl-warning")
 
 
 def earliest(ends: Sequence[RankEnd], accused: Sequence[Finding] = ()) -> Tuple[First, Optional[RankEnd]]:
-    """Return the first end, which explains the others; None if no rank failed by itself. `accused`: what drivers have said of
-    single ranks, in order.
+    """Return the first end, which explains the others; None if no rank failed by itself. `accused`: driver errors about single
+    ranks, in order.
 
-    A rank that was asked to stop while it was failing counts only if nothing but its peers' loss is known."""
+    A rank that was asked to stop while it was failing counts only if all other failures are lost peers or timeouts."""
     if not any(end.failed and not end.by_us for end in ends):
         return First(None), None
     alike = set(map(id, _alike(ends)))
@@ -369,7 +369,7 @@ def earliest(ends: Sequence[RankEnd], accused: Sequence[Finding] = ()) -> Tuple[
 
 
 def too_close(ends: Sequence[RankEnd], one: RankEnd) -> List[RankEnd]:
-    """Other ranks that failed by themselves, so close in time that they may have been first."""
+    """Return other ranks that failed by themselves, so close in time that they may have been first."""
     if one.kind not in order.OWN:
         return []
     alike, chosen, when = set(map(id, _alike(ends))), one.event, one.when
@@ -379,10 +379,11 @@ def too_close(ends: Sequence[RankEnd], one: RankEnd) -> List[RankEnd]:
 
 
 def _with_closed(ends: Sequence[RankEnd]) -> List[Tuple[order.Event, RankEnd]]:
-    """The ends as events, each with the ranks that it left: they held a connection that it had closed until they failed
-    themselves. One that had lost a peer before we ended it left nobody; two that left each other tell nothing."""
+    """Return the ends as events, each with the ranks that lost it: a connection that it had closed was still open on their
+    side until they failed. A rank that had lost a peer before we ended it does not count; two ranks that closed each other's
+    connections cancel out."""
     owner = {link: end for end in ends for link in end.links}
-    at_port: Dict[int, List[RankEnd]] = {}  # those that are connected to a port: a reset connection has lost its peer's
+    at_port: Dict[int, List[RankEnd]] = {}  # ranks by remote port: a reset connection has lost its peer's
     for (_, there), end in owner.items():
         at_port.setdefault(there, []).append(end)
     left: Dict[int, Set[int]] = {}
@@ -403,13 +404,13 @@ def _with_closed(ends: Sequence[RankEnd]) -> List[Tuple[order.Event, RankEnd]]:
 
 
 def _may_follow(end: RankEnd) -> bool:
-    """May a lost connection have ended it? By an exit without a word, or by a signal of which nobody knows who sent it."""
+    """Return true if a lost connection may have ended it: it exited silently, or by a signal of unknown origin."""
     return end.kind == order.EXIT or end.kind == order.OUTSIDE and not (end.finding and end.finding.code == "oom-kill")
 
 
 def _alike(ends: Sequence[RankEnd]) -> List[RankEnd]:
-    """Ranks that failed together in the same way, with words that no rule knows, while a few ended otherwise and no later: what
-    the many have in common is that they lost the few."""
+    """Return the ranks that failed in the same way, with words that no rule knows, if they outnumber the ranks that ended
+    otherwise and no later: the many probably failed because they lost the few."""
     groups: Dict[Tuple[int, str], List[RankEnd]] = {}
     for end in ends:
         if (
@@ -427,7 +428,7 @@ def _alike(ends: Sequence[RankEnd]) -> List[RankEnd]:
 
 
 def _was_told(end: RankEnd) -> bool:
-    """Return true if its words say that it only did as it was asked."""
+    """Return true if its exit code or words show that it only obeyed a request to stop."""
     text = end.finding.title if end.finding else ""
     return (end.code > 128 and not end.own) or end.code == EXIT_REQUEUE or bool(_TOLD.search(text))
 
@@ -438,8 +439,8 @@ def blame(
     host_of: Callable[[int], str],
     accused: Sequence[Finding] = (),
 ) -> Optional[Finding]:
-    """The cause behind the failures, if that is a rank that did not fail by itself: one that a watcher had named, one that ended
-    with 0 before the others, or one that was still there and had to be ended. None where a failure is its own cause."""
+    """Return the cause behind the failures if it is a rank that did not fail by itself: one that a watcher had named, one that
+    ended with 0 before the others, or one that was still running and had to be ended. None if a failure is its own cause."""
     found, one = earliest(ends, accused)
     failed = sorted((end for end in ends if end.failed and not end.by_us), key=lambda end: end.at)
     if one is None or found.event is None or found.event.kind in order.OWN:
@@ -466,9 +467,9 @@ def blame(
 
 
 def hardware_behind(finding: Optional[Finding], exit_code: int, broken: Sequence[Finding]) -> Optional[Finding]:
-    """The broken hardware that explains a failure, among what was seen to break before it; None where nothing does.
+    """Return the hardware failure, among those seen before, that explains this failure; None if there is none.
 
-    On the failure's own node it explains whatever a GPU can cause; on another node only what has no cause of its own."""
+    On the failure's own node it explains whatever a GPU can cause; on another node only a failure without a cause of its own."""
     cause = cause_of(finding, exit_code)
     of_gpu = finding is not None and finding.code in _OF_GPU
     near = [each for each in broken if finding is not None and each.node == finding.node]
@@ -496,7 +497,7 @@ def _early_exit(early: List[RankEnd], first: RankEnd, host_of: Callable[[int], s
 
 
 def _caught(one: RankEnd, words: Finding, first: RankEnd, host_of: Callable[[int], str]) -> Finding:
-    """Report a rank that left because of an error that it caught, as its last words show."""
+    """Report a rank that ended because of an error that it caught, as its last words show."""
     return find(
         "early-exit", "caught", who=named([one]), words=words.evidence[0].text[:200], first=named([first]), own=words.fix,
         not_zero=NOT_ZERO, evidence=(*words.evidence[:1], *_shown(first)), node=one.member, host=host_of(one.member),
@@ -524,7 +525,7 @@ def _shown(end: RankEnd) -> tuple[Evidence, ...]:
     return end.finding.evidence[:2] if end.finding else ()
 
 
-# How an attempt ended, from how its ranks ended and from who had asked it to stop. Pure functions.
+# How an attempt ended, from its ranks' ends and from requests to stop. Pure functions.
 
 
 _OUTSIDE = frozenset((STOPPED, "killed", "terminated", "interrupted", "time-limit"))  # codes of ends that others caused
@@ -533,8 +534,7 @@ _OUTSIDE = frozenset((STOPPED, "killed", "terminated", "interrupted", "time-limi
 def concluded(
     attempt: Attempt, requests: StopRequests, members: Mapping[int, Member], now: float, doubtful_ok: bool = False
 ) -> Tuple[Outcome, List[Act]]:
-    """The outcome, and what is recorded about it: a hang that was none, the first failure, what followed
-    from it, how far the attempt came."""
+    """Return the outcome and its records: a false hang alarm, the first failure, its consequences, and the attempt's progress."""
     progress = attempt.progress({number: member.clock_offset for number, member in members.items()})
     outcome = replace(
         attempt_outcome(attempt, requests, members, progress), assignment=attempt.assignment, port=attempt.port,
@@ -562,7 +562,7 @@ def attempt_outcome(
     attempt: Attempt, requests: StopRequests, members: Mapping[int, Member], progress: Progress
 ) -> Outcome:
     own = _own_failure(attempt) if requests.way == LAUNCHER or (requests.outcome and attempt.failed_unasked) else None
-    if own:  # where its guard was killed with it, nobody has seen its exit code
+    if own:  # if its guard was killed with it, its exit code is unknown
         return Outcome(FAILED, own.exit_code or 1, own.finding)
     if requests.outcome and not attempt.judged:
         return _stopped(attempt, requests)
@@ -601,12 +601,12 @@ def _stopped(attempt: Attempt, requests: StopRequests) -> Outcome:
     commands = sum(1 for end in attempt.ends if end.of_command)
     whole = commands == len(attempt.assignment) if commands else len(codes) == attempt.ranks
     if requests.outcome == TIME_LIMIT and whole and not any(end.failed for end in attempt.ends):
-        return Outcome(FINISHED, 0)  # the signal came while they were ending: who is cut short says 75
+        return Outcome(FINISHED, 0)  # the signal came while they were ending; a rank that is cut short exits with 75
     return Outcome(requests.outcome, requests.exit_code, resumable=EXIT_REQUEUE in codes)
 
 
 def _not_saved(attempt: Attempt, members: Mapping[int, Member], outcome: Outcome) -> List[Finding]:
-    """Report ranks that were asked to save and end, and were killed, failed or lost with their node instead."""
+    """Report ranks that were asked to save and end, but were killed, failed or were lost with their node."""
     killed = [end for end in attempt.ends if end.by_us and end.signal == signal.SIGKILL]
     failed = [
         (end.rank, end.finding)
@@ -623,7 +623,7 @@ def _not_saved(attempt: Attempt, members: Mapping[int, Member], outcome: Outcome
 
 
 def _own_failure(attempt: Attempt) -> Optional[RankEnd]:
-    """The first rank that failed by itself, as its words or its exit code say, before it was told to stop."""
+    """Return the first rank that failed by itself, by its words or its exit code, before it was told to stop."""
     failed = [end for end in attempt.ends if end.failed and not end.by_us and not is_consequence(end)]
     own = [end for end in failed if end.exit_code != EXIT_REQUEUE and end.finding and end.finding.code not in _OUTSIDE]
     return earliest(own)[1]

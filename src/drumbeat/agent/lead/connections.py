@@ -1,4 +1,4 @@
-"""The lead's connections to its members: who comes in, how far each clock is off, who has fallen silent."""
+"""The lead's connections to its members: who connects, each clock's offset, and who has fallen silent."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import Order
 from drumbeat.runfolder.layout import RunFolder
 
-_TRIPS = 3  # round trips by which a member's clock is compared with ours
+_TRIPS = 3  # round trips used to compare a member's clock with ours
 _BEAT = wire.encode(wire.Beat())
 
 
 @dataclass
 class Connection:
     channel: Channel
-    member: Optional[int] = None  # once it may join
+    member: Optional[int] = None  # set once it may join
     hello: Optional[wire.Hello] = None
     heard: float = 0.0
-    silent: bool = False  # and it was said
+    silent: bool = False  # its silence was reported
     pinged: float = 0.0
-    trips: List[Tuple[float, float]] = field(default_factory=list)  # how long each took, and the clock offset by it
+    trips: List[Tuple[float, float]] = field(default_factory=list)  # duration, and the clock offset it gives
 
 
 class Listener(Protocol):
     """Receiver of what arrives on the connections."""
 
     def refuse(self, hello: wire.Hello) -> Optional[wire.Refuse]:
-        """None: it may join."""
+        """Return why this member may not join; None if it may."""
 
     def refused(self, hello: wire.Hello, why: str) -> None: ...
 
@@ -51,10 +51,10 @@ class Listener(Protocol):
 
     @property
     def patience(self) -> float:
-        """Seconds of silence after which a member is lost, though its connection is not broken."""
+        """Return the seconds of silence after which a member is lost even if its connection is not broken."""
 
     def silent(self, member: int, seconds: float, again: bool = False) -> None:
-        """Nothing was heard for `Timing.lost_node`; said once. `again`: now it is heard."""
+        """Report that a member was silent for `Timing.lost_node`, once. `again`: it is heard again."""
 
     def lost(self, member: int, why: str, silent: bool = False) -> None: ...
 
@@ -64,7 +64,7 @@ class Connections:
         self.order, self.selector, self.token, self.listener = order, selector, token, listener
         self.by_socket: Dict[socket.socket, Connection] = {}
         self.by_member: Dict[int, Connection] = {}
-        self.reached = ""  # our address by which a member has reached us
+        self.reached = ""  # our own address, as seen by a member that reached us
         self._door: Optional[Door] = None
         self._unsent: Set[int] = set()  # members whose connections were full
         self._looks = 0
@@ -72,7 +72,7 @@ class Connections:
     # -- coming in ---------------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Let members in."""
+        """Open the listener for members."""
         order = self.order
         most = most_strangers(order.members, raise_open_files())
         listener = listen(listening_address(order.master, order.emulated), order.muster_ports)
@@ -80,12 +80,12 @@ class Connections:
         self._door.tick(time.monotonic())
 
     def close_door(self) -> None:
-        """Nobody else is expected. Harmless where it is closed already."""
+        """Stop listening: all members are here. May be called twice."""
         if self._door is not None:
             self._door.close()
 
     def _admit(self, channel: Channel, messages: List[Message]) -> None:
-        """One who knows the token has come in."""
+        """Add the connection of a peer that has proved that it knows the token."""
         sock = channel.sock
         self.by_socket[sock] = Connection(channel, heard=time.monotonic())
         self.selector.register(sock, selectors.EVENT_READ, lambda: self._receive(sock))
@@ -154,14 +154,14 @@ class Connections:
         connection.channel.send(wire.Ping())
 
     def _pong(self, connection: Connection, pong: wire.Pong) -> None:
-        """The shortest of several round trips tells the clock offset best."""
+        """Record a round trip; after the last one let the member join, with the clock offset of the shortest one."""
         now, hello = clock.now(), connection.hello
         assert hello
         connection.trips.append((now - connection.pinged, (connection.pinged + now) / 2 - pong.t))
         if len(connection.trips) < _TRIPS:
             self._ping(connection)
             return
-        if self._refuse(connection, hello):  # another one may have come before it
+        if self._refuse(connection, hello):  # the same member may have joined meanwhile
             return
         assert hello.member is not None
         connection.member = hello.member
@@ -180,10 +180,10 @@ class Connections:
             self._door.tick(now)
 
     def _check_silence(self, now: float, late: float) -> None:
-        """Silence is said early, and is a loss only when the patience is over: a network that stalls may come back. One whose
-        words we have not read yet is not silent.
+        """Report a member's silence early, but give the member up only when the patience is over: a stalled network may
+        recover. A member whose messages we have not read yet is not silent.
 
-        `late`: seconds by which this look comes too late. We were stopped or busy, so they are nobody's silence."""
+        `late`: seconds by which this check comes too late. We were stopped or busy then, so they do not count as silence."""
         limit, patience = self.order.timing.lost_node, self.listener.patience
         for sock, connection in list(self.by_socket.items()):
             connection.heard += late
@@ -197,7 +197,8 @@ class Connections:
                 self.listener.silent(connection.member, silence)
 
     def _beat_members(self) -> None:
-        """Each member hears from us at least twice in the time after which it gives us up; every second another part of them."""
+        """Send beats, each second to another part of the members: each gets at least two within the time after which it gives
+        us up."""
         every = max(1, int(self.order.timing.longest_beat))
         self._looks += 1
         for number, connection in self.by_member.items():
@@ -207,7 +208,7 @@ class Connections:
     # -- sending -----------------------------------------------------------------------------------------------------
 
     def deliver(self, member: int, message: Message, data: bytes) -> None:
-        """`data` is the message, encoded."""
+        """Send a message to one member. `data` is the message, encoded."""
         connection = self.by_member.get(member)
         if connection is None or connection.channel.closed:
             return
@@ -219,7 +220,7 @@ class Connections:
             self._unsent.add(member)
 
     def send_rest(self) -> None:
-        """Send what members have not taken yet."""
+        """Send the rest of what full connections did not take."""
         for number in list(self._unsent):
             connection = self.by_member.get(number)
             if connection is not None:
@@ -229,21 +230,20 @@ class Connections:
 
 
 def _has_come(sock: socket.socket) -> bool:
-    """Return true if something can be read."""
+    """Return true if the socket is readable."""
     poll = select.poll()
     poll.register(sock, select.POLLIN)
     return bool(poll.poll(0))
 
 
-# What the lead has to tell its members: sent in order, but in a large job not all in one turn, so that beats keep
-# flowing.
+# The lead's messages to its members are sent in order, but in a large job not all in one turn, so that beats keep flowing.
 
-
-_SLICE = 0.1  # seconds of sending in one turn of the loop
+_SLICE = 0.1  # seconds of sending per turn of the loop
 
 
 class Outbox:
-    """`deliver(member, message, data)` sends a message to one member; `data` is the message, encoded once for all."""
+    """Queue of messages to members. `deliver(member, message, data)` sends one; `data` is the message, encoded once for all
+    members."""
 
     def __init__(self, deliver: Callable[[int, Message, bytes], None]) -> None:
         self._deliver = deliver
@@ -256,7 +256,7 @@ class Outbox:
         return bool(self._waiting)
 
     def send_some(self) -> None:
-        """Send the messages of one turn. Telling the lead's own node may add more."""
+        """Send for one turn. Delivering to the lead's own node may add more messages."""
         until = time.monotonic() + _SLICE
         while self._waiting and time.monotonic() < until:
             message, members = self._waiting[0]
@@ -267,13 +267,14 @@ class Outbox:
                 self._waiting.popleft()
 
 
-# At the end, where nodes share no storage: the lead takes the files that its members still send.
+# At the end, if nodes share no storage, the lead receives the files that its members send.
 
 
 def gather_files(
     connections: Mapping[socket.socket, Connection], folder: RunFolder, most: float, silence: float
 ) -> None:
-    """Serve, in a child, until all members have gone, nothing came for `silence` seconds, or `most` seconds are over."""
+    """Receive files, in a child, until all members have disconnected, `silence` seconds without data, or `most` seconds in
+    all."""
     deadline = time.monotonic() + most
     quiet = time.monotonic() + silence
     with selectors.DefaultSelector() as selector:
@@ -289,7 +290,7 @@ def gather_files(
 
 
 def _take(connection: Connection, folder: RunFolder) -> bool:
-    """Write the files that have come by one connection; False when it is closed."""
+    """Write the files received on one connection; return false if it is closed."""
     try:
         for message in connection.channel.receive():
             if isinstance(message, wire.FilePart) and connection.member is not None:

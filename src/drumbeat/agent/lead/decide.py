@@ -21,12 +21,11 @@ from drumbeat.causes.table import (
 from drumbeat.findings.model import CERTAIN
 from drumbeat.runfolder.summary import END, REQUEUE
 
-# What the attempts so far tell: how many ended alike or cost a restart, whether a failure is an old one. Pure
-# functions.
+# Facts about past attempts: how many ended alike or cost a restart, whether a failure is a repetition. Pure functions.
 
 
 def attempts_in_a_row(history: Sequence[Outcome]) -> int:
-    """Count the latest attempts that ended for the same cause."""
+    """Count the latest consecutive attempts that ended for the same cause."""
     cause, count = history[-1].cause, 0
     for outcome in reversed(history):
         if outcome.cause is not cause:
@@ -36,7 +35,8 @@ def attempts_in_a_row(history: Sequence[Outcome]) -> int:
 
 
 def delay(history: Sequence[Outcome]) -> float:
-    """Seconds to wait: twice as long after each attempt in a row that ended for the same cause, unless it ran for long."""
+    """Return the seconds to wait: doubled for each consecutive attempt that ended for the same cause, unless the attempt ran
+    for long."""
     count = 1
     for before, now in zip(history, history[1:]):
         ran = now.t - before.t - before.cause.delay(count)
@@ -45,7 +45,7 @@ def delay(history: Sequence[Outcome]) -> float:
 
 
 def spent_restarts(history: Sequence[Outcome]) -> int:
-    """Attempts that cost a restart. Neither a taken port does, nor a role that went to a spare, nor going on with fewer."""
+    """Count the attempts that cost a restart. A port in use, a spare taking over and going on with fewer nodes cost none."""
     followers: List[Optional[Outcome]] = [*history[1:], None]
     return sum(
         1
@@ -60,7 +60,7 @@ def _was_replaced(outcome: Outcome, following: Outcome) -> bool:
 
 
 def is_repeated(history: Sequence[Outcome]) -> bool:
-    """The same failure at the same step has happened before: another start would only repeat it."""
+    """Return true if the same failure has happened before at the same step: another start would only repeat it."""
     last = history[-1]
     return last.cause.repeats != NEVER and any(_same(last, earlier) for earlier in history[:-1])
 
@@ -69,7 +69,7 @@ def _same(one: Outcome, other: Outcome) -> bool:
     if one.finding is None or other.finding is None or one.finding.code != other.finding.code:
         return False
     if one.step is not None and other.step is not None:
-        return abs(one.step - other.step) <= 1 and one.exit_code == other.exit_code  # steps are reported a little late
+        return abs(one.step - other.step) <= 1 and one.exit_code == other.exit_code  # reported steps may lag a little
     both_without = one.step is None and other.step is None
     return both_without and one.cause.repeats == SAME_WORDS and one.finding.title == other.finding.title
 
@@ -77,7 +77,7 @@ def _same(one: Outcome, other: Outcome) -> bool:
 def same_again(last: Outcome) -> str:
     assert last.finding
     where = f"at step {last.step}" if last.step is not None else "before the first step"
-    if last.cause is UNCLEAR or last.finding.confidence != CERTAIN:  # nothing says whose fault it was
+    if last.cause is UNCLEAR or last.finding.confidence != CERTAIN:  # nothing shows which rank is at fault
         return f"ended in the same way {where} twice, and would likely do so again: {last.finding.title}"
     return f"the same failure {where} twice, so it is the program's own: {last.finding.title}"
 
@@ -92,17 +92,17 @@ class Stop:
 class Restart:
     why: str
     assignment: Assignment
-    wait: float = 0.0  # seconds until then
-    excluded: Mapping[int, str] = field(default_factory=dict)  # members that no attempt uses any more, and why
+    wait: float = 0.0  # seconds before the next attempt
+    excluded: Mapping[int, str] = field(default_factory=dict)  # members no longer used, and why
     action: str = "restart"
 
 
 @dataclass(frozen=True)
 class Requeue:
-    """Only the scheduler can give the run another node."""
+    """Ask the scheduler to start the run again: only it can provide another node."""
 
     why: str
-    exclude: Tuple[str, ...]  # machines, as the scheduler calls them
+    exclude: Tuple[str, ...]  # machine names, as the scheduler knows them
     action: str = "requeue"
 
 
@@ -117,8 +117,8 @@ def decide(
     can_requeue: bool = False,
     spares: int = 0,
 ) -> Decision:
-    """`history` holds every attempt so far, the last one last. `fewest`: with so many nodes the job may go on.
-    `can_requeue`: a scheduler can start the run again on other nodes. `spares`: so many the job asked for."""
+    """Decide what follows the last attempt. `history` holds all attempts so far. `fewest`: nodes that are enough to go on.
+    `can_requeue`: a scheduler can start the run again on other nodes. `spares`: number of spares the job asked for."""
     last = history[-1]
     if last.outcome != FAILED:
         return Stop(f"the attempt ended: {last.outcome}")
@@ -140,7 +140,7 @@ def decide(
 def move(
     assignment: Assignment, members: Mapping[int, Member], fewest: Optional[int], spares: int
 ) -> Optional[Tuple[Assignment, str]]:
-    """Replace unfit members by idle ones, or go on without them, and say so; None if neither is possible."""
+    """Replace unfit members by idle ones, or go on without them, and report it; None if neither is possible."""
     again = reassign(assignment, members)
     if again is not None:
         left = len(idle(again, members))
@@ -209,7 +209,7 @@ def _again(history: Sequence[Outcome], assignment: Assignment, restarts: int) ->
 
 
 def _older_checkpoint(last: Outcome) -> str:
-    """Return the checkpoint from which a program that stopped at NaN should start."""
+    """Return the checkpoint from which a program that stopped at NaN should resume."""
     bad = last.nan_since if last.nan_since is not None else last.step
     when = f"step {bad}" if bad is not None else "the first bad step"
     return f"only a checkpoint older than {when} helps"
@@ -219,7 +219,7 @@ def _older_checkpoint(last: Outcome) -> str:
 
 
 def _newly_bad(history: Sequence[Outcome], members: Mapping[int, Member]) -> Dict[int, str]:
-    """The member that must not be used again after the last attempt, and why; at most one."""
+    """Return the member that must not be used again after the last attempt, and why; at most one."""
     last = history[-1]
     number = last.member
     if number is None or number not in members or not members[number].fit:
@@ -243,7 +243,7 @@ def _elsewhere(
     can_requeue: bool,
     spares: int,
 ) -> Decision:
-    """Somebody who had a role must not have it again: a spare, fewer nodes, or other nodes from the scheduler."""
+    """Decide what follows if a member must lose its role: use a spare, fewer nodes, or other nodes from the scheduler."""
     last = history[-1]
     known = {**members, **{number: replace(members[number], bad=why) for number, why in excluded.items()}}
     moved = move(last.assignment, known, fewest, spares)
@@ -265,24 +265,24 @@ def _elsewhere(
     return _again(history, last.assignment, restarts)
 
 
-# After a run has ended: is its job queued again, and does that count? One pure function, called by the lead alone.
+# After the end of a run: is its job queued again, and does that count? One pure function, called by the lead alone.
 
 
 @dataclass(frozen=True)
 class Next:
     step: str  # END or REQUEUE
     why: str
-    counts: bool = False  # against `requeues` of the job
+    counts: bool = False  # it counts against the job's `requeues`
 
 
 def after_end(
     saved: bool, wanted: str, asked_to_stop: bool, cancelled: bool, requeues_so_far: int, allowed: int
 ) -> Next:
-    """`saved`: the ranks ended with 75, which asks for another start. `wanted`: why the lead wants one (a node was lost, say);
-    empty: it does not.
+    """Decide whether the job is queued again. `saved`: the ranks exited with 75, which asks for another start. `wanted`: why
+    the lead wants one (such as a lost node), or ''.
 
-    A rank that ends with 75 because it was told to stop (the notice before a time limit, a preemption) may come back as
-    often as that happens: each start had its time. Everything else is bounded by `allowed`; 0: never again.
+    A rank that exits with 75 because it was told to stop (before a time limit, or by preemption) may come back any number of
+    times: each start had its time. All other requeues are limited by `allowed`; 0: never.
     """
     if cancelled:
         return Next(END, "it was cancelled")

@@ -1,6 +1,6 @@
-"""The lead: node 0's agent decides start, stop, restart and which failure was the first. A state machine without I/O.
+"""The lead: node 0's agent decides on start, stop and restart, and which failure was the first. A state machine without I/O.
 
-Messages of the members come in (its own too), actions go out: tell members, record an event, end the run.
+Messages of the members (its own included) come in; actions go out: tell members, record an event, end the run.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import ERROR, UNKNOWN, Finding
 from drumbeat.runfolder.summary import AttemptEnd
 
-# The muster: who may join, who is missing, when to begin without them, and what to say when it fails.
+# The muster: who may join, who is missing, when to begin without them, and what to report when it fails.
 
 
-SPARES_AFTER = 60.0  # seconds after which a job starts without members that it can do without
-MOST_RETURNS = 3  # of one member
-_AS_WRITTEN = {"ranks_per_node": "ranks-per-node", "time_limit": "time"}  # in the job file, where that differs
+SPARES_AFTER = 60.0  # seconds after which a job starts without members that it does not need
+MOST_RETURNS = 3  # per member
+_AS_WRITTEN = {"ranks_per_node": "ranks-per-node", "time_limit": "time"}  # names in the job file, where they differ
 _STARTS = {
     "ranks": "drumbeat starts the ranks",
     "tasks": "the scheduler starts one task per rank",
@@ -62,15 +62,15 @@ _STARTS = {
 
 
 class Muster:
-    """`members` is the lead's own table: those who have come are entered there."""
+    """The muster. `members` is the lead's own table, in which members that join are entered."""
 
     def __init__(self, order: Order, members: Dict[int, Member]) -> None:
         self.order, self.members = order, members
         self.common = wire.Common()
         self.doors: Dict[int, Dict[str, Tuple[str, int]]] = {}  # where members listen for each other
         self.gone = 0  # members that ended before they could join
-        self.starts = 0  # most starts before that a member knows of
-        self.seconds = 0.0  # how long it took, once it is over
+        self.starts = 0  # most earlier starts that any member knows of
+        self.seconds = 0.0  # duration, once it is over
         self._next_notice = FIRST_NOTICE
 
     def refusal(self, hello: wire.Hello) -> str:
@@ -92,11 +92,11 @@ class Muster:
         return hello.run != self.order.identity
 
     def join(self, hello: wire.Hello, clock_offset: float) -> Tuple[List[Act], Optional[Finding]]:
-        """Enter a member that may join (see `refusal`); also the finding for which the run cannot begin with it."""
+        """Enter a member that may join (see `refusal`). Return the acts, and a finding if the run cannot begin with it."""
         assert hello.member is not None
         number, hosts = hello.member, self.order.hosts
         name = hosts[number] if number < len(hosts) else ""
-        before = self.members.get(number)  # it was lost, and returns
+        before = self.members.get(number)  # set if it was lost and returns
         member = Member(
             number, hello.host, hello.address, max(1, hello.ranks), clock_offset, name=name, gpus=hello.gpus,
             bad=before.bad if before else "", losses=before.losses if before else 0,
@@ -123,7 +123,7 @@ class Muster:
         return acts, None
 
     def lose(self, why: str) -> Tuple[List[Act], Optional[Finding]]:
-        """A member has ended before it could join; also the finding for which the muster cannot succeed any more."""
+        """Count a member that ended before it could join. Return the acts, and a finding if the muster can no longer succeed."""
         self.gone += 1
         if self.gone <= self.order.dispensable:
             return [record_finding(find("node-lost", "spare", why=why, evidence=[why]))], None
@@ -137,13 +137,14 @@ class Muster:
         return tuple(number for number, member in sorted(self.members.items()) if member.fit)
 
     def is_enough(self, elapsed: float) -> bool:
-        """The job does not wait long for members it can do without, and not at all for the `gone`."""
+        """Return true if the muster may end without all members: not long after the start, or at once if the missing ones are
+        `gone`."""
         order, here = self.order, len(self.members)
         waited = elapsed > min(SPARES_AFTER, order.timing.muster / 2) or here + self.gone >= order.members
         return order.dispensable > 0 and len(self.fit()) >= order.members - order.dispensable and waited
 
     def notice(self, elapsed: float) -> List[Act]:
-        """Now and then: who is still missing."""
+        """Record at intervals which nodes are still missing."""
         if elapsed < self._next_notice:
             return []
         self._next_notice = elapsed + NOTICE_EVERY
@@ -151,7 +152,7 @@ class Muster:
         return [Record("waiting", about)]
 
     def missing(self) -> str:
-        """The nodes that have not come yet, by host name where the order knows it."""
+        """Name the nodes that have not joined yet, by host name if the order knows it."""
         order = self.order
         absent = [number for number in range(order.members) if number not in self.members]
         if len(order.hosts) == order.members and not order.emulated:
@@ -160,7 +161,7 @@ class Muster:
         return f"node {text}" if text.isdigit() else f"nodes {text}"
 
     def _differing(self, hello: wire.Hello) -> str:
-        """The terms on which that member and the lead do not agree, in words."""
+        """Describe the terms on which that member and the lead differ."""
         ours, theirs = self.order.terms(), hello.terms
         lead = f"the lead ({self.members[0].host})" if 0 in self.members else "the lead"
         parts = []
@@ -196,11 +197,11 @@ def _short(value: Any) -> str:
 
 find = Catalog("lead")
 
-# How an attempt begins: what every member must know of the others, and what each is told.
+# The start of an attempt: what every member must know about the others, and each member's orders.
 
 
 def world_of(assignment: Assignment, members: Mapping[int, Member], common: wire.Common) -> wire.World:
-    """All but where the ranks meet: that is chosen by it."""
+    """Return the world without the address where the ranks meet, which is chosen from it."""
     ranks = [members[number].ranks for number in assignment]
     roles = {number: node for node, number in enumerate(assignment)}
     replaced = tuple((node, members[number].host) for node, number in enumerate(assignment) if node != number)
@@ -219,12 +220,12 @@ def start_acts(attempt: Attempt, world: wire.World, members: Mapping[int, Member
         "resized": smaller_words(len(assignment), order) if order.fewest_nodes else "",
     }
     starts = [Tell((number,), wire.Start(attempt.number, node)) for node, number in enumerate(assignment)]
-    # The lead's own ranks last: starting them takes its time.
+    # The lead's own ranks start last, because starting them blocks it for a while.
     return [Record("attempt-started", started), Tell(assignment, wire.Prepare(world)), *starts[1:], starts[0]]
 
 
 def smaller_words(nodes: int, order: Order) -> str:
-    """Say what fewer nodes mean for the batch and the learning rate; '' where all are there."""
+    """Explain what fewer nodes mean for the batch and the learning rate; '' if no node is missing."""
     most = max(order.nodes, order.wanted_nodes or 0)
     if nodes >= most:
         return ""
@@ -235,14 +236,14 @@ def smaller_words(nodes: int, order: Order) -> str:
     )
 
 
-# What follows an attempt, and a node that is lost between two: the decision, and how it is recorded. Pure functions.
+# What follows an attempt, or the loss of a node between attempts: the decision, and its record. Pure functions.
 
 
 def after_attempt(
     order: Order, history: Sequence[Outcome], members: Mapping[int, Member], returned: Collection[int] = ()
 ) -> Tuple[Decision, Record]:
-    """A scheduler that starts the run again leaves out every machine that is unfit, not only those of the last attempt.
-    `returned`: members that count as lost in the decision, and are there again."""
+    """Decide what follows an attempt. A scheduler that starts the run again leaves out all unfit machines, not only those of
+    the last attempt. `returned`: members that count as lost in the decision, and are there again."""
     last = history[-1]
     decision = decide(history, members, order.restarts, order.fewest_nodes, _can_requeue(order), order.spares)
     back = [members[number].words for number in sorted(returned)]
@@ -260,7 +261,7 @@ def after_attempt(
 
 
 def between_attempts(order: Order, assignment: Assignment, members: Mapping[int, Member]) -> Tuple[Decision, Record]:
-    """A node was lost while the next attempt, with this assignment, waits for its time."""
+    """Decide what follows when a node is lost while the next attempt, with this assignment, waits to begin."""
     fewest, spares = order.fewest_nodes, order.spares
     moved = move(assignment, members, fewest, spares)
     if moved:
@@ -276,16 +277,16 @@ def _can_requeue(order: Order) -> bool:
     return order.queued and order.resources.requeues > 0
 
 
-_LONG = 30.0  # seconds: a command of this length may have trained, though no step of it was recognised
-_TRYING = 5.0  # seconds for all members to try their partners
-_HELD = 0.3  # seconds that a signal waits: mpirun ends its tasks about one second after its first one
-_ANSWER = 5.0  # seconds after a loss in which a launcher ends the other agents for it
+_LONG = 30.0  # seconds: a command that ran this long may have trained, even if no step was recognised
+_TRYING = 5.0  # seconds for all members to reach their partners
+_HELD = 0.3  # seconds that a signal is held: mpirun ends its tasks about one second after its first signal
+_ANSWER = 5.0  # seconds after a loss within which a launcher's signals count as its reaction
 
 
 @dataclass
 class Lead:
-    """`pick_port` chooses where the ranks meet: it gets the world without it and the member that is node 0, and answers with
-    address and port."""
+    """The lead's state machine. `pick_port` chooses where the ranks meet: it gets the world without the address, and the
+    member that is node 0; it returns address and port."""
 
     order: Order
     pick_port: Callable[[wire.World, int], Tuple[str, int]]
@@ -293,24 +294,24 @@ class Lead:
     members: Dict[int, Member] = field(default_factory=dict)
     attempts: List[Attempt] = field(default_factory=list)
     history: List[Outcome] = field(default_factory=list)
-    # muster, trying (do members reach each other), running, stopping, waiting (for the next), ended
+    # muster, trying (can members reach each other), running, stopping, waiting (for the next attempt), ended
     phase: str = "muster"
-    resume: Tuple[float, Assignment] = (0.0, ())  # while it waits: when the next attempt begins, and with whom
-    # member -> subnets that do not lead to its partner
+    resume: Tuple[float, Assignment] = (0.0, ())  # while waiting: when the next attempt begins, and its members
+    # member -> subnets in which it does not reach its partner
     answers: Dict[int, Dict[str, str]] = field(default_factory=dict)
     requests: StopRequests = field(default_factory=StopRequests)
-    held: Optional[Tuple[float, StopRequest]] = None  # a signal, and when it is passed on to the ranks
-    grace: float = 0.0  # seconds that the ranks which are being ended were given
+    held: Optional[Tuple[float, StopRequest]] = None  # a signal, and when to pass it on to the ranks
+    grace: float = 0.0  # grace period of the ranks that are being ended
     lost_at: float = 0.0  # when the last member was lost
     returned: Set[int] = field(default_factory=set)  # members that came back before the attempt that lost them was over
-    progress: Dict[int, wire.Beat] = field(default_factory=dict)  # member -> how far it said it is
-    without_storage: bool = False  # the run folder cannot be written any more
+    progress: Dict[int, wire.Beat] = field(default_factory=dict)  # member -> its last reported progress
+    without_storage: bool = False  # the run folder can no longer be written
     requeue: Optional[Requeue] = None  # why, and without which hosts, the scheduler should start the run again
-    earlier: List[AttemptEnd] = field(default_factory=list)  # attempts of before a scheduler started the job again
-    requeues: int = 0  # how often drumbeat has queued this job again before, as far as it counts
-    first_step: Optional[Tuple[int, float]] = None  # the attempt, and when, on the lead's wall clock
-    first_attempt: int = 0  # more than 0 where a scheduler started this job again
-    # whether somebody else has the port that the last attempt's ranks got
+    earlier: List[AttemptEnd] = field(default_factory=list)  # attempts before a scheduler started the job again
+    requeues: int = 0  # requeues of this job by drumbeat so far that count
+    first_step: Optional[Tuple[int, float]] = None  # its attempt, and its time on the lead's wall clock
+    first_attempt: int = 0  # more than 0 if a scheduler started this job again
+    # whether another program has the port given to the last attempt's ranks
     port_taken: Callable[[], bool] = lambda: False
 
     def __post_init__(self) -> None:
@@ -325,23 +326,23 @@ class Lead:
 
     @property
     def is_gathering(self) -> bool:
-        """No attempt has begun, and none is being prepared."""
+        """Return true before the first attempt, unless it is being prepared."""
         return self.phase in ("muster", "trying")
 
     @property
     def is_elastic(self) -> bool:
-        """Members may come late, or return: the next attempt uses them."""
+        """Return true if members may join late or return: the next attempt uses them."""
         return self.order.fewest_nodes is not None
 
     def refused(self, hello: wire.Hello, why: str) -> List[Act]:
-        """The muster cannot succeed any more if one of this run's own members may not join. Members of other runs change
-        nothing: two runs may share a token and a port."""
+        """Fail the muster if one of this run's own members may not join. Members of other runs change nothing: two runs may
+        share a token and a port."""
         if self.phase != "muster" or self.muster.is_of_another_run(hello):
             return []
         return self._end(Outcome(FAILED, EXIT_MUSTER, refused_finding(hello, why)))
 
     def hello(self, hello: wire.Hello, clock_offset: float, now: float) -> List[Act]:
-        """A member that may join (see `refuse`)."""
+        """Let a member join that may (see `refuse`)."""
         acts, broken = self.muster.join(hello, clock_offset)
         number = hello.member or 0
         if self.phase != "muster":
@@ -354,7 +355,7 @@ class Lead:
         return acts + (self._begin(now) if self.muster.is_complete else [])
 
     def waits_in_vain(self, why: str) -> List[Act]:
-        """A member has ended before it could join, and whoever started it says so."""
+        """Handle a member that ended before it could join, as reported by the process that started it."""
         if self.phase != "muster":
             return []
         acts, failed = self.muster.lose(why)
@@ -368,7 +369,7 @@ class Lead:
         return self.muster.notice(elapsed)
 
     def _begin(self, now: float) -> List[Act]:
-        """The first attempt, with the first members that are fit: the others are spares."""
+        """Begin the first attempt with the first fit members; the others are spares."""
         self.muster.seconds = now - self.started
         assignment = self.muster.fit()[: self.order.nodes]
         doors, shared = self.muster.doors, self.muster.common.subnets or ()
@@ -378,18 +379,18 @@ class Lead:
         partners = zip(assignment, assignment[1:] + assignment[:1])
         return [
             Tell((number,), wire.Try({subnet: place for subnet, place in doors[other].items() if subnet in shared}))
-            for number, other in sorted(partners, key=lambda pair: -pair[0])  # the lead's own takes its time: last
+            for number, other in sorted(partners, key=lambda pair: -pair[0])  # the lead's own takes long: last
         ]
 
     def tried(self, member: int, answer: wire.Tried, now: float) -> List[Act]:
-        """A member has tried to reach the one after it in every subnet; when all have, the ranks start."""
+        """Record which subnets lead a member to its partner; when all members have reported, the ranks start."""
         if self.phase != "trying":
             return []
         self.answers[member] = answer.unreached
         return self._start_tried(now) if set(self.resume[1]) <= set(self.answers) else []
 
     def _start_tried(self, now: float) -> List[Act]:
-        """Leave out the subnets in which a member does not reach its partner, on all nodes alike, unless none is left."""
+        """Drop, on all nodes alike, the subnets in which a member does not reach its partner, unless none would be left."""
         assignment, common = self.resume[1], self.muster.common
         apart: Dict[str, Dict[str, str]] = {}
         for number, other in zip(assignment, assignment[1:] + assignment[:1]):
@@ -423,7 +424,7 @@ class Lead:
         return []
 
     def member_done(self, member: int, done: wire.Done, now: float) -> List[Act]:
-        """All processes of this member's attempt are gone, or cannot be ended."""
+        """Record that all processes of this member's attempt are gone, or cannot be ended."""
         if not self.is_current(done.attempt):
             return []
         attempt = self.attempts[-1]
@@ -442,12 +443,12 @@ class Lead:
 
     @property
     def patience(self) -> float:
-        """Seconds of silence, on a connection that is not broken, after which a member is lost. While ranks run, nobody knows
-        whether more than the agents' network stalls: healthy ranks keep as much time as they have to save."""
+        """Return the seconds of silence, on an unbroken connection, after which a member is lost. While ranks run, only the
+        agents' network may have stalled, so healthy ranks get as long as they have to save."""
         return self.order.timing.lost_node + (self.order.stop_grace if self.phase == "running" else 0.0)
 
     def member_silent(self, number: int, seconds: float, again: bool = False) -> List[Act]:
-        """Nothing was heard of a member for a while; `again`: now it is."""
+        """Record that a member has been silent for a while; `again`: it is heard again."""
         member = self.members.get(number)
         if self.phase == "ended" or member is None:
             return []
@@ -455,7 +456,8 @@ class Lead:
         return [Record("node-heard", said) if again else Record("node-silent", {**said, "patience": self.patience})]
 
     def member_lost(self, number: int, why: str, now: float, silent: bool = False) -> List[Act]:
-        """`silent`: its connection did not break, so its ranks may be well: all ranks have their time to save."""
+        """Handle the loss of a member. `silent`: its connection did not break, so its ranks may be healthy: all ranks get
+        their time to save."""
         member = self.members.get(number)
         if number in self.returned:
             self.returned.discard(number)
@@ -482,20 +484,20 @@ class Lead:
                 "node-lost", node=number, host=member.host, why=why, evidence=[why]
             )
             with_signal, grace = int(signal.SIGTERM), self.order.timing.failure_grace
-            # perhaps somebody has asked the run to stop: then its ranks have their time to save
+            # the run may have been asked to stop: then its ranks get their time to save
             if silent or self.held:
                 with_signal, grace = self.order.stop_signal, self.order.stop_grace
             acts += self._stop_ranks("a node was lost", with_signal, grace)
         return acts + (self._conclude(now) if attempt.is_over else [])
 
     def give_up(self) -> List[Act]:
-        """The lead's agent has to end now: the members end with it instead of waiting for orders."""
+        """End the members with the lead's agent, instead of letting them wait for orders."""
         if self.phase == "ended":
             return []
         return self._end(Outcome(FAILED, 128 + signal.SIGTERM, find("guard-lost")))
 
     def storage_lost(self, finding: Finding) -> List[Act]:
-        """Nothing can be recorded any more: the ranks save and end, and no further attempt begins."""
+        """React to a run folder that cannot be written: the ranks save and end, and no further attempt begins."""
         self.without_storage = True
         if self.is_gathering or self.phase == "waiting":
             return self._end(Outcome(FAILED, EXIT_STORAGE, finding))
@@ -505,7 +507,7 @@ class Lead:
         return self._stop_ranks(finding.title, self.order.stop_signal, self.order.stop_grace)
 
     def watcher_stop(self, finding: Finding, now: float) -> List[Act]:
-        """A watcher says that the job does not run the way it was meant to."""
+        """Stop because a watcher reports that the job does not run as it was meant to."""
         if self.phase != "running":
             return []
         attempt = self.attempts[-1]
@@ -513,20 +515,20 @@ class Lead:
         return self._stop_ranks(finding.title, signal.SIGTERM, self.order.stop_grace)
 
     def found(self, member: int, finding: Finding) -> None:
-        """A watcher of this member warns. Hardware that breaks while the ranks run explains a failure that follows; what a
-        driver says of a GPU whose processes are being ended does not."""
+        """Record a watcher's warning. Hardware that fails while the ranks run explains a later failure; a driver's errors
+        about processes that are being ended do not."""
         if self.phase == "running" and finding.node == member and finding.code == FAULT:
             self.attempts[-1].accused.append(finding)
         elif self.phase == "running" and finding.node == member and cause_of(finding, 1) is HARDWARE:
             self.attempts[-1].broken.append(finding)
 
     def suspect(self, finding: Optional[Finding]) -> None:
-        """A watcher has named a rank that holds the others up; None: it goes on again."""
+        """Note the rank that a watcher says holds up the others; None: the run goes on again."""
         if self.attempts:
             self.attempts[-1].suspected = finding
 
     def counted(self, member: int, counted: wire.Counted) -> None:
-        """Keep a node's census of its rank processes; `tick` judges all nodes that report together."""
+        """Add a node's census of its rank processes; `tick` judges all nodes that report together."""
         if self.phase != "running" or not self.is_current(counted.attempt):
             return
         attempt = self.attempts[-1]
@@ -538,9 +540,9 @@ class Lead:
         attempt.count(self.order, member, counted.rows, at, first_step, last_step, step)
 
     def signalled(self, request: StopRequest, now: float) -> List[Act]:
-        """An agent was sent a signal. That may be its launcher's answer to an end that we are about to see, an MPI_Abort or an
-        agent that died: so the ranks are not told at once."""
-        # where the run survives a loss its launcher leaves the others alone
+        """Handle a signal to an agent. It may be the launcher's reaction to an end that we are about to see (an MPI_Abort, or
+        an agent that died), so the ranks are not told at once."""
+        # if the run survives a loss, its launcher does not end the others
         may_be_answer = request.way == LAUNCHER or (request.number == signal.SIGTERM and not self.order.survives_loss)
         if may_be_answer and self.phase == "running":
             self.held = self.held or (now + _HELD, request)
@@ -548,17 +550,17 @@ class Lead:
         return [] if may_be_answer and self._has_just_lost(now) else self.stop(request)
 
     def _has_just_lost(self, now: float) -> bool:
-        """A launcher that now ends all agents because one has died asks for nothing that is not under way."""
+        """Return true if a node has just been lost: a launcher that now ends all agents asks for nothing new."""
         return self._lost_node and not self.requests.outcome and now - self.lost_at < _ANSWER
 
     @property
     def _lost_node(self) -> bool:
-        """The ranks are being ended only because a node was lost: those that are left can save."""
+        """Return true if the ranks are being ended only because a node was lost: the remaining ones can save."""
         finding = self.attempts[-1].finding if self.phase == "stopping" else None
         return finding is not None and finding.code == NODE_LOST
 
     def stop(self, request: StopRequest) -> List[Act]:
-        """Asked to end: by a signal, a line in the `stop` file, the scheduler, the time limit."""
+        """Handle a request to end: by a signal, a line in the `stop` file, the scheduler or the time limit."""
         if self.phase == "ended":
             return []
         if self.held:
@@ -571,10 +573,10 @@ class Lead:
         if step == END_NOW:
             return self._stop_ranks(request.why, self.order.stop_signal, 0.0)
         if self.phase == "stopping" and not (self._lost_node and self.grace < self.order.stop_grace):
-            return []  # they are ending already; the outcome is now the request's
+            return []  # they are ending already; the outcome now follows the request
         if step is None:
             return []
-        passed_on = request.way == SIGNAL and request.number == signal.SIGUSR2  # the script's own choice of signal
+        passed_on = request.way == SIGNAL and request.number == signal.SIGUSR2  # the signal that the script chose
         number = signal.SIGUSR2 if passed_on else self.order.stop_signal
         return self._stop_ranks(request.why, number, self.order.stop_grace)
 
@@ -606,12 +608,12 @@ class Lead:
         return bool(self.attempts) and self.attempts[-1].number == attempt and self.phase in ("running", "stopping")
 
     def _start(self, assignment: Assignment, now: float) -> List[Act]:
-        if self.is_elastic:  # those who came late, or returned
+        if self.is_elastic:  # members that came late or returned
             assignment += tuple(idle(assignment, self.members)[: self.order.nodes - len(assignment)])
         world = world_of(assignment, self.members, self.muster.common)
         address, port = self.pick_port(world, assignment[0])
         world = replace(world, master_addr=address, master_port=port)
-        if not self.attempts:  # a lead in the place of a lost one has no record of the starts that its members remember
+        if not self.attempts:  # a lead that replaces a lost one does not know of the starts that its members remember
             ahead = max(0, self.muster.starts - self.order.start)
             self.first_attempt, self.requeues = self.first_attempt + ahead, self.requeues + ahead
         number, ranks = self.first_attempt + len(self.attempts), sum(world.ranks_per_node())
@@ -638,7 +640,7 @@ class Lead:
     def _conclude(self, now: float) -> List[Act]:
         attempt = self.attempts[-1]
         if self.held and not self._has_just_lost(now):
-            self.requests.on(self.held[1])  # whoever signalled us may have signalled the ranks as well
+            self.requests.on(self.held[1])  # the sender may have signalled the ranks as well
         self.held = None
         outcome, acts = concluded(attempt, self.requests, self.members, now, self.order.doubtful_ok)
         if outcome.finding is not None and outcome.finding.code == PORT_IN_USE:
@@ -673,7 +675,7 @@ class Lead:
         return acts
 
     def _plan_again(self) -> List[Act]:
-        """A node was lost between two attempts."""
+        """Plan the next attempt again: a node was lost between two attempts."""
         at, assignment = self.resume
         decision, record = between_attempts(self.order, assignment, self.members)
         if isinstance(decision, Restart):

@@ -40,12 +40,12 @@ def record_finding(finding: Finding, kind: str = "finding") -> Record:
     return Record(kind, {"finding": to_plain(finding)})
 
 
-# Members and their roles: who is which node rank, and who takes whose place.
+# Members and their roles: which member is which node rank, and which member replaces which.
 
 
 @dataclass(frozen=True)
 class Member:
-    """An agent on a machine, stable for the run. Which node rank it is, each attempt's assignment says; to the user it is
+    """An agent on a machine, the same for the whole run. Each attempt's assignment gives it a node rank; to the user it is
     `node NUMBER` in every attempt."""
 
     number: int  # its place in the scheduler's order
@@ -55,9 +55,9 @@ class Member:
     clock_offset: float = 0.0  # seconds to add to its clock to get the lead's
     lost: bool = False
     stuck: bool = False  # processes of an attempt could not be ended there
-    bad: str = ""  # why no attempt may run there any more; empty: it may
-    name: str = ""  # as the scheduler calls the machine, where that is known
-    gpus: int = 0  # that the job may use there
+    bad: str = ""  # why no attempt may use it any more; empty: it may
+    name: str = ""  # the scheduler's name for the machine, if known
+    gpus: int = 0  # GPUs that the job may use there
     losses: int = 0  # how often it was lost
 
     @property
@@ -66,7 +66,7 @@ class Member:
 
     @property
     def machine(self) -> str:
-        """Return its name for the scheduler."""
+        """Return the machine's name for the scheduler."""
         return self.name or self.host
 
     @property
@@ -105,11 +105,11 @@ def replacements(before: Assignment, after: Assignment, members: Mapping[int, Me
     ]
 
 
-# How one attempt ended, as far as what follows depends on it.
+# How one attempt ended, as far as it matters for what follows.
 
 
 FINISHED, FAILED, CANCELLED, TIME_LIMIT, REQUEUE = "finished", "failed", "cancelled", "time-limit", "requeue"
-DOUBTFUL = "doubtful"  # all exit codes are 0, but what a rank wrote last is a failure, or it ended before its last step
+DOUBTFUL = "doubtful"  # all exit codes are 0, but a rank's last words are a failure, or it ended before its last step
 
 PORT_IN_USE = "port-in-use"
 _PORT = regex(r"(?:\bport[:=]? ?|:|', )(\d{4,5})\b")
@@ -123,35 +123,34 @@ class Outcome:
     exit_code: int
     finding: Optional[Finding] = None
     assignment: Assignment = ()
-    port: int = 0  # where its ranks met; 0: they did not
-    port_taken: bool = False  # somebody else had that port when the attempt was over
-    member: Optional[int] = None  # on which it failed first; none: not known
-    step: Optional[int] = None  # the last one reported; none: none was
-    resumable: bool = False  # cancelled, and a rank ended with 75
-    nan_since: Optional[int] = None  # the first of the steps at the end whose loss was NaN or infinite; none: not known
-    saved: Optional[int] = None  # the step of the last checkpoint; none: not known
-    t: float = 0.0  # when it ended, on the lead's monotonic clock
+    port: int = 0  # where its ranks met; 0: none
+    port_taken: bool = False  # another program had that port after the attempt
+    member: Optional[int] = None  # on which it failed first; None: unknown
+    step: Optional[int] = None  # last reported step; None: no step was reported
+    resumable: bool = False  # cancelled, and a rank exited with 75
+    nan_since: Optional[int] = None  # first step of the final series with NaN or infinite loss; None: unknown
+    saved: Optional[int] = None  # step of the last checkpoint; None: unknown
+    t: float = 0.0  # end, on the lead's monotonic clock
 
     @property
     def cause(self) -> Cause:
         if self.finding is not None and self.finding.code == PORT_IN_USE and not self._was_our_port():
-            return PROGRAM  # a port that the program chose itself would be taken again
+            return PROGRAM  # a port that the program chose itself would be in use again
         return cause_of(self.finding, self.exit_code)
 
     def _was_our_port(self) -> bool:
-        """Return true if the failure's own line names the port; else if the machine says that it is taken."""
+        """Return true if the failure's own line names the port; if it names none, use the machine's answer."""
         assert self.finding
         named = {int(port) for each in self.finding.evidence for port in _PORT.findall(each.text)}
         return self.port in named if named and self.port else self.port_taken
 
 
-# Requests to stop. The same request may arrive in several ways, and counts once. A scheduler signals every process of a step,
-# its launcher passes the same signal on, and the batch script writes a line into the run's `stop` file: all of that
-# is one request, and the ranks keep their grace. Only a second act of the user ends the run now: a second Ctrl-C at
-# the desk, a second `drumbeat cancel`.
+# Requests to stop. The same request may arrive in several ways, and counts once: a scheduler signals every process of a step,
+# its launcher passes the same signal on, and the batch script writes a line into the run's `stop` file. All of that is one
+# request, and the ranks keep their grace period. Only a second act of the user ends the run at once: a second Ctrl-C, or a
+# second `drumbeat cancel`.
 
-
-SIGNAL = "signal"  # an agent was sent a signal, by its desk or by the scheduler
+SIGNAL = "signal"  # an agent was signalled, by the user's terminal or by the scheduler
 LAUNCHER = "launcher"  # mpirun has signalled its tasks: its user stops it, or a rank has called MPI_Abort
 NOW = "now"  # the desk was interrupted a second time
 NOTICE = "notice"  # the scheduler says that it will end the job soon
@@ -164,7 +163,7 @@ BEGIN, END_NOW = "begin", "end now"
 
 @dataclass(frozen=True)
 class StopRequest:
-    way: str  # how it arrived: one of the words above
+    way: str  # how it arrived: one of the constants above
     number: int = int(signal.SIGTERM)
     why: str = ""
     at: Optional[float] = None  # when it came, on the lead's wall clock
@@ -174,15 +173,15 @@ class StopRequest:
 class StopRequests:
     """All requests of one run, as the lead hears them."""
 
-    outcome: str = ""  # of the first request; empty: nobody has asked
+    outcome: str = ""  # of the first request; empty: none so far
     number: int = 0
     way: str = ""  # of the first request
     at: Optional[float] = None  # when that came
     cancelled: bool = False
-    _acts: int = 0  # of the user
+    _acts: int = 0  # requests made by the user
 
     def on(self, request: StopRequest) -> Optional[str]:
-        """BEGIN for the first request, END_NOW for one that takes the grace away, None for one more way of the same."""
+        """Return BEGIN for the first request, END_NOW for one that ends the grace period, None for a repetition."""
         first = not self.outcome
         if first:
             self.outcome = TIME_LIMIT if request.way in (NOTICE, LIMIT) else CANCELLED

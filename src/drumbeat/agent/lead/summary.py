@@ -1,4 +1,4 @@
-"""The end of a run: its summary and verdict, and the on-end command; and the trackers that run beside the lead."""
+"""The end of a run: its summary and verdict, the on-end command, and the trackers that run beside the lead."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from drumbeat.runfolder.summary import (
 
 
 def what_follows(lead: Lead) -> Next:
-    """Decide what follows the last attempt, before its end is written."""
+    """Decide what follows the last attempt, before its end is recorded."""
     asked, saved = lead.requests, lead.history[-1].outcome == REQUEUE
     allowed = lead.order.resources.requeues
     wanted = lead.requeue.why if lead.requeue else ""
@@ -57,7 +57,7 @@ def write_end(folder: RunFolder, lead: Lead) -> None:
 
 
 def summary_of(lead: Lead, events: Sequence[Event], now: float, queued: bool = False) -> Summary:
-    """`events` are the lead's own; `now` is the wall clock; `queued`: a scheduler started the job."""
+    """Build the run's summary. `events` are the lead's own; `now` is the wall clock; `queued`: a scheduler started the job."""
     last = lead.history[-1]
     affected = lead.attempts[-1].affected(last.finding) if lead.attempts else ()
     hang = lead.attempts[-1].suspected if lead.attempts else None
@@ -74,7 +74,8 @@ def summary_of(lead: Lead, events: Sequence[Event], now: float, queued: bool = F
 
 
 def _attempts(lead: Lead) -> List[AttemptEnd]:
-    """Those of earlier starts of this job, then our own; one that never started ranks has the next number."""
+    """Return the attempts of earlier starts of this job, then our own; an attempt that never started ranks gets the next
+    number."""
     first = lead.first_attempt
     own = [
         AttemptEnd(first + index, outcome.outcome, outcome.exit_code, outcome.finding, outcome.resumable)
@@ -96,10 +97,9 @@ def _progress(lead: Lead) -> Progress:
     return total
 
 
-# The job's `on-end` command: run once, when the run has ended for good, with a deadline. It changes no exit code.
-# `{run_id}`, `{outcome}`, `{exit_code}`, `{seconds}` and `{folder}` in its words are filled in; the same values are
-# in DRUMBEAT_RUN_ID, DRUMBEAT_OUTCOME, DRUMBEAT_EXIT_CODE, DRUMBEAT_SECONDS and DRUMBEAT_FOLDER. No shell sees it.
-
+# The job's `on-end` command runs once, when the run has ended for good, with a deadline. It changes no exit code. `{run_id}`,
+# `{outcome}`, `{exit_code}`, `{seconds}` and `{folder}` in its words are filled in; the same values are in DRUMBEAT_RUN_ID,
+# DRUMBEAT_OUTCOME, DRUMBEAT_EXIT_CODE, DRUMBEAT_SECONDS and DRUMBEAT_FOLDER. No shell is involved.
 
 DEADLINE = 15.0  # seconds; a batch script ends what is left 20 s after the verdict
 _PRIVATE = ("DRUMBEAT_TOKEN",)
@@ -107,7 +107,7 @@ _PLACE = regex(r"\{(run_id|outcome|exit_code|seconds|folder)\}")
 
 
 def run_on_end(order: Order, folder: RunFolder, summary: Summary, meanwhile: Callable[[], None]) -> str:
-    """Run the job's on-end command; return what went wrong in one line, or ''. `meanwhile` is called often."""
+    """Run the job's on-end command; return an error in one line, or ''. `meanwhile` is called often."""
     if not order.on_end:
         return ""
     values: Dict[str, str] = {
@@ -138,17 +138,17 @@ def run_on_end(order: Order, folder: RunFolder, summary: Summary, meanwhile: Cal
     return f"on-end: {argv[0]} ended with {process.returncode}: {folder.on_end_log}" if process.returncode else ""
 
 
-# The processes that send a run's metrics to trackers: one for each, beside the lead. None of them can end the run.
+# The processes that send a run's metrics to trackers: one per tracker, beside the lead. None of them can end the run.
 
 
 _CHECK = "import importlib.util as u, sys; print('missing:', *[n for n in sys.argv[1:] if not u.find_spec(n)])"
 _CHECK_SECONDS = 50.0
-# To send the rest: queued (a batch script ends what is left 20 s after the verdict), or not.
+# Seconds to send the rest, if queued (a batch script ends what is left 20 s after the verdict) and if not.
 _LAST_SECONDS = {True: 15.0, False: 45.0}
 
 
 def python_of(order: Order) -> str:
-    """Return the interpreter of the ranks: trackers are installed for it."""
+    """Return the ranks' interpreter, for which trackers are installed."""
     first = order.command[0]
     beside = os.path.join(os.path.dirname(first), "python3")
     if "python" in os.path.basename(first):
@@ -157,8 +157,8 @@ def python_of(order: Order) -> str:
 
 
 def missing_packages(order: Order) -> List[str]:
-    """Return the trackers whose package the ranks' interpreter does not find; [] if it cannot be asked: the ranks' own start
-    then says why."""
+    """Return the trackers whose package the ranks' interpreter does not find; [] if it cannot be run: starting the ranks will
+    show why."""
     names = [text.partition("=")[0] for text in order.track]
     argv = after_setup(order, (python_of(order), "-c", _CHECK, *names))
     try:
@@ -176,7 +176,7 @@ def _environment(order: Order) -> Dict[str, str]:
 
 
 class Tracking:
-    """`alive` has the pids of those that run; whoever reaps one takes it out."""
+    """Tracker processes of a run. `alive` has the pids of the running ones; whoever reaps one removes it."""
 
     def __init__(self, order: Order, folder: RunFolder, bundle: str, alive: Set[int]) -> None:
         self.alive, self._queued = alive, order.queued
@@ -190,13 +190,13 @@ class Tracking:
             self.alive.add(pid)
 
     def end(self) -> float:
-        """Tell them that the run has ended; return until when they may take."""
+        """Tell the trackers that the run has ended; return their deadline."""
         for pid in self.alive:
             os.kill(pid, signal.SIGTERM)
         return time.monotonic() + _LAST_SECONDS[self._queued]
 
     def wait(self, until: float, meanwhile: Callable[[], None]) -> List[str]:
-        """Wait for them; return the logs of those that failed at any time."""
+        """Wait for the trackers; return the logs of those that failed."""
         failed = [log for pid, log in self._log_of.items() if pid not in self.alive]
         while self.alive and time.monotonic() < until:
             for pid in list(self.alive):
