@@ -1,11 +1,11 @@
 """Run a launcher in the user's interpreter, not in the agent's: `python -c <this file> SETTINGS MODULE <the launcher's
 arguments>`.
 
-Launchers exit with 1 whatever happened; this writes a report, as JSON: which rank failed, with which exit code or signal, or why
-no rank was started; of a stage of a script also that all ranks ended well, or how the launcher itself ended. For as long as a
-stage runs, a file lies beside its report: where it is left, the launcher was killed, or its script did not wait for it. A rank
-that ends while the launcher goes on is noted at once, in a file of lines. Ranks write to logs of their own; where a script has
-redirected the launcher's output, to a pipe into tee say, their lines are copied there.
+Launchers exit with 1 whatever happened, so the driver writes a report, as JSON: which rank failed, with which exit code or
+signal, or why no rank was started; for a stage of a script also that all ranks ended well, or how the launcher itself ended.
+While a stage runs, a file lies beside its report: if it is left behind, the launcher was killed, or its script did not wait
+for it. A rank that ends while the launcher goes on is recorded at once, in a file of lines. Ranks write to their own logs; if
+a script has redirected the launcher's output, say to a pipe into tee, their lines are copied there.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, Callable, ClassVar, Dict, List, Set
 
 
 class Copier(threading.Thread):
-    """Copies what the ranks write to our own output, each line with its rank before it."""
+    """Copies the ranks' output to our own, with the rank before each line."""
 
     def __init__(self, folder: str, streams: Dict[str, int]) -> None:
         super().__init__(daemon=True)
@@ -60,14 +60,14 @@ class Copier(threading.Thread):
             os.write(target, b"\n".join(lines) + b"\n")
 
     def skip(self) -> Copier:
-        """Skip what earlier launchers of the same script left there: it is not ours to copy."""
+        """Skip the output of earlier launchers of the same script."""
         for name in os.listdir(self.folder):
             self.places[name] = os.path.getsize(os.path.join(self.folder, name))
         return self
 
 
 def redirected(settings: Dict[str, Any]) -> Dict[str, int]:
-    """Return our streams that do not go to the log which the agent opened for us."""
+    """Return our streams that no longer go to the log that the agent opened for us."""
     streams = {}
     for stream, fd in (("out", 1), ("err", 2)):
         try:
@@ -80,10 +80,9 @@ def redirected(settings: Dict[str, Any]) -> Dict[str, int]:
 
 
 class Rank(subprocess.Popen):  # type: ignore[type-arg]
-    """One process that a launcher starts. `gone` has the ranks among them, in the order in which they were seen to be
-    gone."""
+    """A process started by a launcher. `gone` lists the ranks among them, in the order in which they were seen to have ended."""
 
-    log = ""  # the file in which their ends are noted
+    log = ""  # the file in which their ends are recorded
     running: ClassVar[List[Rank]] = []
     gone: ClassVar[List[Rank]] = []
 
@@ -103,8 +102,8 @@ class Rank(subprocess.Popen):  # type: ignore[type-arg]
 
     @staticmethod
     def note() -> None:
-        """Note all that are gone by now with the same time, so that none seems to be first: a launcher asks one rank after
-        another."""
+        """Record the same time for all ranks that have ended by now: a launcher checks one after another, which must not make
+        one look first."""
         now = time.time()
         gone = [rank for rank in Rank.running if super(Rank, rank).poll() is not None]
         for rank in gone:
@@ -133,7 +132,7 @@ def code_of(end: SystemExit) -> int:
 
 
 def worker_of(shim: List[str], words: List[str]) -> List[str]:
-    """Return what each rank runs, as a launcher's command line has it behind our shim."""
+    """Return the worker's part of a launcher's command line, which follows our shim."""
     for place in range(len(words) - len(shim)):
         if shim and words[place : place + len(shim)] == shim:
             return words[place + len(shim) :]
@@ -141,7 +140,7 @@ def worker_of(shim: List[str], words: List[str]) -> List[str]:
 
 
 def program(shim: List[str], words: List[str]) -> str:
-    """Return the user's program in a launcher's command line: behind our shim, and behind its interpreter."""
+    """Return the user's program in a launcher's command line, which follows our shim and the interpreter."""
     worker = worker_of(shim, words)
     if not worker:
         return ""
@@ -154,7 +153,7 @@ def by_torch(settings: Dict[str, Any], launch: Callable[[], Any], arguments: Lis
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    signalled: Set[int] = set()  # processes that torchrun ends because another one has failed: it logs each of them
+    signalled: Set[int] = set()  # processes that torchrun ends because another one failed: it logs each of them
 
     def note(record: logging.LogRecord) -> bool:
         signalled.update(map(int, re.findall(r"process (\d+) closing signal", record.getMessage())))
@@ -172,7 +171,7 @@ def by_torch(settings: Dict[str, Any], launch: Callable[[], Any], arguments: Lis
             "t": ended_at.get(failure.pid, failure.timestamp), "by_launcher": failure.pid in signalled,
         } for rank, failure in error.failures.items()]  # fmt: skip
         write(settings, failures)
-        if settings["redirected"]:  # a script's own log would have its table
+        if settings["redirected"]:  # the table would go to the script's own log
             error.name = program(settings.get("shim", []), arguments) or error.name  # not the shim's
             print(error.format_msg(), file=sys.stderr)  # type: ignore[no-untyped-call]  # its text was made with the old name
         return ended(error.get_first_failure()[1].exitcode)
@@ -183,7 +182,7 @@ def by_torch(settings: Dict[str, Any], launch: Callable[[], Any], arguments: Lis
 
 
 def torchrun(settings: Dict[str, Any], arguments: List[str]) -> int:
-    # Agents of a later attempt must not meet the store of an earlier one.
+    # Agents of a later attempt must not use the store of an earlier one.
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     from torch.distributed import run
 
@@ -197,13 +196,13 @@ def accelerate(settings: Dict[str, Any], arguments: List[str]) -> int:
     simple_launcher = launch.simple_launcher
 
     def one_process(args: Any) -> None:
-        """Start one process that is told no rank: accelerate's way with --cpu, and without GPUs."""
+        """Start one process without a rank, as accelerate does with --cpu, and without GPUs."""
         processes, nodes = args.num_processes or 1, args.num_machines or 1
         if max(processes, nodes) > 1:
             worker = worker_of(settings.get("shim", []), arguments)
             cpu = bool(args.cpu or args.use_cpu) or not has_gpu()
             raise Refused(several_wanted(processes, nodes, cpu, worker))
-        args.quiet = False  # quietly, it would not say how the process failed
+        args.quiet = False  # with --quiet it would not say how the process failed
         simple_launcher(args)
 
     launch.simple_launcher = one_process
@@ -212,7 +211,7 @@ def accelerate(settings: Dict[str, Any], arguments: List[str]) -> int:
         return by_torch(settings, launch.main, arguments)
     except Refused as why:
         write(settings, [], refused=str(why))
-        if settings["redirected"]:  # else drumbeat says it where the run ends
+        if settings["redirected"]:  # otherwise drumbeat reports it at the run's end
             print(f"drumbeat: {why}", file=sys.stderr)
         return 2
 
@@ -226,7 +225,7 @@ def has_gpu() -> bool:
 
 
 class Refused(Exception):
-    """The reason why no rank is started, and in the next line what to type."""
+    """Raised with the reason why no rank is started, and in the next line what to type."""
 
 
 def several_wanted(processes: int, nodes: int, cpu: bool, worker: List[str]) -> str:
@@ -248,7 +247,7 @@ def deepspeed(settings: Dict[str, Any], arguments: List[str]) -> int:
         launch.main()
     except SystemExit as end:
         first = next((rank for rank in Rank.gone if rank.returncode), None)
-        if first:  # the others it has ended itself
+        if first:  # the launcher itself has ended the others
             write(settings, [{"rank": first.rank, "exit_code": first.returncode, "t": first.ended}])
             return ended(first.returncode)
         return code_of(end)
@@ -317,7 +316,7 @@ def main() -> int:
             if streams:
                 copier.finish()
         finally:
-            with contextlib.suppress(OSError):  # a full disk does not make a failure of a training that went well
+            with contextlib.suppress(OSError):  # a full disk must not make a successful training fail
                 if settings.get("stage") and not os.path.exists(settings["report"]):  # others in the script may fail
                     write(settings, [], exit_code=code)
             with contextlib.suppress(OSError):

@@ -1,10 +1,11 @@
 """A thread inside a rank that tells its node's agent what the rank is doing: its Python stack and its last collectives. A rank
-that raises or exits also leaves a note: when, and which of its connections others had closed by then.
+that raises or exits also leaves a note: the time, and the connections that others had closed by then.
 
-Started by the adapters when a rank imports `socket`, by its first `metrics.report`, and by `drumbeat.train`. It listens on a
-unix socket in the node-local folder of this run (mode 0700, so only the job's own user reaches it), and costs nothing until it
-is asked. It answers while the main thread waits in a collective, sleeps or loops; it cannot answer while the process is stopped,
-or while a C extension holds the interpreter's lock. It is loaded as a file of its own too, and imports nothing of drumbeat.
+The thread is started by the adapters when a rank imports `socket`, by its first `metrics.report`, and by `drumbeat.train`. It
+listens on a unix socket in the node-local folder of this run (mode 0700, so only the job's own user reaches it), and costs
+nothing until it is asked. It answers while the main thread waits in a collective, sleeps or loops; it cannot answer while the
+process is stopped, or while a C extension holds the interpreter's lock. It is also loaded as a stand-alone file, and imports
+nothing of drumbeat.
 """
 
 from __future__ import annotations
@@ -24,21 +25,21 @@ from typing import Any, Collection, Dict, List, Optional, Tuple
 
 _DEEPEST = 40  # frames of a stack
 _LIBRARY = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}", os.path.dirname(os.__file__) + os.sep)
-_KEPT = 4096  # places in the program whose loops are known
-_SECONDS = 2.0  # for whoever asks to read the answer
-# How the names of instructions begin that leave a loop, and of those that may change what it waits for.
+_KEPT = 4096  # code positions whose loops are known
+_SECONDS = 2.0  # seconds to read the answer
+# Prefixes of the instructions that leave a loop, and of those that may change what it waits for.
 _LEAVES = ("RETURN", "RAISE", "RERAISE", "YIELD")
 _ACTS = ("CALL", "STORE", "DELETE", "FOR_ITER", "SEND", "YIELD", "IMPORT", "BEFORE_", "SETUP_", "WITH_")
 
 _CLOSED, _CLOSE_WAIT, _LISTENS = 7, 8, 10  # states of a TCP connection
-_NOTE = "end-"  # how the names of notes begin
+_NOTE = "end-"  # prefix of the names of notes
 
-_serving = 0  # the process that answers: one that was forked from it does not
+_serving = 0  # pid of the process that answers; its forks do not
 _endless: Dict[Tuple[CodeType, int], bool] = {}
 
 
 def adapt(_module: Any) -> None:
-    """Answer in a process that may be a rank. `serve` is called by those that surely are one."""
+    """Answer in a process that may be a rank. A process that certainly is one calls `serve`."""
     serve("python")
     show, leave = sys.excepthook, os._exit
 
@@ -66,7 +67,7 @@ def serve(kind: str = "rank") -> None:
         own = f"{rank}.{_serving}.sock"
         place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            if kind == "rank" and f"python-{own}" in os.listdir(place):  # the adapter's thread answers already
+            if kind == "rank" and f"python-{own}" in os.listdir(place):  # the adapter's thread already answers
                 os.rename(f"python-{own}", f"rank-{own}", src_dir_fd=place, dst_dir_fd=place)
                 return
             listener = socket.socket(socket.AF_UNIX)
@@ -76,11 +77,11 @@ def serve(kind: str = "rank") -> None:
             os.close(place)
         _thread.start_new_thread(_answer, (listener, _thread.get_ident()))
     except (OSError, RuntimeError):
-        return  # no socket or no thread to be had: no stacks, then; never a reason to end a training run
+        return  # no socket or no thread available: no stacks, but the training goes on
 
 
 def ask(folder: str, name: str, seconds: float) -> Optional[Dict[str, Any]]:
-    """Return the answer of the rank behind the socket `name`; None if there is none in that time."""
+    """Return the answer of the rank behind the socket `name`; None if there is none within the time limit."""
     import json
 
     try:
@@ -104,8 +105,8 @@ def ask(folder: str, name: str, seconds: float) -> Optional[Dict[str, Any]]:
 
 
 def note_end(own: bool = False) -> None:
-    """Note, once, that this rank leaves: the time, its TCP connections (own port, peer's port), and those that the peer has
-    closed, with the seconds since anything came. `own`: it has raised, and no lost connection was the reason."""
+    """Record, once, that this rank leaves: the time, its TCP connections (own port, peer's port), and those that the peer has
+    closed, with the seconds since their last data. `own`: it has raised, and no lost connection was the reason."""
     metrics = os.environ.get("DRUMBEAT_METRICS")
     if not metrics or _serving != os.getpid():
         return
@@ -122,7 +123,7 @@ def note_end(own: bool = False) -> None:
 
 
 def _of_connection(value: Optional[BaseException]) -> bool:
-    """Return true if an exception, or one that it was raised for, tells of a connection: an error without a file."""
+    """Return true if an exception, or one in its chain, is about a connection: an EOFError, or an OSError without a file name."""
     for _ in range(_DEEPEST):
         if isinstance(value, EOFError) or isinstance(value, OSError) and value.filename is None:
             return True
@@ -131,7 +132,7 @@ def _of_connection(value: Optional[BaseException]) -> bool:
 
 
 def read_note(folder: str, rank: int, pids: Collection[int]) -> Dict[str, Any]:
-    """Return the note of a rank; of several processes that of one of `pids`, else the one with the most connections."""
+    """Return the note of a rank; if several processes left one, that of one of `pids`, else the one with the most connections."""
     import json
 
     found: List[Tuple[bool, int, Dict[str, Any]]] = []
@@ -174,7 +175,7 @@ def _connections() -> Tuple[List[Tuple[int, int]], List[Tuple[int, int, float]]]
 
 
 def _answer(listener: socket.socket, starter: int) -> None:
-    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # signals are the main thread's
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # signals are for the main thread
     while True:
         try:
             connection, _ = listener.accept()
@@ -191,15 +192,15 @@ def _answer(listener: socket.socket, starter: int) -> None:
 
 
 def _main_thread(starter: int) -> int:
-    """Return the main thread's number. `threading` is never imported here: it would take the thread that imports it for the
-    main one, and wait for it at the program's end. Without it nobody but the main thread has started us."""
+    """Return the main thread's number. `threading` is never imported here: it would take the importing thread for the main
+    one, and wait for it at the program's end. If it is not loaded, only the main thread can have started us."""
     main_thread = getattr(sys.modules.get("threading"), "main_thread", None)
     return (main_thread().ident if main_thread else 0) or starter
 
 
 def _stack(frame: Optional[FrameType]) -> List[List[Any]]:
-    """Return the stack, innermost first: file, line, function, whether it is a library's, and whether nothing in the loop that
-    it is in can end that loop."""
+    """Return the stack, innermost first: file, line, function, whether it is library code, and whether the frame is in a loop
+    that nothing in the loop can end."""
     found: List[List[Any]] = []
     while frame is not None and len(found) < _DEEPEST:
         name = frame.f_code.co_filename
@@ -211,7 +212,7 @@ def _stack(frame: Optional[FrameType]) -> List[List[Any]]:
 
 
 def _in_endless_loop(code: CodeType, at: int) -> bool:
-    """Return whether the code is in a loop without a way out, or one that waits for a change and makes none itself."""
+    """Return true if the code is in a loop without an exit, or one that waits for a change and makes none itself."""
     if (code, at) not in _endless:
         import dis
 
@@ -233,8 +234,8 @@ def _in_endless_loop(code: CodeType, at: int) -> bool:
 
 
 def _flight() -> Dict[str, List[Any]]:
-    """Map each process group to its last collective on this rank: number, operation, whether it is over, and the first that is
-    not over. From torch's own record."""
+    """Map each process group to its last collective on this rank, from torch's flight recorder: number, operation, whether it
+    is over, and the first one that is not over."""
     c10d = sys.modules.get("torch._C._distributed_c10d")
     dump = getattr(c10d, "_dump_fr_trace_json", None) or getattr(c10d, "_dump_nccl_trace_json", None)
     if dump is None:

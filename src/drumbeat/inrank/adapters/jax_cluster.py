@@ -1,7 +1,7 @@
-"""JAX: a `ClusterEnv` of JAX's own kind that answers from the variables that drumbeat sets for each rank.
+"""JAX: a JAX `ClusterEnv` that answers from the variables that drumbeat sets for each rank.
 
-`jax.distributed.initialize()` asks it for what the program itself does not say. It comes before JAX's own clusters for
-schedulers and Open MPI: those take one device per task, also where a task is the only one on its node.
+`jax.distributed.initialize()` asks it for the values that the program does not pass. It comes before JAX's own clusters for
+schedulers and Open MPI, which take one device per task even if a task is the only one on its node.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def adapt(clusters: Any) -> None:
 
 
 def local_device() -> Optional[int]:
-    """Return the one device that this process takes of those it sees; None: all of them."""
+    """Return the one device that this process uses among those visible to it; None: all of them."""
     environ = os.environ
     processes, nodes = int(environ["JAX_NUM_PROCESSES"]), int(environ.get("NNODES", "1"))
     if processes <= nodes or "LOCAL_RANK" not in environ:
@@ -53,5 +53,5 @@ def local_device() -> Optional[int]:
     # NVIDIA_VISIBLE_DEVICES is for the container's runtime, not for the process.
     masks = [environ[name] for name in environ if name.endswith("_VISIBLE_DEVICES") and not name.startswith("NVIDIA_")]
     if any(len(mask.split(",")) < here for mask in masks):
-        return None  # it is shown its own devices only
+        return None  # only its own devices are visible
     return int(environ["LOCAL_RANK"])

@@ -1,7 +1,7 @@
-"""Wait for the import of a framework, then let its adapter tell it who this rank is.
+"""Wait for the import of a framework, then let its adapter tell the framework who this rank is.
 
-Python loads this file at its start, because its folder is the first on PYTHONPATH. It imports nothing of drumbeat, takes its
-folder off sys.path again, and loads the user's own sitecustomize, whose place it has taken.
+Python loads this file at startup, because its folder is the first on PYTHONPATH. It imports nothing of drumbeat, takes its
+folder off sys.path again, and loads the user's own sitecustomize, which it has displaced.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ADAPTERS = {
 
 
 class Hook:
-    """Finds the modules of ADAPTERS with the finders that come after it, and adapts each once it is loaded."""
+    """Finds the modules of ADAPTERS through the finders after it, and adapts each module once it is loaded."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name not in ADAPTERS:
@@ -38,7 +38,7 @@ class Hook:
 
             def load_and_adapt(module: Any) -> None:
                 load(module)
-                if module.__name__ == name:  # the loader of a zip file serves all modules in it
+                if module.__name__ == name:  # the loader of a zip file serves all its modules
                     adapt(name, module)
 
             spec.loader.exec_module = load_and_adapt  # type: ignore[method-assign]
@@ -59,7 +59,7 @@ def adapt(name: str, module: Any) -> None:
 
 
 def load_users_own() -> None:
-    """Load the sitecustomize that Python would have found without this one."""
+    """Load the sitecustomize that Python would have found without ours."""
     own = sys.modules.pop("sitecustomize")
     sys.path[:] = [each for each in sys.path if os.path.abspath(each) != HERE]
     try:

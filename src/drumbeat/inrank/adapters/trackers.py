@@ -1,9 +1,9 @@
-"""Let experiment trackers go on with the same run when the job is started again.
+"""Let experiment trackers continue the same run when the job is started again.
 
-Only in rank 0, in no process that multiprocessing has started (which rank that is, only the program knows), only for the first
-run that a process starts, and only where neither the program nor the user has chosen one.
-W&B and TensorBoard take a name that is made from the drumbeat run; MLflow and Aim invent their own, which is kept in a file of
-the run folder ($DRUMBEAT_TRACKERS). Imports nothing of drumbeat: it runs in the ranks' own Python.
+Acts only in rank 0, not in processes started by multiprocessing (only the program knows which rank they are), only for the
+first run that a process starts, and only if neither the program nor the user has chosen a run. W&B and TensorBoard take a name
+derived from the drumbeat run; MLflow and Aim invent their own, which is kept in a file of the run folder ($DRUMBEAT_TRACKERS).
+Imports nothing of drumbeat: it runs in the ranks' own Python.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def adapt(module: Any) -> None:
 
 
 def _is_first_rank() -> bool:
-    """Return true in the first rank; called when a run begins, as a program may have numbered itself by then."""
+    """Return true in the first rank. Called when a run begins, since a program may have set its rank by then."""
     process = sys.modules.get("multiprocessing.process")
     numbers = (os.environ.get(name, "0") for name in ("RANK", "LOCAL_RANK", "NODE_RANK"))
     return set(numbers) == {"0"} and (process is None or process.parent_process() is None)
@@ -53,12 +53,12 @@ def _board(known: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def _named(where: Any, name: str, own: Tuple[str, ...], more: Callable[..., Dict[str, Any]]) -> None:
-    """Give the first call arguments of our own, unless the program gives one of its `own`."""
+    """Add our arguments to the first call, unless the program passes one of its `own`."""
     call, first = getattr(where, name), [True]
 
     @functools.wraps(call)
     def called(*args: Any, **known: Any) -> Any:
-        plain = len(args) < (2 if name == "__init__" else 1)  # what is given by place may be what we would give
+        plain = len(args) < (2 if name == "__init__" else 1)  # positional arguments may be the ones we would add
         if first and plain and not any(map(known.get, own)) and _is_first_rank():
             known.update(more(known))
         first.clear()
@@ -68,8 +68,8 @@ def _named(where: Any, name: str, own: Tuple[str, ...], more: Callable[..., Dict
 
 
 def _kept(where: Any, name: str, tracker: str, own: Tuple[str, ...], of: Callable[[Any, Any], str]) -> None:
-    """Keep the name of the first run, and give it to the first one of a later start, unless the program gives one of its
-    `own`, the first of which is the run's name. A run that is gone is no reason to fail."""
+    """Keep the name of the first run, and pass it to the first run of a later start, unless the program passes one of its
+    `own`, the first of which is the run's name. A run that no longer exists is not an error."""
     call, first = getattr(where, name), [True]
 
     @functools.wraps(call)

@@ -1,7 +1,8 @@
-"""TensorFlow and PaddlePaddle: what they want to know of the other ranks, given when a program asks for it.
+"""TensorFlow and PaddlePaddle: the list of ranks that they need, set when a program asks for it.
 
 Both need the addresses and ports of all ranks (TF_CONFIG, PADDLE_TRAINER_ENDPOINTS): the ranks meet once at
-MASTER_ADDR:MASTER_PORT, which neither uses itself, and exchange them. What the program or its user has set is left alone.
+MASTER_ADDR:MASTER_PORT, which neither framework uses itself, and exchange them. Values set by the program or its user are
+kept.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _PATIENCE = 300.0  # seconds; frameworks take long to load on a cold file system
 
 
 def identity() -> Tuple[int, int]:
-    """Return this process's number, and how many there are: the ranks, or one per node."""
+    """Return this process's number, and the number of processes: one per rank, or one per node."""
     environ = os.environ
     if "RANK" in environ:
         return int(environ["RANK"]), int(environ["WORLD_SIZE"])
@@ -26,7 +27,7 @@ def identity() -> Tuple[int, int]:
 
 
 def exchange(rank: int, world: int) -> List[str]:
-    """Return host:port of every process; the port of each is free on its node."""
+    """Return host:port of every process; each port is free on its node."""
     master = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
     run = [os.environ.get("DRUMBEAT_RUN"), os.environ.get("DRUMBEAT_ATTEMPT")]
     with socket.socket() as own:
@@ -47,7 +48,7 @@ def exchange(rank: int, world: int) -> List[str]:
                 try:
                     theirs, number, address = json.loads(line.makefile().readline(4096))
                 except (OSError, ValueError):
-                    continue  # not one of us
+                    continue  # not one of our processes
                 if theirs == run and 0 < number < world:
                     found[number] = address
                     lines.append(line)
@@ -94,7 +95,7 @@ def for_paddle() -> None:
             os.environ.setdefault("PADDLE_DISTRI_BACKEND", "gloo")
         os.environ.setdefault("FLAGS_selected_gpus", os.environ.get("LOCAL_RANK", "0"))
         parallel: Any = sys.modules["paddle.distributed.parallel"]
-        parallel._global_parallel_env = None  # it was read while paddle was loaded
+        parallel._global_parallel_env = None  # paddle read it while it was loaded
 
 
 def adapt(module: Any) -> None:

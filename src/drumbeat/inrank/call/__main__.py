@@ -29,7 +29,7 @@ def read_own(path: str) -> Any:
 
 
 def write_own(path: str, value: Any) -> None:
-    """Write into a file of our own: neither through a link nor into a file that somebody has put there."""
+    """Write a file of our own, neither through a link nor into a file that somebody else created."""
     partial = f"{path}.{os.urandom(8).hex()}.tmp"
     with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as file:
         pickle.dump(value, file)
@@ -60,7 +60,7 @@ def main() -> int:
     attempt, folder, number, own = places()
     result = os.path.join(attempt, f"result-{os.environ['RANK']}.pkl")
     call = read_own(os.path.join(folder, "call.pkl"))
-    # the work folder too: code that was sent there lies elsewhere than at the desk
+    # the work folder too: code that was sent there has another path on the submitting machine
     sys.path[:0] = [path for path in (*call["path"], os.getcwd()) if path not in sys.path]
     later = os.path.join(folder, f"next-{own}.pkl")
     try:
@@ -71,7 +71,7 @@ def main() -> int:
         if hasattr(function, "checkpoint"):
 
             def save(signum: int, frame: Any) -> None:
-                """Save as submitit does: the object says how to go on, and the job asks to be started again."""
+                """Save as submitit does: the checkpointed object says how to go on, and the job asks to be started again."""
                 again = function.checkpoint(*args, **kwargs)
                 if again is None:
                     sys.exit(128 + signum)

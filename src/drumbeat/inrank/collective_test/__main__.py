@@ -1,4 +1,4 @@
-"""`python …/collective_test/__main__.py`: this folder as a package, wherever it was copied to."""
+"""`python …/collective_test/__main__.py`: run this folder as a package, wherever it was copied to."""
 
 import importlib
 import os

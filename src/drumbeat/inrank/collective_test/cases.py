@@ -1,4 +1,4 @@
-"""One collective with one size and type: its buffers, the call, its values, and every element of its result checked."""
+"""One collective with one size and type: its buffers, the call, its values, and the check of every element of its result."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import torch.distributed as dist
 
 from .world import World
 
-PERIOD = 251  # of the patterns; prime, so that data shifted by any power of two shows
-EXACT = 256  # whole numbers up to here are exact in bfloat16: sums stay below, so every partial sum is exact too
+PERIOD = 251  # length of the patterns; prime, so that data shifted by any power of two is noticed
+EXACT = 256  # integers up to here are exact in bfloat16; sums stay below, so every partial sum is exact
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
 
 
 class Case:
-    """One collective of one size. `bytes` counts as in nccl-tests: one rank's buffer; for gather, scatter and all-to-all
-    that of all ranks."""
+    """One collective of one size. `bytes` counts as in nccl-tests: one rank's buffer; for gather, scatter and all-to-all those
+    of all ranks."""
 
     def __init__(self, world: World, op: str, size: int, dtype: Any) -> None:
         self.world, self.op = world, op
@@ -34,7 +34,7 @@ class Case:
         self.output = self.input if in_place else torch.zeros(n_out, dtype=dtype, device=world.device)
 
     def fill(self, salt: int) -> None:
-        """Fill inputs with this salt; outputs get what no result can be."""
+        """Fill the inputs with values that depend on `salt`, and the outputs with values that no result can have."""
         me, size = self.world.rank, self.world.size
         if self.output is not self.input:
             self.output.fill_(-1)
@@ -66,7 +66,7 @@ class Case:
             send_and_receive([("send", self.input, after), ("receive", self.output, before)])
 
     def expected(self, salt: int) -> List[Any]:
-        """Return (source rank or none, elements) in the order of the output."""
+        """Return (source rank or None, elements) in the order of the output."""
         me, size, out = self.world.rank, self.world.size, self.output
         if self.op == "all_reduce":
             return [(None, tile(total(size, salt), self.whole, out))]
@@ -81,7 +81,7 @@ class Case:
         return [(source, tile(payload(source, target, salt), self.part, out)) for source in range(size)]
 
     def mistakes(self, salt: int) -> List[Any]:
-        """Make one call and compare every element of its output with what it must be; one entry per source."""
+        """Run one call and compare every element of its output with the expected one; return one entry per source."""
         self.fill(salt)
         self.call(salt)
         self.world.synchronize()
@@ -109,13 +109,13 @@ class Case:
 
 
 def send_and_receive(moves: List[Any], seconds: Optional[float] = None) -> None:
-    """Send and receive at once; with `seconds`, an error when they are not done by then."""
+    """Send and receive at once; given `seconds`, raise an error if they are not done by then."""
     act = {"send": dist.isend, "receive": dist.irecv}
     works = dist.batch_isend_irecv([dist.P2POp(act[word], tensor, peer) for word, tensor, peer in moves])
     on_cpu = moves[0][1].device.type == "cpu"
     for work in works:
         work.wait(*([datetime.timedelta(seconds=seconds)] if seconds and on_cpu else []))
-    if seconds and not on_cpu:  # there `wait` only orders streams
+    if seconds and not on_cpu:  # on GPUs `wait` only orders streams
         done, end = torch.cuda.Event(), time.monotonic() + seconds
         done.record()
         while not done.query():
@@ -124,11 +124,11 @@ def send_and_receive(moves: List[Any], seconds: Optional[float] = None) -> None:
             time.sleep(0)
 
 
-# Values that ranks send and must receive: whole numbers that show every mistake.
+# Values that ranks send and must receive: integers chosen so that any mistake shows.
 
 
 def addend(rank: int, size: int, salt: int) -> Any:
-    """Return what `rank` adds at each place of the period: 1 to 3, or nothing if too many ranks would pass EXACT."""
+    """Return the summand of `rank` at each place of the period: 1 to 3, or nothing if the sum of all ranks would exceed EXACT."""
     place = torch.arange(PERIOD)
     mixed = ((place + 1) * (1 + 2 * rank % (PERIOD - 1)) * (1 + salt % (PERIOD - 1))) % PERIOD
     every = math.ceil(3 * size / (EXACT - 3))
@@ -147,6 +147,6 @@ def payload(source: int, target: int, salt: int) -> Any:
 
 
 def tile(table: Any, count: int, like: Any, start: int = 0) -> Any:
-    """Return `count` elements of the repeated table, from place `start` on, with the type and device of `like`."""
+    """Return `count` elements of the repeated table, starting at `start`, with the type and device of `like`."""
     table = table.roll(-(start % PERIOD)).to(like.device, like.dtype)
     return table.repeat(math.ceil(count / PERIOD))[:count]

@@ -1,7 +1,7 @@
-"""This rank's GPU: which one it is, and whether it answers at all.
+"""This rank's GPU: its index, and whether it works at all.
 
-`python gpu.py INDEX` is the smoke test of one GPU, and prints one JSON object. It is run as a child that can be killed: a wedged
-driver hangs whoever first touches it, often where no signal helps; so that is never the rank itself.
+`python gpu.py INDEX` is the smoke test of one GPU, and prints one JSON object. It runs as a child that can be killed: a wedged
+driver hangs the first process that touches it, often beyond the reach of signals, so that must not be the rank.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ _SIDE = 1024  # of the matrices
 
 
 def own_gpu() -> int:
-    """Return the local rank's number among the GPUs it sees; the only one, if a launcher shows each rank its own."""
+    """Return the index of this rank's GPU among the visible ones: the local rank, or 0 if the launcher shows each rank only
+    its own."""
     shown = [os.environ.get(f"{vendor}_VISIBLE_DEVICES") for vendor in ("CUDA", "HIP", "ROCR")]
     alone = any(text and "," not in text for text in shown)
     return 0 if alone else int(os.environ.get("LOCAL_RANK", "0"))
 
 
 class Smoke:
-    """Starter of the smoke test of this rank's GPU, if the machine has any; waits no longer than it may."""
+    """Starts the smoke test of this rank's GPU, if the machine has any, and waits for it until its deadline."""
 
     def __init__(self, backend: str) -> None:
         self.index = str(own_gpu())
@@ -43,7 +44,7 @@ class Smoke:
             said, _ = self.child.communicate(timeout=SMOKE_SECONDS)
             return dict(json.loads(said))
         except subprocess.TimeoutExpired:
-            self.child.kill()  # whether that helps or not: we go
+            self.child.kill()  # it may survive in the driver; we do not wait
             return {"ok": False, "why": f"GPU {self.index} did not answer within {SMOKE_SECONDS:g} s: its driver hangs"}
         except ValueError:
             return {"ok": False, "why": f"the smoke test of GPU {self.index} ended with {self.child.returncode}"}

@@ -14,7 +14,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--backend", choices=("auto", "nccl", "gloo"), default="auto")
     args = parser.parse_args()
-    smoke = Smoke(args.backend)  # the child imports torch while we do
+    smoke = Smoke(args.backend)  # the child imports torch at the same time
     try:
         import torch  # noqa: F401 - only here: the child is to be started first
     except ImportError as error:

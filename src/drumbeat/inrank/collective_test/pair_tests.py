@@ -32,7 +32,7 @@ def matchings(count: int) -> List[Any]:
 
 
 def pair_rounds(nodes: List[int]) -> List[Any]:
-    """Return (kind, {rank: partner}): first inside the nodes, all nodes at once; then between nodes, like with like."""
+    """Return (kind, {rank: partner}): first within nodes, all nodes at once; then between nodes, equal local ranks together."""
     members = [[rank for rank, node in enumerate(nodes) if node == each] for each in sorted(set(nodes))]
     deep = [matchings(len(ranks)) for ranks in members]
     rounds = []
@@ -56,11 +56,11 @@ def run(world: World, quick: bool) -> None:
         world.broken = world.settle(f"pairs-{step}", said, functools.partial(note_pairs, world, kind, partners, size))
         world.write()
         if world.broken:
-            return  # what comes next would hang in the same place
+            return  # later rounds would hang at the same place
 
 
 def note_pairs(world: World, kind: str, partners: Dict[int, int], size: int, told: List[Any]) -> bool:
-    """Keep what both sides of each pair said; return true if one is broken."""
+    """Record what both sides of each pair reported; return true if one is broken."""
     broken = False
     for a, b in ((a, b) for a, b in sorted(partners.items()) if a < b):
         pair: Dict[str, Any] = {"a": a, "b": b, "kind": kind, "bytes": size}
@@ -75,7 +75,7 @@ def note_pairs(world: World, kind: str, partners: Dict[int, int], size: int, tol
 
 
 def with_partner(world: World, partner: int, size: int, step: int) -> Dict[str, Any]:
-    """Return the rate at which we send to the partner, alone in our direction, and the time of a small message."""
+    """Return the rate of sending to the partner, in this direction alone, and the time of a small message."""
     low = world.rank < partner
     data = torch.empty(size // 4, dtype=torch.float32, device=world.device)
     word = torch.zeros(1, dtype=torch.float32, device=world.device)
@@ -96,12 +96,12 @@ def with_partner(world: World, partner: int, size: int, step: int) -> Dict[str, 
     for sender in (True, False) if low else (False, True):
         if sender:
             data.copy_(tile(payload(world.rank, partner, step), len(data), data))
-            move("send", data)  # the first one may have to connect
+            move("send", data)  # the first transfer may have to connect
             world.synchronize()
             began = time.perf_counter()
             for _ in range(PAIR_REPEATS):
                 move("send", data)
-            move("receive", word)  # all of it has come
+            move("receive", word)  # all data has arrived
             world.synchronize()
             result["rate"] = size * PAIR_REPEATS / (time.perf_counter() - began) / 1e9
         else:

@@ -12,12 +12,12 @@ import torch.distributed as dist
 from .cases import OPS, PERIOD, Case
 from .world import World
 
-MISTAKES = 2  # of one operation that a rank tells in full
+MISTAKES = 2  # mistakes per operation that a rank reports in full
 
 
 def run(world: World, quick: bool) -> None:
     sizes = sweep_sizes(world, quick)
-    budget = 0.15 if quick else 0.8  # seconds of one measurement
+    budget = 0.15 if quick else 0.8  # seconds per measurement
     ops = [op for op in OPS if op != "send_recv" or world.size > 1]
     mistakes, checked, salt = [], 0, 0
     plans = [(torch.float32, op, size) for op in ops for size in sizes]
@@ -50,8 +50,8 @@ def run(world: World, quick: bool) -> None:
 
 
 def sweep_sizes(world: World, quick: bool) -> List[Any]:
-    """Return rising sizes in bytes; the largest leave room on the smallest GPU for input, output, the expected result, and
-    the rest."""
+    """Return increasing sizes in bytes; the largest leaves room on the smallest GPU for input, output, expected result and the
+    rest."""
     if world.device.type == "cpu":
         return [1 << 10, 64 << 10, 512 << 10, 4 << 20] if quick else [1 << shift for shift in range(10, 27, 2)]
     sizes = [1 << 10, 1 << 20, 64 << 20, 512 << 20] if quick else [1 << shift for shift in range(10, 34, 2)]
@@ -60,8 +60,8 @@ def sweep_sizes(world: World, quick: bool) -> List[Any]:
 
 
 def measure(world: World, case: Case, budget: float) -> Tuple[float, int]:
-    """Return the seconds of one call, over as many as fit into the budget; the slowest rank counts."""
-    case.input.zero_()  # sums of zeros stay zero, however often
+    """Return the seconds per call, averaged over the calls that fit into the budget, of the slowest rank."""
+    case.input.zero_()  # sums of zeros stay zero, however often repeated
     world.synchronize()
     began = time.perf_counter()
     case.call()
@@ -76,8 +76,8 @@ def measure(world: World, case: Case, budget: float) -> Tuple[float, int]:
 
 
 def compare_products(world: World, quick: bool) -> None:
-    """Compute the same product on every rank at the same time: wrong numbers and slow ranks show. The numbers are whole, so
-    every rank must get the same ones."""
+    """Compute the same product on every rank at the same time, to find wrong results and slow ranks. The matrices hold
+    integers, so every rank must get identical numbers."""
     on_cpu = world.device.type == "cpu"
     side = (384 if quick else 1024) if on_cpu else (4096 if quick else 8192)
     dtype = torch.float32 if on_cpu else torch.bfloat16

@@ -1,4 +1,4 @@
-"""This rank and the others: their places, their reports, and what rank 0 has gathered."""
+"""This rank and the others: their ranks, their reports, and the results that rank 0 gathers."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class World:
         self.write()
 
     def gather(self, name: str, value: Any) -> List[Any]:
-        """Gather on rank 0 what every rank says; the others get nothing."""
+        """Gather every rank's report on rank 0; the others get nothing."""
         self.store.set(f"{name}/{self.rank}", json.dumps(value))
         if self.rank:
             return []
@@ -66,7 +66,7 @@ class World:
         return [json.loads(self.store.get(f"{name}/{rank}")) for rank in range(self.size)]
 
     def settle(self, name: str, value: Any, rule: Callable[[List[Any]], Any]) -> Any:
-        """Send every rank what rank 0 makes of all reports; keep it small, since thousands may ask for it."""
+        """Send every rank the value that rank 0 computes from all reports; keep it small, since thousands may ask for it."""
         told = self.gather(name, value)
         if self.rank == 0:
             self.store.set(f"{name}/settled", json.dumps(rule(told)))
@@ -77,7 +77,7 @@ class World:
             print(f"verify: {text}", file=sys.stderr, flush=True)
 
     def write(self) -> None:
-        """Replace the results at once: a reader sees the old ones or the new ones."""
+        """Replace the results atomically: a reader sees the old ones or the new ones."""
         if self.rank == 0:
             self.results["seconds"] = round(time.monotonic() - self.began, 3)
             with open(self.out + ".tmp", "w", encoding="utf-8") as file:
@@ -94,8 +94,7 @@ class World:
         return float(value.item())
 
     def leave(self) -> None:
-        """Leave the group, rank 0 last because it holds the store. If something broke, a clean end of the group could
-        hang."""
+        """Leave the group, rank 0 last because it hosts the store. After a failure, a clean shutdown of the group could hang."""
         self.write()
         if sys.exc_info()[0] is not None:
             return
