@@ -1,4 +1,4 @@
-"""A member's side of the muster: it finds the lead, follows it, and at the end sends its files where nothing is shared."""
+"""A member's side of the muster: it finds the lead, follows it, and at the end sends its files if no storage is shared."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ from drumbeat.findings.model import Finding
 from drumbeat.runfolder.layout import NodeFolder, RunFolder, StopFile
 
 _LEAVE = 60.0  # seconds for a member's files to reach the lead
-_ELSEWHERE = 10.0  # seconds to find our lead on the other ports, once another run's lead has answered
+_ELSEWHERE = 10.0  # seconds to find our lead on the other ports, after another run's lead has answered
 _WORD = 5.0  # seconds for the last messages, where there are no files to send
-_ANSWER = 10.0  # seconds for the lead to answer a request to stop, before this node obeys it by itself
+_ANSWER = 10.0  # seconds for the lead to answer a request to stop, before this node obeys it without the lead
 _ANSWER_NOW = 3.0  # the same for the second request
-_PAUSED = 2.0  # seconds between two turns after which we were stopped ourselves
+_PAUSED = 2.0  # seconds between two turns; if longer, this process was stopped
 
 
 def beat_interval(order: Order) -> float:
-    """Seconds between two beats of a member: in a large job fewer, so that the lead hears at most some 250 per second."""
+    """Return the seconds between two beats of a member: longer in a large job, so that the lead gets at most about 250 per
+    second."""
     return max(0.9 * order.timing.heartbeat, min(order.timing.longest_beat, order.members / 250))
 
 
@@ -42,12 +43,12 @@ class MemberSide:
         self.stop_file = StopFile(RunFolder(agent.order.folder).stop)
         self.shared_folder = True
         self.last_beat = 0.0
-        self.ports: Tuple[int, ...] = ()  # where our lead may be
+        self.ports: Tuple[int, ...] = ()  # candidate ports of our lead
         self.beat_every = beat_interval(agent.order)
-        self.heard = 0.0  # when the lead last said anything
-        self.silent = False  # the lead is, and it was said
+        self.heard = 0.0  # when the last message of the lead came
+        self.silent = False  # the lead's silence was reported
         self.last_tick = 0.0
-        self.given_up = False  # the lead is to see a lost node, whatever becomes of its ranks now
+        self.given_up = False  # the lead is to see a lost node, whatever happens to its ranks
         self.alone = False  # the lead is gone or cannot be reached: this node saves and ends by itself
         self.stopping = False  # the lead has asked this attempt's ranks to end
         self.unanswered: List[Tuple[float, int]] = []  # requests to stop that were passed on, and when
@@ -57,14 +58,14 @@ class MemberSide:
         self.stop_file.position = self.agent.on_storage(lambda: self.stop_file.skip(again, folder.events), folder.path)
 
     def begin(self) -> None:
-        """A member's folder is opened when the lead has said which it is. While we wait, nobody tells us that the run was asked
-        to stop, so we look ourselves. A joined node does not know the lead's folder yet: it is stopped by a signal."""
+        """Open this member's folder once the lead has named it. While waiting for that, look at the `stop` file ourselves,
+        since nobody else would tell us. A joined node does not know the lead's folder yet: it is stopped by a signal."""
         self.agent.start_child(self.stop_file)
 
     def look_for_stop(self, now: float) -> None:
         for name, why in self.agent.child.take_stops() if self.agent.child else ():
             if name == "LOST":
-                continue  # the lead decides what that means
+                continue  # the lead decides what to do about it
             self.agent.complain(f"{why}; ending")
             self.agent.end_now(128 + signal.SIGTERM)
 
@@ -74,7 +75,7 @@ class MemberSide:
 
     def _dial(self, seconds: float) -> None:
         agent, order = self.agent, self.agent.order
-        # A pod's name is known only once the pod has a machine: that may take as long as the muster itself.
+        # A pod's name is known only once the pod has a machine, which may take as long as the muster itself.
         unresolved = {"unresolved": seconds} if agent.facts.identity.own_home else {}
         wait, tell = agent.wait_politely, agent.complain
         self.up = dial(order.master, self.ports, agent.token, seconds, wait, tell, **unresolved)
@@ -90,7 +91,7 @@ class MemberSide:
             self.up.send(message)
 
     def _stop_asked(self, message: wire.StopAsked) -> None:
-        """The lead decides how the run stops, unless there is none that answers."""
+        """Pass a request to stop on to the lead, which decides how the run stops; obey it here if no lead answers."""
         if self._is_open and self.up:
             self.up.send(message)
             if message.signal == signal.SIGQUIT or not self.stopping:
@@ -104,7 +105,7 @@ class MemberSide:
             self.last_beat = now
             self.up.send(self.agent.node.progress_beat() if self.agent.node else wire.Beat())
 
-    busy = patient = False  # what a member has to say is sent at once, and one connection needs no patience
+    busy = patient = False  # a member's messages are sent at once, and it has only one connection
 
     def send_some(self) -> None:
         if self.up is not None:
@@ -133,7 +134,7 @@ class MemberSide:
                 self.agent.end_now(128 + signal.SIGINT)
 
     def _lead_silent(self, seconds: float) -> None:
-        """A network that stalls may come back, so ranks that are well go on for as long as they have to save."""
+        """Handle the lead's silence: a stalled network may recover, so healthy ranks go on for as long as they have to save."""
         order, node = self.agent.order, self.agent.node
         patience = order.timing.lost_node + order.stop_grace if node and node.active and not self.stopping else 0.0
         why = f"the lead has been silent for {seconds:.0f} s"
@@ -144,14 +145,14 @@ class MemberSide:
             self.agent.complain(f"{why}; the ranks are asked to save and end after {patience - seconds:.0f} s more")
 
     def _go_on_alone(self, why: str, number: int, grace: float) -> None:
-        """The ranks may save what they have; then this node ends and is free. Its lead has given it up, or will."""
+        """Let the ranks save, then end this node without the lead, which has given it up, or will."""
         assert self.up
         agent = self.agent
         self.alone = True
         if self.up.sock.fileno() >= 0:
             agent.selector.unregister(self.up.sock)
             self.up.close()
-        agent.report({"again": True})  # where lost nodes are replaced, the lead's may be, too
+        agent.report({"again": True})  # if lost nodes are replaced, the lead may be replaced, too
         if agent.node is None or not agent.node.active:
             agent.complain(f"{why}; ending")
             agent.exit_code = EXIT_MUSTER
@@ -160,16 +161,16 @@ class MemberSide:
         agent.node.stop(number, grace)
 
     def give_up(self) -> None:
-        """The lead sees the connection close when this agent leaves; how we end the ranks until then is not why they failed."""
+        """Report nothing more: the lead must see a lost node, not the ends of ranks that we kill."""
         self.given_up = True
 
     def storage_lost(self, finding: Finding) -> None:
-        """The lead stops the run on all nodes; ours goes on until then."""
+        """Report it to the lead, which stops the run on all nodes."""
         self.tell(wire.Found(finding, stop=True))
 
     def leave(self) -> None:
-        """Send the last messages, and what the lead should keep. A child reads and sends the files: their storage may hang."""
-        up, self.up = self.up, None  # this process says nothing more: the child goes on counting our messages
+        """Send the last messages, and the files that the lead should keep, in a child: the files' storage may hang."""
+        up, self.up = self.up, None  # this process sends nothing more: the child continues the message counter
         if up is None or up.closed:
             return
         node = self.agent.node
@@ -180,7 +181,7 @@ class MemberSide:
         up.close()
 
     def _send_files(self, up: Channel, folder: NodeFolder) -> bytes:
-        """Each piece when the one before is gone, so that memory stays small."""
+        """Send the files piece by piece, each when the one before is gone, to save memory."""
         deadline = time.monotonic() + _LEAVE
         for part in files_of(folder):
             up.send(part)
@@ -242,7 +243,7 @@ class MemberSide:
             self.agent.obey(message)
 
     def _refused(self, message: wire.Refuse) -> None:
-        """Another run may hold one of our candidate ports: our own lead is then on one of the others."""
+        """Try the other ports: another run may hold one of our candidate ports, and our lead another."""
         assert self.up
         used = self.up.sock.getpeername()[1]
         self.ports = tuple(port for port in self.ports if port != used)
@@ -260,7 +261,7 @@ class MemberSide:
 
     def _welcome(self, message: wire.Welcome) -> None:
         agent = self.agent
-        # Joined nodes made orders of their own; the lead's run id is the run's.
+        # Joined nodes created their own orders; the lead's run id is the run's.
         agent.order = dataclasses.replace(agent.order, run_id=message.run_id)
         found = agent.on_storage(lambda: to_plain(member_folder(message, agent.order, agent.number)), message.folder)
         place = from_plain(MemberFolder, found)

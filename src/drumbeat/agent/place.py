@@ -1,4 +1,4 @@
-"""The place of a node in its job: what only the scheduler knows once the job runs, filled into the order."""
+"""The place of a node in its job: values that only the scheduler knows once the job runs, filled into the order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from drumbeat.machine.model import Identity
 
 
 def placed(order: Order, identity: Identity) -> Order:
-    """An order that was made before the nodes were known gets them; the scheduler's order of hosts is kept."""
+    """Fill in the array task and the nodes of an order that was created before they were known, in the scheduler's order."""
     order = dataclasses.replace(order, start=identity.starts)
     if order.resources.array and identity.array_task:
         folder = os.path.join(order.folder, "array", identity.array_task)
@@ -56,8 +56,8 @@ def own_node(order: Order, identity: Identity) -> int:
 
 
 def task_meeting(identity: Identity, environ: Mapping[str, str], node: int, token: str) -> str:
-    """The name under which the tasks of one node and one step find each other: an abstract socket, so that containers
-    with folders of their own meet as well. Only who knows the token can work it out, so nobody else can take it first."""
+    """Return the name of the abstract socket on which the tasks of one node and one step meet; abstract, so that it works
+    across containers with separate file systems. It is derived from the token, so nobody else can take the name first."""
     step = identity.step_id or environ.get("PMIX_NAMESPACE") or ""
     name = f"{os.getuid()}/{identity.job_id}/{step}/{node}"
     return "\0drumbeat-" + hmac.new(token.encode(), name.encode(), hashlib.sha256).hexdigest()[:24]

@@ -1,5 +1,5 @@
-"""Looks at this node's ranks, on request and once or twice per minute: a child looks. What was asked for goes to the run folder
-and to the lead; of the others it is kept how long each rank waits for the others."""
+"""Looks at this node's ranks, in a child: on request, and once or twice per minute as routine. The result of a request goes to
+the run folder and to the lead; of a routine look only the time that each rank waits for the others is kept."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from drumbeat.machine.model import Facts, Gpu
 from drumbeat.runfolder.layout import NodeFolder
 
 DEADLINE = 9.0  # seconds for one look
-_WORDS_WITHIN = 1.0  # seconds for the ranks' logs
-ROUTINE = 0  # number of a look that nobody asked for
-_FIRST, _EVERY, _SLOWER, _RARELY = 10.0, 30.0, 1.2, 60.0  # seconds until the first one; between two, more and more
+_WORDS_WITHIN = 1.0  # seconds to read the ranks' logs
+ROUTINE = 0  # number of a look that was not requested
+_FIRST, _EVERY, _SLOWER, _RARELY = 10.0, 30.0, 1.2, 60.0  # seconds until the first one; intervals, growing
 
 
 class Looker:
-    """A forked child reads /proc and asks the ranks for their stacks. `done` gets the looks and what NCCL's RAS says, nothing
-    where the child failed or took too long."""
+    """Forks a child that reads /proc and asks the ranks for their stacks. `done` gets the looks and the notes of NCCL's RAS;
+    nothing if the child failed or took too long."""
 
     def __init__(
         self, run_id: str, folder: str, gpus: Sequence[Gpu], done: Callable[[int, List[RankLook], List[RasNote]], None]
@@ -46,17 +46,17 @@ class Looker:
         self.gpus = [gpu for gpu in gpus if not gpu.integrated]
         self.known = Known()
         self.last: Optional[Earlier] = None  # the last look at this silence
-        self.routine: Optional[Earlier] = None  # the last look that nobody asked for
+        self.routine: Optional[Earlier] = None  # the last routine look
         self._child = Asked(DEADLINE)
-        self._numbers: List[int] = []  # of the requests that the look under way answers
+        self._numbers: List[int] = []  # the requests that the current look answers
 
     def start(
         self, number: int, node: int, mains: Mapping[int, int], commands: bool, had_ranks: Callable[[], bool],
         earlier: Optional[Earlier] = None,
     ) -> None:  # fmt: skip
-        """`mains`: the processes that were started for the ranks, pid -> rank; `commands`: each of them is a command that starts
-        ranks; `had_ranks`: whether it has done so; `earlier`: what they had used when the silence began. One look answers all
-        who ask meanwhile."""
+        """Start a look. `mains`: the processes that were started for the ranks, pid -> rank; `commands`: each is a command
+        that starts ranks; `had_ranks`: whether it has done so; `earlier`: the ranks' usage when the silence began. Requests
+        that arrive meanwhile get the same answer."""
 
         def work() -> Dict[str, Any]:
             looks, notes, last, links = read_ranks(self.run_id, node, mains, commands, self.folder, self.gpus, earlier)
@@ -66,7 +66,7 @@ class Looker:
             return {"looks": looks, "ras": notes, "last": _lines(last), "links": links}
 
         if self._numbers == [ROUTINE]:
-            self.end()  # its answer tells nothing of the silence
+            self.end()  # a routine look says nothing about the silence
         self._numbers.append(number)
         self._child.ask(work)
 
@@ -82,7 +82,7 @@ class Looker:
         if numbers == [ROUTINE]:
             first, self.routine = self.routine is None, last
             if first:
-                return  # there is nothing to compare it with
+                return  # there is no earlier look to compare with
         else:
             self.last = last or self.last
         for number in numbers:
@@ -119,7 +119,7 @@ def _lines(last: Earlier) -> Tuple[float, List[Any]]:
 
 
 class _Earlier:
-    """Usage of the ranks when one of them fell silent, read by a child: a later look can tell what they did since."""
+    """Usage of the ranks when one of them fell silent, read by a child, so that a later look can tell what they did since."""
 
     def __init__(self) -> None:
         self.found: Optional[Earlier] = None
@@ -143,7 +143,7 @@ class _Earlier:
 
 
 class _LastWords(threading.Thread):
-    """Reads what the ranks wrote last, beside the look: where their logs cannot be read in time, the look counts without."""
+    """Reads the ranks' last output during the look; if their logs cannot be read in time, the look is used without it."""
 
     def __init__(self, looks: Sequence[RankLook]) -> None:
         super().__init__(daemon=True)
@@ -165,7 +165,8 @@ class _LastWords(threading.Thread):
 
 
 class NodeLooks:
-    """`metrics` knows how far each rank is; `child` writes the run folder; `tell` sends a message to the lead."""
+    """The looks of one node. `metrics` knows each rank's progress; `child` writes the run folder; `tell` sends a message to
+    the lead."""
 
     def __init__(
         self,
@@ -214,7 +215,7 @@ class NodeLooks:
         self._earlier.end()
 
     def _compare(self, looks: Sequence[RankLook]) -> None:
-        """Keep who waits least for the others since the last such look, and how long the others do."""
+        """Keep the rank that has waited least for the others since the last routine look, and how long the others waited."""
         shares = sorted((look.waits, look.rank) for look in looks if look.waits is not None and not look.unnumbered)
         rest = [share for share, _ in shares[1:]]
         self.waits_least = Pace(shares[0][1], shares[0][0]) if shares else None

@@ -1,4 +1,4 @@
-"""Samples this node until the job ends, in a child process of the agent: a driver that hangs holds only that process."""
+"""Samples this node until the job ends, in a child process of the agent: a driver that hangs blocks only that process."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from drumbeat.machine.sample import Sampler
 from drumbeat.runfolder.layout import NodeFolder
 
 EVERY = 5.0  # seconds between samples
-_LARGE_JOB = 64  # nodes: from here on several samples go to the shared storage in one write
+_LARGE_JOB = 64  # nodes: above this, several samples are written to the shared storage at once
 
 
 class TextFile(Protocol):
-    """The run's numbers for readers outside: node-exporter, or the cluster."""
+    """The run's numbers for external readers: node-exporter, or the cluster."""
 
     def update(self) -> None: ...
 
     def end(self) -> None: ...
 
 
-OpenTextFile = Callable[[str, str], Optional[TextFile]]  # of that folder, for that run; None: nobody reads them
+OpenTextFile = Callable[[str, str], Optional[TextFile]]  # folder, run -> the file; None: no reader
 
 
 def monitor(folder: NodeFolder, facts: Facts, order: Order, open_textfile: OpenTextFile, ended: List[int]) -> None:
-    """Sample until `ended` holds something. The lead's monitor, that of node 0, also keeps node-exporter's text file."""
+    """Sample until `ended` is not empty. The monitor of the lead's node also writes node-exporter's text file."""
     textfile = open_textfile(order.textfile, order.folder) if folder.node == 0 else None
     batch = 1 if order.nodes <= _LARGE_JOB else 6
     kept: List[str] = []
@@ -64,7 +64,7 @@ def _line(node: int, host: str, found: Dict[str, Any]) -> str:
 
 
 def _write(path: str, kept: List[str]) -> None:
-    with suppress(OSError):  # a full disk is the agent's to report
+    with suppress(OSError):  # the agent reports a full disk
         fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         os.write(fd, "".join(line + "\n" for line in kept).encode())
         os.close(fd)
@@ -74,15 +74,15 @@ def _write(path: str, kept: List[str]) -> None:
 # The agent's side of its monitor: started once for all attempts, and ended by its pid.
 
 
-NAME = "drumbeat-sample"  # of the process
+NAME = "drumbeat-sample"  # name of the process
 _LAST_SAMPLE = 1.0  # seconds
 
 
 class MonitorProcess:
     def __init__(self, folder: NodeFolder, facts: Facts, order: Order, open_textfile: OpenTextFile) -> None:
-        self.pid = 0  # 0: it is not there
+        self.pid = 0  # 0: not running
         if order.emulated and folder.node:
-            return  # one machine needs one
+            return  # one machine needs only one
         agent = os.getpid()
         with stops_held_back():  # until the child has handlers of its own
             self.pid = fork()
@@ -106,7 +106,7 @@ class MonitorProcess:
         return True
 
     def end(self) -> None:
-        """It writes one last sample. If it hangs in a driver, whoever sweeps after us ends it."""
+        """End the monitor; it writes one last sample. If it hangs in a driver, a later sweep ends it."""
         if not self.pid:
             return
         with suppress(ProcessLookupError, ChildProcessError):
@@ -118,7 +118,7 @@ class MonitorProcess:
 
 
 def _leave(agent: int, log: str) -> List[int]:
-    """In the child: close what belongs to the agent, and leave its process group. The list gets the signal that ends it."""
+    """In the child: leave the agent's process group and close its descriptors; return the list that gets the end signal."""
     ended: List[int] = []
     name_process(NAME)
     os.setsid()

@@ -1,4 +1,4 @@
-"""The node: starts this node's processes, ends them, and says how each one went. What it does, the lead has decided."""
+"""The node: starts this node's processes, ends them, and reports how each one ended. All its acts are decided by the lead."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ from drumbeat.runfolder.layout import NodeFolder, RunFolder
 
 find = Catalog("lead")
 
-# Caches of compiled kernels on a node's own disk. What lies in them is loaded and run, so nobody else may write
-# there. Their paths are the same for every run, so that a cache is found again, and so others know them: each folder
-# is made with mode 0700, and one that somebody else made or can write to is not used.
+# Caches of compiled kernels on a node's own disk. Their files are loaded and run, so nobody else may write there. Their paths
+# are the same for every run, so that a cache is reused, but also predictable: each folder is created with mode 0700, and one
+# that another user owns or can write to is not used.
 
 
 _CACHES = ("MIOPEN_USER_DB_PATH", "MIOPEN_CUSTOM_CACHE_DIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
 
 
 def private_caches(variables: Sequence[EnvVar], own: str) -> Tuple[List[EnvVar], List[Finding]]:
-    """The variables, each planned cache now a private folder: the planned one, or a new one below `own` where that is
-    not safe. What the user or the site names stays as it is."""
+    """Return the variables with each planned cache set to a private folder: the planned one, or a new one below `own` if that
+    is not safe. Values set by the user or the site are kept."""
     chosen: List[EnvVar] = []
     problems: Dict[str, str] = {}  # planned path -> why it is not used
     for variable in variables:
@@ -73,16 +73,16 @@ def private_caches(variables: Sequence[EnvVar], own: str) -> Tuple[List[EnvVar],
     return chosen, findings
 
 
-# What one attempt starts with on this node: cores and GPUs for each rank, and the variables that all of them share.
+# What one attempt needs on this node: cores and GPUs for each rank, and the variables common to all of them.
 
 
 @dataclass(frozen=True)
 class AttemptPlan:
     """Cores, GPUs and variables with which an attempt starts on this node."""
 
-    facts: Facts  # as all tasks of the node see it together
-    right: Binding  # the binding that the GPUs ask for
-    bound: Binding  # the one that is used
+    facts: Facts  # merged from all tasks of the node
+    right: Binding  # the best binding for the GPUs
+    bound: Binding  # the binding in use
     variables: List[EnvVar]
     findings: Tuple[Finding, ...]
 
@@ -90,18 +90,19 @@ class AttemptPlan:
 def _bind(
     order: Order, tasks: Tasks, facts: Facts, right: Binding, node: int, peers: Peers
 ) -> Tuple[Binding, Tuple[Finding, ...]]:
-    """Choose each rank's cores: the job's own, else those of its task, else those near its GPU."""
+    """Choose each rank's cores: those set by the job, else those of its task, else those near its GPU."""
     if order.cpu_bind or not tasks.views:
         return binding(order, facts, node, peers), ()
     bound = tasks.bound(right, facts)
     return bound, tuple(bound.findings[len(right.findings) :])
 
 
-# What watches this node's ranks: the transport gate, the watchers of each attempt, and the kernel's log.
+# The watchers of this node's ranks: the transport gate, the watchers of each attempt, and the kernel log reader.
 
 
 class NodeWatch:
-    """`local`: a folder on the node's own disk; `record` writes an event of this node; `tell` sends a message to the lead."""
+    """Watches one node. `local`: a folder on the node's own disk; `record` writes an event of this node; `tell` sends a
+    message to the lead."""
 
     def __init__(self, order: Order, member: int, facts: Facts, local: str, record: Record, tell: Tell) -> None:
         self.order, self.member, self.facts, self.local = order, member, facts, local
@@ -117,8 +118,8 @@ class NodeWatch:
         rank_of: Callable[[int], Optional[int]],
         out_of: Callable[[Optional[int]], str],
     ) -> List[EnvVar]:
-        """Open the gates before the ranks' variables are final: a gate may add some. `folder`: the attempt's part of the run
-        folder; `rank_of`: the rank of a pid; `out_of`: where the output of a rank is, or that of the node's command."""
+        """Open the gates before the ranks' variables are final, since a gate may add some. `folder`: the attempt's part of the
+        run folder; `rank_of`: the rank of a pid; `out_of`: the output file of a rank, or of the node's command."""
         order = self.order
         self._gates = gate_of(order, lambda: OpenGate(order, self.member, self.facts, self.local, rank_of, out_of))
         for gate in self._gates:
@@ -128,7 +129,7 @@ class NodeWatch:
     def begin(self, scene: WatchedAttempt) -> None:
         scene = replace(scene, kernel_log=self._follow_kernel_log())
         self._watching = build_watchers(self.order, scene, self._gates, self._record, self._tell)
-        self.tick(time.monotonic())  # how the counters stood before
+        self.tick(time.monotonic())  # read the counters' initial values
 
     def feed(self, kind: str, data: Dict[str, Any]) -> None:
         self._watching.feed(kind, data, time.monotonic())
@@ -154,7 +155,7 @@ class NodeWatch:
         return self._kernel_log.pid if self._kernel_log else 0
 
     def _follow_kernel_log(self) -> List[KernelLog]:
-        """Follow the kernel's log if the node has GPUs; emulated nodes are one machine, whose log one of them reads."""
+        """Follow the kernel's log if the node has GPUs. Emulated nodes share a machine, so only one of them reads its log."""
         own = own_log(self.member)
         gpus = any(not gpu.integrated for gpu in self.facts.gpus)
         if not own and (not gpus or (self.order.emulated and self.member)):
@@ -163,10 +164,10 @@ class NodeWatch:
         return [self._kernel_log]
 
 
-_MAKE_FOLDERS, _KEEP = 30.0, 30.0  # seconds for the folders of an attempt, and for the logs that are kept at its end
-_TOLD_WITHIN = 2.0  # seconds that the word of a task may take
-_SWEEP = 20.0  # seconds after which a process that was killed and waits in the kernel counts as stuck,
-_DYING = 30.0  # or that many where it only needs long to end
+_MAKE_FOLDERS, _KEEP = 30.0, 30.0  # seconds to create an attempt's folders, and to keep logs at its end
+_TOLD_WITHIN = 2.0  # seconds that a task's message may take
+_SWEEP = 20.0  # seconds after which a killed process that waits in the kernel counts as stuck
+_DYING = 30.0  # the same for a killed process that only takes long to end
 
 
 @dataclass(frozen=True)
@@ -175,7 +176,7 @@ class Services:
 
     tell: Callable[[Message], None]  # sends a message to the lead
     tasks: Tasks
-    beat: Callable[[], None]  # called where something takes its time
+    beat: Callable[[], None]  # called during long work
     child: FolderChild  # writes the run folder
     monitor: MonitorProcess
 
@@ -191,16 +192,16 @@ class Node:
         self.beat, self.monitor = services.beat, services.monitor
         self.events = EventLog(folder.events, member, child.append)
         self.local = make_temporary(f"drumbeat-{order.run_id[:40]}-{member}-", bundle)  # node-local: many small writes
-        # Files without names, four per rank: they outlive the ranks, and end with the agent.
+        # Unnamed files, four per rank: they outlive the ranks, and end with the agent.
         self.memory: List[int] = []
-        self.beside: Set[int] = set()  # processes of the lead that go on between attempts
+        self.beside: Set[int] = set()  # processes of the lead that stay alive between attempts
         self.attempt = 0
         self.failed_in = -1  # the last attempt in which a rank of this node failed by itself
         self.node_rank = member
         self.active = False
         self.stopped_by_us = False
-        self.kill_at: Optional[float] = None  # when the grace ends
-        self.sweep_until: Optional[float] = None  # all is being killed; what is there then is stuck
+        self.kill_at: Optional[float] = None  # end of the grace period
+        self.sweep_until: Optional[float] = None  # all is being killed; whatever is left at this time is stuck
         self.ranks, self.known, self.ticked = Ranks(tasks), Known(), clock.now()
         self.watch = NodeWatch(order, member, facts, self.local, self.events.write, tell)
         self.reaped = 0
@@ -217,7 +218,7 @@ class Node:
         self.looks = NodeLooks(order, facts, self.local, folder, self.metrics, child, tell)
         self._first_step_told = False
 
-    # -- what the lead asks ------------------------------------------------------------------------------------------
+    # -- requests of the lead ----------------------------------------------------------------------------------------
 
     def start(self, attempt: int, node_rank: int, peers: Peers) -> None:
         assert not self.active, "an attempt begins when nothing of the last one is alive"
@@ -241,7 +242,7 @@ class Node:
         variables = self.watch.open_gates(variables, folder, self._rank_of, self._out_of)
         record = {"attempt": attempt, "variables": [*variables, *helpers], "binding": bound}
         self.child.replace(self.folder.environment, to_json(record) + "\n")
-        final = {each.name: each for each in helpers}  # a PYTHONPATH of the job has the adapters' in front
+        final = {each.name: each for each in helpers}  # a PYTHONPATH of the job gets the adapters' folder prepended
         self.watch.begin(self._scene(peers, plan, [final.get(each.name, each) for each in variables]))
         self.ends = self._new_ends()
         to_start = processes(self.order, peers, node_rank, self.launcher.tools(attempt, node_rank, bound))
@@ -252,7 +253,7 @@ class Node:
         self._first_step_told = False
 
     def stop(self, number: int, grace: float) -> None:
-        """Signal what trains, once; a later request changes only when the grace ends."""
+        """Signal the processes that train, once; a later request only changes the end of the grace period."""
         if not self.active:
             return
         self.kill_at = time.monotonic() + grace
@@ -260,10 +261,10 @@ class Node:
             self.stopped_by_us = True
             self.ranks.stop(number, self.beat)
 
-    # -- what happens ------------------------------------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------------------------------
 
     def on_exit(self, pid: int, status: int) -> None:
-        """A child was reaped; it may be an orphan that only became ours."""
+        """Handle a reaped child, which may be an adopted orphan."""
         if self.monitor.ended(pid):
             return
         self.beside.discard(pid)
@@ -281,7 +282,7 @@ class Node:
 
     def on_task_ended(self, local_id: int, status: int) -> None:
         rank = self.ranks.task_ended(local_id)
-        if rank:  # its task has waited for it, and told us later
+        if rank:  # its task reaped it, and told us later
             self._process_ended(rank, status, self.ticked - _TOLD_WITHIN)
 
     def tick(self, now: float) -> None:
@@ -302,7 +303,7 @@ class Node:
             self._sweep(now)
 
     def kill(self) -> None:
-        """End everything now, whatever the lead thinks: it may be gone."""
+        """End everything now, without the lead, which may be gone."""
         self.stopped_by_us = True
         self.tasks.kill()
         for stuck in sweep(self._kept(), reaped=self.on_exit):
@@ -311,7 +312,7 @@ class Node:
         self.active = False
 
     def mute(self) -> None:
-        """The run folder cannot be written any more: go on without it, until the ranks have saved."""
+        """Stop writing to the run folder, which fails; go on until the ranks have saved."""
         self.events.muted = True
 
     def close(self, seconds: float) -> None:
@@ -332,20 +333,20 @@ class Node:
         return replace(beat, waits_least=self.looks.waits_least, waits=self.looks.waits)
 
     def look(self, request: Look) -> None:
-        """Somebody wants to know what the ranks are doing; the answer comes when a child has looked."""
+        """Start a look at the ranks for a request; the answer follows when the child has finished."""
         if self.active and request.attempt == self.attempt:
             self.looks.start(request.number, self.ranks, self.launcher)
 
     # -- starting ----------------------------------------------------------------------------------------------------
 
     def _make_folders(self, attempt: int) -> None:
-        """Make, in a child, the attempt's folders, and what the job brings."""
+        """Create, in a child, the attempt's folders and the files that the job brings."""
         os.makedirs(self.folder.attempt(attempt), exist_ok=True)
         os.makedirs(self.logs.attempt(attempt), exist_ok=True)
         bring(self.order, self.folder.attempt(attempt))
 
     def _note(self, finding: Finding) -> None:
-        """The user is told of what may be wrong; the rest is only recorded."""
+        """Tell the user about possible errors; only record the rest."""
         finding = replace(finding, node=self.member)
         if finding.severity in (WARNING, ERROR):
             self.tell(Found(replace(finding, host=self.facts.host)))
@@ -420,9 +421,9 @@ class Node:
         self.tell(RankEnded(*about_end, end.links, end.closed, end.left, end.own, end.noted, end.since))
 
     def _sweep(self, now: float) -> None:
-        """Kill what is left, turn by turn; the loop reaps. Only when nothing is left is this attempt over."""
+        """Kill the remaining processes, once per turn; the loop reaps them. The attempt is over only when none is left."""
         alive = kill_children(self._kept())
-        if self.ends:  # the child that reads them has a deadline of its own
+        if self.ends:  # the child that reads the ends has its own deadline
             self.sweep_until = now + _SWEEP
             return
         if not alive and not len(self.ranks):
@@ -435,7 +436,7 @@ class Node:
             self._finish("; ".join(stuck) or "a task of the scheduler does not answer")
 
     def _finish(self, stuck: str) -> None:
-        """An error is for the loop, which mutes this node: the next tick then comes here again."""
+        """End the attempt. An error is handled by the loop, which mutes this node; the next tick then calls this again."""
         self.looks.end()
         try:
             self.metrics.finish(self.beat)
@@ -451,12 +452,12 @@ class Node:
         self.tell(Done(self.attempt, self.metrics.progress.to_plain(), stuck, self.metrics.ranks.short()))
 
     def _keep(self, logs: List[LogFiles]) -> None:
-        """Keep logs, in a child; the rest goes with the node's own folder."""
+        """Keep logs, in a child; other files are removed with the node's own folder."""
         for log in logs:
             log.keep(self.folder.attempt(self.attempt))
 
     def _make_room(self) -> None:
-        """Between two pieces of a long log: what waits to be written stays small."""
+        """Send pending data between two pieces of a long log, so that it stays small."""
         self.beat()
         self.child.pump()
         if self.child.full:
@@ -474,8 +475,8 @@ class Node:
             self.tell(FirstStep(self.metrics.progress.first_t))
 
     def _kept(self) -> Set[int]:
-        """The monitor and the folder's processes go on between attempts; whoever reads how ranks ended has a deadline. The
-        kernel's log is read until the attempt is over."""
+        """Return the pids that a sweep must not kill: the monitor and the folder's processes stay between attempts, the reader
+        of ranks' ends has a deadline, and the kernel log is read until the attempt is over."""
         return {
             self.child.pid,
             self.child.printed.pid,

@@ -1,4 +1,4 @@
-"""Reports of this node's ranks: shipped from the node's own disk to the run folder, and summed up as its progress."""
+"""Reports of this node's ranks: shipped from the node's own disk to the run folder, and merged into its progress."""
 
 from __future__ import annotations
 
@@ -19,33 +19,32 @@ from drumbeat.runfolder.layout import NodeFolder
 from drumbeat.runfolder.progress import STAGE, Progress
 from drumbeat.runfolder.records import Metric, parse_metric, so_far_line
 
-# How far each rank of this node is, and how fast: from its reports. What goes into a heartbeat is small and
-# constant.
+# Progress and pace of each rank of this node, from its reports. A heartbeat gets only a small part of constant size.
 
 
-_OVERDUE, _TIMES = 5.0, 5.0  # seconds, or times the usual
-_RESTS = 1.5  # seconds, and times the usual
-_ENOUGH = 3  # reports that show how a rank reports
+_OVERDUE, _TIMES = 5.0, 5.0  # seconds, or factor on the usual time
+_RESTS = 1.5  # seconds, and factor on the usual time
+_ENOUGH = 3  # reports after which a rank's pattern is known
 _MOST_SHORT = 16
-_KEPT = 32  # times between two reports, of each rank
+_KEPT = 32  # intervals between reports kept per rank
 
 
 @dataclass
 class _Rank:
     step: Optional[int] = None
-    steps: Optional[int] = None  # announced, in all
+    steps: Optional[int] = None  # announced total
     heard: float = 0.0  # when its last report of any kind was read
-    stepped: Optional[float] = None  # when its last step was
-    # seconds between two steps that it reported
+    stepped: Optional[float] = None  # time of its last step
+    # seconds between two reported steps
     gaps: Deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
-    own: Deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))  # seconds per step, as it says itself
+    own: Deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))  # seconds per step, as reported by the rank
     phase: str = ""  # announced, and not over
-    reports: int = 0  # of steps
-    widest: int = 1  # steps between two reports
-    back: bool = False  # it has counted anew, as in epochs or stages
+    reports: int = 0  # reports of steps
+    widest: int = 1  # largest number of steps between two reports
+    back: bool = False  # its step number has gone back, as with epochs or stages
 
     def count(self, metric: Metric) -> None:
-        """Its steps; more of them may be read after its end."""
+        """Count the steps of a report; some are read only after the rank's end."""
         if metric.step is not None:
             if self.step is not None:
                 self.widest, self.back = max(self.widest, metric.step - self.step), self.back or metric.step < self.step
@@ -55,23 +54,23 @@ class _Rank:
 
     @property
     def short(self) -> bool:
-        """Its reports surely end before the steps that it announced."""
+        """Return true if its reports certainly end before its announced steps."""
         if self.step is None or self.steps is None or self.back or self.reports < _ENOUGH:
             return False
         return self.steps - self.step > self.widest
 
     @property
     def done(self) -> bool:
-        """It has made all its steps; the last one may have the number steps - 1."""
+        """Return true if it has made all its steps; the last one may have the number steps - 1."""
         return self.step is not None and self.steps is not None and self.step >= self.steps - 1
 
     def overdue(self, now: float) -> bool:
-        """Silent for much longer than this rank's own reports were apart."""
+        """Return true if it has been silent for much longer than the usual time between its reports."""
         return len(self.gaps) > 2 and now - self.heard > max(_OVERDUE, _TIMES * median(self.gaps))
 
 
 class RankProgress:
-    """Progress of one attempt."""
+    """Progress of the ranks of this node in one attempt."""
 
     def __init__(self) -> None:
         self._ranks: Dict[int, _Rank] = {}
@@ -98,30 +97,31 @@ class RankProgress:
             rank.own.append(metric.seconds)
 
     def ended(self, number: Optional[int]) -> None:
-        """Its silence means nothing any more. None: all have ended."""
+        """Stop counting the silence of a rank that has ended; None: all have ended."""
         for each in [number] if number is not None else list(self._ranks):
             rank = self._ranks.pop(each, None)
             if rank:
                 self._gone[each] = rank
 
     def short(self) -> Dict[str, int]:
-        """Ranks whose reports end before their last step, and where; of many the first ones."""
+        """Return the last step of each rank whose reports end before its announced total; if there are many, of the first
+        ones."""
         found = {**self._gone, **self._ranks}
         short = [number for number in sorted(found) if found[number].short]
         return {str(number): found[number].step or 0 for number in short[:_MOST_SHORT]}
 
     def last(self, number: int, now: float) -> Tuple[Optional[int], Optional[float]]:
-        """Last step of a rank, and seconds since its last report."""
+        """Return the last step of a rank, and the seconds since its last report."""
         rank = self._ranks.get(number)
         return (rank.step, round(now - rank.heard, 1)) if rank else (None, None)
 
     @property
     def reporting(self) -> bool:
-        """True if a rank of this node has reported a step."""
+        """Return true if a rank of this node has reported a step."""
         return any(rank.stepped is not None for rank in self._ranks.values())
 
     def resting(self, now: float) -> bool:
-        """Return true if a rank has been silent for longer than usual and was not looked at yet."""
+        """Return true if a rank has been silent for longer than usual."""
         late = [rank for rank in self._ranks.values() if rank.stepped is not None and now - rank.heard > _RESTS]
         return any(now - rank.heard > _RESTS * median(rank.gaps or (0.0,)) for rank in late)
 
@@ -159,15 +159,16 @@ class RankProgress:
         return round(median(own), 4) if own else None
 
 
-_LOOK_EVERY = 0.25  # seconds between two looks at what ranks print
-_SO_FAR_EVERY = 8 << 10  # bytes of metrics; readers of large runs look at no less than the last 12 KiB of a file
-_PACES_EVERY = 8  # times their own size, in bytes of metrics
-_LAST_LOOK = 10.0  # seconds for the last one
+_LOOK_EVERY = 0.25  # seconds between two reads of the ranks' output
+_SO_FAR_EVERY = 8 << 10  # bytes of metrics; readers of large runs read at least the last 12 KiB of a file
+_PACES_EVERY = 8  # factor on their own size, in bytes of metrics
+_LAST_LOOK = 10.0  # seconds for the last read
 _CLOCK_ERROR = 3600.0  # seconds by which a clock may be corrected while a run goes on
 
 
 class NodeMetrics:
-    """`local` is a folder on the node's own disk: ranks make many small writes. `child` alone touches the run folder."""
+    """The reports of one node. `local` is a folder on the node's own disk: ranks make many small writes. `child` alone touches
+    the run folder."""
 
     def __init__(self, folder: NodeFolder, local: str, shipping: Optional[Shipping], child: FolderChild) -> None:
         self.folder, self.shipping, self.child = folder, shipping, child
@@ -176,16 +177,16 @@ class NodeMetrics:
         self._began = clock.now()
         self.path = os.path.join(local, "metrics.jsonl")  # where ranks write
         self._reported = Tail(self.path)
-        self._notes: List[str] = []  # records of our own that are not shipped yet
+        self._notes: List[str] = []  # our own records, not shipped yet
         self._stages = 1
-        self._logs = ""  # the folder of what ranks print
+        self._logs = ""  # folder of the ranks' output
         self._next_look = 0.0
         self._steps_reported = False
-        self._unsaid = 0  # bytes of metrics since the last line that says what they add up to,
-        self._unpaced, self._pace_size = 0, 0  # and since the last one with the pace of each rank, which had this size
+        self._unsaid = 0  # bytes of metrics since the last line with the progress so far
+        self._unpaced, self._pace_size = 0, 0  # the same for the last one with each rank's pace; its size
 
     def begin_attempt(self, folder: str) -> None:
-        """Progress counts from here. What scripts print is read too: from the logs in this folder."""
+        """Start counting progress for a new attempt. Printed metrics are read too, from the logs in this folder."""
         counted = self.progress.first_t is not None
         self.progress, self.ranks = Progress(), RankProgress()
         self._logs, self._notes, self._stages = folder, [], 1
@@ -194,19 +195,19 @@ class NodeMetrics:
             self._say_so_far()
 
     def stage_began(self, rank: int, t: float) -> None:
-        """The script has started another launcher. `rank`: this node's first."""
+        """Record that the script has started another launcher. `rank`: this node's first."""
         self._stages += 1
         record = {"t": t, "rank": rank, "kind": STAGE, "stage": self._stages}
         self._notes.append(json.dumps(record))
 
     def finish(self, meanwhile: Callable[[], None]) -> None:
-        """The ranks have ended: have the rest of what they printed read, as long as the storage answers."""
+        """Have the rest of the ranks' output read, unless the storage does not answer. Called when the ranks have ended."""
         if self._logs:
             self.child.read_printed(self._logs, final=True)
             self.child.flush(_LAST_LOOK, meanwhile)
 
     def ship(self, attempt: int, final: bool = False) -> List[Dict[str, Any]]:
-        """Carry on what has come, in few writes; the records that could be used."""
+        """Ship new reports in few writes; return the records that could be parsed."""
         if self.shipping and self._logs and (final or not self.child.full):  # else it waits on the node's own disk
             self.shipping.ship(attempt, final)
         lines = self._notes + in_our_time(self._reported.lines(final)) + self._printed_records(final)
@@ -220,8 +221,8 @@ class NodeMetrics:
             record = decode(line) or {}
             metric = parse_metric(record, self.folder.node)
             if metric and not self._began - _CLOCK_ERROR <= metric.t <= clock.now() + _CLOCK_ERROR:
-                metric = None  # no time of this run: it would make durations and rates of nonsense
-            if metric:  # any script may write this file: what cannot be used is left to the readers to count
+                metric = None  # a time outside this run would give nonsense durations and rates
+            if metric:  # any script may write this file: invalid records are left to the readers to count
                 self._steps_reported = self._steps_reported or (metric.kind == "step" and not metric.printed)
                 self.progress.add(metric)
                 self.ranks.add(metric, time.monotonic())
@@ -231,7 +232,7 @@ class NodeMetrics:
         return records
 
     def _say_so_far(self) -> None:
-        """Write a mark after what was counted, so that a reader of the file's end need not read it all."""
+        """Write the progress so far, so that a reader of the end of the file need not read all of it."""
         self._unpaced, self._unsaid = self._unpaced + self._unsaid, 0
         paced = self._unpaced >= _PACES_EVERY * self._pace_size
         line = so_far_line(self.progress.snapshot(paced), clock.now()).encode()
@@ -240,13 +241,13 @@ class NodeMetrics:
         self.child.append_if_room(self.folder.metrics, line)
 
     def _printed_records(self, final: bool) -> List[str]:
-        """Return what the child has found since the last call; at the end the caller waits for it first."""
+        """Return the records that the child has found since the last call; at the end the caller has waited for it."""
         now = time.monotonic()
         if self._logs and not final and now >= self._next_look:
             self._next_look = now + _LOOK_EVERY
             self.child.read_printed(self._logs)
         records = self.child.take_records()
-        if self._steps_reported:  # a program that reports its steps itself is not counted twice
+        if self._steps_reported:  # steps that a program reports itself are not counted twice
             records = [record for record in records if record["kind"] != "step"]
         return [json.dumps({**record, "t": clock.own(record["t"])}) for record in records]
 

@@ -34,14 +34,14 @@ from drumbeat.runfolder.layout import NodeFolder
 
 find = Catalog("ranks")
 
-# The end of a rank's standard error, for saying why it failed.
+# The end of a rank's standard error, used to explain its failure.
 
 
 _TAIL_BYTES = 64 << 10
 
 
 def tail(path: str, lines: int = 200) -> List[str]:
-    """The last lines of a file that may be huge, binary or missing."""
+    """Return the last lines of a file that may be huge, binary or missing."""
     try:
         with open(path, "rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -52,16 +52,15 @@ def tail(path: str, lines: int = 200) -> List[str]:
     return text.splitlines()[-lines:]
 
 
-# What processes wrote last before they ended with exit code 0: a failure that a shell hid, or that the program
-# caught itself.
+# Last words of processes that ended with exit code 0: a failure that a shell hid, or that the program caught itself.
 
 
-_TABLE = 40  # lines that may follow a failure that ended the work: torchrun's table, and what the script says last
+_TABLE = 40  # lines that may follow a fatal failure: torchrun's table, and the script's last output
 _LAST_WORDS = 8  # lines among which an error line counts as the last words
-LATER = 0.5  # seconds: both streams of a program that gives up end within this time of each other,
-_LEFT = 30.0  # and it is gone this long after at the latest
-# What a program prints itself where it catches an exception: "Error: ...", "Exception caught: ...", "Training failed: ...". A
-# number after the colon is a figure ("Error: 0.12"), and "none" is no error.
+LATER = 0.5  # seconds: both streams of a program that gives up end within this time of each other
+_LEFT = 30.0  # seconds after its last line within which it exits
+# Messages of programs that catch an exception: "Error: ...", "Exception caught: ...", "Training failed: ...". A number after
+# the colon is a metric ("Error: 0.12"), and "none" is no error.
 _OWN_WORDS = (
     r"(?i:(?:an? )?(?:(?:fatal|unexpected|caught) )?(?:error|exception)(?: (?:was )?(?:caught|raised|occurred))?"
     r"|(?:[\w-]{1,30} ){1,4}failed) ?:(?!\s*(?:[-+.]?\d|(?i:none|nan|inf|null|false)\b))"
@@ -83,7 +82,7 @@ class RankStream:
     name: str  # out or err
     path: str
     lines: Sequence[str]
-    written: float  # when the last line was; 0: there is no such file
+    written: float  # time of the last write; 0: there is no such file
 
 
 def read_stream(rank: Optional[int], name: str, path: str) -> RankStream:
@@ -95,13 +94,13 @@ def read_stream(rank: Optional[int], name: str, path: str) -> RankStream:
 
 
 def may_hold_error(lines: Sequence[str]) -> bool:
-    """A quick look: False where no rule and no reader can find an error."""
+    """Return false if certainly no rule or reader can find an error; fast."""
     return any(_SIGN.search(line) for line in lines)
 
 
 def last_failure(streams: Sequence[RankStream], command: Sequence[str]) -> Optional[Tuple[Finding, RankStream]]:
-    """The failure that the rules see at the end of what was written, if no work went on after it in the same stream."""
-    from drumbeat.logs.exits import RankEnd, explain_run  # the agent of a healthy run starts without it
+    """Return the failure that the rules find at the end of the output, if no work went on after it in the same stream."""
+    from drumbeat.logs.exits import RankEnd, explain_run  # not needed by the agent of a healthy run
     from drumbeat.logs.failure import NO_FAILURE, NOT_KNOWN
 
     by_rank = {rank: {each.name: each.lines for each in streams if each.rank == rank} for rank in _ranks(streams)}
@@ -119,7 +118,7 @@ def last_failure(streams: Sequence[RankStream], command: Sequence[str]) -> Optio
 
 
 def last_error(streams: Sequence[RankStream]) -> Optional[Tuple[Finding, RankStream]]:
-    """The last line that a program itself calls an error, if it stands at the end of its stream."""
+    """Return the last line that a program itself calls an error, if it is at the end of its stream."""
     from drumbeat.logs.read.prefixes import clean, without_colour
 
     for stream in streams:
@@ -136,16 +135,16 @@ def last_error(streams: Sequence[RankStream]) -> Optional[Tuple[Finding, RankStr
 
 
 def raised_at(lines: Sequence[str], most: int = _LAST_WORDS) -> Optional[int]:
-    """The place of the line that names the exception of the last traceback, if no work went on after it and at most so many
-    lines follow. Python prints it so where nobody catches it; what caught it would go on."""
+    """Return the index of the line that names the exception of the last traceback, if no work went on after it and at most
+    `most` lines follow. Python prints uncaught exceptions like this; after a caught one the program would go on."""
     begin = max((number for number, line in enumerate(lines) if line.startswith(_TRACEBACK)), default=len(lines))
     place = next((number for number in range(begin + 1, len(lines)) if lines[number][:1] not in ("", " ", "\t")), None)
     return None if place is None or _works(lines[place + 1 :], most) else place
 
 
 def wrote_on(streams: Sequence[RankStream], stream: RankStream, ended: float) -> bool:
-    """Did the work go on after the error at the end of `stream`? The rank's other stream may be newer, the rank may have
-    lived on in silence, or it says itself that its work is done."""
+    """Return true if the work went on after the error at the end of `stream`: the rank's other stream is newer, the rank lived
+    on in silence, or it reports success."""
     from drumbeat.logs.read.attempts import is_good_end
 
     own = [each for each in streams if each.rank == stream.rank]
@@ -154,7 +153,7 @@ def wrote_on(streams: Sequence[RankStream], stream: RankStream, ended: float) ->
 
 
 def _works(lines: Sequence[str], most: int) -> bool:
-    """Return true if the lines after an error show that the work went on: a step, or too many of them."""
+    """Return true if the lines after an error show that the work went on: they report a step, or are too many."""
     after = [line for line in lines if line.strip()]
     return len(after) > most or any(read_line(line) for line in after)
 
@@ -166,20 +165,20 @@ def _ranks(streams: Sequence[RankStream]) -> List[Optional[int]]:
 # Why one rank ended, from its exit status, the end of its standard error, and what the kernel counted.
 
 
-_STREAM = regex(r"std(err|out) of (?:process|rank) \d+:(?:.*\D)?(\d+)$")  # as diagnose names lines that it was given
-_LAST_LINES = 40  # lines: what has more behind it is not called the last lines
+_STREAM = regex(r"std(err|out) of (?:process|rank) \d+:(?:.*\D)?(\d+)$")  # how diagnose names lines that it was given
+_LAST_LINES = 40  # with more lines after it, a line is not among the last ones
 
 
 def with_last_step(finding: Finding, step: Optional[int]) -> Finding:
-    """Add the last step that was seen to an end without words."""
+    """Add the last known step to the finding of an end without words."""
     if step is None or not finding.cause.endswith("it wrote nothing"):
         return finding
     return replace(finding, cause=f"{finding.cause}; the last step seen on this node was {step}")
 
 
 class Explainer:
-    """Explainer of the ends of one attempt; evidence names files relative to `run_folder`. `kept` is the log in which a
-    reader of the run folder finds the rank's lines, where they are merged."""
+    """Explains the ends of one attempt; evidence names files relative to `run_folder`. `kept` is the merged log in which a
+    reader of the run folder finds the rank's lines, if logs are merged."""
 
     def __init__(
         self, order: Order, logs: NodeFolder, launcher: Direct, attempt: int, run_folder: str, kept: str = "",
@@ -191,7 +190,7 @@ class Explainer:
         self._oom_kills, self._node_kills = oom_kills(LiveHost()), node_oom_kills(LiveHost())  # before the ranks start
 
     def explain(self, end: End, by_us: bool) -> Finding:
-        # here and below: the agent of a healthy run starts without it
+        # here and below: not needed by the agent of a healthy run
         from drumbeat.logs.exits import explain_exit, for_place
         from drumbeat.logs.report import quoted as without_gpu
 
@@ -220,7 +219,7 @@ class Explainer:
         behind = _behind(found.seen, {"err": lines, "out": printed})
         steps = any(read_line(line) for line in behind)
         if steps and end.exit_code is not None and found.confidence == CERTAIN:
-            found = replace(found, confidence=LIKELY)  # the line did not end the rank, which chose its exit code itself
+            found = replace(found, confidence=LIKELY)  # the rank went on after this line and chose its exit code itself
         place = f"the last lines of {file}"
         if steps or len(behind) > _LAST_LINES:
             place = f"{file}, {len(behind)} lines before its end{', with steps behind it' if steps else ''}"
@@ -229,7 +228,7 @@ class Explainer:
         return replace(found, evidence=evidence, seen=tuple(dict.fromkeys(seen)))
 
     def unread(self, end: End, by_us: bool, seconds: float) -> Finding:
-        """By the exit status alone, where the logs could not be read."""
+        """Explain an end by the exit status alone, if the logs could not be read."""
         from drumbeat.logs.exits import explain_exit
 
         found = explain_exit(end.exit_code, end.signal, (), self.order.command, by_us and end.signal == signal.SIGKILL)
@@ -240,8 +239,8 @@ class Explainer:
 
     def doubt(self, end: End, every_rank: bool) -> Optional[Finding]:
         """Return why a command that ended with 0 may still have failed: its exit code can be that of a pipe into tee, or of a
-        last echo. None if what its processes wrote shows no failure, or if the work went on after it. Ranks that are known to
-        have ended with 0 have caught what they wrote."""
+        final echo. None if its processes' output shows no failure, or if the work went on after it. Errors of ranks that are
+        known to have ended with 0 count as caught."""
         streams, well = self._streams(end, every_rank), self.launcher.ranks_ended_well
         found = last_failure([each for each in streams if each.rank is None or not well], self.order.command)
         if found:
@@ -249,11 +248,11 @@ class Explainer:
         return self.caught(end, every_rank) if well else None
 
     def caught(self, end: End, every_rank: bool) -> Optional[Finding]:
-        """The error that a program wrote last before it ended with 0 by itself, in its own words: it caught its own failure.
-        None if it wrote none, or if its work went on after it."""
+        """Return the last error of a program that then ended with 0 by itself, in its own words: it caught its own failure.
+        None if there is none, or if the work went on after it."""
         streams = self._streams(end, every_rank)
         if not any(may_hold_error(each.lines) for each in streams):
-            return None  # most programs: what follows reads all rules
+            return None  # the usual case; the code below reads all rules
         found = last_failure(streams, self.order.command) or last_error(streams)
         if found is None or wrote_on(streams, found[1], end.at):
             return None
@@ -261,7 +260,7 @@ class Explainer:
         return replace(quoted, code=CAUGHT, title=quoted.evidence[0].text[:200])
 
     def _streams(self, end: End, every_rank: bool) -> List[RankStream]:
-        """Return what the rank has written; for a node's command, what it and all its ranks have."""
+        """Return the output of the rank; for a node's command, that of the command and all its ranks."""
         ranks = sorted(self.logs.ranks(self.attempt)) if every_rank else [end.rank]
         logs: List[Tuple[Optional[int], str, str]]
         logs = [(rank, name, self.logs.log(self.attempt, rank, name)) for rank in ranks for name in ("out", "err")]
@@ -283,7 +282,7 @@ class Explainer:
         return quoted
 
     def _written(self, end: End, stream: str) -> str:
-        """The rank's own log, or its launcher's where the rank was never started."""
+        """Return the rank's own log, or its launcher's if the rank was never started."""
         log, own = self.logs.log(self.attempt, end.rank, stream), self.launcher.log(self.attempt, end.rank, stream)
         return log if not end.of_command and os.path.exists(log) else own
 
@@ -292,8 +291,8 @@ class Explainer:
         return find("workdir-missing", workdir=self.order.workdir, why=why, evidence=[line])
 
     def _kills(self, end: End) -> str:
-        """Return which count of the kernel's kills for lack of memory has risen since the start: only then may a SIGKILL be its
-        doing. The node's says less: another job's process may have been killed."""
+        """Return the out-of-memory kill count that has risen since the start; only then may a SIGKILL be due to it. The node's
+        count proves less: another job's process may have been killed."""
         if signal.SIGKILL not in (end.signal, (end.exit_code or 0) - 128):
             return ""
         if self._oom_kills is not None and (oom_kills(LiveHost()) or 0) > self._oom_kills:
@@ -305,7 +304,8 @@ class Explainer:
 
 
 def _raised_before(found: Finding, lines: Sequence[str]) -> Sequence[str]:
-    """Return the lines up to the exception that ended a rank's work before it waited for the others at its exit."""
+    """Return the lines up to the exception that ended a rank's work, if the found failure only came later, while the rank
+    waited for the others."""
     place = raised_at(lines, _LAST_LINES) if found.code in CONSEQUENCES and found.evidence else None
     if place is None:
         return ()
@@ -314,15 +314,15 @@ def _raised_before(found: Finding, lines: Sequence[str]) -> Sequence[str]:
 
 
 def _behind(seen: Sequence[str], tails: Mapping[str, Sequence[str]]) -> Sequence[str]:
-    """The lines behind the last one of a stream that was seen."""
+    """Return the lines after the last evidence in a stream; of several streams, the fewest."""
     places = [(match[1], int(match[2])) for match in map(_STREAM.match, seen) if match]
     return min((tails[stream][number:] for stream, number in places), key=len, default=())
 
 
 READ_WITHIN = 10.0  # seconds
 _OWN_COUNT = "the kernel's count of out-of-memory kills"
-_RECENT = 5.0  # seconds before a rank's end: connections that were closed earlier may be those to a server
-_BY_A_SIGNAL = ("terminated", "killed")  # codes of ends of which the signal is all that is known
+_RECENT = 5.0  # seconds before a rank's end: earlier closed connections may be those to a server
+_BY_A_SIGNAL = ("terminated", "killed")  # codes of ends of which only the signal is known
 
 
 @dataclass(frozen=True)
@@ -332,10 +332,10 @@ class Exit:
     process: Process
     status: int  # as waitpid gives it
     at: float  # wall clock
-    since: float  # when it was last seen to be there
+    since: float  # when it was last seen alive
     seconds: float  # after its start
     by_us: bool
-    end: Optional[End] = None  # of one rank whose launcher goes on, where that is what has ended
+    end: Optional[End] = None  # the end of one rank whose launcher goes on; None: the process itself ended
 
 
 @dataclass(frozen=True)
@@ -348,7 +348,7 @@ class RankExit:
 
 
 class Ends:
-    """Ends of one attempt. `done` gets every rank's end, in the order in which the processes ended."""
+    """Collects the ends of one attempt. `done` gets every rank's end, in the order in which the processes ended."""
 
     def __init__(
         self, launcher: Direct, explainer: Explainer, attempt: int, done: Callable[[RankExit], None], known: Known,
@@ -362,7 +362,7 @@ class Ends:
         self._began = clock.now()
 
     def __bool__(self) -> bool:
-        """Return true if an end was not reported yet."""
+        """Return true if an end has not been reported yet."""
         return bool(self._waiting or self._reading)
 
     @property
@@ -379,7 +379,7 @@ class Ends:
             self._waiting.append(ended)
 
     def hear(self, launcher: Process, by_us: bool) -> None:
-        """Ranks that ended with 0 while their launcher goes on, as its driver notes them."""
+        """Add the ranks that ended with 0 while their launcher goes on, as recorded by its driver."""
         for end in self.launcher.early_ends(self.attempt):
             self._waiting.append(
                 Exit(launcher, 0, end.at, end.at, round(max(0.0, end.at - self._began), 3), by_us, end)
@@ -396,7 +396,7 @@ class Ends:
             self._child = Forked(self._read, self.within)
 
     def give_up(self) -> None:
-        """Tell what is left without reading anything."""
+        """Report the remaining ends without reading anything."""
         if self._child is not None:
             self._child.end()
             self._child = None
@@ -405,7 +405,8 @@ class Ends:
             self.done(self._unread(ended))
 
     def _read(self) -> bytes:
-        """Read, in the child: first who closed whose connection, which the kernel remembers for a minute at most."""
+        """Read, in the child, first which connections were closed by which end: the kernel remembers that for a minute at
+        most."""
         now, closed_first = time.time(), proc.closed_first(os.getpid())
         found = []
         for ended in self._reading:
@@ -418,13 +419,13 @@ class Ends:
                 links = sorted({*self.known.links.get(end.rank, ()), *noted.links})
                 closed = [(*link, round(now - closed_first[link], 2)) for link in links if link in closed_first]
                 if end.exit_code == 0:
-                    links = []  # nobody asks who left a rank that ended well
+                    links = []  # a lost peer is of no interest for a rank that ended well
                 end = replace(noted, links=tuple(links[:MOST_LINKS]), closed=tuple(closed[:MOST_LINKS]))
                 found.append(replace(each, end=end))
         return json.dumps(to_plain(found)).encode()
 
     def _noted(self, end: End) -> End:
-        """Add what the rank has noted itself when it raised or exited."""
+        """Add the rank's own record of when it raised or exited."""
         try:
             pids = [pid for pid, rank in self.known.ranks.items() if rank == end.rank]
             note = {} if end.of_command else read_note(self.notes, end.rank, pids)
@@ -452,7 +453,7 @@ def read_exit(launcher: Direct, explainer: Explainer, attempt: int, ended: Exit)
             if end.by_launcher and end.signal and finding.code in _BY_A_SIGNAL:
                 finding, by_us = find("stopped"), True
         elif finding is None and not ended.by_us:
-            one_of_many = not (launcher.is_rank or end.of_command)  # its launcher's driver has seen its exit code
+            one_of_many = not (launcher.is_rank or end.of_command)  # the driver of its launcher has seen its exit code
             look = explainer.doubt if launcher.may_hide_failures and not one_of_many else explainer.caught
             finding = look(end, launcher.once and not one_of_many)
         elif finding is not None and finding.code == STAGE_FAILED:
@@ -462,7 +463,7 @@ def read_exit(launcher: Direct, explainer: Explainer, attempt: int, ended: Exit)
 
 
 def _with_cause(finding: Finding, launcher: Direct, explainer: Explainer, end: End) -> Finding:
-    """Put the cause of a launcher's failure before what became of its script."""
+    """Prepend the cause of a launcher's failure to the finding about its script."""
     failed = launcher.failed_rank()
     why = explainer.explain(failed, by_us=False) if failed else explainer.doubt(end, launcher.once)
     if why is None:
@@ -472,7 +473,7 @@ def _with_cause(finding: Finding, launcher: Direct, explainer: Explainer, end: E
 
 
 def rank_meant(launcher: Direct, end: End, finding: Finding) -> Optional[int]:
-    """The rank that a finding is about: a launcher names it in its own lines."""
+    """Return the rank that a finding is about: launchers name ranks in their own lines."""
     if end.exit_code == 0:
         return finding.rank if launcher.once else end.rank
     if end.of_command or (not launcher.starts_ranks and finding.rank is not None):

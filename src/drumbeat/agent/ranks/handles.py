@@ -1,4 +1,4 @@
-"""The ranks of one attempt on this node: the agent's own children, and those that other tasks of the scheduler guard."""
+"""The ranks of one attempt on this node: children of the agent, and ranks guarded by other tasks of the scheduler."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from drumbeat.plan.binding import Binding
 from drumbeat.runfolder.files import EventLog
 from drumbeat.runfolder.layout import NodeFolder
 
-_SIGNAL_WITHIN = 5.0  # seconds to look through /proc; a process that hangs in the kernel can block who reads about it
+_SIGNAL_WITHIN = 5.0  # seconds to look through /proc; reading about a process that hangs in the kernel can block
 
 
 @dataclass
@@ -43,19 +43,19 @@ class Ranks:
         self._guarded: Dict[int, Rank] = {}  # by the local id of the task
         self.guarded_pids: Dict[int, int] = {}  # local id of the task -> pid of its rank
         self._stopping = Stopping()
-        self._deaths = select.epoll()  # tells of processes in the order in which they have ended
+        self._deaths = select.epoll()  # reports processes in the order in which they ended
         self._pidfds: Dict[int, int] = {}  # -> pid
         self._ended: List[int] = []
 
     def add_own(self, pid: int, process: Process) -> None:
         self._own[pid] = Rank(process, time.monotonic())
-        with suppress(AttributeError, OSError):  # Linux before 5.3: then they are told in the order of their start
+        with suppress(AttributeError, OSError):  # Linux before 5.3: then in the order of their start
             pidfd = os.pidfd_open(pid)
             self._deaths.register(pidfd, select.EPOLLIN)
             self._pidfds[pidfd] = pid
 
     def in_order(self, reaped: List[Tuple[int, int]]) -> List[Tuple[int, int]]:
-        """Sort pids and statuses by who ended first, as far as that is known."""
+        """Sort pids and statuses by time of death, as far as it is known."""
         for pidfd, _ in self._deaths.poll(0) if reaped else ():
             self._deaths.unregister(pidfd)
             os.close(pidfd)
@@ -78,13 +78,13 @@ class Ranks:
 
     @property
     def rank_of(self) -> Dict[int, int]:
-        """The processes that were started for this node, with their ranks; whoever guards them."""
+        """Return pid -> rank of the processes that were started for this node, guarded ones included."""
         guarded = {self.guarded_pids[each]: rank for each, rank in self._guarded.items() if each in self.guarded_pids}
         return {pid: rank.process.rank for pid, rank in {**self._own, **guarded}.items()}
 
     @property
     def mains(self) -> List[int]:
-        """The processes that were started for this node, whoever guards them."""
+        """Return the pids of the processes that were started for this node, guarded ones included."""
         return [*self._own, *(pid for local_id, pid in self.guarded_pids.items() if local_id in self._guarded)]
 
     def own(self, pid: int) -> Optional[Rank]:
@@ -114,7 +114,7 @@ class Ranks:
             self._stopping.sent = {int(pid): str(start) for pid, start in json.loads(answer or b"{}").items()}
 
     def saving(self) -> bool:
-        """Return true if a process that got the stop signal is still there; its shell may be gone already."""
+        """Return true if a process that got the stop signal is still alive; its shell may be gone already."""
         return bool(self._stopping.alive())
 
     def forget(self) -> None:
@@ -123,10 +123,10 @@ class Ranks:
         self._guarded.clear()
 
 
-# Packages of drumbeat's own that a job runs: each agent puts a plain copy beside its ranks' logs.
+# Packages of drumbeat that a job runs: each agent puts a plain copy beside its ranks' logs.
 
 
-ATTEMPT = "{attempt}"  # in a command that brings packages: the folder of this node and attempt
+ATTEMPT = "{attempt}"  # in the command of a job that brings packages: the folder of this node and attempt
 
 
 def bring(order: Order, folder: str) -> None:
@@ -134,7 +134,7 @@ def bring(order: Order, folder: str) -> None:
         target = os.path.join(folder, os.path.basename(package))
         os.makedirs(target, exist_ok=True)
         origin = files("drumbeat")
-        for part in package.split("/"):  # its parents are not imported: they may be rooms of the desk
+        for part in package.split("/"):  # not the parents' own modules: they may not be bundled
             origin = origin / part
         for source in origin.iterdir():
             if source.name.endswith(".py"):
@@ -143,19 +143,19 @@ def bring(order: Order, folder: str) -> None:
 
 
 def filled(order: Order, argv: Sequence[str], folder: str) -> Tuple[str, ...]:
-    """A user's own command is left as it is."""
+    """Fill in the attempt's folder in the command of a job that brings packages; a user's own command is left as it is."""
     return tuple(word.replace(ATTEMPT, folder) for word in argv) if order.brings else tuple(argv)
 
 
-# Starts the processes of one attempt on this node: as the agent's own children, or by the task that guards each.
+# Starts the processes of one attempt on this node: as children of the agent, or through the task that guards each.
 
 
-_PRIVATE = ("DRUMBEAT_TOKEN",)  # what the agent starts has no use for it
-_OF_A_RANK = ("RANK", "LOCAL_RANK")  # a pod's own, say: a launcher numbers its ranks itself
+_PRIVATE = ("DRUMBEAT_TOKEN",)  # not for processes that the agent starts
+_OF_A_RANK = ("RANK", "LOCAL_RANK")  # possibly set by a pod: a launcher numbers its ranks itself
 
 
 def inherited() -> Dict[str, str]:
-    """The agent's environment, as far as it is for what the agent starts."""
+    """Return the agent's environment without the variables that its processes must not get."""
     return {name: value for name, value in os.environ.items() if name not in _PRIVATE}
 
 
@@ -166,7 +166,7 @@ class Starter:
     def start(
         self, ranks: Ranks, attempt: int, processes: Sequence[Process], shared: List[EnvVar], bound: Binding
     ) -> None:
-        """All of them, with the variables that they share; each is added to `ranks`."""
+        """Start all processes, with their common variables; each is added to `ranks`."""
         for process in processes:
             self._start(ranks, attempt, process, shared, bound)
 
@@ -184,7 +184,7 @@ class Starter:
         out, err = (self.launcher.log(attempt, process.rank, stream) for stream in ("out", "err"))
         argv = filled(self.order, process.argv, self.folder.attempt(attempt))
         if process.local_rank in self.tasks.lines:
-            # What the scheduler gave each task in its own way (its devices, say) stays as that task has it.
+            # Variables that the scheduler set per task (its devices, say) keep the task's values.
             added = {name: value for name, value in added.items() if os.environ.get(name) != value}
             ranks.add_guarded(process.local_rank, process)
             self.tasks.start(process.local_rank, StartRank(argv, added, self.order.workdir, out, err, cpus))
@@ -199,22 +199,24 @@ class Starter:
         self.note_started(process, pid, cpus)
 
     def _for_jax(self, process: Process, variables: List[EnvVar], bound: Binding) -> List[EnvVar]:
-        """Return what jax.distributed.initialize needs, unless it is set already or an inner launcher starts other ranks."""
+        """Return the variables for jax.distributed.initialize, unless they are set already or an inner launcher starts other
+        ranks."""
         known = {**os.environ, **{variable.name: variable.value for variable in variables}}
         if "JAX_COORDINATOR_ADDRESS" in known or known.get(ADAPTERS) == OFF or has_launcher(self.order):
             return []
         if self.order.launcher == "once":
             return jax_identity(known, None, ())
         devices: Sequence[int] = ()
-        # a task may be shown other GPUs than we are
+        # a task may see other GPUs than we do
         if self.order.launcher == "ranks" and self.order.visibility != "own":
             devices = bound.devices(process.local_rank, int(known["NODE_RANK"]) if self.order.emulated else 0)
         return jax_identity(known, process.rank, devices)
 
 
-# Adapters tell frameworks that do not read RANK and its kin who a rank is, and tell us what a rank does (`inrank/stacks.py`).
-# Their folder stands first on the ranks' PYTHONPATH. Python loads its `sitecustomize` at every start; that one waits until a
-# framework is imported, and only then runs the framework's adapter. `DRUMBEAT_ADAPTERS=off` leaves the ranks' Python alone.
+# Adapters tell frameworks that do not read RANK and the like which rank a process is, and tell us what a rank does
+# (`inrank/stacks.py`). Their folder is the first on the ranks' PYTHONPATH. Python loads its `sitecustomize` at every start;
+# that waits until a framework is imported, and only then runs the framework's adapter. `DRUMBEAT_ADAPTERS=off` disables all
+# this.
 
 
 OFF = "off"
@@ -228,9 +230,9 @@ _FILES = {
 
 
 def install_adapters(local: str, environ: Mapping[str, str], trackers: str) -> List[EnvVar]:
-    """Write the adapters below `local`, a private folder on the node's own disk; return the variables that lead to them.
+    """Write the adapters below `local`, a private folder on the node's own disk; return the variables that activate them.
 
-    `environ` is what the ranks would get without them; `trackers`: where names of trackers' runs are kept, if the run may be
+    `environ` is the ranks' environment without them; `trackers`: the file for names of trackers' runs, if the run may be
     started again.
     """
     if environ.get(ADAPTERS) == OFF:

@@ -1,5 +1,5 @@
-"""Differences between launchers once the processes of a node are known: who knows its rank, whose log is whose, and how an
-exit status tells about ranks."""
+"""Differences between launchers once the processes of a node are known: who numbers the ranks, which log is whose, and what an
+exit status means for ranks."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ _ENDS_PROCESSES = regex(r"(?:^|[;&|({`\"']|\b(?:then|else|do)\b)[ \t]*(?:kill|pk
 
 
 class Direct:
-    """`ranks` and `tasks`: each process is one rank. A script among them that starts a launcher is told so."""
+    """`ranks` and `tasks`: each process is one rank. A script that starts a launcher in one of them is told so."""
 
-    starts_ranks = True  # which process is which rank is ours to say; otherwise the command's
+    starts_ranks = True  # we number the ranks; otherwise the command does
     once = False
-    is_rank = True  # each process that we start is a rank; otherwise it is the node's command, and its ranks are others
+    is_rank = True  # each process that we start is a rank; otherwise it is the node's command, which starts the ranks
 
     def __init__(self, order: Order, folder: NodeFolder, logs: NodeFolder, bundle: str, local: str) -> None:
         self.order, self.folder, self.logs, self.bundle, self.local = order, folder, logs, bundle, local
@@ -65,9 +65,9 @@ class Direct:
             return []
         place = next((each for each in (self.local, self.folder.attempt(attempt)) if may_run_programs(each)), "")
         if not place:
-            return []  # the census sees what a launcher inside does
+            return []  # the census sees ranks that a launcher inside starts
         folder = os.path.join(place, f"launchers-{attempt}")
-        later, _ = ports(f"stages/{self.order.identity}", DEFAULT_EPHEMERAL)  # worked out alike on every node
+        later, _ = ports(f"stages/{self.order.identity}", DEFAULT_EPHEMERAL)  # the same on every node
         tools = self.driver_tools(attempt, node, bound)
         settings = settings_of(folder, node, peers, later, self.once, self.order.ranks_asked, tools)
         self._stages = Stages(folder)
@@ -78,11 +78,11 @@ class Direct:
         return False
 
     def failed_rank(self) -> Optional[End]:
-        """The rank that made a launcher in the command's script fail; None where there is none."""
+        """Return the rank that made a launcher in the command's script fail; None if there is none."""
         return None
 
     def early_ends(self, attempt: int) -> List[End]:
-        """Ranks that ended with 0 since this was last asked, and whose launcher is on this node; each is told once."""
+        """Return the ranks on this node that ended with 0 since the last call, while their launcher goes on."""
         return []
 
     def met(self) -> Optional[int]:
@@ -90,26 +90,26 @@ class Direct:
         return None if self._stages is None else len(self._stages.read())
 
     def new_stages(self) -> List[float]:
-        """Return when later launchers of the script began, as seen by our stand-ins; each is reported once."""
+        """Return the start times of the script's later launchers, from our stand-ins; each is returned once."""
         return [] if self._stages is None else [clock.own(t) for t in self._stages.begun_since()]
 
     @property
     def may_hide_failures(self) -> bool:
-        """Return true if a shell stands before the program, so that the exit code may be another program's."""
+        """Return true if a shell wraps the program, so that the exit code may be another program's."""
         return self._stages is not None
 
     @property
     def ranks_ended_well(self) -> bool:
-        """Return true if each launcher of the script reported that all its ranks ended with 0: no pipe can hide that."""
+        """Return true if each launcher of the script reported that all its ranks ended with 0, which no pipe can hide."""
         begun = [stage for stage in self._stages.read() if stage.began] if self._stages else []
         return bool(begun) and all(stage.succeeded for stage in begun)
 
     def tools(self, attempt: int, node: int, bound: Binding) -> Tools:
-        """Return what the command line of this node's processes needs."""
+        """Return the settings that the command line of this node's processes needs."""
         return Tools(python=launcher_interpreter(self.order))
 
     def driver_tools(self, attempt: int, node: int, bound: Binding) -> Tools:
-        """Return what a launcher needs that starts ranks for us."""
+        """Return the settings of a launcher that starts ranks for us."""
         cpus = [list(slot.cpus) for slot in bound.slots]
         driver = pkgutil.get_data("drumbeat.inrank", "driver.py") or b""
         shim = shim_argv(self.bundle, self.logs.attempt(attempt), self.order.wrap, cpus, node, self.first_rank)
@@ -124,7 +124,7 @@ class Direct:
         return Tools(tuple(shim), driver.decode(), json.dumps(settings), launcher_interpreter(self.order))
 
     def own_variables(self, process: Process, bound: Binding) -> List[EnvVar]:
-        """Variables that only this process gets."""
+        """Return the variables that only this process gets."""
         return [*bound.slots[process.local_rank].env, *rank_identity(process.rank, process.local_rank)]
 
     def cpus(self, process: Process, bound: Binding) -> Sequence[int]:
@@ -135,7 +135,7 @@ class Direct:
         return self.logs.log(attempt, rank, stream)
 
     def ends(self, attempt: int, process: Process, status: int, at: float) -> List[End]:
-        """Turn the exit status of a process into ends of ranks. May read files: see `ends.py`."""
+        """Convert the exit status of a process to ends of ranks. May read files: see `ends.py`."""
         return [plain_end(process.rank, status, at)]
 
     def _report(self, attempt: int) -> str:
@@ -146,7 +146,7 @@ class Direct:
 
 
 class Once(Direct):
-    """One process per node, which starts its ranks in its own way, or is the node's only rank."""
+    """One process per node, which starts its ranks itself, or is the node's only rank."""
 
     starts_ranks = False
     once = True
@@ -167,15 +167,17 @@ class Once(Direct):
         return ()
 
     def log(self, attempt: int, rank: int, stream: str) -> str:
-        """Ranks that a stand-in starts have logs of their own; then this is what the script itself prints."""
+        """Return the log of the process that we start. Ranks started by a stand-in have their own logs; then this has the
+        script's output."""
         if self._stages is not None:
             return os.path.join(self.folder.attempt(attempt), f"launcher.{stream}")
         return self.logs.log(attempt, rank, stream)
 
     def ends(self, attempt: int, process: Process, status: int, at: float) -> List[End]:
-        """A script may end well although a rank failed, behind a pipe into tee say: its launchers tell. A failed rank is
-        the run's failure, unless what ran after it in the same script is known to have ended well. So is a launcher that
-        was killed, or that still runs when its script ends. One that failed by itself, or was told to stop, is a doubt."""
+        """Return the ends of ranks or of the script. A script may end well although a rank failed (behind a pipe into tee,
+        say), so ask its launchers. A failed rank is the run's failure, unless a later command of the script is known to have
+        succeeded. The same holds for a launcher that was killed, or that still runs when its script ends. A launcher that
+        failed by itself, or was told to stop, is a doubt."""
         stages = self._stages.read() if self._stages else []
         end = replace(plain_end(process.rank, status, at), of_command=not self.is_rank)
         if not stages:
@@ -206,7 +208,7 @@ class Once(Direct):
         return [end]
 
     def failed_rank(self) -> Optional[End]:
-        """Return ends of the script's last launcher: to the logs of an earlier one, others have written since."""
+        """Return the first failed rank of the script's last launcher: the logs of earlier ones hold later output, too."""
         begun = [stage for stage in self._stages.read() if stage.began] if self._stages else []
         return next(iter(rank_ends(begun[-1].failures)), None) if begun else None
 
@@ -216,7 +218,7 @@ class Driven(Once):
 
     starts_ranks = True
     is_rank = False
-    _heard = 0  # bytes of the file of ended ranks that were told
+    _heard = 0  # bytes read so far of the file of ended ranks
 
     def tools(self, attempt: int, node: int, bound: Binding) -> Tools:
         return self.driver_tools(attempt, node, bound)
@@ -227,7 +229,8 @@ class Driven(Once):
         return []
 
     def early_ends(self, attempt: int) -> List[End]:
-        """By a file on the node's own disk. What failed stands in the driver's report, when its launcher has ended."""
+        """Read the ends from a file on the node's own disk. Failed ranks are in the driver's report, when its launcher has
+        ended."""
         found, self._heard = ended_well(self._ended(attempt), self._heard)
         return rank_ends(found)
 
@@ -238,8 +241,8 @@ class Driven(Once):
         return os.path.join(self.folder.attempt(attempt), f"launcher.{stream}")
 
     def ends(self, attempt: int, process: Process, status: int, at: float) -> List[End]:
-        """The launcher's own status says little; the driver has written how each failed rank ended. A launcher that fails
-        before its first rank fails by itself."""
+        """Return the failed ranks from the driver's report, as the launcher's own status says little. A launcher that fails
+        before its first rank failed by itself."""
         report = read_report(self._report(attempt)) if status else None
         if report and report.refused:
             return [_refused_end(process, at, report.refused)]
@@ -260,7 +263,7 @@ def _refused_end(process: Process, at: float, why: str) -> End:
 
 
 def _later(failed: Stage, reported: Sequence[Stage], script: Script) -> str:
-    """Return the command that succeeded after a failed stage of a script that ended with 0; '' if none did."""
+    """Return the command that succeeded after a failed stage of a script that ended with 0; '' if there is none."""
     last = reported[-1]
     if last.succeeded:
         return last.command
@@ -272,8 +275,8 @@ def _fallback(stage: Stage, script: Script) -> str:
 
 
 def _unended_end(end: End, stage: Stage, script: Script) -> End:
-    """Return the end of a script that ended with 0 although its last launcher did not end by itself. A script that ends
-    processes itself may have meant it so: then it is a doubt."""
+    """Return the end of a script that ended with 0 although its last launcher has not ended by itself. If the script ends
+    processes itself, that may be intended: then it is a doubt."""
     later = _fallback(stage, script)
     if later:
         done = shown(later)[:200]
@@ -288,6 +291,6 @@ def _unended_end(end: End, stage: Stage, script: Script) -> End:
 
 
 def launcher_of(order: Order, folder: NodeFolder, logs: NodeFolder, bundle: str, local: str) -> Direct:
-    """`local` is a private folder on the node's own disk."""
+    """Return the launcher for this order. `local` is a private folder on the node's own disk."""
     kind = Driven if has_driver(order) else Once if order.launcher == "once" else Direct
     return kind(order, folder, logs, bundle, local)

@@ -1,5 +1,5 @@
-"""The shim stands between a launcher and a rank: only there is the rank known. It gives the rank its logs and cores, then
-becomes the user's command."""
+"""The shim runs between a launcher and a rank, where the rank number is first known. It opens the rank's logs and sets its
+cores, then becomes the user's command."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from drumbeat.base.record import from_plain, to_plain
 from drumbeat.machine.identity import rank_variables
 from drumbeat.plan.argv import LOCAL_RANK_LATER, STAND_INS, wrapped
 
-USERS_BASH_ENV = "DRUMBEAT_BASH_ENV"  # the user's own BASH_ENV, while the stand-ins have theirs
+USERS_BASH_ENV = "DRUMBEAT_BASH_ENV"  # the user's own BASH_ENV, while ours is set
 
 
 def shim_argv(
     bundle: str, attempt_folder: str, wrap: Wrap | None, cpus: List[List[int]], node: int, first: int
 ) -> List[str]:
-    """`first` is the node's first rank: a launcher that starts a single rank may not number it."""
+    """Return the shim's command. `first` is the node's first rank, since a launcher that starts a single rank may not number
+    it."""
     settings = {"folder": attempt_folder, "wrap": to_plain(wrap), "cpus": cpus, "node": node, "first": first}
     return [sys.executable, "-I", "-S", bundle, "_shim", json.dumps(settings)]
 
@@ -44,7 +45,7 @@ def run_shim(arguments: List[str]) -> int:
 
 
 def without_stand_ins(environ: Dict[str, str]) -> Dict[str, str]:
-    """The environment as it was before the stand-ins for launchers were put into it: a rank starts what it likes."""
+    """Return the environment without the stand-ins for launchers: a rank may start whatever it likes."""
     folder = environ.pop(STAND_INS, "")
     if not folder:
         return environ

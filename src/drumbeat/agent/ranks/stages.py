@@ -1,4 +1,4 @@
-"""The launchers that a script has started on this node, one after another: a line for each, and how it ended."""
+"""The launchers that a script has started on this node, one after another: one line for each, and how it ended."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import ERROR, WARNING, Finding, shown
 
 find = Catalog("ranks")
-_MOST = 1_000  # launchers of one script that are told apart: any program below it may write that file
-_MOST_BYTES = 1 << 20  # of the ends of ranks that are read at a time
+_MOST = 1_000  # launchers of one script that are told apart; any program below it may write that file
+_MOST_BYTES = 1 << 20  # bytes of ranks' ends that are read at a time
 
 
 @dataclass(frozen=True)
 class LauncherReport:
-    """Record that the driver around a launcher wrote when it ended; without failures all its ranks ended well."""
+    """Record written by a launcher's driver at its end; without failures all its ranks ended well."""
 
     failures: Tuple[Dict[str, Any], ...] = ()  # rank, exit_code (negative: a signal), t, by_launcher
     refused: str = ""  # why no rank was started, and in the next line what to type
@@ -41,11 +41,11 @@ class LauncherReport:
 class Stage:
     command: str
     refused: str  # why its stand-in did not start it; '' if it did
-    missing: bool  # there is no such program
-    report: Optional[LauncherReport] = None  # none: it has not ended, or broke off before it could say how
-    unended: bool = False  # its driver began and never came to its end: it still runs, or was killed
+    missing: bool  # the program does not exist
+    report: Optional[LauncherReport] = None  # None: it has not ended, or broke off before its report
+    unended: bool = False  # its driver never came to its end: it still runs, or was killed
     t: Optional[float] = None  # when it began
-    ended: Tuple[Dict[str, Any], ...] = ()  # ranks that ended with 0: rank, exit_code, t; read only where a rank failed
+    ended: Tuple[Dict[str, Any], ...] = ()  # ranks that ended with 0: rank, exit_code, t; read only if a rank failed
 
     @property
     def began(self) -> bool:
@@ -53,7 +53,7 @@ class Stage:
 
     @property
     def refusal(self) -> str:
-        """Return why it started no rank, by its stand-in or driver; '' if neither refused it."""
+        """Return why it started no rank, from its stand-in or driver; '' if neither refused it."""
         return self.refused or (self.report.refused if self.report else "")
 
     @property
@@ -62,7 +62,7 @@ class Stage:
 
     @property
     def exit_code(self) -> int:
-        """Return the failure of a launcher that failed although none of its ranks did, or that was told to stop."""
+        """Return the exit code of a launcher that failed although none of its ranks did, or that was told to stop."""
         return self.report.exit_code if self.report else 0
 
     @property
@@ -71,15 +71,15 @@ class Stage:
 
 
 class Stages:
-    """Those of one attempt, in the folder of its stand-ins."""
+    """The stages of one attempt, in the folder of its stand-ins."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
         self._file = os.path.join(folder, ".stages.jsonl")
-        self._size = self._told = 0  # as `begun_since` last saw it
+        self._size = self._told = 0  # as of the last call of `begun_since`
 
     def begin(self, command: Sequence[str]) -> int:
-        """The number of the stage that this process becomes. It holds the lock for as long as it lives."""
+        """Return the number of the stage that this process becomes. It holds the lock while it lives."""
         lock = os.open(os.path.join(self.folder, ".lock"), os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -101,11 +101,11 @@ class Stages:
         self._add({"command": shlex.join(command), "missing": True})
 
     def report(self, number: int) -> str:
-        """The file in which the driver of this stage says how it ended."""
+        """Return the file in which the driver of this stage records how it ended."""
         return os.path.join(self.folder, f".report-{number}.json")
 
     def ended(self, number: int) -> str:
-        """The file in which the driver of this stage notes each rank's end."""
+        """Return the file in which the driver of this stage records each rank's end."""
         return os.path.join(self.folder, f".ended-{number}.jsonl")
 
     def read(self) -> List[Stage]:
@@ -127,7 +127,7 @@ class Stages:
         return stages
 
     def begun_since(self) -> List[float]:
-        """Return the start times of launchers that began since the last call; the script's first one is left out."""
+        """Return the start times of launchers that began since the last call, except the script's first one."""
         try:
             size = os.stat(self._file).st_size
         except OSError:
@@ -146,7 +146,7 @@ class Stages:
 
 
 def read_report(path: str) -> Optional[LauncherReport]:
-    """None where the driver has written none."""
+    """Read the report of a driver; None if there is none."""
     try:
         with open(path, encoding="utf-8") as file:
             found = json.load(file)
@@ -163,8 +163,8 @@ def read_report(path: str) -> Optional[LauncherReport]:
 
 
 def ended_well(path: str, start: int = 0) -> Tuple[List[Dict[str, Any]], int]:
-    """Ranks that the driver has seen end with 0, in the order of their ends: rank, exit_code, t. Only whole lines from `start`
-    on are read; the place of the next one comes with them."""
+    """Return the ranks that the driver has seen end with 0, in the order of their ends: rank, exit_code, t; and the position
+    to read on from. Reads only whole lines from `start` on."""
     try:
         with open(path, "rb") as file:
             file.seek(start)
@@ -189,7 +189,7 @@ def _lines(path: str) -> List[Dict[str, Any]]:
     return [each for each in found if isinstance(each, dict)]
 
 
-# Findings about the launchers that a script has started: one that failed, was not there, or had not ended.
+# Findings about the launchers of a script: one that failed, did not exist, or had not ended.
 
 
 STAGE_FAILED = "stage-failed"  # a doubt: a launcher in the script failed, and the script ended with 0
@@ -197,7 +197,8 @@ SCRIPT_SEEN = ("the launchers that the script called", "the script's exit code")
 
 
 def stage_failed(stage: Stage, later: str) -> Finding:
-    """Report a launcher that failed in a script that ended with 0. `later`: what ran after it and is known to have ended well."""
+    """Report a launcher that failed in a script that ended with 0. `later`: the command after it that is known to have
+    succeeded."""
     first = stage.failures[0] if stage.failures else {}
     how = _words(int(first.get("exit_code", stage.exit_code)), bool(stage.failures))
     return find(
@@ -207,7 +208,7 @@ def stage_failed(stage: Stage, later: str) -> Finding:
 
 
 def _words(code: int, of_rank: bool) -> str:
-    """Describe an exit code: a launcher that was told to stop says so by it; a rank's code may be its own."""
+    """Describe an exit code: for a launcher it may mean that it was told to stop; a rank's code may be its own."""
     if not of_rank and code > 128:
         return f"was told to stop (signal {code - 128})"
     return f"failed (exit code {code})" if code >= 0 else f"failed (signal {-code})"
@@ -220,7 +221,7 @@ def missing(stage: Stage, exit_code: Optional[int], then: str = "") -> Finding:
 
 
 def no_rank(stage: Stage) -> Finding:
-    """Report a launcher without ranks. The script's exit code says nothing: it may be that of a pipe into tee."""
+    """Report a launcher without ranks. The script's exit code proves nothing: it may be that of a pipe into tee."""
     if stage.missing:
         return missing(stage, EXIT_NOT_FOUND, "the script went on without it, and no rank was started")
     return find("no-rank-started", evidence=[shown(stage.command)[:200]], seen=(SCRIPT_SEEN[0], "rank logs"))

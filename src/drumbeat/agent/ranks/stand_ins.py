@@ -1,11 +1,10 @@
 """Stand-ins for the launchers that a script starts itself.
 
-A private folder with small programs of the launchers' names stands first on the script's PATH, and bash gets functions of
-the same names, which also hold after `source activate` or `bash -l`. A file that bash reads first (BASH_ENV) has functions
-for those that it calls by an absolute path. Each of them starts the launcher as drumbeat would have started it: with the
-run's own nodes and rendezvous, a log for every rank, and true exit codes. One launcher after another is a stage each; two at
-once are refused. What none of them meets (a path that a command puts together, `exec` after a change of PATH), the census
-names.
+A private folder with small programs named like the launchers is the first on the script's PATH, and bash gets functions of the
+same names, which still work after `source activate` or `bash -l`. A file that bash reads first (BASH_ENV) defines functions
+for launchers called by an absolute path. Each stand-in starts the launcher as drumbeat would have: with the run's own nodes
+and rendezvous, a log for every rank, and true exit codes. Each launcher is a stage; two at once are refused. Launchers that
+bypass them all (a computed path, `exec` after a change of PATH) are reported by the census.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from drumbeat.plan.argv import STAND_INS, WITH_DRIVER, Tools, launcher_argv
 
 LAUNCHERS = ("torchrun", "accelerate", "accelerate-launch", "deepspeed", "fabric", "composer")
 OUTSIDE = ("mpirun", "mpiexec", "horovodrun")  # never replaced
-_ASKS = {"--help", "--version"}  # a script may try with these whether the launcher is there
+_ASKS = {"--help", "--version"}  # a script may call a launcher with these to see if it exists
 _MODULES = ("-m torch.distributed.", "-mtorch.distributed.", "-m accelerate", "-m deepspeed")
 
 
@@ -41,7 +40,7 @@ _MODULES = ("-m torch.distributed.", "-mtorch.distributed.", "-m accelerate", "-
 class StandInSettings:
     """Settings of the stand-ins of one node and attempt."""
 
-    folder: str  # theirs
+    folder: str  # the stand-ins' folder
     node: int
     counts: Tuple[int, ...]  # ranks of each node
     hosts: Tuple[str, ...]
@@ -49,7 +48,7 @@ class StandInSettings:
     master_addr: str
     ports: Tuple[int, ...]  # where the ranks of the first launcher meet, of the second, and so on
     once: bool  # the command was started once per node; else once per rank
-    asked: bool  # the job itself says how many ranks a node has: a launcher's own number gives way
+    asked: bool  # the job itself sets the ranks per node, which overrides a launcher's own number
     shim: Tuple[str, ...] = ()
     driver: str = ""
     driver_settings: Dict[str, Any] = field(default_factory=dict)
@@ -68,7 +67,7 @@ def settings_of(
 
 
 def install(settings: StandInSettings, script: Script, bundle: str, environ: Mapping[str, str]) -> List[EnvVar]:
-    """Write the folder; the variables that lead to it."""
+    """Write the folder; return the variables that activate it."""
     os.mkdir(settings.folder, 0o700)
     place = os.path.join(settings.folder, ".settings.json")
     with open(place, "w", encoding="utf-8") as file:
@@ -83,7 +82,7 @@ def install(settings: StandInSettings, script: Script, bundle: str, environ: Map
     path = os.pathsep.join([settings.folder, environ.get("PATH", os.defpath)])
     why = "a launcher that the script starts gets this run's nodes, logs and cores"
     variables = {STAND_INS: settings.folder, "PATH": path}
-    # Red Hat's `which` prints the text of a function; a script that asks it for a program must get a path.
+    # Red Hat's `which` prints a function's text; a script that asks it for a program must get a path.
     if "BASH_FUNC_which%%" not in environ:
         variables.update({f"BASH_FUNC_{name}%%": _function(name) for name in names if name.isidentifier()})
     if script.shell:
@@ -94,14 +93,14 @@ def install(settings: StandInSettings, script: Script, bundle: str, environ: Map
 
 
 def _function(name: str) -> str:
-    """Return functions for bash. Another node, to which the script may carry its environment, has no such folder."""
+    """Return functions for bash. If the script passes its environment to another node, that node has no such folder."""
     stand_in = f"${STAND_INS}/{name}"
     return f'() {{ if [ -x "{stand_in}" ]; then "{stand_in}" "$@"; else command {name} "$@"; fi; }}'
 
 
 def _bash_env(folder: str, launchers: Sequence[str], pythons: Sequence[str], call: str) -> str:
-    """A file for bash: functions of the names of these paths. The user's own such file is read first. Nothing that a script
-    could notice is set: no trap, no option."""
+    """Write a file for bash that defines functions named like these paths; return its path. It reads the user's own BASH_ENV
+    first, and sets no trap or option that a script could notice."""
     lines = [f'[ ! -r "${{{USERS_BASH_ENV}-}}" ] || . "${USERS_BASH_ENV}"']
     lines += [f'{path}() {{ {call} {path} "$@"; }}' for path in launchers]
     cases = "|".join(f'*" {each}"*' for each in _MODULES)
@@ -123,7 +122,8 @@ def _program(folder: str, name: str, text: str) -> None:
 
 
 def _python(folder: str, name: str, call: str) -> str:
-    """An interpreter that starts a launcher's module goes our way; any other use of it is the real one's, by its own path."""
+    """Return a stand-in for an interpreter: it handles starts of a launcher's module, and passes all else to the real one by
+    its path."""
     cases = "|".join(f'*" {each}"*' for each in _MODULES)
     return f"""case " $* " in
 {cases}) exec {call} {name} "$@" ;;
@@ -138,8 +138,8 @@ exit 127
 
 
 def run_stand_in(arguments: List[str]) -> int:
-    """Replace this process by the launcher that a script calls, started as drumbeat starts it. `arguments`: the file of
-    settings, the launcher's name, and what the script gave it."""
+    """Replace this process by the launcher that a script calls, started the way drumbeat does. `arguments`: the file of
+    settings, the launcher's name, and the script's arguments."""
     with open(arguments[0], encoding="utf-8") as file:
         settings = from_plain(StandInSettings, json.load(file))
     name, rest = arguments[1], arguments[2:]
@@ -209,14 +209,14 @@ def _argv(
 
 
 def _counts(settings: StandInSettings, found: Found) -> Tuple[int, ...]:
-    """Ranks of each node: as the job says, else as the launcher was really called, else as planned."""
+    """Return the ranks of each node: from the job, else from the launcher's actual arguments, else as planned."""
     if found.ranks_per_node and not settings.asked:
         return (found.ranks_per_node,) * len(settings.counts)
     return settings.counts
 
 
 def _peers(settings: StandInSettings, found: Found, port: int) -> Peers:
-    """All nodes."""
+    """Return the peers of all nodes."""
     nodes = tuple(
         Peer(node, host, settings.address if node == settings.node else "", Facts(host), 0.0, ranks)
         for node, (host, ranks) in enumerate(zip(settings.hosts, _counts(settings, found)))
@@ -225,7 +225,7 @@ def _peers(settings: StandInSettings, found: Found, port: int) -> Peers:
 
 
 def _outside(settings: StandInSettings, command: List[str], real: str) -> List[str]:
-    """MPI starts its tasks on all nodes by itself: once is right where there is one node."""
+    """Handle MPI, which starts its tasks on all nodes by itself: one call is right only on a single node."""
     if len(settings.counts) == 1 and settings.once:
         return [real, *command[1:]]
     wrong = refusal(command)

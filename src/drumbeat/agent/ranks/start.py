@@ -1,4 +1,4 @@
-"""Starting one process: fork, own session, affinity, logs, exec. No Popen: one reaper must see every exit status."""
+"""Start one process: fork, own session, affinity, logs, exec. Not Popen: one reaper must see every exit status."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def start(
     argv: Sequence[str], env: Mapping[str, str], workdir: str, out: str, err: str = "",
     cpus: Optional[Sequence[int]] = None,
 ) -> int:  # fmt: skip
-    """Fork and exec; the pid. What goes wrong between the two is written to the process's own standard error.
+    """Fork and exec; return the pid. Errors between the two are written to the process's own standard error.
 
-    The new process opens its logs itself: storage that hangs holds it, and not the agent. Without `err`, both streams go to
-    `out`, without secrets.
+    The new process opens its logs itself, so that hanging storage blocks it and not the agent. Without `err`, both streams go
+    to `out`, with secrets removed.
     """
     agent = os.getpid()
     sys.stdout.flush()
@@ -36,7 +36,7 @@ def start(
 
 
 def _bind(cpus: Sequence[int]) -> None:
-    """A cgroup may allow fewer cores than were planned: the rank runs on, and the placement table shows where."""
+    """Set the cores. A cgroup may allow fewer than planned: then the rank runs on, and the placement table shows it."""
     try:
         os.sched_setaffinity(0, cpus)
     except OSError as error:
@@ -46,7 +46,7 @@ def _bind(cpus: Sequence[int]) -> None:
 def _become(
     argv: Sequence[str], env: Mapping[str, str], workdir: str, out: str, err: str, cpus: Optional[Sequence[int]], agent: int
 ) -> None:  # fmt: skip
-    """Run in the child; never returns: whatever happens, it ends here."""
+    """Run in the child; never returns, whatever happens."""
     code = EXIT_NOT_FOUND
     try:
         os.setsid()
@@ -78,7 +78,7 @@ def _become(
         os._exit(code)
 
 
-# How one rank ended, as far as its exit status or its launcher tells.
+# How one rank ended, from its exit status or its launcher.
 
 
 @dataclass(frozen=True)
@@ -90,15 +90,15 @@ class End:
     signal: Optional[int]
     at: float  # wall clock
     core_dumped: bool = False
-    of_command: bool = False  # not a rank, but the command that starts this node's ranks; `rank` is the node's first
-    finding: Optional[Finding] = None  # where the reason is known already
-    by_launcher: bool = False  # its launcher ended it, because another rank had failed
-    links: Tuple[Ports, ...] = ()  # TCP connections that it is known to have had
-    closed: Tuple[Closed, ...] = ()  # those of them that it closed before its peer did
+    of_command: bool = False  # the end of the command that starts this node's ranks; `rank` is the node's first
+    finding: Optional[Finding] = None  # if the reason is known already
+    by_launcher: bool = False  # its launcher ended it because another rank had failed
+    links: Tuple[Ports, ...] = ()  # its known TCP connections
+    closed: Tuple[Closed, ...] = ()  # connections that it closed before its peer did
     left: Tuple[Closed, ...] = ()  # those that its peer had closed when it raised or exited; seconds before that
     own: bool = False  # it raised, and no lost connection was the reason
-    noted: Optional[float] = None  # when it raised or exited, as it says itself
-    since: Optional[float] = None  # when it was last seen to be there
+    noted: Optional[float] = None  # when it raised or exited, by its own record
+    since: Optional[float] = None  # when it was last seen alive
 
 
 def plain_end(rank: int, status: int, at: float) -> End:
@@ -108,7 +108,7 @@ def plain_end(rank: int, status: int, at: float) -> End:
 
 
 def rank_ends(noted: Sequence[Dict[str, Any]]) -> List[End]:
-    """Ends that a launcher's driver has noted: rank, exit_code (negative: a signal), t, by_launcher."""
+    """Convert the ends recorded by a launcher's driver: rank, exit_code (negative: a signal), t, by_launcher."""
     ends = []
     for each in noted:
         code, at = each["exit_code"], clock.own(float(each["t"]))

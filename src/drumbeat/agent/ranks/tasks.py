@@ -31,11 +31,11 @@ find = Catalog("ranks")
 
 
 class Tasks:
-    """Those of one node; empty under any other launcher."""
+    """The tasks of one node; empty under any other launcher."""
 
     def __init__(self) -> None:
         self.lines: Dict[int, Channel] = {}  # local id -> its connection
-        self.views: Dict[int, wire.TaskHello] = {}  # local id, our own 0 too -> what that task sees
+        self.views: Dict[int, wire.TaskHello] = {}  # local id, our own 0 included -> what that task sees
 
     def gather(
         self,
@@ -46,7 +46,7 @@ class Tasks:
         beat: Callable[[], None],
         tell: Callable[[str], None],
     ) -> None:
-        """Wait for tasks 1 to count - 1 of this node; `tell` says after a while which of them are missing."""
+        """Wait for tasks 1 to count - 1 of this node; `tell` reports after a while which are missing."""
         self.views[0] = own_view(0)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -103,7 +103,7 @@ class Tasks:
         if channel.closed:
             selector.unregister(channel.sock)
 
-    # -- what the node does with them --------------------------------------------------------------------------------
+    # -- commands for the tasks --------------------------------------------------------------------------------------
 
     def start(self, local_id: int, rank: wire.StartRank) -> None:
         self._send(local_id, rank)
@@ -112,7 +112,7 @@ class Tasks:
         self._send(local_id, wire.SignalRank(int(number)))
 
     def receive(self, local_id: int) -> List[Message]:
-        """Read what this task reports. If its guard is gone, so is the rank."""
+        """Read this task's messages. If its guard is gone, so is the rank."""
         channel = self.lines[local_id]
         try:
             messages = channel.receive()
@@ -134,10 +134,10 @@ class Tasks:
         if channel is not None and not channel.closed:
             channel.send(message)
 
-    # -- what they see -----------------------------------------------------------------------------------------------
+    # -- what the tasks see ------------------------------------------------------------------------------------------
 
     def facts(self, own: Facts) -> Facts:
-        """This node's facts as all its tasks see it together: one task may have only its own cores and GPUs."""
+        """Return this node's facts, merged from all its tasks: one task may see only its own cores and GPUs."""
         if not self.views:
             return own
         cpus = sorted({cpu for view in self.views.values() for cpu in view.cpus})
@@ -151,7 +151,7 @@ class Tasks:
         return replace(own, cpus=replace(own.cpus, allowed=tuple(cpus)), gpus=everything)
 
     def bound(self, right: Binding, facts: Facts) -> Binding:
-        """`right` is the binding within all cores of the tasks; a user's own masks stay."""
+        """Return the binding in use. `right` is the binding within all cores of the tasks; a user's own masks are kept."""
         masks = {local_id: view.cpus for local_id, view in self.views.items()}
         return task_binding(right, masks, facts, bound_by_user(facts.environment))
 
@@ -160,7 +160,7 @@ class Tasks:
 
 
 def own_view(local_id: int) -> wire.TaskHello:
-    """Return what this task may use: its cores, and the GPUs that its environment and cgroup leave it."""
+    """Return what this task may use: its cores, and the GPUs that its environment and cgroup allow."""
     from drumbeat.machine.host import LiveHost
     from drumbeat.machine.vendors import detect, visibility_names
 
@@ -173,7 +173,7 @@ def own_view(local_id: int) -> wire.TaskHello:
 
 
 def per_task_gpus(views: Sequence[wire.TaskHello], node: int, host: str) -> List[Finding]:
-    """A cgroup of its own for each task hides the other GPUs: the tasks name the same device, and mean different ones."""
+    """Report tasks that see only their own GPUs: the same device name then means a different GPU in each task."""
     if len(views) < 2:
         return []
     named = [tuple(sorted(view.visible.items())) for view in views]
@@ -187,12 +187,12 @@ def per_task_gpus(views: Sequence[wire.TaskHello], node: int, host: str) -> List
     return [find("gpus-per-task", how=how, evidence=shown[:8], node=node, host=host)]
 
 
-# One scheduler task per GPU: the tasks with local id 1 and above. Each guards one rank for its node's agent. It
-# dials the agent, starts the rank when told to, reports its end, and kills all it owns when the agent goes away.
+# One scheduler task per GPU: the tasks with local id 1 and above. Each guards one rank for its node's agent: it connects to the
+# agent, starts the rank when told to, reports its end, and kills all its processes when the agent goes away.
 
 
 def run_task(meeting: str, token: str, seconds: float, view: wire.TaskHello) -> int:
-    """`view` says which task this is, and what it sees: its cores and its GPUs."""
+    """Run one task. `view` says which task this is, and what it sees: its cores and its GPUs."""
     become_subreaper()
     for number in STOPS:  # the scheduler signals every task; one of them decides
         signal.signal(number, lambda number, frame: None)
@@ -253,7 +253,7 @@ class _Task:
             self.rank_pid, self.ended = None, status
 
     def _report(self) -> None:
-        """A shell may be gone while what it ran still saves: the rank has ended when that has."""
+        """Report the rank's end. A shell may end while its child still saves: the rank has ended when the child has."""
         if self.ended is not None and not self.channel.closed and not self.stopping.alive():
             self.channel.send(wire.RankExited(self.ended))
             self.ended = None
