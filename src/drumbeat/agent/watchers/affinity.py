@@ -17,19 +17,19 @@ from drumbeat.machine.vendors.contract import Users
 from drumbeat.plan.placement import UNKNOWN, changed, rows, text_table, verdict
 from drumbeat.plan.variables import steers
 
-_FIRST = 1.0  # seconds after the start
-_SLOWER = 1.3  # each look that shows nothing new makes the next one wait so many times longer
+_FIRST = 1.0  # seconds from the start to the first look
+_SLOWER = 1.3  # factor on the interval after each look that shows nothing new
 _LONGEST = 15.0
 _APART = 0.9  # seconds between two looks that must agree
 _REFUTED = 60.0  # seconds in which a later look may refute a mismatch
-_ANSWER_WITHIN = 30.0  # seconds for the driver
+_ANSWER_WITHIN = 30.0  # seconds for the driver to answer
 _LOOK_WITHIN = 5.0
-_PATIENCE = 2.0  # seconds after which no answer means that the driver names no process of ours
-_UNNUMBERED = 60.0  # seconds that the processes of a command without steps must look alike
+_PATIENCE = 2.0  # seconds without an answer after which the driver is taken to list none of our processes
+_UNNUMBERED = 60.0  # seconds for which the processes of a command without steps must look alike
 
 
 class RankLooks:
-    """A sensor: what /proc shows of this node's ranks, less often as time passes, at once after the first step."""
+    """A sensor: reads this node's ranks from /proc, less often as time passes, at once after the first step."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class RankLooks:
         wanted: Callable[[], bool],
         commands: Callable[[], Sequence[int]] = tuple,
     ) -> None:
-        """`commands`: processes of the agent that start ranks, and are none."""
+        """Create the sensor. `commands`: processes of the agent that start ranks, and are not ranks."""
         self.run_id, self.node, self.wanted, self.commands = run_id, node, wanted, commands
         self.gpus = [gpu for gpu in facts.gpus if not gpu.integrated]
         self._users, self.asked = _GpuUsers(self.gpus), Asked(_LOOK_WITHIN)
@@ -81,7 +81,7 @@ class _GpuUsers:
 
     def __init__(self, gpus: Sequence[Gpu]) -> None:
         self.gpus, self.asked = gpus, Asked(_ANSWER_WITHIN)
-        self._since: Optional[float] = None  # when it was asked first
+        self._since: Optional[float] = None  # when it was first asked
         self._found: Optional[Users] = None
 
     def ask(self, now: float) -> None:
@@ -90,7 +90,7 @@ class _GpuUsers:
             self.asked.ask(lambda: list(compute_users(self.gpus).items()))
 
     def read(self, now: float) -> Optional[Users]:
-        """The driver's last answer. None: it has not answered yet."""
+        """Return the driver's last answer; None if there is none yet."""
         answer = self.asked.take()
         self._found = self._found if answer is None else {pid: tuple(gpus) for pid, gpus in answer}
         late = self._since is not None and (not self.asked.busy or now - self._since >= _PATIENCE)
@@ -103,8 +103,8 @@ def _awaits_driver(about: RankSeen) -> bool:
 
 
 class Placement:
-    """A watcher: says where the ranks sit. What two looks in a row do not show alike is not said. A mismatch ends a run only
-    if the next look shows it too, and is withdrawn if a later one refutes it."""
+    """A watcher: reports the placement of the ranks, as far as two consecutive looks agree. A mismatch ends a run only if the
+    next look shows it too, and is withdrawn if a later one refutes it."""
 
     def __init__(self, scene: WatchedAttempt, level: str) -> None:
         self.facts, self.bound, self.right, self.expected = scene.facts, scene.bound, scene.right, scene.variables
@@ -116,9 +116,9 @@ class Placement:
         self._seen: Dict[Tuple[Optional[int], int], RankSeen] = {}
         self._since: Dict[Tuple[Optional[int], int], float] = {}
         self._environ: Dict[int, Mapping[str, str]] = {}
-        self._ended: Set[int] = set()  # ranks; what was seen of one before still counts
-        self._wrong: Tuple[str, ...] = ()  # codes of the mismatch that was seen last
-        self._said_at: Optional[float] = None  # when it was said
+        self._ended: Set[int] = set()  # ranks; what was seen of them still counts
+        self._wrong: Tuple[str, ...] = ()  # codes of the last mismatch
+        self._said_at: Optional[float] = None  # when it was reported
 
     def on(self, saw: Saw, now: float) -> List[Action]:
         if self.done:
@@ -137,8 +137,8 @@ class Placement:
         return []
 
     def _numbered(self, about: RankSeen, alone: bool) -> Optional[RankSeen]:
-        """Drop processes without a number if a launcher must number its ranks: they are the launcher's own, or the only rank
-        of one that numbers none (accelerate's). Where the command starts the ranks itself, it is one of them."""
+        """Drop processes without a number if a launcher must number its ranks: they belong to the launcher, or are the only
+        rank of one that numbers none (accelerate's). If the command starts the ranks itself, they may be ranks."""
         if not self.ranks or about.rank is not None:
             return about
         return replace(about, rank=self.first_rank) if alone and self.ranks == 1 and self.stepped else None
@@ -161,8 +161,8 @@ class Placement:
         self._seen = fresh
 
     def _complete(self, now: float) -> bool:
-        """Every rank that has not ended was seen twice alike, with a GPU open or after a step (where there are GPUs). A process
-        without a number may be about to start the ranks: only a step, or time, shows that it is one."""
+        """Return true if every rank that has not ended was seen twice alike, with a GPU open or (without GPUs) after a step. A
+        process without a number may still be about to start the ranks: only a step, or time, shows that it is a rank."""
         ready = [
             each for key, each in self._seen.items()
             if each.settled and each.cpus is not None and (not self.gpus or each.open or each.stepped)
@@ -174,7 +174,7 @@ class Placement:
 
     def _say(self, now: float, ended: bool = False) -> List[Action]:
         table = rows(self.facts, self.bound, self.right, list(self._seen.values()), self.first_rank, self._ended)
-        # A command that starts the ranks itself gives them addresses and numbers of its own, and cores.
+        # A command that starts the ranks itself sets their addresses, numbers and cores.
         expected = self.expected if self.ranks else [each for each in self.expected if steers(each.name)]
         more = changed(self._environ, expected, self.bound, self.first_rank)
         answer = verdict(table, self.facts, self.bound, more)

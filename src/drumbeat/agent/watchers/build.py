@@ -1,4 +1,4 @@
-"""All watchers, built in one place from the order and the facts: those of one attempt on one node, and the lead's."""
+"""Builds all watchers from the order and the facts: those of one attempt on one node, and the lead's."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from drumbeat.base.order import Order
 
 
 def gate_of(order: Order, gate: Callable[[], OpenGate]) -> List[OpenGate]:
-    """The transport gate, where the job wants one: it must be opened before the ranks' variables are final."""
+    """Return the transport gate, if the job wants one: it must be opened before the ranks' variables are final."""
     return [gate()] if order.checks.get("transport", "off") != "off" else []
 
 
 def build_lead_watchers(order: Order) -> List[Watcher]:
-    """They watch the whole run, attempt after attempt."""
+    """Return the lead's watchers, which watch the whole run, attempt after attempt."""
     level = order.checks.get("hang", "off")
     return [] if level == "off" else [Hang(level), Straggler()]
 
@@ -49,7 +49,7 @@ def build_watchers(
         watchers.append(Census(scene.node_rank == 0, census.look_soon))
         sensors.append(census)
     level = order.checks.get("loss", "off")
-    if level != "off" and scene.node_rank == 0:  # where the lowest rank is
+    if level != "off" and scene.node_rank == 0:  # the node of the lowest rank
         watchers.append(Loss(level, scene.node, scene.facts.host))
     if scene.kernel_log:
         watchers.append(GpuErrors(scene.facts.gpus, scene.node, scene.facts.host, scene.known.ranks))

@@ -1,6 +1,6 @@
-"""The contract of a watcher: a small state machine that the agent's loop feeds. No I/O, no clock of its own.
+"""The contract of a watcher: a small state machine that is fed by the agent's loop. No I/O, no clock of its own.
 
-Some watch one node, some the whole run (they live on the lead). build.py makes both.
+Some watchers watch one node, some the whole run (on the lead). build.py makes both.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from drumbeat.plan.binding import Binding
 
 @dataclass(frozen=True)
 class Saw:
-    """Something that happened, as watchers see it.
+    """An observation that is fed to watchers.
 
     On a node: `started` (ranks are up: pids), `line` (rank, stream, text; of NCCL's own log, stream `nccl`, also file and
-    number), `metric` (one metrics record), `counters` (net and rdma: name -> bytes sent, received), `ranks` (seen: rank ->
-    what /proc says of it), `kernel-log` (source: what is read of the kernel's log; why: why nothing is), `kernel` (source, text:
-    a line of a GPU driver), `census` (rows: processes that carry a rank; complete: all of this node's), `exited` (rank,
-    exit_code, signal), `tick` (time passed), `ended` (no rank is left).
+    number), `metric` (one metrics record), `counters` (net and rdma: name -> bytes sent, received), `ranks` (seen: rank -> its
+    state in /proc), `kernel-log` (source: the log that is read; why: why none is), `kernel` (source, text: a line of a GPU
+    driver), `census` (rows: processes that carry a rank; complete: all of this node's), `exited` (rank, exit_code, signal),
+    `tick` (time passed), `ended` (no rank is left).
 
     On the lead: `attempt` (number, members: member -> host, ranks), `beat` (member, beat), `exited` (rank, node, host,
-    exit_code, by_us), `looked` (member, looks, ras: an answer to this watcher's last `AskLook`), `stopping` (the ranks are being
-    ended), `tick`.
+    exit_code, by_us), `looked` (member, looks, ras: an answer to this watcher's last `AskLook`), `stopping` (the ranks are
+    being ended), `tick`.
     """
 
     kind: str
@@ -54,14 +54,14 @@ class Warn:
 
 @dataclass(frozen=True)
 class Stop:
-    """End the job: it does not run the way it was meant to."""
+    """End the job: it does not run as it was meant to."""
 
     finding: Finding
 
 
 @dataclass(frozen=True)
 class AskLook:
-    """Let these members look at what their ranks are doing; the lead gets the answers as `looked`."""
+    """Have these members look at their ranks; the lead gets the answers as `looked`."""
 
     members: Tuple[int, ...]
 
@@ -73,7 +73,7 @@ class Watcher(Protocol):
     def on(self, saw: Saw, now: float) -> List[Action]: ...
 
 
-# Feeds this node's watchers and carries out what they ask for. Sensors read the machine; watchers only think.
+# Feeds this node's watchers and carries out their actions. Sensors read the machine; watchers only decide.
 
 
 Record = Callable[[str, Dict[str, Any]], Any]  # writes an event of this node
@@ -82,11 +82,12 @@ Tell = Callable[[Message], None]  # sends a message to the lead
 
 class Sensor(Protocol):
     def poll(self, now: float, final: bool = False) -> List[Saw]:
-        """Return what is new since the last call; `final` when the ranks are gone."""
+        """Return new observations since the last call; `final` when the ranks are gone."""
 
 
 class Watching:
-    """`record` writes an event of this node; `tell` sends a message to the lead, which alone warns and stops."""
+    """Runs a node's watchers. `record` writes an event of this node; `tell` sends a message to the lead, which alone warns and
+    stops."""
 
     def __init__(
         self, watchers: Sequence[Watcher], sensors: Sequence[Sensor], record: Record, tell: Tell, attempt: int = 0
@@ -102,7 +103,7 @@ class Watching:
         self._feed(Saw("tick"), now)
 
     def end(self, now: float) -> None:
-        """The ranks are gone; whoever still waits for something says what it knows."""
+        """End the watchers, as the ranks are gone; a watcher that still waits for something reports what it knows."""
         self._sense(now, True)
         self._feed(Saw("ended"), now)
 
@@ -120,27 +121,27 @@ class Watching:
                     self.record(action.kind, action.data)
                     if action.kind == "verdict":
                         self.tell(Judged(action.data["verdict"]))
-                elif isinstance(action, (Warn, Stop)):  # the lead writes it down, for all nodes in one file
+                elif isinstance(action, (Warn, Stop)):  # the lead records it, in one file for all nodes
                     self.tell(Found(action.finding, isinstance(action, Stop)))
 
 
 @dataclass(frozen=True)
 class WatchedAttempt:
-    """Attempt as its watchers know it."""
+    """One attempt, as its watchers see it."""
 
-    node: int  # its number in the run
+    node: int  # the node's number in the run
     node_rank: int  # its role in this attempt
     first_rank: int
-    facts: Facts  # as all tasks of the node see it together
+    facts: Facts  # merged from all tasks of the node
     bound: Binding
-    right: Binding  # the binding that the GPUs ask for
+    right: Binding  # the best binding for the GPUs
     variables: Sequence[EnvVar]
-    ranks: int  # that this node must have; 0 where the command itself starts them
+    ranks: int  # that this node must have; 0 if the command itself starts them
     attempt: int
     planned_ranks: int  # of this node, whoever starts them
     port: int  # where the ranks meet
     mains: Callable[[], Sequence[int]]  # the processes that the agent started
-    are_ranks: Callable[[], bool]  # whether these are ranks, and not the node's command, which starts them
-    met: Callable[[], Optional[int]]  # launchers started through stand-ins so far; None where there are no stand-ins
-    known: Known = field(default_factory=Known)  # what looks have shown of the ranks
-    kernel_log: Sequence[Sensor] = ()  # what reads the kernel's log, where that makes sense
+    are_ranks: Callable[[], bool]  # true if these are ranks; false if they are the node's command, which starts them
+    met: Callable[[], Optional[int]]  # launchers started through stand-ins so far; None without stand-ins
+    known: Known = field(default_factory=Known)  # the ranks as seen so far
+    kernel_log: Sequence[Sensor] = ()  # sensor of the kernel's log, if it is read here

@@ -1,7 +1,9 @@
-"""Silence is news: a watcher on the lead that notices when steps stop coming, has the agents look, and names who hangs.
+"""A watcher on the lead that notices when steps stop coming, has the agents look at their ranks, and names the rank that
+hangs.
 
-No step for max(5 s, 5 x the usual time between two reports) makes the agents look. A look is no verdict; see hang_verdict.
-What lasted long once and went well (a validation, a checkpoint) is learned, what a rank announces is waited for.
+No step for max(5 s, 5 x the usual time between two reports) makes the agents look. A look alone is no verdict; see
+hang_verdict. A long pause that ended well (a validation, a checkpoint) raises the limit; a phase that a rank announces is
+waited for.
 """
 
 from __future__ import annotations
@@ -28,13 +30,13 @@ from drumbeat.findings.model import ERROR, Finding
 from drumbeat.inspector.ras import RasNote
 from drumbeat.inspector.record import RankLook
 
-SHORTEST = 5.0  # seconds without a step before anybody looks
-TIMES = 5.0  # or this many times the usual time between two reports
-_LEARNED = 1.5  # or this many times the longest pause that went well
-_UNKNOWN = 30.0  # seconds without a report while nobody knows yet how far apart reports are
-_PAUSE = 60.0  # seconds that all ranks may wait, for an upload or an answer from elsewhere, before that ends a run
-_FACT = SHORTEST  # seconds after which it is said what the ranks do, although it may be right
-_ANNOUNCED = 300.0  # seconds that an announced phase may take before anybody looks
+SHORTEST = 5.0  # seconds without a step before the first look
+TIMES = 5.0  # or this factor on the usual time between two reports
+_LEARNED = 1.5  # or this factor on the longest pause that ended well
+_UNKNOWN = 30.0  # seconds without a report while the usual time is unknown
+_PAUSE = 60.0  # seconds that all ranks may wait, for an upload or an external answer, before that ends a run
+_FACT = SHORTEST  # seconds after which the ranks' state is reported, although it may be fine
+_ANNOUNCED = 300.0  # seconds that an announced phase may take before the first look
 _ANSWERS = 11.0  # seconds for all members to answer
 _LOOKS = (10.0, 20.0, PATIENCE + 2.0)  # seconds of silence at which the agents look again; then every half minute
 _AGAIN = 30.0
@@ -43,7 +45,7 @@ _EVERY = 60.0  # seconds between looks before the first step
 
 
 class Hang:
-    """`level` is one of warn and stop."""
+    """The hang watcher. `level` is warn or stop."""
 
     def __init__(self, level: str) -> None:
         self.level = level
@@ -77,12 +79,12 @@ class Hang:
         self._began = 0.0
         self._beats: Dict[int, Tuple[float, Beat]] = {}
         self._reported: Optional[float] = None  # when any rank last reported anything
-        self._reporter: Optional[int] = None  # the member that said so
+        self._reporter: Optional[int] = None  # the member that reported it
         # A rank's end, or that of a node's command, which starts the ranks: when, exit code, node, host.
         self._ended: Dict[Tuple[str, int], Tuple[float, Optional[int], int, str]] = {}
-        self._ended_words: Dict[Tuple[str, int], str] = {}  # the error that it wrote before it ended with 0
+        self._ended_words: Dict[Tuple[str, int], str] = {}  # the last error of a rank that ended with 0
         self._stepped = False  # the first step has come
-        self._waiting: Optional[float] = None  # since when answers are awaited
+        self._waiting: Optional[float] = None  # since when it has waited for answers
         self._answers: Dict[int, List[RankLook]] = {}
         self._ras: List[RasNote] = []
         self._next_look = 0.0
@@ -92,15 +94,15 @@ class Hang:
         self._told = ""  # what the ranks do in this silence
         self._alone: Tuple[int, ...] = ()  # ranks that were named while the others went on
         self._alone_for = 0.0  # seconds
-        self._longest = 0.0  # seconds: the longest pause that went well
-        self._quietest = 0.0  # of the silence that lasts
-        self._shown: Tuple[Tuple[int, int, str], ...] = ()  # what the last look showed
+        self._longest = 0.0  # seconds of the longest pause that ended well
+        self._quietest = 0.0  # seconds of the current silence
+        self._shown: Tuple[Tuple[int, int, str], ...] = ()  # result of the last look
 
     # -- time --------------------------------------------------------------------------------------------------------
 
     def _take_beat(self, member: int, beat: Beat, now: float) -> None:
-        """All members are looked at only when the latest report turns out to be older than thought: beats of a large job come
-        hundreds of times per second."""
+        """Take a beat. The latest report of all members is searched only if this one turns out to be older than thought: beats
+        of a large job come hundreds of times per second."""
         self._beats[member] = (now, beat)
         if beat.silent is not None and (self._reported is None or now - beat.silent >= self._reported):
             self._reported, self._reporter = now - beat.silent, member
@@ -109,11 +111,11 @@ class Hang:
             self._reported, self._reporter = max(reports, default=(None, None))
 
     def _silence(self, now: float) -> Optional[float]:
-        """Seconds since any rank reported anything; None before the first step."""
+        """Return the seconds since any rank reported anything; None before the first step."""
         return None if self._reported is None else now - self._reported
 
     def _stale(self, now: float) -> Dict[int, float]:
-        """Return each member's rank that is overdue the longest, and the seconds since its last report."""
+        """Return, for each member, its most overdue rank and the seconds since that rank's last report."""
         return {
             beat.stale_rank: beat.stale + now - at
             for at, beat in self._beats.values()
@@ -121,7 +123,7 @@ class Hang:
         }
 
     def _stalest(self, now: float) -> Tuple[float, Tuple[int, ...]]:
-        """The longest silence of single ranks, and whose it is."""
+        """Return the longest silence of a single rank, and all ranks whose silence is over the limit."""
         stale, limit = self._stale(now), self._limit()
         return max(stale.values(), default=0.0), tuple(sorted(rank for rank, age in stale.items() if age > limit))
 
@@ -132,12 +134,12 @@ class Hang:
         return max(usual, _ANNOUNCED) if announced else usual
 
     def _done(self) -> bool:
-        """Return true if all members with reporting ranks say that these have made their steps."""
+        """Return true if all members with reporting ranks say that their ranks have made all their steps."""
         said = [beat.done for _, beat in self._beats.values() if beat.silent is not None]
         return bool(said) and all(said)
 
     def _on_progress(self, now: float) -> List[Action]:
-        """A beat has come: is a pause over?"""
+        """Check after a beat whether a pause is over."""
         silence = self._silence(now)
         if silence is not None and not self._stepped:
             self._stepped, self._next_look, self._looks, self._waiting = True, 0.0, 0, None
@@ -153,7 +155,7 @@ class Hang:
         return self._over(paused)
 
     def _after_alone(self, now: float) -> List[Action]:
-        """Single ranks were named while the others went on: has one of them reported?"""
+        """Check whether one of the ranks that were named while the others went on has reported again."""
         age, quiet = self._stalest(now)
         if any(rank in quiet for rank in self._alone):
             self._alone_for = max(self._alone_for, age)
@@ -168,7 +170,7 @@ class Hang:
 
     def _tick(self, now: float) -> List[Action]:
         if any(code != 0 for _, code, _, _ in self._ended.values()):
-            return []  # a rank has failed: the attempt ends by that
+            return []  # a rank has failed, which ends the attempt
         if self._waiting is not None:
             whole = len(self._answers) == len(self.members)
             return self._judge(now) if whole or now - self._waiting > _ANSWERS else []
@@ -178,14 +180,14 @@ class Hang:
         if silence is None:
             return self._look(now) if now >= self._next_look or self._exited_early(now) else []
         longest = max((silence, *self._stale(now).values()))
-        # With thousands of members the limit takes a while to work out, and it is never below SHORTEST.
+        # The limit is expensive to compute with thousands of members, and never below SHORTEST.
         if longest > SHORTEST and longest > self._limit():
             self._quietest = max(self._quietest, silence)
             return self._look(now)
         return []
 
     def _exited_early(self, now: float) -> bool:
-        """Some ranks have ended well, others go on without a word: before the first step only a look can tell."""
+        """Return true if some ranks have ended well and others go on silently: before the first step only a look can tell why."""
         if self._looks or not self._ended or self._silence(now) is not None:
             return False
         return (
@@ -216,7 +218,7 @@ class Hang:
         stale, quiet = self._stalest(now)
         limit = self._limit()
         if max(stepped, stale) <= limit:
-            return []  # it went on meanwhile
+            return []  # progress was made meanwhile
         one_rank = stepped <= limit
         seconds = stale if one_rank else stepped
         silence = Silence(
@@ -242,7 +244,8 @@ class Hang:
         return actions
 
     def _state(self, looks: List[RankLook], seconds: float) -> List[Action]:
-        """No verdict, but a fact: who waits, and what the others do. Said when it changes, unless all work alike."""
+        """Report which ranks wait and what the others do, as a fact without a verdict. Only if it has changed, and not if all
+        ranks work alike."""
         words = in_words(looks)
         plain = _NUMBERS.sub("", words)
         if plain == self._told or seconds < _FACT or all(class_of(look) == BUSY for look in looks):
@@ -251,12 +254,12 @@ class Hang:
         return [Emit("activity", {"seconds": round(seconds, 1), "what": words, "stepped": True})]
 
     def _before_first_step(self, looks: List[RankLook], now: float) -> List[Action]:
-        """Say what the ranks do; warn only of what no start-up does: a stopped rank, or all idle twice in a row."""
+        """Report what the ranks do; warn only of states that no start-up has: a stopped rank, or all idle twice in a row."""
         seconds = now - self._began
         same = self._same(looks)
         actions: List[Action] = []
         words = in_words(looks)
-        plain = _NUMBERS.sub("", words)  # rates and lines change all the time, and are no news
+        plain = _NUMBERS.sub("", words)  # changed rates and line numbers are no news
         if words and plain != self._last_words and seconds >= _EVERY:
             self._last_words = plain
             actions.append(Emit("activity", {"seconds": round(seconds, 1), "what": words}))
@@ -272,7 +275,7 @@ class Hang:
         return before == shown
 
     def _has_ended(self, look: RankLook) -> bool:
-        started = look.command or look.unnumbered  # what has ended is known of the node's command alone
+        started = look.command or look.unnumbered  # of the node's command, only its end is known
         return (("node", look.node) if started else ("rank", look.rank)) in self._ended
 
     def _ended_well(self, now: float) -> Tuple[Ended, ...]:
@@ -298,7 +301,7 @@ class Hang:
 
 
 def _expected(looks: List[RankLook]) -> List[RankLook]:
-    """Those that others may wait for. A script may go on for as long as it likes when the ranks that it started have ended."""
+    """Return the ranks that others may wait for. A script may go on for as long as it likes after its ranks have ended."""
     return [look for look in looks if not look.had_ranks]
 
 

@@ -1,9 +1,9 @@
-"""Find the rank that holds the others up, from one look at all of them. Pure: looks in, a verdict or nothing out.
+"""Find the rank that holds the others up, from one look at all of them. Pure: looks in; a verdict, or None, out.
 
-A verdict needs an odd one out, or all ranks idle. Ranks that are all busy alike are working, whatever the clock says. A stopped
-rank, one that has left and collectives that do not match hang at once; a rank that stands still, spins or waits hangs when it
-has shown no progress for 32 s; one that computes, polls or moves a few bytes after minutes; one that moves many never. After the
-last announced step, only ranks that wait in a collective hang.
+A verdict needs an odd one out, or all ranks idle. Ranks that are all busy alike are working, however long it takes. A stopped
+rank, a rank that has left and mismatched collectives are hangs at once. A rank that stands still, spins or waits hangs after
+32 s without progress; one that computes, polls or transfers a few bytes hangs after minutes; one that transfers many bytes
+never does. After the last announced step, only ranks that wait in a collective hang.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from drumbeat.inspector.ras import AHEAD, BEHIND, RasNote
 from drumbeat.inspector.record import Collective, RankLook
 from drumbeat.logs.read.collectives import Position, culprits
 
-# What one rank does, by one look at it alone: a word for the verdict, and a phrase for a person. Pure.
+# The state of one rank, from one look at it alone: a code for the verdict, and a phrase for users. Pure.
 
 
 find = Catalog("watchers")
 _BUSY = 0.15  # cores: a rank that computes gets at least this much, even on a crowded machine
-_MOVES = 64_000.0  # bytes per second read or written: it is loading or saving
+_MOVES = 64_000.0  # bytes per second read or written by a rank that is loading or saving
 _GPU_BUSY, _GPU_AT_WORK = 10.0, 0.4  # per cent of the time; share of the power cap: below it, a busy GPU only waits
 _SLEEPS = ("nanosleep", "clock_nanosleep")
 
@@ -40,7 +40,7 @@ _IDLE = (WAITS, ASLEEP, INPUT, SILENT)
 
 
 def class_of(look: RankLook) -> str:
-    """Classify what one rank does, seen alone."""
+    """Classify one rank's state, regardless of the others."""
     if look.state in ("T", "t"):
         return STOPPED
     works = moves(look)
@@ -50,7 +50,7 @@ def class_of(look: RankLook) -> str:
     pending = in_collective(look)
     if works or (
         on_gpu and (not pending or look.power is not None)
-    ):  # a collective that waits keeps a GPU busy, at little power
+    ):  # a waiting collective keeps a GPU busy, at little power
         return BUSY
     if on_gpu_alone(look) and not pending:
         return GPU
@@ -68,19 +68,19 @@ def class_of(look: RankLook) -> str:
 
 
 def moves(look: RankLook) -> bool:
-    """Return true if it loads, saves, sends or has something compiled: that is no hang, however long it takes."""
+    """Return true if it loads, saves, sends or waits for a compiler: that is no hang, however long it takes."""
     return look.io >= _MOVES or bool(look.compiler)
 
 
 def in_collective(look: RankLook) -> bool:
-    """Return true if its own stack, or torch's flight recorder, shows it inside a collective."""
+    """Return true if its stack, or torch's flight recorder, shows it inside a collective."""
     if look.stack:
         return activity.in_collective(look.stack)
     return look.behind is False or any(not each.over for each in look.collectives)
 
 
 def doing(look: RankLook) -> str:
-    """Describe what one rank is doing, in words that follow "is"; only by what was seen."""
+    """Describe what one rank is doing, in words that follow "is"; only from observations."""
     word = class_of(look)
     at = f" at {look.place}" if look.place else ""
     if word == STOPPED:
@@ -119,7 +119,7 @@ def doing(look: RankLook) -> str:
 
 
 def say_of(looks: Sequence[RankLook], words: str) -> str:
-    """`rank 3 is asleep`, `ranks 0-2 are asleep`, `the command on node 1 is asleep`."""
+    """Name ranks and their state: `rank 3 is asleep`, `ranks 0-2 are asleep`, `the command on node 1 is asleep`."""
     commands = [look.node for look in looks if look.command]
     ranks = [look.rank for look in looks if not (look.command or look.unnumbered)]
     names = [named_ranks(ranks, 8)] if ranks else []
@@ -131,7 +131,7 @@ def say_of(looks: Sequence[RankLook], words: str) -> str:
 
 
 def _processes(looks: Sequence[RankLook]) -> List[str]:
-    """`process 71 on node 0 (rank unknown)`; of each node at most four."""
+    """Name processes of unknown rank: `process 71 on node 0 (rank unknown)`; at most four per node."""
     names = []
     for node in sorted({look.node for look in looks}):
         pids = sorted(look.pid for look in looks if look.node == node)
@@ -145,7 +145,7 @@ def _size(count: float) -> str:
     return f"{count / 1e6:.0f} MB" if count >= 1e6 else f"{count / 1e3:.0f} kB"
 
 
-# A verdict about a hang in words: title, cause, fix, and what was looked at. Pure.
+# The words of a verdict about a hang: title, cause, fix, and the observations. Pure.
 
 
 _MOST_EVIDENCE = 8
@@ -157,25 +157,25 @@ _WITH_A_LINE = (ASLEEP, LOOP, WAITS, GPU)  # causes whose fix names the line
 class Ended:
     """A rank, or the command of a node, that ended by itself with exit code 0."""
 
-    rank: Optional[int]  # none: the node's command
+    rank: Optional[int]  # None: the node's command
     node: int
     host: str
     seconds: float  # ago
-    words: str = ""  # the error that it wrote last
+    words: str = ""  # its last error
 
 
 @dataclass(frozen=True)
 class Silence:
-    """State against which looks are judged."""
+    """The silence against which looks are judged."""
 
     seconds: float  # since the last step
-    steps: bool = True  # the program reports steps at all
+    steps: bool = True  # the program reports steps
     others_go_on: bool = False  # only some ranks are silent: `quiet`
     quiet: Tuple[int, ...] = ()
     ended: Tuple[Ended, ...] = ()
     again: bool = False  # an earlier look at this silence showed the same
-    done: bool = False  # all announced steps are made: what follows, an upload say, has no steps
-    longest: float = 0.0  # seconds: the longest pause that went well
+    done: bool = False  # all announced steps are made: what follows, such as an upload, has no steps
+    longest: float = 0.0  # seconds of the longest pause that ended well
 
 
 def early_exit(silence: Silence, looks: Sequence[RankLook]) -> Finding:
@@ -259,14 +259,14 @@ def _seen(looks: Sequence[RankLook]) -> Tuple[str, ...]:
 
 Key = Tuple[int, int]  # RankLook.key
 
-_NETWORK = 1e6  # bytes per second of a node: below it nothing worth waiting for is on its way
+_NETWORK = 1e6  # bytes per second of a node: less is not worth waiting for
 PATIENCE = 32.0  # seconds without any sign of progress
 _STORAGE_PATIENCE = 30.0  # seconds: a slow file system may hold a rank in the kernel for a while
-_WORKING_PATIENCE = 60.0  # seconds: a rank rests while others work
-_POLLS = 1.5  # times per second: a rank that sleeps and wakes more often may be waiting for another
-_RAISED = 5.0  # seconds that a rank may take to leave after an exception
-_BUSY_PATIENCE = 300.0  # seconds: work that only some ranks do, and nobody announced
-_TIMES_LONGEST = 3.0  # or this many times the longest pause that went well
+_WORKING_PATIENCE = 60.0  # seconds: a rank idles while others work
+_POLLS = 1.5  # wakeups per second; a sleeping rank that wakes more often may be polling for another
+_RAISED = 5.0  # seconds that a rank may take to exit after an exception
+_BUSY_PATIENCE = 300.0  # seconds of unannounced work that only some ranks do
+_TIMES_LONGEST = 3.0  # or this factor on the longest pause that ended well
 
 
 def judge(looks: Sequence[RankLook], silence: Silence) -> Optional[Finding]:
@@ -281,7 +281,7 @@ def judge(looks: Sequence[RankLook], silence: Silence) -> Optional[Finding]:
     if raised:
         return held_up(RAISED, [raised], looks, silence)
     if silence.done and not any(in_collective(look) for look in looks):
-        return None  # nobody waits for anybody
+        return None  # no rank waits for another
     if silence.others_go_on:
         odd = [look for look in looks if look.rank in silence.quiet and not _may_be_done(look, what[look.key])]
         return _unless_working(odd, looks, what, silence) if odd else None
@@ -299,7 +299,7 @@ def judge(looks: Sequence[RankLook], silence: Silence) -> Optional[Finding]:
         return None if early else _unless_working(odd, looks, what, silence)
     if all(what[look.key] in (LOOP, GPU) and _stands(look, LOOP, silence) for look in looks):
         return held_up(what[looks[0].key], looks, looks, silence)
-    quiet = all(look.network < _NETWORK for look in looks)  # else something still comes or goes for them
+    quiet = all(look.network < _NETWORK for look in looks)  # otherwise data is still on its way
     if quiet and len(idle) == len(looks) and (silence.steps or silence.again):
         if all(look.call in FOR_A_CHILD for look in looks) and silence.seconds < _WORKING_PATIENCE:
             return None  # a program that starts its ranks itself
@@ -309,7 +309,8 @@ def judge(looks: Sequence[RankLook], silence: Silence) -> Optional[Finding]:
 
 
 def _stands(look: RankLook, word: str, silence: Silence) -> bool:
-    """Return true if it has shown no progress for long enough; what a thread does while it waits in a collective is none."""
+    """Return true if it has shown no progress for long enough; activity of a thread that waits in a collective is not
+    progress."""
     if moves(look):
         return False
     if not silence.steps:
@@ -320,8 +321,8 @@ def _stands(look: RankLook, word: str, silence: Silence) -> bool:
 
 
 def _raised(looks: Sequence[RankLook], what: Mapping[Key, str], silence: Silence) -> Optional[RankLook]:
-    """The first rank whose last word is a traceback, if it does nothing any more and nobody makes a step. A program that
-    catches an exception and goes on works, writes, or lets the others step."""
+    """Return the rank whose last output is a traceback, if it is idle and no rank makes steps. A program that catches an
+    exception and goes on works, writes, or lets the others step."""
     idle = [look for look in looks if what[look.key] in _IDLE]
     over = [look for look in idle if look.raised and look.raised_for >= _RAISED and not look.command]
     patient = len(idle) == len(looks) or silence.seconds >= _WORKING_PATIENCE
@@ -329,8 +330,8 @@ def _raised(looks: Sequence[RankLook], what: Mapping[Key, str], silence: Silence
 
 
 def _parted(looks: Sequence[RankLook]) -> Optional[Tuple[str, List[RankLook]]]:
-    """Find where torch's flight recorders, or NCCL's counts, diverge: ranks behind the others, or different calls under one
-    number."""
+    """Find where torch's flight recorders, or NCCL's counts, diverge: ranks behind the others, or different calls with the
+    same number."""
     groups: Dict[str, Dict[Key, Collective]] = {}
     for look in looks:
         for each in look.collectives:
@@ -356,7 +357,7 @@ def _position(last: Collective) -> Position:
 
 
 def with_ras(looks: Sequence[RankLook], notes: Sequence[RasNote]) -> List[RankLook]:
-    """The looks, with what NCCL's RAS says of their processes. A note that fits no look, or several, is left out."""
+    """Add the notes of NCCL's RAS to the looks at their processes. A note that matches no look, or several, is dropped."""
     found = {look.key: look for look in looks}
     for note in notes:
         same = [look for look in looks if look.pid == note.pid]
@@ -370,7 +371,7 @@ def with_ras(looks: Sequence[RankLook], notes: Sequence[RasNote]) -> List[RankLo
 
 
 def _odd_ones(looks: Sequence[RankLook], what: Mapping[Key, str]) -> List[RankLook]:
-    """Those that do something else than the many; with two ranks, the one that is in no collective."""
+    """Return the ranks that differ from the majority; of two ranks, the one that is in no collective."""
     if len(looks) == 1:
         return []
     for_ranks = [look for look in looks if look.waits_for.startswith(RANK_AT_END)]
@@ -384,12 +385,12 @@ def _odd_ones(looks: Sequence[RankLook], what: Mapping[Key, str]) -> List[RankLo
         {look.key: (what[look.key], "") for look in looks},
         {look.key: (what[look.key], look.call or look.waits_in) for look in looks},
     ]
-    if all(look.place for look in looks):  # else stacks would tell apart who has one, not who does something else
+    if all(look.place for look in looks):  # with some stacks missing, places cannot be compared
         views.append({look.key: (what[look.key], look.place) for look in looks})
     for view in views:
         shared, many = Counter(view.values()).most_common(1)[0]
         odd = [look for look in looks if view[look.key] != shared]
-        if shared[0] == BUSY:  # the many work: who waits for them is no culprit
+        if shared[0] == BUSY:  # the majority works: a rank that waits for it is not the culprit
             odd = [look for look in odd if what[look.key] == ASLEEP]
         if odd and many * 2 > len(looks) and shared[0] in (WAITS, BUSY):
             return odd
@@ -397,7 +398,8 @@ def _odd_ones(looks: Sequence[RankLook], what: Mapping[Key, str]) -> List[RankLo
 
 
 def _sleepers(looks: Sequence[RankLook], what: Mapping[Key, str]) -> List[RankLook]:
-    """Those that sleep by their own will, where all others wait: one that waited for another would look for it now and then."""
+    """Return the ranks that sleep of their own accord while all others wait: a rank that waits for another wakes up now and
+    then."""
     asleep = [look for look in looks if what[look.key] == ASLEEP and look.wakes is not None and look.wakes < _POLLS]
     rest = [look for look in looks if look not in asleep]
     waiting = all(what[look.key] == WAITS and look.call not in FOR_A_CHILD for look in rest)
@@ -405,18 +407,18 @@ def _sleepers(looks: Sequence[RankLook], what: Mapping[Key, str]) -> List[RankLo
 
 
 def _may_be_done(look: RankLook, word: str) -> bool:
-    """While others go on, a rank that waits for them may have had fewer steps to do."""
+    """Return true if a rank may have had fewer steps to do, and waits for the others, which go on."""
     return word == WAITS and (in_collective(look) or not look.stack)
 
 
 def _unless_working(
     odd: Sequence[RankLook], looks: Sequence[RankLook], what: Mapping[Key, str], silence: Silence
 ) -> Optional[Finding]:
-    """A verdict on the odd ones, unless they may just as well be working."""
+    """Return a verdict on the odd ones, unless they may just as well be working."""
     odd = [look for look in odd if what[look.key] != BUSY] or list(odd)
     if any(what[look.key] == KERNEL for look in odd):
         return None  # storage has its own patience
-    mismatch = silence.again and all(map(in_collective, looks))  # all wait, for different things
+    mismatch = silence.again and all(map(in_collective, looks))  # all wait, but in different calls
     if not mismatch and not all(_stands(look, what[look.key], silence) for look in odd):
         return None
     return held_up(what[odd[0].key], odd, looks, silence)

@@ -1,4 +1,4 @@
-"""Judges what GPU drivers write into the kernel's log during an attempt: which lines mean that a GPU of this job is broken."""
+"""Judges the lines of GPU drivers in the kernel's log during an attempt: which of them mean that a GPU of this job is broken."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ def read_line(text: str) -> Optional[GpuEvent]:
 
 
 class GpuErrors:
-    """Warns once per GPU and kind of error, and once per rank whose own program a driver accuses. The lead takes it into account
-    when it decides who failed first, and what follows."""
+    """Warns once per GPU and kind of error, and once per rank whose program a driver blames. The lead uses this to decide who
+    failed first, and what follows."""
 
     def __init__(self, gpus: Sequence[Gpu], node: int, host: str, ranks: Mapping[int, int]) -> None:
-        """`ranks`: pid -> rank, as far as it is known."""
+        """Create the watcher. `ranks`: pid -> rank, as far as known."""
         self.node, self.host, self.ranks = node, host, ranks
         own = [gpu for gpu in gpus if not gpu.integrated]
         self.known = {place(gpu.pci): gpu for gpu in own if gpu.pci}
         self.bridges = {
             place(part): gpu for gpu in own for part in (gpu.pci_path or "").split("/") if part.count(":") == 2
         }
-        self.any_counts = not own  # nobody knows which are ours
+        self.any_counts = not own  # the job's own GPUs are unknown
         self._told: Set[Tuple[str, str]] = set()
 
     def on(self, saw: Saw, now: float) -> List[Action]:
@@ -60,12 +60,12 @@ class GpuErrors:
         if gpu is None and error.code == PCIE:
             gpu = self.bridges.get(error.address)
         if gpu is None and not self.any_counts:
-            return []  # another job's, or no GPU at all
+            return []  # another job's GPU, or not a GPU
         self._told.add((error.address, error.code))
         return [Warn(self._finding(error, gpu, saw.data))]
 
     def _accused(self, event: Optional[GpuEvent], text: str) -> List[Action]:
-        """A GPU that is well has stopped the work of one of our ranks: an access to memory that is not its own, say."""
+        """Report a healthy GPU that has stopped the work of one of our ranks, for example after an access to foreign memory."""
         rank = self.ranks.get(event.pid) if event else None
         if event is None or rank is None or (str(rank), FAULT) in self._told:
             return []
@@ -78,7 +78,7 @@ class GpuErrors:
         return [Warn(finding)]
 
     def _source(self, about: Dict[str, Any]) -> List[Action]:
-        """Record once in the node's events what is read, or why nothing is."""
+        """Record once in the node's events which log is read, or why none is."""
         return [Emit("kernel-log", {"source": about["source"], "why": about["why"]})]
 
     def _finding(self, error: GpuEvent, gpu: Optional[Gpu], about: Dict[str, Any]) -> Finding:
@@ -92,7 +92,7 @@ class GpuErrors:
 
 
 class KernelLog(KernelLogReader):
-    """A sensor: what is read of the kernel's log (`kernel-log`), then lines of drivers (`kernel`)."""
+    """A sensor: first which log is read (`kernel-log`), then lines of drivers (`kernel`)."""
 
     def poll(self, now: float, final: bool = False) -> List[Saw]:
         return [Saw("kernel" if "text" in about else "kernel-log", about) for about in self.read(final)]

@@ -1,4 +1,5 @@
-"""The loss of the lowest rank: one that is not a number, or that rises far above its usual course and stays there."""
+"""A watcher of the lowest rank's loss: reports NaN or infinity, and a loss that rises far above its usual level and stays
+there."""
 
 from __future__ import annotations
 
@@ -12,13 +13,13 @@ from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import CERTAIN, ERROR, LIKELY, WARNING, Evidence, Finding
 
 find = Catalog("watchers")
-_KEPT, _ENOUGH = 64, 20  # losses that show the usual course
+_KEPT, _ENOUGH = 64, 20  # losses that show the usual level
 _IN_A_ROW = 3  # reports: a single one may be a bad batch, or a step that the gradient scaler skips
 _SPREADS = 10.0  # median absolute deviations above the median; at least half of the median itself
 
 
 class Loss:
-    """`level`: warn or stop."""
+    """The loss watcher. `level`: warn or stop."""
 
     def __init__(self, level: str, node: int, host: str) -> None:
         self.level, self.node, self.host = level, node, host

@@ -1,7 +1,7 @@
-"""NCCL's log for ourselves: a node-local file a process, narrow enough to cost nothing, read as it grows.
+"""A private NCCL log: one node-local file per process, narrow enough to cost nothing, read as it grows.
 
-NCCL has one level and one file. Where the user asked for a log too, it gets the wider of both, and the lines that the
-user asked for are copied to where they would have been.
+NCCL has one level and one file. If the user has set up a log too, NCCL gets the wider settings of both, and the lines that the
+user wants are copied to the user's file.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ SUBSYSTEMS = ("INIT", "ENV", "NET", "BOOTSTRAP")  # NET is in no version's defau
 _DEFAULT_SUBSYSTEMS = ("INIT", "ENV", "BOOTSTRAP")
 _WIDE = ("INFO", "ABORT", "TRACE")
 _NAME = regex(r"nccl(?:-\d+)?\.(?P<host>.+)\.(?P<pid>\d+)")
-_KEPT = 1 << 20  # bytes of each end of a file that is kept
+_KEPT = 1 << 20  # bytes kept of each end of a file
 
 
 @dataclass(frozen=True)
 class Asked:
-    """User's own settings of NCCL's log."""
+    """The user's own settings of NCCL's log."""
 
     level: str = ""
     file: str = ""
 
     def wants(self, line: str) -> bool:
         if self.level in _WIDE:
-            return True  # a line does not say its subsystem, so the user may get a few more than asked for
+            return True  # lines do not name their subsystem, so the user may get a few too many
         if self.level == "WARN":
             return " NCCL WARN " in line or "CCL version " in line
         return self.level == "VERSION" and "CCL version " in line
@@ -40,7 +40,7 @@ class Asked:
 def private_log(
     variables: List[EnvVar], environ: Mapping[str, str], folder: str, workdir: str
 ) -> Tuple[List[EnvVar], Asked]:
-    """The ranks' variables with our log among them, and what the user's own said."""
+    """Return the ranks' variables with our log added, and the user's own settings."""
     known = {**environ, **{variable.name: variable.value for variable in variables}}
     file = known.get("NCCL_DEBUG_FILE", "")
     asked = Asked(known.get("NCCL_DEBUG", "").upper(), os.path.join(workdir, file) if file else "")
@@ -63,7 +63,7 @@ def private_log(
 
 
 class LogFiles:
-    """A sensor: new lines of NCCL's files in a folder. `rank_of` tells the rank of a process, where it is known."""
+    """A sensor: new lines of NCCL's files in a folder. `rank_of` returns the rank of a pid, if known."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class LogFiles:
         wanted: Callable[[], bool],
         shown_in: str,
     ) -> None:
-        """`shown_in`: where the files stand if they are kept, as a reader of the run folder names it."""
+        """Create the sensor. `shown_in`: the files' place, as named for a reader of the run folder, if they are kept."""
         self.folder, self.asked, self.rank_of, self.out_of, self.wanted = folder, asked, rank_of, out_of, wanted
         self.shown_in = shown_in
         self._tails: Dict[str, Tail] = {}
@@ -134,4 +134,4 @@ class LogFiles:
             with open(path, "a", encoding="utf-8") as file:
                 file.write("".join(line + "\n" for line in lines))
         except OSError:
-            pass  # as NCCL itself: a log that cannot be written stops nobody
+            pass  # like NCCL: a log that cannot be written stops nothing

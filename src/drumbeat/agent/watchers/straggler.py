@@ -1,8 +1,8 @@
-"""Slow ranks: a watcher on the lead that names who has held the others up for a while.
+"""Slow ranks: a watcher on the lead that names the rank that has held the others up for a while.
 
-Two signs, both in the members' beats: a rank says itself that its own part of a step takes three times the usual time
-(`metrics.report(..., seconds=...)`), or, in any program, the others wait for their peers for much of the time and it hardly does
-(inspector/activity.py). Then one look at all ranks shows why.
+There are two signs, both in the members' beats: a rank reports that its own part of a step takes three times as long as usual
+(`metrics.report(..., seconds=...)`); or, in any program, the others wait for their peers for much of the time and this rank
+hardly does (inspector/activity.py). Then one look at all ranks shows why.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from drumbeat.inspector.activity import READS, SENDS, in_loader
 from drumbeat.inspector.record import RankLook
 
 find = Catalog("watchers")
-_TIMES = 3.0  # times as long as the others, or a third of their waiting
-_FOR = 62.0  # seconds: two looks in a row, at least
+_TIMES = 3.0  # factor on the others' time, or divisor of their waiting
+_FOR = 62.0  # seconds: at least two looks in a row
 _ANSWERS = 11.0  # seconds for all members to answer
-_CLOCK = 0.8  # of the others' clock: below it a GPU is throttled
-_WAITS = 0.25  # share of the time that is worth a word
-_GRANTED = 0.5  # of the CPU time that the others get, each of what it wants
-_SILENT = 5.0  # seconds without a step, and times the usual: a hang, if anything
+_CLOCK = 0.8  # share of the others' clock; below it a GPU is throttled
+_WAITS = 0.25  # share of the time that is worth reporting
+_GRANTED = 0.5  # share of the CPU time wanted, compared with the others' share
+_SILENT = 5.0  # seconds without a step, and factor on the usual time: more is a hang
 _TELL = 60.0  # seconds between two records of the time lost
 
 
 @dataclass(frozen=True)
 class Slow:
-    """One rank, or all ranks of one node, by the beats."""
+    """One slow rank, or all ranks of one slow node, from the beats."""
 
     rank: int
-    own: float  # its seconds per step; share of the time that it waits
-    usual: float  # the others'
-    waited_for: bool = False  # by shares of waiting
+    own: float  # its seconds per step, or its share of time waiting
+    usual: float  # the same of the others
+    waited_for: bool = False  # found by shares of waiting
     whole_node: bool = False
 
 
@@ -53,7 +53,7 @@ class Straggler:
         self._named: Dict[int, Optional[Slow]] = {}  # None: it has caught up
         self._stalled: Dict[int, float] = {}  # rank -> seconds that the others have waited for it
         self._told = self._ticked = 0.0
-        self._waiting: Optional[Tuple[float, Slow]] = None  # since when looks are awaited, for whom
+        self._waiting: Optional[Tuple[float, Slow]] = None  # when the looks were requested, and for whom
         self._looks: Dict[int, List[RankLook]] = {}
 
     def on(self, saw: Saw, now: float) -> List[Action]:
@@ -97,7 +97,7 @@ class Straggler:
         return [Slow(pace.rank, pace.seconds, common) for pace in slow]
 
     def _by_waiting(self) -> List[Slow]:
-        """The rank that waits least, if the others wait often; while steps come, and nobody announces other work."""
+        """Return the rank that waits least, if the others wait often, steps come, and no other work is announced."""
         if any(beat.phase or _is_silent(beat) for beat in self._beats.values()):
             return []
         least = {member: beat.waits_least for member, beat in self._beats.items() if beat.waits_least is not None}
@@ -112,7 +112,7 @@ class Straggler:
         return [Slow(own.rank, own.seconds, common, True, beside is not None and beside * _TIMES <= common)]
 
     def _lost_time(self, found: Dict[int, Slow], passed: float, now: float) -> List[Action]:
-        """Count how long the others have waited; record it every minute, and when a named rank has caught up."""
+        """Add up how long the others have waited; record it every minute, and when a named rank has caught up."""
         actions: List[Action] = []
         waited_for = {rank: slow for rank, slow in found.items() if slow.waited_for}
         for rank, slow in waited_for.items():
@@ -159,7 +159,7 @@ def _is_silent(beat: Beat) -> bool:
 
 
 def reason(own: RankLook, looks: Sequence[RankLook], slow: Slow) -> Tuple[str, Dict[str, Any]]:
-    """Return the likely cause, by what one look shows, with the values that its words need."""
+    """Return the likely cause, from one look, with the values that its words need."""
     others = [look for look in looks if look.rank != own.rank]
     clocks = [look.clock for look in others if look.clock is not None]
     if own.clock is not None and clocks and own.clock < _CLOCK * median(clocks):

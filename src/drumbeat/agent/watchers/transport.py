@@ -1,7 +1,8 @@
-"""The gate: which network carries the traffic, and is it the one that was meant? A watcher; it reads nothing itself.
+"""The transport gate: a watcher that finds out which network carries the traffic, and compares it with the expected one. It
+reads nothing itself.
 
-Two witnesses. NCCL's log says what it connected; the kernel's counters (traffic.py) say what moved. A log can be wrong,
-and gloo has none.
+It has two sources: NCCL's log shows the connections, the kernel's counters (traffic.py) the bytes. A log can be wrong, and
+gloo has none.
 """
 
 from __future__ import annotations
@@ -25,15 +26,14 @@ if TYPE_CHECKING:
     from drumbeat.logs.reader import Reader
 
 find = Catalog("watchers")
-_EVERY = 1.0  # seconds between two readings of the counters
+_EVERY = 1.0  # seconds between two reads of the counters
 
-# What was meant for the traffic of a node: interfaces, the expected transport, and how what is differs from it.
-# Pure.
+# The expected network of a node: interfaces, the expected transport, and how the actual one differs. Pure.
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """Interfaces that variables name for the ranks: NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME."""
+    """Interfaces that the ranks' variables name: NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME."""
 
     variables: Tuple[Tuple[str, str], ...] = ()
 
@@ -46,7 +46,8 @@ class Wanted:
 
 
 def named(value: str, interface: str, prefixes: bool) -> bool:
-    """NCCL takes prefixes, `=` for whole names and `^` for all others; gloo takes whole names."""
+    """Return true if a variable with this value names this interface. NCCL takes prefixes, `=` for whole names and `^` for all others; gloo
+    takes whole names."""
     if prefixes and value.startswith("^"):
         return not named(value[1:], interface, True)
     exact = value.startswith("=") or not prefixes
@@ -56,16 +57,16 @@ def named(value: str, interface: str, prefixes: bool) -> bool:
 
 @dataclass(frozen=True)
 class Place:
-    """Node as the gate knows it."""
+    """The node, as the gate sees it."""
 
     node: int
     host: str
     nodes: int
     emulated: bool = False
     fast: Tuple[str, ...] = ()  # active RDMA ports and Slingshot NICs
-    over_ib: Tuple[str, ...] = ()  # interfaces whose bytes an InfiniBand port counts as well
+    over_ib: Tuple[str, ...] = ()  # interfaces whose bytes an InfiniBand port counts too
     wanted: Wanted = Wanted()
-    gpus: bool = False  # then NCCL is awaited: traffic before its log begins is somebody else's
+    gpus: bool = False  # if set, NCCL is expected: traffic before its log begins is not the ranks'
 
     @property
     def named(self) -> Dict[str, Any]:
@@ -73,7 +74,7 @@ class Place:
 
 
 def mismatch(expect: Expect, path: Path, nodes: int) -> str:
-    """Describe how the network differs from the expected one; '' if it does not, or is not known."""
+    """Describe how the network differs from the expected one; '' if it does not, or is unknown."""
     if path.answer == UNKNOWN or (path.answer == LOCAL and nodes == 1):
         return ""
     accepted = {
@@ -81,7 +82,7 @@ def mismatch(expect: Expect, path: Path, nodes: int) -> str:
         "tcp": (TCP,),
     }[expect.transport]  # fmt: skip
     if path.answer == LOCAL and nodes > 1:
-        return ""  # not proved; said as that
+        return ""  # not proved; reported as such
     if path.answer not in accepted:
         return f"the traffic between nodes goes over {path.words}"
     link = {"roce": "RoCE", "ib": "IB"}.get(expect.transport, "")
@@ -94,15 +95,15 @@ def mismatch(expect: Expect, path: Path, nodes: int) -> str:
     return ""
 
 
-# What the kernel's counters say of the ranks' traffic: how much was talk between them, and over which ports.
-# Counters also hold traffic of others, so only seconds in which much goes out and comes in alike count: downloads
-# and checkpoints are one-sided, the chatter of a system is thin.
+# The ranks' traffic, from the kernel's counters: the bytes exchanged between ranks, and their ports. Counters include other
+# traffic, so only seconds count in which much goes out and comes in alike: downloads and checkpoints are one-sided, and a
+# system's background traffic is small.
 
 
-_ENOUGH = 8 << 20  # bytes each way that show where traffic goes
+_ENOUGH = 8 << 20  # bytes each way that are enough to identify the port
 _AGAINST_LOG = 64 << 20  # bytes each way that refute a log
-_MORE = 10  # times as much: clearly the one, and not the other
-_ALIKE = 0.2  # of the busier direction: a download sends requests and acknowledgements of a few hundredths
+_MORE = 10  # factor between two ports' traffic that makes it clear
+_ALIKE = 0.2  # share of the busier direction: requests and acknowledgements of a download are a few per cent
 _THIN = 1 << 20  # bytes per second each way: less is not training
 
 
@@ -113,14 +114,14 @@ class Traffic:
 
     @property
     def by_port(self) -> Dict[str, int]:
-        """Bytes each way that each RDMA port carried, those without any left out."""
+        """Return the bytes each way of each RDMA port, without ports that had none."""
         return {name: amount for name, amount in self.talk["rdma"].items() if amount}
 
     def forget(self) -> None:
         self.talk = {"net": {}, "rdma": {}}
 
     def count(self, counters: Mapping[str, Any], now: float) -> None:
-        """Add what was talk since the last reading."""
+        """Add the traffic between ranks since the last reading."""
         before, self._counted = self._counted, (now, counters)
         if before is None:
             return
@@ -133,8 +134,8 @@ class Traffic:
                     talk[name] = talk.get(name, 0) + low
 
     def judge(self, place: Place, path: Optional[Path], final: bool) -> Optional[Tuple[Verdict, Optional[Finding]]]:
-        """Name the port that carried the traffic, and what that refutes; None while too little was seen. `path`: the log's
-        answer."""
+        """Name the port that carried the traffic, and what that refutes; None if too little was seen. `path`: the transport
+        from the log."""
         net, rdma = dict(self.talk["net"]), self.talk["rdma"]
         looped = net.pop("lo", 0)
         below = sum(net.get(name, 0) for name in place.over_ib)
@@ -165,7 +166,7 @@ def _contradiction(
 ) -> Optional[Finding]:
     """Find what the counters refute: the log's RDMA, or the interface that a variable names.
 
-    `direct`: bytes that went past the kernel; none where the ports are not counted.
+    `direct`: bytes that bypassed the kernel; 0 if the ports are not counted.
     """
     top, carried = verdict.answer, net[verdict.answer]
     shown = (Evidence(verdict.summary, "/sys/class/net/*/statistics"),)
@@ -183,8 +184,8 @@ def _size(count: int) -> str:
     return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
 
 
-_QUIET = 1.0  # seconds without a new line, after which what the log says is complete for now
-_PATIENCE = 120.0  # seconds after which what is only likely is said as such
+_QUIET = 1.0  # seconds without a new line after which the log is complete for now
+_PATIENCE = 120.0  # seconds after which a likely result is reported as such
 _FORMED = ("Init COMPLETE", " via ", "Connected all")
 
 
@@ -192,14 +193,14 @@ class Gate:
     def __init__(self, expect: Expect, level: str, place: Place) -> None:
         self.expect, self.level, self.place = expect, level, place
         self._reader: Optional[Reader] = None
-        self.path: Optional[Path] = None  # once it was said
+        self.path: Optional[Path] = None  # set once it was reported
         self.traffic_said = False
         self.mismatch = False
         self._started: Optional[float] = None
         self._first_line: Optional[float] = None
         self._last_line = 0.0
         self._changed = False
-        self._formed = False  # a communicator came to be
+        self._formed = False  # a communicator was created
         self._traffic = Traffic()
 
     @property
@@ -208,7 +209,8 @@ class Gate:
 
     @property
     def reader(self) -> Reader:
-        """Made at the first line: its rules take half a second to read, which a job without NCCL never needs."""
+        """Create the log reader at the first line: loading its rules takes half a second, which a job without NCCL does not
+        need."""
         if self._reader is None:
             from drumbeat.logs.reader import Reader
 
@@ -233,7 +235,7 @@ class Gate:
 
     def _judge(self, now: float, final: bool) -> List[Action]:
         actions = self._judge_log(now, final)
-        # Where a log is growing, or must come, only it can tell what the counters mean.
+        # While a log grows, or is expected, only it can tell what the counters mean.
         awaited = self._first_line is not None or self.place.gpus
         if not self.traffic_said and (self.path is not None or final or not awaited):
             actions += self._judge_traffic(now, final)
@@ -244,7 +246,7 @@ class Gate:
     def _judge_log(self, now: float, final: bool) -> List[Action]:
         if self.path is not None or self._first_line is None or self._started is None:
             return []
-        if not self._formed:  # what was only chosen carries nothing yet
+        if not self._formed:  # a transport that was only chosen carries nothing yet
             words = "unknown: no communicator formed"
             return self._say_transport(Path(UNKNOWN, confidence=UNKNOWN), now, words) if final else []
         late = final or now - self._started > _PATIENCE
@@ -258,7 +260,7 @@ class Gate:
         if not settled and not late:
             return []  # NCCL connects lazily: there may be more to come
         if not final:
-            self._traffic.forget()  # what moved before was not NCCL's
+            self._traffic.forget()  # earlier traffic was not NCCL's
         return self._say_transport(path, now)
 
     def _say_transport(self, path: Path, now: float, words: str = "") -> List[Action]:
@@ -296,7 +298,7 @@ class Gate:
         return find("transport-mismatch", wrong=wrong, meant=meant, why=why, advice=advice, evidence=shown, **here)
 
     def _cause(self, path: Path) -> Tuple[str, str]:
-        """Return cause and fix by the log's own lines, with the rules of `drumbeat diagnose`."""
+        """Return cause and fix from the log's own lines, with the rules of `drumbeat diagnose`."""
         if self._reader is not None:
             question = "gpudirect" if path.answer in (RDMA, OFI) else "network"
             codes = [rule.code for rule in self._reader.rules.rules if rule.explains == question]
@@ -329,14 +331,14 @@ class Gate:
         actions.append(self._verdict(verdict, now, **({"carried": carried} if carried else {})))
         if finding:
             actions.append(self._act(finding, True))
-        if self.path is None:  # no NCCL here: the counters are the only witness
+        if self.path is None:  # no NCCL here: the counters are the only source
             answer = UNKNOWN if self.place.gpus else {RDMA: RDMA, UNKNOWN: UNKNOWN}.get(verdict.answer, TCP)
             confidence = UNKNOWN if answer == UNKNOWN else LIKELY
             words = f"{answer}, by the counters" if answer != UNKNOWN else "unknown: NCCL wrote no log here"
             actions += self._say_transport(Path(answer, confidence=confidence), now, words)
         return actions
 
-    # -- saying ------------------------------------------------------------------------------------------------------
+    # -- reports -----------------------------------------------------------------------------------------------------
 
     def _verdict(self, verdict: Verdict, now: float, **more: Any) -> Action:
         seconds = round(now - (self._started or now), 3)
@@ -349,14 +351,14 @@ class Gate:
         return Warn(finding)
 
 
-# The gate of one attempt, with its eyes: NCCL's log where NCCL can be, the kernel's counters everywhere.
+# The gate of one attempt, with its sensors: NCCL's log if NCCL may be used, the kernel's counters everywhere.
 
 
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
 class Counters:
-    """A sensor: the counters once per second, as long as somebody wants them."""
+    """A sensor: the counters once per second, while the gate needs them."""
 
     def __init__(self, host: Host, wanted: Callable[[], bool]) -> None:
         self.host, self.wanted = host, wanted
@@ -389,12 +391,12 @@ class OpenGate:
         self.log: Optional[LogFiles] = None
 
     def open(self, variables: List[EnvVar], attempt_folder: str) -> List[EnvVar]:
-        """The ranks' variables, with NCCL's private log among them."""
+        """Return the ranks' variables, with NCCL's private log added."""
         known: Dict[str, str] = {**os.environ, **{variable.name: variable.value for variable in variables}}
         self.watcher.place = place_of(self.order, self.node, self.facts, known)
         if self.facts.gpus or self.order.expect != Expect():
             folder, asked = attempt_folder, Asked()
-            if not self.order.trace:  # a trace writes all of it into the run folder already
+            if not self.order.trace:  # a trace already writes all of it into the run folder
                 folder = os.path.join(self.local, os.path.basename(attempt_folder))
                 os.makedirs(folder, exist_ok=True)
                 variables, asked = private_log(variables, os.environ, folder, self.order.workdir)

@@ -1,4 +1,4 @@
-"""Census: which processes of this node carry a rank, and of which world. Read from outside, so it holds for any command."""
+"""Census: which processes of this node carry a rank, and of which world. Read from outside, so it works for any command."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from drumbeat.plan.world_seen import AS_PLANNED, Planned, copies, ended_early, j
 
 find = Catalog("watchers")
 _SOONEST, _LATEST = 0.5, 5.0  # seconds between two looks
-_OF_AGE = 0.1  # the wait for the next look, as a share of the time since anything was new
-_COST = 25.0  # seconds to wait for each second of CPU time that a look takes: a node may have thousands of processes
-_AGAIN = 5.0  # seconds after which the lead is told once more what has not changed
-_SETTLED = 0.9  # seconds for which looks must show the same: processes come and go while ranks start
-_TWICE = 2  # times that the lead is told what is complete: one look is no proof
+_OF_AGE = 0.1  # the interval, as a share of the time since the last change
+_COST = 25.0  # seconds to wait per second of CPU time of a look: a node may have thousands of processes
+_AGAIN = 5.0  # seconds after which an unchanged result is sent to the lead again
+_SETTLED = 0.9  # seconds for which looks must agree: processes come and go while ranks start
+_TWICE = 2  # times that a complete result is sent: one look is no proof
 _LOOK_WITHIN = 5.0
-_GIVE_UP = 600.0  # seconds after the start, from which on nobody looks any more,
-_RARELY = 60.0  # or so rarely, if ranks have met and sent nothing yet
+_GIVE_UP = 600.0  # seconds after the start at which looks end,
+_RARELY = 60.0  # or their interval, if ranks have met and sent nothing yet
 
 _Process = Tuple[int, Optional[int], Optional[int]]  # pid, rank, world size
 
 
 class CensusLooks:
-    """A sensor: the rank processes below those that the agent started. It looks often while there is something new, and no
-    more once all ranks of this node are seen and connected. What it has seen of a process is kept while that lives."""
+    """A sensor: the rank processes below those that the agent started. It looks often while there are changes, and stops once
+    all ranks of this node are seen and connected. What it has seen of a process is kept while that lives."""
 
     def __init__(self, scene: WatchedAttempt, shared_loopback: bool) -> None:
         self.node, self.ranks, self.port, self.shared_loopback = (
@@ -44,17 +44,17 @@ class CensusLooks:
         )
         self.mains, self.are_ranks, self.met, self.known = scene.mains, scene.are_ranks, scene.met, scene.known
         self.asked = Asked(_LOOK_WITHIN)
-        self._mains: Sequence[int] = ()  # at the last look: one that has ended since was still a main process then
+        self._mains: Sequence[int] = ()  # at the last look: one that has ended since was still running then
         self._begin: Optional[float] = None
         self._next = 0.0
         self._news = 0.0  # when a look last showed something new
         self._seen: Dict[_Process, Row] = {}
-        self._complete = 0  # looks in a row that showed all of them
-        self._may_speak = False  # they have met, and not sent each other anything yet
+        self._complete = 0  # consecutive looks that showed all ranks
+        self._may_speak = False  # they have met, but have sent each other nothing yet
         self._complete_since = 0.0
 
     def look_soon(self, now: float) -> None:
-        """The ranks have reported something: now they are all there."""
+        """Look soon, as the ranks have reported something: now they are all there."""
         if self._begin is not None:
             self._news, self._next = now, min(self._next, now + _SOONEST)
 
@@ -89,7 +89,7 @@ class CensusLooks:
         for row in rows:
             if row.rank is not None and not row.starts_others:
                 self.known.note(row.pid, row.rank, row.links)
-        rows = [replace(row, links=() if row.joined else row.links[:MOST_LINKS]) for row in rows]  # proof enough
+        rows = [replace(row, links=() if row.joined else row.links[:MOST_LINKS]) for row in rows]  # enough as proof
         others = [row for row in rows if row.rank is not None and row.pid not in self._mains]
         launchers = self.met() if others else None
         if launchers is not None and launchers > 1:
@@ -98,12 +98,12 @@ class CensusLooks:
         return [Saw("census", data)]
 
     def _is_done(self, now: float) -> bool:
-        """Return true if all ranks have been seen for so long that `Census` has reported it."""
+        """Return true if all ranks have been seen for long enough that `Census` has reported it."""
         return self._complete > 1 and now - self._complete_since > 2 * _SETTLED + _SOONEST
 
     def _with_earlier(self, rows: Sequence[Row]) -> List[Row]:
-        """Add what earlier looks have shown of these processes, and of others without a RANK for as long as they live:
-        those are known by their connections alone, which come and go."""
+        """Add earlier observations of these processes, and of other live processes without a RANK: those are known only by
+        their connections, which come and go."""
         found = {_process(row): added(row, self._seen.get(_process(row))) for row in rows}
         if all(row.rank is None for row in rows):
             kept = {key: row for key, row in self._seen.items() if row.rank is None and start_time(row.pid)}
@@ -111,7 +111,7 @@ class CensusLooks:
         return sorted(found.values(), key=lambda row: row.pid)
 
     def _ask(self) -> None:
-        """The answer is what was seen, and the CPU time that the look took: a child's counts from its fork."""
+        """Start a look in a child, which returns the rows and the CPU time it took: a child's counts from its fork."""
         mains = self._mains = self.mains()
         about = (self.node, mains, self.port, self.shared_loopback, () if self.are_ranks() else mains)
         self.asked.ask(lambda: (look(*about), time.process_time()))
@@ -122,7 +122,7 @@ def _process(row: Row) -> _Process:
 
 
 def _steady(rows: Iterable[Row]) -> Tuple[Row, ...]:
-    """The rows without what changes at every look."""
+    """Return the rows without the values that change at every look."""
     return tuple(
         replace(
             row, cpu=0.0, mapped=0, met=0, sent=int(row.has_sent), out=0, ends=(), links=() if row.joined else row.links
@@ -132,18 +132,18 @@ def _steady(rows: Iterable[Row]) -> Tuple[Row, ...]:
 
 
 class Census:
-    """A watcher: tells the lead what looks have shown alike for a second, and at once where connections prove it. It says it
-    again as long as it is not all. `on_step` is called at the first report of a rank."""
+    """A watcher: sends the census to the lead when looks have agreed for a second, or at once if connections prove it. It is
+    repeated while it is incomplete. `on_step` is called at the first report of a rank."""
 
     def __init__(self, first: bool = True, on_step: Callable[[float], None] = lambda now: None) -> None:
         self.on_step = on_step
         self._stepped = False
         self._last: Optional[Tuple[Row, ...]] = None
-        self._since = 0.0  # when that was seen first
+        self._since = 0.0  # when that was first seen
         self._told: Optional[Tuple[Row, ...]] = None
         self._told_at = 0.0
-        self._times = 0  # that it was told
-        self._unmet_told = not first  # the script is the same everywhere: the first node says it
+        self._times = 0  # times it was sent
+        self._unmet_told = not first  # the script is the same everywhere: the first node reports it
 
     def on(self, saw: Saw, now: float) -> List[Action]:
         if saw.kind == "metric" and not self._stepped:
@@ -176,67 +176,67 @@ def unmet_finding(rows: Sequence[Row]) -> Finding:
     return find("launcher-not-met", evidence=shown, seen=("RANK of the processes below the script",))
 
 
-# The lead's side of the census: what the nodes have counted, put together for one attempt.
+# The lead's side of the census: merges the counts of all nodes for one attempt.
 
 
 _EVERY = 2.0  # seconds between two judgements
 _READ_LATE = 5.0  # seconds by which the report of a step may be read late
-_SILENT = 40.0  # seconds for which ranks without a step must have computed alone
-_LOADED = 9.0  # seconds of these at the end in which they must have imported nothing more
+_SILENT = 40.0  # seconds for which ranks without a step must have computed without connections
+_LOADED = 9.0  # the last seconds of these, in which they must have imported nothing more
 _COMPUTES = 0.1  # cores, of each rank
 _MUTE = 20.0  # seconds of work, or
 _MUTE_STEPS, _MUTE_STEPPING = (
     3,
     10.0,
-)  # that many reports of steps and seconds, in which ranks that have met send nothing
-_KEPT_ALIVE = 100.0  # bytes per second by which a framework's store may say that it is there
-_SAME_REPORTS = 2  # reports in a row that must show the same before a run is called wrong
+)  # this many reports of steps and seconds, in which connected ranks send nothing
+_KEPT_ALIVE = 100.0  # bytes per second that a framework's store may send to keep connections alive
+_SAME_REPORTS = 2  # consecutive equal reports before a run is called wrong
 
 
 @dataclass(frozen=True)
 class Alone:
-    """Processes without connections to each other."""
+    """Processes without connections to each other, as first seen."""
 
     processes: FrozenSet[Tuple[int, int]]
     since: float
-    training: bool  # steps were reported before they were seen so
-    mapped: Tuple[int, ...]  # files that each has in memory,
-    loaded: float  # since when,
-    cpu: Tuple[float, ...]  # and the CPU time of each then
-    stepping: float = 0.0  # when they were first seen so with a step reported
+    training: bool  # a step was reported before this
+    mapped: Tuple[int, ...]  # mapped files of each process
+    loaded: float  # when that last changed
+    cpu: Tuple[float, ...]  # CPU time of each at that time
+    stepping: float = 0.0  # when they were first seen so after a reported step
 
 
 @dataclass(frozen=True)
 class Mute:
-    """Processes that have met, and the bytes that each had exchanged by then."""
+    """Processes that have met, with the bytes that each had exchanged by then."""
 
     processes: FrozenSet[Tuple[int, int]]
     bytes: Tuple[int, ...]
     since: float
-    met: Tuple[int, ...]  # bytes to the meeting point then,
-    mapped: Tuple[int, ...]  # files that each has in memory,
-    loaded: float  # since when,
-    cpu: Tuple[float, ...]  # and the CPU time of each then
-    looks: int = 0  # that showed the same
-    steps: FrozenSet[float] = frozenset()  # times of the last step at each of them
+    met: Tuple[int, ...]  # bytes to the meeting point by then
+    mapped: Tuple[int, ...]  # mapped files of each process
+    loaded: float  # when that last changed
+    cpu: Tuple[float, ...]  # CPU time of each at that time
+    looks: int = 0  # looks that showed the same
+    steps: FrozenSet[float] = frozenset()  # times of the last step at each look
 
 
 class WorldCount:
-    """`level`: off, warn or stop. Times are the lead's wall clock."""
+    """Judges the census of one attempt. `level`: off, warn or stop. Times are the lead's wall clock."""
 
     def __init__(self, planned: Planned, level: str) -> None:
         self.planned, self.level = planned, level
-        self.rows: Dict[int, Tuple[float, Tuple[Row, ...]]] = {}  # node -> when, and what it saw last
-        self.most: Dict[int, Tuple[Row, ...]] = {}  # node -> the last look that showed most of its ranks
+        self.rows: Dict[int, Tuple[float, Tuple[Row, ...]]] = {}  # node -> when, and its last rows
+        self.most: Dict[int, Tuple[Row, ...]] = {}  # node -> the look that showed most of its ranks
         self.first_step: Optional[float] = None
         self.last_step: Optional[float] = None
-        self.steps = 0  # made since the first report that was seen
-        self.apart: Optional[Finding] = None  # ranks that train in groups of their own, as far as is known
+        self.steps = 0  # since the first report
+        self.apart: Optional[Finding] = None  # ranks that train in groups of their own, as far as known
         self._alone: Optional[Alone] = None
         self._mute: Optional[Mute] = None
-        self._mute_told = self._moved = False  # it was said, and bytes went since then
+        self._mute_told = self._moved = False  # it was reported; bytes were sent since then
         self._same: Dict[int, int] = {}  # node -> how many of its last reports showed the same ranks
-        self._said = ""  # the answer that was given already
+        self._said = ""  # the last verdict's answer
         self._count = 0  # ranks that it named
         self._confidence = ""
         self._unseen: Tuple[str, ...] = ()
@@ -254,14 +254,15 @@ class WorldCount:
         self._changed = True
 
     def is_due(self, now: float) -> bool:
-        """Return true if there is something new to judge. Not at every report: each node sends one, and each is about all."""
+        """Return true if there is something new to judge. Not at every report, since each node sends one and a judgement
+        covers all."""
         if not self._changed or now < self._next or len(self.rows) < self.planned.nodes:
             return False
         self._changed, self._next = False, now + _EVERY
         return True
 
     def judge(self) -> Tuple[Optional[Verdict], List[Finding], bool]:
-        """A verdict that was not given yet, findings for the user, and whether to stop the run for them."""
+        """Return a new verdict or None, findings for the user, and whether to stop the run for them."""
         if self.level == "off" or len(self.rows) < self.planned.nodes:
             return None, [], False
         rows = [row for node in sorted(self.rows) for row in self.rows[node][1]]
@@ -277,7 +278,7 @@ class WorldCount:
             and verdict
             and (verdict.answer, verdict.confidence) == (AS_PLANNED, LIKELY)
         ):
-            verdict = None  # that they have met is no news
+            verdict = None  # a meeting is no news
         lonely = copies(rows, self.planned, training)
         if not self._train_alone(rows, lonely is not None, training):
             if lonely and verdict is not None and verdict.answer == UNKNOWN:
@@ -302,8 +303,8 @@ class WorldCount:
         return verdict, findings, stop
 
     def _is_known(self, verdict: Verdict) -> bool:
-        """Return true if this was said already. Ranks that are gone again were one world all the same; ranks without a number may
-        turn out to be more, and what was certain may become doubtful."""
+        """Return true if this verdict is known. A world that some ranks have left since was complete; ranks without a number
+        may turn out to be more, and a certain verdict may become doubtful."""
         if verdict.answer == self._said:
             changed = self._confidence != verdict.confidence and (verdict.count == 1 or verdict.confidence == CERTAIN)
             changed = changed or (bool(verdict.unseen) and not self._unseen and verdict.confidence == self._confidence)
@@ -315,7 +316,7 @@ class WorldCount:
         return any(len(self.rows[node][1]) < len(most) for node, most in self.most.items())
 
     def _withdrawing(self, verdict: Verdict) -> Verdict:
-        """An answer that refutes an earlier one says so."""
+        """Add a withdrawal to the verdict if it refutes an earlier one."""
         before = "separate copies" if self._copies_said else self._said if self._said != UNKNOWN else ""
         if verdict.answer != AS_PLANNED or before in ("", AS_PLANNED):
             return verdict
@@ -324,9 +325,8 @@ class WorldCount:
         return replace(verdict, summary=f"{verdict.summary}; the earlier warning ({before}) no longer holds")
 
     def _train_alone(self, rows: Sequence[Row], alone: bool, training: bool) -> bool:
-        """Return true if these very processes, seen twice without a connection, went on training: by steps that were
-        reported later, since at its end a program may have closed its connections; or by the time that they computed with
-        all libraries loaded."""
+        """Return true if these same processes, seen twice without a connection, went on training. Proof is a step reported
+        later (at its end a program may have closed its connections), or the time that they computed with all libraries loaded."""
         at = max(at for at, _ in self.rows.values())
         if not alone:
             self._alone = None
@@ -337,7 +337,7 @@ class WorldCount:
             self._alone = Alone(processes, at, training, mapped, at, tuple(row.cpu for row in rows), at)
         elif self._alone.mapped != mapped:
             self._alone = replace(self._alone, mapped=mapped, loaded=at, cpu=tuple(row.cpu for row in rows))
-        if training and not self._alone.training:  # what was seen before the first step does not count
+        if training and not self._alone.training:  # observations before the first step do not count
             self._alone = replace(self._alone, training=True, stepping=at)
         if training and min(at, self.last_step or 0.0) > self._alone.stepping + _READ_LATE:
             return True
@@ -346,8 +346,8 @@ class WorldCount:
         return seconds >= _LOADED and at - self._alone.since >= _SILENT and min(worked) >= _COMPUTES * seconds
 
     def _exchange_nothing(self, rows: Sequence[Row]) -> Optional[Finding]:
-        """Report ranks that have met, and trained on without a byte from one to another: by steps that were reported in this
-        time, or by the time that they computed with all libraries loaded."""
+        """Report ranks that have met, but trained on without sending each other a byte. Proof of training is steps reported in
+        this time, or the time that they computed with all libraries loaded."""
         everyone, rows = rows, [row for row in rows if row.joined]
         if not rows:
             return None
@@ -361,7 +361,7 @@ class WorldCount:
         if before is None or not same or self._speak(now, before, rows):
             self._mute, self._moved = now, self._moved or same
             return None
-        before = replace(before, bytes=now.bytes)  # fewer where a connection was closed
+        before = replace(before, bytes=now.bytes)  # it shrinks when a connection is closed
         if before.mapped != now.mapped:
             before = replace(before, mapped=now.mapped, loaded=at, cpu=now.cpu)
         steps = (
@@ -378,20 +378,20 @@ class WorldCount:
         return found
 
     def _speak(self, now: Mute, before: Mute, rows: Sequence[Row]) -> bool:
-        """Return true if bytes went to others, or more to the meeting point than a store's signs of life."""
+        """Return true if bytes went to other ranks, or more to the meeting point than a store's keep-alive messages."""
         most = _KEPT_ALIVE * (now.since - before.since)
         return any(more > then for more, then in zip(now.bytes, before.bytes)) or any(
             row.met - then > (most if row.framework else 0) for row, then in zip(rows, before.met)
         )
 
     def at_end(self) -> Optional[Verdict]:
-        """Return the verdict when all ranks have ended, if none could be given before."""
+        """Return the verdict after all ranks have ended, if none was given before."""
         rows = [row for node in sorted(self.most) for row in self.most[node]]
         if self._said or self._copies_said or self.level == "off" or not rows:
             return None
         verdict = judge(rows, self.planned, True)
         if verdict is None or verdict.answer not in (AS_PLANNED, UNKNOWN):
-            return None  # as it was at one moment, and nobody saw it twice
+            return None  # seen only once
         if verdict.answer == AS_PLANNED or all(row.rank is None for row in rows):
             return verdict
         return replace(verdict, summary=ended_early(rows, self.planned))
