@@ -46,8 +46,8 @@ class Wanted:
 
 
 def named(value: str, interface: str, prefixes: bool) -> bool:
-    """Return true if a variable with this value names this interface. NCCL takes prefixes, `=` for whole names and `^` for all others; gloo
-    takes whole names."""
+    """Return true if a variable with this value names this interface. NCCL takes prefixes, `=` for whole names and `^` for
+    all others; gloo takes whole names."""
     if prefixes and value.startswith("^"):
         return not named(value[1:], interface, True)
     exact = value.startswith("=") or not prefixes

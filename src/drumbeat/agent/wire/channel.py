@@ -1,6 +1,6 @@
 """One connection between agents: JSON lines, each with a MAC, after both sides have proved that they know the token.
 
-The token itself never crosses the network: see `handshake`.
+The token itself is never sent: see the handshake below.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from drumbeat.agent.wire.messages import Message, WireError, decode, encode
 
-# How two agents prove to each other that they know the token, and the keys that follow from it. Each proof covers
-# the role of who gives it, both sides' random challenges, and the address and port that the member dialled. From the
-# same values comes one key per direction and connection: every later message carries a MAC under it, over a count
-# that both sides keep for themselves. So a message that was changed, repeated, reordered, left out, sent back to its
-# sender or taken from another connection does not fit, and ends the connection. Nothing is encrypted: who sees the
-# network can read.
+# The handshake by which two agents prove to each other that they know the token, and the keys derived from it. Each proof
+# covers the sender's role, both sides' random challenges, and the address and port that the member dialled. The same values
+# give one key per direction and connection: every later message carries a MAC under it, over a count that both sides keep. So a
+# message that was changed, repeated, reordered, left out, sent back to its sender or taken from another connection does not
+# fit, and ends the connection. Nothing is encrypted: anyone who sees the network can read.
 
 
 GREETING = "drumbeat-muster-4"
@@ -34,12 +33,12 @@ Place = Tuple[str, int]  # address and port; for a unix socket its name and 0
 
 
 def dialled(sock: socket.socket) -> Place:
-    """Return where the member's end of a connection goes to."""
+    """Return the address that the member's end of a connection dialled."""
     return _place(sock.getpeername())
 
 
 def listening(sock: socket.socket) -> Place:
-    """Return where the lead's end of a connection was accepted."""
+    """Return the address at which the lead accepted a connection."""
     return _place(sock.getsockname())
 
 
@@ -50,13 +49,15 @@ def _place(name: Any) -> Place:
 
 
 def plain_address(address: str) -> str:
-    """An IPv4 address that reached an IPv6 socket as IPv4; a link-local one without the interface, which each end names alone."""
+    """Return an address in plain form: IPv4 if it was mapped to IPv6, and without the interface of a link-local one, which
+    differs per end."""
     address = address.partition("%")[0]
     return address[len(_MAPPED) :] if address.lower().startswith(_MAPPED) and "." in address else address
 
 
 def proof(token: bytes, role: str, lead: str, node: str, place: Place) -> str:
-    """`lead` and `node` are the two challenges; `place` is what the member says it dialled."""
+    """Return the proof of one side. `lead` and `node` are the two challenges; `place` is the address the member says it
+    dialled."""
     return hmac.new(token, _transcript("proof", role, lead, node, place), hashlib.sha256).hexdigest()
 
 
@@ -69,10 +70,10 @@ def _transcript(use: str, role: str, lead: str, node: str, place: Place) -> byte
 
 
 def is_relayed(claimed: Place, here: Place) -> str:
-    """Return why a connection that was dialled to `claimed` and accepted at `here` did not come straight; '' if it may have.
+    """Return why a connection dialled to `claimed` and accepted at `here` was not direct; '' if it may have been.
 
-    The port must be the same. Another address is taken for NAT or an alias unless it belongs to this very machine: then
-    the connection should have arrived there, and something on this machine passed it on.
+    The port must be the same. A different address is taken for NAT or an alias, unless it belongs to this machine: then the
+    connection should have arrived there, and something on this machine relayed it.
     """
     if claimed == here:
         return ""
@@ -82,7 +83,7 @@ def is_relayed(claimed: Place, here: Place) -> str:
 
 
 def _is_own(address: str) -> bool:
-    """Return true if this machine has the address: only then can a socket be bound to it."""
+    """Return true if this machine has the address: otherwise a socket cannot be bound to it."""
     try:
         with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM) as probe:
             probe.bind((address, 0))
@@ -92,25 +93,25 @@ def _is_own(address: str) -> bool:
 
 
 def check_same_user(sock: socket.socket) -> None:
-    """WireError unless the process at the other end of a unix socket belongs to this user (or to root)."""
+    """Raise WireError unless the process at the other end of a unix socket belongs to this user or to root."""
     pid, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
     if uid not in (os.geteuid(), 0):
         raise WireError(f"it belongs to another user (pid {pid}, uid {uid})")
 
 
 class Seal:
-    """Adds the MAC to what one side of a connection sends."""
+    """Adds the MAC to one side's messages, and checks it."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
         self._count = 0
 
     def close(self, line: bytes) -> bytes:
-        """`line` ends with a newline, which the MAC does not cover."""
+        """Return a line with its MAC. `line` ends with a newline, which the MAC does not cover."""
         return self._mac(line[:-1]) + b" " + line
 
     def open(self, line: bytes) -> bytes:
-        """Return what was sealed, without its newline; WireError if it is not the next message of this connection."""
+        """Return a message without its MAC and newline; raise WireError if it is not the next message of this connection."""
         mac, data = line[: MAC_LENGTH + 1], line[MAC_LENGTH + 1 :]
         if not hmac.compare_digest(mac, self._mac(data) + b" "):
             raise WireError("a message was changed, repeated, left out or put in by somebody else on the way")
@@ -123,16 +124,16 @@ class Seal:
 
 
 _LONGEST = 8 << 20  # bytes of one message
-_BEFORE_PROOF = 4096  # bytes that a stranger may send
-_READ = 256 << 10  # bytes in one call of the kernel, where much comes
+_BEFORE_PROOF = 4096  # bytes that an unproved peer may send
+_READ = 256 << 10  # bytes per read while much data comes
 _FIRST_READ = 16 << 10  # enough for most messages: memory for more costs five times as much as reading a heartbeat
-_AT_ONCE = 4 << 20  # bytes taken in one turn of the loop: others wait for theirs
-_LONGEST_REFUSAL = 200  # characters of what a stranger says
+_AT_ONCE = 4 << 20  # bytes read per turn of the loop: other connections wait
+_LONGEST_REFUSAL = 200  # characters shown of an unproved peer's message
 _DECODER = json.JSONDecoder()  # json.loads would first guess the encoding of every heartbeat; ours is UTF-8
 
 
 class Channel:
-    """One non-blocking connection. `opened` becomes true when both sides are proved."""
+    """One non-blocking connection. `opened` becomes true when both sides have proved that they know the token."""
 
     def __init__(self, sock: socket.socket, token: str, lead: bool) -> None:
         sock.setblocking(False)
@@ -141,16 +142,16 @@ class Channel:
         self.sock = sock
         self.opened = False
         self.closed = False
-        self.sent = 0  # bytes, for those who measure
+        self.sent = 0  # bytes, for measurements
         self.received = 0
         self._token = token.encode()
         self._lead = lead
         self._challenge = secrets.token_hex(16)
         self._answered = ""  # the lead's challenge, once a member has answered it
-        self._outgoing: Optional[Seal] = None  # both from the moment the channel is open
+        self._outgoing: Optional[Seal] = None  # both are set when the channel is opened
         self._incoming: Optional[Seal] = None
         self._in = bytearray()
-        self._searched = 0  # bytes of `_in` that hold no end of a line
+        self._searched = 0  # bytes of `_in` known to hold no newline
         self._out = bytearray()
         if lead:
             self._put({"greeting": GREETING, "challenge": self._challenge})
@@ -159,18 +160,18 @@ class Channel:
         self.send_encoded(encode(message))
 
     def send_encoded(self, data: bytes) -> None:
-        """One message for thousands of members is encoded once."""
+        """Send an encoded message, so that one for thousands of members is encoded once."""
         self.queue(data)
         self.flush()
 
     def queue(self, data: bytes) -> None:
-        """Sent with the next message: one call of the kernel for both."""
+        """Queue data to be sent with the next message, in one system call."""
         assert self._outgoing, "a message before the proof"
         self._out += self._outgoing.close(data)
 
     @property
     def greeted(self) -> bool:
-        """Return true if the other side has said hello as a lead does, which proves nothing yet."""
+        """Return true if the other side has sent a lead's greeting, which proves nothing yet."""
         return bool(self._answered)
 
     @property
@@ -178,8 +179,8 @@ class Channel:
         return bool(self._out) and not self.closed
 
     def flush(self) -> None:
-        """Write what the socket takes now. A broken connection counts as closed, but its socket stays open until its owner
-        has taken it out of the selector: the next connection may get the same number."""
+        """Write what the socket takes now. A broken connection counts as closed, but its socket stays open until its owner has
+        removed it from the selector: otherwise the next connection could get the same number."""
         try:
             while self._out and not self.closed:
                 count = self.sock.send(self._out)
@@ -191,7 +192,8 @@ class Channel:
             self.closed = True
 
     def receive(self) -> List[Message]:
-        """The whole messages that have come; raises WireError for a stranger. What is left comes in the next turn."""
+        """Return the complete messages that have arrived; raise WireError if the peer is not one of ours. The rest follows in
+        the next turn."""
         messages: List[Message] = []
         taken, size = 0, _FIRST_READ
         while not self.closed and taken < _AT_ONCE:
@@ -207,7 +209,7 @@ class Channel:
             self.received += len(data)
             self._in += data
             messages += self._take_lines()
-            if data and len(data) < size:  # nothing more for now, or the selector says so in the next turn
+            if data and len(data) < size:  # nothing more for now; otherwise the selector says so in the next turn
                 taken = _AT_ONCE
             size = _READ
             if len(self._in) > (_LONGEST if self.opened else _BEFORE_PROOF):
@@ -240,7 +242,7 @@ class Channel:
             self._prove(_parse(line))
         except WireError:
             raise
-        except Exception as error:  # whatever a stranger sends, it costs nothing but the connection
+        except Exception as error:  # whatever an unproved peer sends, only its connection ends
             raise WireError(f"it does not speak our protocol ({type(error).__name__})") from None
 
     def _put(self, plain: Dict[str, Any]) -> None:
@@ -248,7 +250,7 @@ class Channel:
         self.flush()
 
     def _prove(self, plain: Dict[str, Any]) -> None:
-        """Lead: challenge, then check and answer. Member: answer and challenge, then check."""
+        """Handle the handshake. Lead: challenge, then check and answer. Member: answer and challenge, then check."""
         if "refuse" in plain:
             raise WireError(_printable(plain["refuse"]))
         if self._lead:
@@ -263,7 +265,7 @@ class Channel:
             raise WireError("it does not speak our protocol")
 
     def _answer(self, plain: Dict[str, Any]) -> None:
-        """A member: the lead's greeting has come."""
+        """Answer the lead's greeting, as a member."""
         if self._answered:
             raise WireError("it does not speak our protocol")
         if plain["greeting"] != GREETING:
@@ -274,7 +276,7 @@ class Channel:
         self._put({"proof": ours, "challenge": self._challenge, "dialled": list(place)})
 
     def _admit(self, plain: Dict[str, Any]) -> None:
-        """The lead: a member's answer has come."""
+        """Check a member's answer, as the lead."""
         theirs, place = str(plain.get("challenge")), plain.get("dialled")
         if not isinstance(place, list) or [type(each) for each in place] != [str, int]:
             place = ["", 0]
@@ -300,7 +302,7 @@ class Channel:
 
 
 def _printable(text: Any) -> str:
-    """Make a stranger's words safe to show: no control characters reach the terminal."""
+    """Make text of an unproved peer safe to show: no control characters reach the terminal."""
     return "".join(each if each.isprintable() else "?" for each in str(text)[:_LONGEST_REFUSAL])
 
 

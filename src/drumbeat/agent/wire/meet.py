@@ -1,8 +1,8 @@
-"""The lead's door: its listener, and the connections of those who have not proved yet that they belong to the run.
+"""The lead's door: its listener, and the connections that have not yet proved that they belong to the run (strangers).
 
 Anybody who reaches the port can connect. A stranger gets a short time to prove that it knows the token, and the number of
-strangers is bounded: when there are too many, the one that has waited longest goes, of the address that holds most of them. So
-a flood from elsewhere costs the members nothing, and one from a member's own machine costs it another try at most.
+strangers is limited: when there are too many, the oldest of the address with the most strangers is dropped. So a flood from
+elsewhere costs the members nothing, and one from a member's own machine costs it another try at most.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from drumbeat.base.processes import in_child
 from drumbeat.machine.model import Facts
 from drumbeat.plan.network import candidates, networks
 
-PROVE_WITHIN = 3.0  # seconds, where strangers hold more than half of the places
-_UNHURRIED = 15.0  # seconds, where they do not: a node of a large job may be slow to start
-_AT_ONCE = 256  # connections accepted in one turn of the loop: others wait for their turn, too
+PROVE_WITHIN = 3.0  # seconds, if strangers hold more than half of the places
+_UNHURRIED = 15.0  # seconds otherwise: a node of a large job may be slow to start
+_AT_ONCE = 256  # connections accepted per turn of the loop, so that others are served too
 _OWN_FILES = 128  # open files that the lead needs besides one per member
 _SPARE_STRANGERS = 1024
-_NAMED = 8  # addresses with another token that are named; more is a flood
+_NAMED = 8  # addresses with another token that are reported; more is a flood
 
 
 class Door:
-    """`admit(channel, messages)` gets each connection once it is proved; `refused(address, why)` names a member's address
-    that has another token."""
+    """The door. `admit(channel, messages)` gets each connection once it is proved; `refused(address, why)` reports a member
+    with another token."""
 
     def __init__(
         self,
@@ -63,22 +63,22 @@ class Door:
 
     @property
     def strangers(self) -> int:
-        """Return how many there are."""
+        """Return the number of strangers."""
         return len(self._strangers)
 
     def tick(self, now: float) -> None:
-        """Send those away who have not proved themselves in time. `now` must be given at least once per second."""
+        """Drop strangers that have not proved themselves in time. Call it at least once per second."""
         self._clock = now
         waiting = [(sock, since) for source in self._since.values() for sock, since in source.items()]
         limit = PROVE_WITHIN if 2 * len(waiting) > self.most else _UNHURRIED
         late = [sock for sock, since in waiting if now - since > limit]
         for sock in late:
-            self._hear(sock)  # its proof may have come while we were busy
+            self._hear(sock)  # its proof may have arrived while we were busy
             if sock in self._strangers:
                 self._drop(sock)
 
     def close(self) -> None:
-        """Nobody else is expected: the port is free again, and strangers are gone."""
+        """Stop listening and drop all strangers: all members are here, and the port is free again."""
         if self.is_open:
             self.is_open = False
             self._selector.unregister(self._listener)
@@ -90,7 +90,7 @@ class Door:
         for _ in range(_AT_ONCE):
             try:
                 sock, address = self._listener.accept()
-            except OSError:  # nobody more, or one who is gone already
+            except OSError:  # no further connection, or one that is gone already
                 return
             source = _origin(str(address[0])) if isinstance(address, tuple) else ""
             self._strangers[sock] = Channel(sock, self._token, lead=True)
@@ -104,7 +104,7 @@ class Door:
     def _hear(self, sock: socket.socket) -> None:
         channel = self._strangers.get(sock)
         if channel is None:
-            return  # sent away earlier in this turn
+            return  # dropped earlier in this turn
         messages: List[Message] = []
         try:
             messages = channel.receive()
@@ -118,7 +118,7 @@ class Door:
             self._admit(channel, messages)
 
     def _name(self, source: str, why: str) -> None:
-        """A member with another token, or behind a relay, is a mistake that its user should hear of."""
+        """Report a peer with another token, or behind a relay: a mistake that the user should know about."""
         if ("token" in why or "relay" in why) and source not in self._named and len(self._named) < _NAMED:
             self._named.add(source)
             self._refused(source, why)
@@ -147,9 +147,10 @@ def raise_open_files() -> int:
 
 
 def most_strangers(nodes: int, files: int) -> int:
-    """Return how many connections may wait for their proof: all members at once and some more, if open files allow it.
+    """Return how many connections may wait for their proof: all members at once and some more, if the limit of open files
+    allows.
 
-    WireError where they do not even suffice for the members.
+    Raises WireError if it does not even suffice for the members.
     """
     left = files - _OWN_FILES - nodes
     if left < 8:
@@ -162,7 +163,7 @@ def most_strangers(nodes: int, files: int) -> int:
 
 
 def _origin(address: str) -> str:
-    """One source of connections: an IPv4 address, or the network (/64) of an IPv6 one, all of which its owner has."""
+    """Return the source of a connection: an IPv4 address, or an IPv6 network (/64), as one owner has all its addresses."""
     address = plain_address(address)
     try:
         return str(ipaddress.ip_network((address, 64), strict=False)) if ":" in address else address
@@ -170,15 +171,15 @@ def _origin(address: str) -> str:
         return address
 
 
-# A node finds its lead: it tries the candidate ports in turn until one answers as ours, or time is up.
+# How a node finds its lead: it tries the candidate ports in turn until our lead answers or time is up.
 
 
-FIRST_NOTICE = 10.0  # seconds after which the user is told that we wait
+FIRST_NOTICE = 10.0  # seconds after which the user is told about the wait
 NOTICE_EVERY = 30.0
-_RESOLVE_WITHIN = 30.0  # a name of the scheduler's or the user's own that no name server knows for so long is wrong
+_RESOLVE_WITHIN = 30.0  # seconds after which a name that still does not resolve is taken to be wrong
 _SPELLING = "check its spelling, or give an address (--master, MASTER_ADDR)"
-_ANSWER_WITHIN = 3.0  # seconds for a port's owner to greet us
-# seconds for one that has greeted to prove that it is our lead: of a large job it has many to answer
+_ANSWER_WITHIN = 3.0  # seconds for the program at a port to greet us
+# seconds for a peer that has greeted us to prove that it is our lead, which may have many nodes to answer
 _PROVE_WITHIN = 15.0
 
 
@@ -191,9 +192,9 @@ def dial(
     tell: Callable[[str], None],
     unresolved: float = _RESOLVE_WITHIN,
 ) -> Channel:
-    """An opened channel to the lead. `beat` is called while we wait, so that the guard does not lose patience; `tell` says
-    after a while what we wait for, and at once which port answers as somebody else. A name that does not resolve for
-    `unresolved` seconds is taken for wrong."""
+    """Return an opened channel to the lead. `beat` is called while waiting, so that the guard does not lose patience; `tell`
+    reports long waits, and at once a port where another program answers. A name that does not resolve for `unresolved` seconds
+    is taken to be wrong."""
     begin = time.monotonic()
     deadline, notice = begin + seconds, begin + FIRST_NOTICE
     unknown_until = begin + unresolved
@@ -225,7 +226,7 @@ def dial(
                 continue
             if channel:
                 return channel
-        # a lead that is late, or no lead at all
+        # a late lead, or none at all
         for _ in _pauses(0.3 if time.monotonic() < begin + FIRST_NOTICE else 2.0):
             beat()
     known = "" if resolve(host, beat) else f"; the name {host} does not resolve here"
@@ -239,7 +240,7 @@ def _and(strangers: Iterable[str]) -> str:
 
 
 def resolve(host: str, beat: Callable[[], None]) -> Optional[str]:
-    """The address of a host. A name server may hang, so a child asks it, with a deadline."""
+    """Return the address of a host, asked for in a child with a deadline: a name server may hang."""
     for family in (socket.AF_INET, socket.AF_INET6):
         with suppress(OSError):
             socket.inet_pton(family, host)
@@ -278,20 +279,20 @@ def _try(address: str, port: int, token: str, beat: Callable[[], None]) -> Optio
 
 
 def _pauses(seconds: float) -> Iterator[None]:
-    """Turns of at most a tenth of a second until the time is over."""
+    """Yield at short intervals until the time is over."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         yield
         time.sleep(min(0.05, max(0.0, end - time.monotonic())))
 
 
-# Ports: the lead listens on the first candidate that is free; the ranks meet on one that nobody holds now.
+# Ports: the lead listens on the first free candidate; the ranks meet on a port that is not in use.
 
 
 def listening_address(master: str, emulated: bool) -> str:
-    """Return the address to listen on, as narrow as is safe: if all members dial one address of this machine, that one. A
-    name may mean one of our networks here and another one elsewhere, so it is all of them, IPv4 and IPv6, until the nodes
-    have come together."""
+    """Return the address to listen on, as narrow as is safe: if all members dial one address of this machine, that one. A name
+    may resolve to different networks on different nodes, so then it is all addresses, IPv4 and IPv6, until all nodes have
+    joined."""
     if emulated:
         return master
     everywhere = _everywhere()
@@ -307,7 +308,7 @@ def listening_address(master: str, emulated: bool) -> str:
 
 
 def _everywhere() -> str:
-    """All addresses of this machine, as one to listen on: IPv4 alone where the kernel has no IPv6."""
+    """Return the wildcard address of this machine: IPv4 only if the kernel has no IPv6."""
     try:
         with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
@@ -318,7 +319,7 @@ def _everywhere() -> str:
 
 
 def listen(address: str, ports: Tuple[int, ...]) -> socket.socket:
-    """Listen on the first candidate port that is free; a taken one costs nothing but the try."""
+    """Listen on the first free candidate port."""
     last: Optional[OSError] = None
     for port in ports:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -339,7 +340,7 @@ def listen(address: str, ports: Tuple[int, ...]) -> socket.socket:
 
 
 def free_port(address: str, wanted: Sequence[int]) -> int:
-    """The first wanted port that nobody holds now; if all are held, any above the range the kernel gives away."""
+    """Return the first wanted port that is not in use; if there is none, any port above the kernel's ephemeral range."""
     start = 61000 + secrets.randbelow(4000)
     candidates: List[int] = [*wanted, *range(start, 65536), *range(61000, start)]
     for port in candidates:
@@ -353,7 +354,7 @@ def free_port(address: str, wanted: Sequence[int]) -> int:
 
 
 def is_held(port: int) -> bool:
-    """Return true if a program has this port on any address of this machine; one that was only just used is free."""
+    """Return true if a program has this port on any address of this machine; a port in TIME-WAIT is free."""
     for family, everywhere in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):  # noqa: S104
         try:
             with socket.socket(family, socket.SOCK_STREAM) as sock:
@@ -367,19 +368,19 @@ def is_held(port: int) -> bool:
     return False
 
 
-# Before ranks start: a short exchange over TCP in every subnet that all nodes are in. One in which they do not reach each
-# other is not used.
+# Before ranks start, nodes exchange some data over TCP in every subnet that they share. A subnet in which they do not reach
+# each other is not used.
 
 
 Places = Dict[str, Tuple[str, int]]  # subnet -> this node's address in it, and a port
 
-SECONDS = 2.0  # for all exchanges of a node, which run at once
+SECONDS = 2.0  # for all exchanges of a node, which run in parallel
 _MOST = 64  # subnets
-_BYTES = b"\0" * 24_000  # several packets of any size: a switch that drops large ones is found, too
+_BYTES = b"\0" * 24_000  # several packets of any size, so that a switch that drops large ones is noticed
 
 
 class Doors:
-    """Listeners on this node's addresses, one per subnet, until ranks start. The kernel answers: nothing is ever read."""
+    """Listeners on this node's addresses, one per subnet, until ranks start. The kernel acknowledges data; we never read it."""
 
     def __init__(self, facts: Facts) -> None:
         self.sockets: Dict[str, socket.socket] = {}
@@ -394,7 +395,7 @@ class Doors:
             sock.bind((address, 0))
             sock.listen(8)
             self.sockets.setdefault(subnet, sock)
-        except OSError:  # it has just gone
+        except OSError:  # the address has just gone
             sock.close()
 
     @property
@@ -408,7 +409,7 @@ class Doors:
 
 
 def unreached(own: Mapping[str, Tuple[str, int]], theirs: Mapping[str, Tuple[str, int]]) -> Dict[str, str]:
-    """Return the subnets of both in which the other node does not take what is sent from our address, and why."""
+    """Return the shared subnets in which the other node does not acknowledge data sent from our address, and why."""
     why: Dict[str, str] = {}
     open_ones: Dict[str, socket.socket] = {}
     for subnet in sorted(set(own) & set(theirs)):
@@ -451,5 +452,5 @@ def unreached(own: Mapping[str, Tuple[str, int]], theirs: Mapping[str, Tuple[str
 
 
 def _unanswered(sock: socket.socket) -> int:
-    """Count the bytes whose arrival the other side has not confirmed."""
+    """Return the number of sent bytes that the other side has not acknowledged."""
     return int(struct.unpack("i", fcntl.ioctl(sock, termios.TIOCOUTQ, b"\0\0\0\0"))[0])

@@ -1,4 +1,4 @@
-"""The messages between agents, and between an agent and the tasks of its node: frozen records with one table.
+"""The messages between agents, and between an agent and the tasks of its node: frozen records, listed in one table.
 
 On the wire a message is one line of JSON: its fields, and under `is` the name of its type.
 """
@@ -27,7 +27,7 @@ from drumbeat.runfolder.files import append, create
 from drumbeat.runfolder.layout import NodeFolder
 from drumbeat.runfolder.progress import Progress
 
-# What every member must know of the others to plan its own part. It does not grow with the number of nodes.
+# What every member must know about the others to plan its own part. Its size does not depend on the number of nodes.
 
 
 _SLOW = ("ethernet", "unknown")
@@ -35,19 +35,19 @@ _SLOW = ("ethernet", "unknown")
 
 @dataclass(frozen=True)
 class Network:
-    """One member's network, as far as others plan by it."""
+    """One member's network, as far as the others' plans depend on it."""
 
-    subnets: Optional[Tuple[str, ...]] = None  # of interfaces that others could reach; None: interfaces are not known
+    subnets: Optional[Tuple[str, ...]] = None  # of interfaces that others could reach; None: unknown
     fabric: str = "unknown"
     rdma: Tuple[RdmaDevice, ...] = ()  # without their GIDs
     cxi: Tuple[CxiDevice, ...] = ()
-    rails: Tuple[str, ...] = ()  # subnets of the compute NICs, in their order
+    rails: Tuple[str, ...] = ()  # subnets of the compute NICs, in order
     doors: Dict[str, Tuple[str, int]] = field(default_factory=dict)  # subnet -> where it listens for `Try`
 
 
 @dataclass(frozen=True)
 class Fast:
-    """The first node that has a fast network: one without it is broken, and no Ethernet cluster."""
+    """The first node with a fast network. If there is one, a node without it is broken, not part of an Ethernet cluster."""
 
     node: int
     host: str
@@ -59,12 +59,12 @@ class Fast:
 class World:
     """One attempt, as every member must know it."""
 
-    ranks: Tuple[Tuple[int, int], ...]  # (ranks per node, on so many nodes), in the order of node ranks
+    ranks: Tuple[Tuple[int, int], ...]  # (ranks per node, number of nodes), in the order of node ranks
     master_addr: str
     master_port: int
-    subnets: Optional[Tuple[str, ...]] = None  # that all members are in; None: not known
+    subnets: Optional[Tuple[str, ...]] = None  # shared by all members; None: unknown
     fast: Optional[Fast] = None
-    replaced: Tuple[Tuple[int, str], ...] = ()  # (node rank, host) where a spare has that role
+    replaced: Tuple[Tuple[int, str], ...] = ()  # (node rank, host) where a spare has taken over
 
     def ranks_per_node(self) -> Iterator[int]:
         for ranks, count in self.ranks:
@@ -87,11 +87,11 @@ def network_of(facts: Facts) -> Network:
 
 
 class Common:
-    """The subnets that all members are in, kept up to date as they come; and the first one with a fast network."""
+    """The subnets that all members share, updated as they join; and the first node with a fast network."""
 
     def __init__(self) -> None:
         self.subnets: Optional[frozenset[str]] = None
-        self.fast: Dict[int, Fast] = {}  # the lowest member alone
+        self.fast: Dict[int, Fast] = {}  # only the lowest member
         self.apart: Set[str] = set()  # subnets in which members do not reach each other
         self._rails: Tuple[str, ...] = ()  # of the first member that has any
 
@@ -113,7 +113,7 @@ def make_world(
     master: Tuple[str, int],
     replaced: Tuple[Tuple[int, str], ...] = (),
 ) -> World:
-    """`ranks` in the order of node ranks; `nodes`: member -> node rank."""
+    """Return the world. `ranks` are in the order of node ranks; `nodes`: member -> node rank."""
     fast = next((replace(fast, node=nodes[member]) for member, fast in common.fast.items() if member in nodes), None)
     subnets = None if common.subnets is None else tuple(sorted(common.subnets - common.apart))
     return World(tuple(run_lengths(ranks)), *master, subnets, fast, replaced)
@@ -130,7 +130,7 @@ def run_lengths(values: Iterable[int]) -> List[Tuple[int, int]]:
 
 
 def peers_of(world: World, order: Order, node: int, address: str, facts: Facts) -> Peers:
-    """The peers as planning takes them: this node as it is, and one of the others in whose facts stands what they share."""
+    """Return the peers for planning: this node with its own facts, and one other node with the facts that the others share."""
     counts = list(world.ranks_per_node())
     hosts = list(order.hosts[: len(counts)] if len(order.hosts) == order.members else ("",) * len(counts))
     for role, host in world.replaced:
@@ -141,7 +141,7 @@ def peers_of(world: World, order: Order, node: int, address: str, facts: Facts) 
     if fast:
         shared = replace(shared, rdma=fast.rdma, cxi=fast.cxi)
     nodes = []
-    nothing = Facts("")  # of the others nothing more is known
+    nothing = Facts("")  # nothing more is known of the others
     for number, ranks in enumerate(counts):
         about = facts if number == node else shared if number == speaker else nothing
         host = about.host or hosts[number]
@@ -156,7 +156,7 @@ def _interfaces(world: World) -> Tuple[Interface, ...]:
 
 
 class WireError(Exception):
-    """The other side is not one of us, or does not keep to the protocol."""
+    """The other side is not one of our agents, or violates the protocol."""
 
 
 _MOST_RANKS = 1 << 20
@@ -171,14 +171,14 @@ _LONGEST_REASON = 200  # characters
 class Hello:
     member: Optional[int]
     host: str
-    address: str  # by which the others reach it
+    address: str  # at which the others reach it
     run: str  # the order's `identity`
-    terms: Dict[str, Any]  # what all members must agree on
+    terms: Dict[str, Any]  # values that all members must agree on
     ranks: int = 1
     gpus: int = 0  # that the job may use there
     network: Network = field(default_factory=Network)
     findings: Tuple[Finding, ...] = ()
-    start: int = 0  # how often its agent was started before
+    start: int = 0  # earlier starts of its agent
 
     def __post_init__(self) -> None:
         _within("ranks", self.ranks, 0, _MOST_RANKS)
@@ -196,25 +196,25 @@ class Pong:
 @dataclass(frozen=True)
 class Pace:
     rank: int
-    seconds: float  # per step, as the rank itself says
+    seconds: float  # per step, as reported by the rank
 
 
 @dataclass(frozen=True)
 class Beat:
-    """I am here; from a member also: this is how far my ranks are. Of the same size however many ranks the node has."""
+    """A sign of life; a member's also has the progress of its ranks. Its size does not depend on the number of ranks."""
 
     step: Optional[int] = None
     t: Optional[float] = None  # of that step's report, on the member's clock
     silent: Optional[float] = None  # seconds since any rank reported anything
-    # of the rank that is overdue the longest by its own pace: seconds since its last report
+    # seconds since the last report of the rank that is most overdue by its own pace
     stale: Optional[float] = None
     stale_rank: Optional[int] = None
-    every: Optional[float] = None  # median of the seconds between two steps that a rank reported
+    every: Optional[float] = None  # median of the seconds between two reported steps
     phase: str = ""  # announced by a rank and not over yet: validation, checkpoint
     slowest: Optional[Pace] = None
     usual: Optional[float] = None  # median of the ranks' own seconds per step
     done: bool = False  # all ranks that report have made the steps that they announced
-    waits_least: Optional[Pace] = None  # the rank that waits least for the others; `seconds` of each second
+    waits_least: Optional[Pace] = None  # the rank that waits least for the others; `seconds` per second
     waits: Optional[float] = None  # median share of the time that the node's other ranks wait
 
     def __post_init__(self) -> None:
@@ -231,14 +231,14 @@ class RankEnded:
     t: float
     by_us: bool
     finding: Optional[Finding] = None
-    of_command: bool = False  # not a rank's end, but that of the node's command; `rank` is the node's first
+    of_command: bool = False  # the end of the node's command, not of a rank; `rank` is the node's first
     links: Tuple[Tuple[int, int], ...] = ()  # its TCP connections, by local and remote port
-    # those of them that it closed before its peer did, and when both had
+    # connections that it closed before its peer did, and when both had
     closed: Tuple[Tuple[int, int, float], ...] = ()
     left: Tuple[Tuple[int, int, float], ...] = ()  # those that its peer had closed when it raised or exited
     own: bool = False  # it raised, and no lost connection was the reason
-    noted: Optional[float] = None  # when it raised or exited, as it says itself
-    since: Optional[float] = None  # when it was last seen to be there
+    noted: Optional[float] = None  # when it raised or exited, by its own record
+    since: Optional[float] = None  # when it was last seen alive
 
     def __post_init__(self) -> None:
         _within("rank", self.rank, 0, _MOST_RANKS)
@@ -253,8 +253,8 @@ class Done:
 
     attempt: int
     progress: Dict[str, Any] = field(default_factory=dict)
-    stuck: str = ""  # processes that could not be ended, in words
-    # rank -> its last step, where its own reports end before its total
+    stuck: str = ""  # processes that could not be ended
+    # rank -> its last step, for ranks whose reports end before their total
     short: Dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -264,7 +264,7 @@ class Done:
 @dataclass(frozen=True)
 class StopAsked:
     signal: int
-    orphaned: bool = False  # the process that had started the agent was gone
+    orphaned: bool = False  # the process that started the agent was gone
 
     def __post_init__(self) -> None:
         if self.signal not in signals.Signals._value2member_map_:
@@ -299,12 +299,12 @@ class Tried:
 
 @dataclass(frozen=True)
 class Looked:
-    """The answer to `Look`: every rank of this node that could be looked at."""
+    """The answer to `Look`: all ranks of this node that could be observed."""
 
     attempt: int
     number: int
     looks: Tuple[RankLook, ...] = ()
-    ras: Tuple[RasNote, ...] = ()  # node 0 asks NCCL's RAS, about all nodes
+    ras: Tuple[RasNote, ...] = ()  # from NCCL's RAS, about all nodes; only node 0 asks
 
 
 @dataclass(frozen=True)
@@ -318,7 +318,7 @@ class Counted:
 
 @dataclass(frozen=True)
 class FilePart:
-    """A piece of one of the member's files; pieces of a file come in order."""
+    """A piece of one of the member's files; pieces of a file are sent in order."""
 
     name: str
     data: str  # base64
@@ -336,7 +336,7 @@ class Ping:
 @dataclass(frozen=True)
 class Refuse:
     why: str
-    another_run: bool = False  # the member belongs to another run, whose lead may be on another port
+    another_run: bool = False  # the member belongs to another run, whose lead may use another port
 
 
 @dataclass(frozen=True)
@@ -370,14 +370,14 @@ class Stop:
 
 @dataclass(frozen=True)
 class Try:
-    """Try to reach another member in these subnets, and tell."""
+    """Try to reach another member in these subnets, and report."""
 
     doors: Dict[str, Tuple[str, int]]
 
 
 @dataclass(frozen=True)
 class Look:
-    """Look at what your ranks are doing, and tell."""
+    """Look at your ranks, and report."""
 
     attempt: int
     number: int  # of this look
@@ -386,7 +386,7 @@ class Look:
 @dataclass(frozen=True)
 class End:
     exit_code: int
-    again: bool = False  # the lead comes back, and waits for its members once more
+    again: bool = False  # the lead is restarted, and waits for its members again
 
 
 # -- between an agent and the tasks of its node ------------------------------------------------------------------------
@@ -396,8 +396,8 @@ class End:
 class TaskHello:
     local_id: int
     cpus: Tuple[int, ...] = ()
-    gpus: Tuple[Gpu, ...] = ()  # that this task sees
-    visible: Dict[str, str] = field(default_factory=dict)  # variables that limit them
+    gpus: Tuple[Gpu, ...] = ()  # visible to this task
+    visible: Dict[str, str] = field(default_factory=dict)  # variables that limit the visible GPUs
 
 
 @dataclass(frozen=True)
@@ -451,13 +451,13 @@ def encode(message: Message) -> bytes:
     plain: Dict[str, Any] = {"is": type(message).__name__}
     for name, default in _FIELDS[type(message)]:
         value = getattr(message, name)
-        if value is not default:  # the reader knows the defaults: most beats are then a few bytes
+        if value is not default:  # the reader knows the defaults: most beats are only a few bytes
             plain[name] = to_plain(value)
     return json.dumps(plain, separators=(",", ":")).encode() + b"\n"
 
 
 def decode(plain: Dict[str, Any]) -> Message:
-    """WireError for a message that is none of ours, or of another version's shape."""
+    """Convert a received message; raise WireError if it is not one of ours, or from an incompatible version."""
     cls = _TYPES.get(str(plain.get("is")))
     if cls is None:
         raise WireError(f"a message of unknown type {str(plain.get('is'))[:40]!r}")
@@ -469,7 +469,7 @@ def decode(plain: Dict[str, Any]) -> Message:
 
 
 def _within(name: str, value: Optional[float], low: float, high: float) -> None:
-    """Refuse numbers of a member that cannot be true before anything counts with them."""
+    """Reject a member's number outside its valid range before it is used."""
     if value is not None and not low <= value <= high:
         raise RecordError(f"'{name}' is {str(value)[:40]}")
 
@@ -485,7 +485,7 @@ _NAME = regex(r"(attempt-\d{1,4}/)?[a-z][a-z0-9.-]{0,60}")
 
 
 def files_of(folder: NodeFolder) -> Iterator[FilePart]:
-    """A node's files in pieces; each piece is read when it is asked for."""
+    """Yield a node's files in pieces; each piece is read when it is needed."""
     left = _NODE_BYTES
     for base, _, names in os.walk(folder.path):
         for name in sorted(names):
@@ -507,8 +507,8 @@ def _parts(path: str, name: str, start: int, note: bytes) -> Iterator[FilePart]:
 
 
 def take(folder: NodeFolder, part: FilePart, begin: Write = create, add: Write = append) -> None:
-    """Write what a member sent: `begin(path, data)` a file, or `add(path, data)` to it. The name is checked: nothing is written
-    outside that member's folder."""
+    """Write a piece of a member's file: `begin(path, data)` creates it, `add(path, data)` appends. The name is checked, so
+    that nothing is written outside that member's folder."""
     if not _NAME.fullmatch(part.name) or ".." in part.name:
         return
     try:
