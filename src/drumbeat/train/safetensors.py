@@ -50,7 +50,7 @@ class Tensors:
         return name in self.places
 
     def read(self, name: str, cuts: Sequence[slice] = ()) -> Tensor:
-        """A tensor, or the part of it that `cuts` name; only that part is read."""
+        """Return a tensor, or the part of it that `cuts` select; only that part is read."""
         place = self.places[name]
         size = place.dtype.itemsize
         if 0 in place.shape:
@@ -138,7 +138,7 @@ def write(folder: str, entries: Mapping[str, Entry], read: Callable[[str], Tenso
                     out.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
                 out.flush()
                 os.fsync(out.fileno())
-        except OSError:  # a full disk gets its room back
+        except OSError:  # frees the space again on a full disk
             os.unlink(path + ".part")
             raise
         os.replace(path + ".part", path)

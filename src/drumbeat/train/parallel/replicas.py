@@ -70,7 +70,7 @@ def agreed_statistics(parts: Sequence[nn.Module], meshes: Meshes) -> Iterator[No
 
 
 def _statistics(parts: Sequence[nn.Module]) -> Dict[str, Tensor]:
-    """The running means of batch normalisation, under the names that they have in a checkpoint."""
+    """Return the running means of batch normalisation, under the names that they have in a checkpoint."""
     layers = [m for part in parts for m in part.modules() if isinstance(m, BATCH_NORMS)]
     running = {id(buffer) for layer in layers for buffer in (layer.running_mean, layer.running_var)}
     return {name: buffer for name, buffer in named_buffers(parts) if id(buffer) in running}
