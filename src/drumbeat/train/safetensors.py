@@ -109,7 +109,7 @@ class Entry(NamedTuple):
 
 
 def write(folder: str, entries: Mapping[str, Entry], read: Callable[[str], Tensor]) -> List[str]:
-    """Write `read(name)` of every entry, one tensor at a time, into files of at most 5 GB. Returns their names."""
+    """Write `read(name)` of every entry, one tensor at a time, into files of at most 5 GB; return their names."""
     groups: List[List[str]] = [[]]
     for name, entry in entries.items():
         if groups[-1] and sum(entries[other].nbytes for other in groups[-1]) + entry.nbytes > _FILE_BYTES:

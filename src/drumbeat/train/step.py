@@ -200,9 +200,9 @@ class Step:
 
 
 def gradient_sync(model: nn.Module, last: bool, meshes: Meshes) -> ContextManager[Any]:
-    """Gradients travel with the last micro-batch only. With replicas of shards (HSDP) they are scattered inside the
-    node each time, which keeps them small, and only the shards wait for the last one to cross between nodes.
-    """
+    """Return a context in which gradients are sent with the last micro-batch only. With replicas of shards (HSDP) they are
+    scattered inside the node each time, which keeps them small, and only the shards wait for the last micro-batch to cross
+    between nodes."""
     if isinstance(model, FSDPModule):
         replicated = meshes.layout.dp_replicate > 1
         model.set_is_last_backward(last)
@@ -236,7 +236,7 @@ def refuse_unused(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def refuse_whole_sizes() -> Iterator[None]:
-    """A model's own code may reckon with the sizes of whole layers: what torch says of it then does not name the plan."""
+    """Turn an error about tensor sizes into a Refusal that names the plan: the model's code may use unsharded sizes."""
     try:
         yield
     except (RuntimeError, TypeError, ValueError) as error:

@@ -229,7 +229,7 @@ class Trainer:
     def advance(
         self, batch: Any, loss: Optional[Loss] = None, mark: Callable[[str], None] = lambda phase: None
     ) -> Outcome:
-        """Make a step as `step` does, without the means over all ranks, which `result` makes of what this returns: for
+        """Make a step as `step` does, without the means over all ranks, which `result` computes from the returned outcome: for
         loops that look at some steps only. `mark(phase)` is called when a phase is over."""
         self._loss, self._sums = loss or returned_loss, {}
         pieces = (
@@ -297,7 +297,7 @@ class Trainer:
 
     @torch.no_grad()
     def _average(self) -> None:
-        """Move the mean of each weight: part of the optimizer's state, so that it is saved, loaded and cut with it."""
+        """Update the mean of each weight. It is part of the optimizer's state, so it is saved, loaded and sharded with it."""
         for p in self.inner.parameters:
             state = self.optimizer.state[p]
             # An optimizer that has left out its first steps must find its state as it expects it: empty.
@@ -650,7 +650,7 @@ def _refuse_arguments(model: nn.Module, args: Sequence[Any], more: Mapping[str, 
 
 
 def _labels(batch: Any) -> Optional[Tensor]:
-    """Labels of tokens: a mean loss is a mean over those that count, not over rows."""
+    """Return the labels of tokens: a mean loss is a mean over those that count, not over rows."""
     labels = batch.get("labels") if isinstance(batch, Mapping) else None
     return labels if isinstance(labels, Tensor) and labels.ndim > 1 and not labels.is_floating_point() else None
 

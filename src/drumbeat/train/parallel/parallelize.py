@@ -114,7 +114,7 @@ def block_list(model: nn.Module, blocks: str) -> List[Tuple[str, nn.Module]]:
 
 
 def _callable_children(holder: nn.Module) -> Iterator[Tuple[str, nn.Module]]:
-    """A block may be a plain list of layers that the model calls one by one: then each layer is a block."""
+    """Yield the blocks; a block may be a plain list of layers that the model calls one by one: then each layer is a block."""
     for name, block in holder.named_children():
         if isinstance(block, (nn.ModuleList, nn.ModuleDict)):
             yield from _callable_children(block)

@@ -29,7 +29,7 @@ def add_gradients(parameters: Sequence[Tensor], mesh: DeviceMesh) -> None:
 
 
 def buckets(gradients: Sequence[Tensor]) -> List[List[Tensor]]:
-    """Group gradients of one dtype, in the same order on every rank. Tensor parallelism: each rank its own slices."""
+    """Group gradients of one dtype, in the same order on every rank. Under tensor parallelism each rank groups its own slices."""
     full: List[List[Tensor]] = []
     filling: Dict[torch.dtype, List[Tensor]] = {}
     for gradient in gradients:
