@@ -138,7 +138,8 @@ def find_running(wanted: Optional[str], environ: Mapping[str, str], is_running: 
 
 
 def open_run(path: str, environ: Mapping[str, str]) -> Run:
-    """Open a run folder of this machine; if its nodes do not share it, it is a copy that is kept up to date while it is read."""
+    """Open a run folder of this machine; if its nodes do not share it, the folder is a copy that is kept up to date while it is
+    read."""
     run = Run.open(path)
     backend = backends.of_handle(run.record.handle)
     files = backend.run_files(run.path, run.record.handle, environ) if backend else None

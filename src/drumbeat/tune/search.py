@@ -23,7 +23,7 @@ OUTCOMES = (OK, OOM, NAN, HANG, FAILED, REFUSED, STOPPED)
 
 @dataclass(frozen=True)
 class Point:
-    """One setting of what is tuned; what does not vary is None."""
+    """One combination of the tuned settings; a setting that is not varied is None."""
 
     batch: Optional[int] = None  # samples that a rank takes at once
     accumulate: Optional[int] = None  # how many of them make a step

@@ -15,7 +15,7 @@ class Point(NamedTuple):
 
 
 class Curve:
-    """A curve; values may arrive in any order of time. Adding one costs the same however long the run is."""
+    """Values over time, added in any order. Adding one costs the same however long the run is."""
 
     def __init__(self, width: float = 1.0, slots: int = 600) -> None:
         assert slots % 2 == 0, slots

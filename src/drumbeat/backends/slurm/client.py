@@ -168,7 +168,7 @@ def existing_nodes(hosts: Sequence[str], environ: Mapping[str, str]) -> Set[str]
 
 
 def statuses(handles: Sequence[str], environ: Mapping[str, str]) -> Dict[str, Status]:
-    """Ask about all of these jobs at once; `unknown` where Slurm has forgotten a job and keeps no accounts."""
+    """Return the states of all of these jobs with one query; `unknown` if Slurm has forgotten a job and keeps no accounts."""
     jobs = {handle: job_number(handle) for handle in handles}
     argv = ["squeue", "--noheader", "--array", "--states=all", f"--Format={SQUEUE}"]
     queue = _call([*argv, f"--jobs={','.join(jobs.values())}"], environ)
