@@ -27,8 +27,8 @@ _BUILT_IN = {
     "runai": "drumbeat.backends.runai:RunAi",
     "ssh": "drumbeat.backends.ssh:Ssh",
 }
-FOR_HOSTS = "ssh"  # what starts jobs on machines that are named one by one
-_HAS_LOGIN_NODES = ("slurm",)  # of the built-in ones
+FOR_HOSTS = "ssh"  # the backend for machines that are listed one by one
+_HAS_LOGIN_NODES = ("slurm",)  # built-in backends only
 _loaded: Dict[str, Backend] = {}
 
 
@@ -37,7 +37,7 @@ def names() -> List[str]:
 
 
 def get(name: str, where: str = "") -> Backend:
-    """Return the backend of that name; `where` says who asks for it, in a message about an unknown one."""
+    """Return the backend of that name; `where` says where the name comes from, for the message about an unknown one."""
     if name not in _loaded:
         target = _BUILT_IN.get(name) or _installed().get(name)
         if target is None:
@@ -77,11 +77,11 @@ def _known(name: str) -> bool:
     return bool(name) and (name in _BUILT_IN or name in _installed())
 
 
-@functools.cache  # it looks through every installed package
+@functools.cache  # slow: looks through every installed package
 def _installed() -> Dict[str, str]:
     archives = [path for path in sys.path if os.path.isfile(path) and not __file__.startswith(path)]
     if not archives and not any(GROUP.encode() in points for folder in sys.path for points in _entry_points(folder)):
-        return {}  # the usual case, found without importlib.metadata, which takes 0.05 s to import
+        return {}  # the usual case; importlib.metadata would take 0.05 s to import
     from importlib import metadata
 
     found: Any = metadata.entry_points()

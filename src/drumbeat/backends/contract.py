@@ -95,7 +95,7 @@ def job_handle(identity: Identity) -> str:
 
 
 def overall(handle: str, tasks: Sequence[Status]) -> Status:
-    """Combine the states of an array: it runs while one of its jobs does, and has failed if one has."""
+    """Combine the states of an array's jobs: running while one of them runs, failed if one has failed."""
     states = [task.state for task in tasks]
     for state in (RUNNING, QUEUED, FAILED, CANCELLED, UNKNOWN, FINISHED):
         if state in states:
@@ -106,7 +106,7 @@ def overall(handle: str, tasks: Sequence[Status]) -> Status:
 
 
 class Backend:
-    """The requests that the desk may make of a backend; the module's docstring explains them."""
+    """Interface between the desk and a backend; see the module's docstring."""
 
     name = ""  # in site profiles and handles
     title = ""  # in sentences
@@ -173,7 +173,7 @@ class Backend:
         raise self.unable("cannot be given jobs", "drumbeat run starts the job here")
 
     def draft(self, order: Order, unreachable: Unreachable) -> Request:
-        """Render what `render` would if the scheduler could be asked, for reading alone; the text names what is assumed."""
+        """Render the request without asking the scheduler, for display only; the text names what it assumes."""
         raise unreachable
 
     def render_command(self, order: Order, word: str, request: str, text: str, why: str) -> Request:
@@ -189,8 +189,8 @@ class Backend:
         return ""
 
     def handle(self, order: Order, environ: Mapping[str, str]) -> str:
-        """Return the handle that `submit` will give if it is known before, so that a killed desk can be cleaned up after.
-        Empty: the scheduler chooses one."""
+        """Return the handle that `submit` will return, if known in advance, so that a killed desk can be cleaned up after. Empty:
+        the scheduler chooses one."""
         return ""
 
     def submit(self, request: Request, environ: Mapping[str, str]) -> str:
@@ -199,7 +199,7 @@ class Backend:
         raise self.unable("cannot be given jobs", "drumbeat run starts the job here")
 
     def desk(self, handle: str) -> Optional[Desk]:
-        """Return the process here that looks after a submitted job until its end; most have none."""
+        """Return the local process that looks after a submitted job until it ends; most backends have none."""
         return None
 
     def status(self, handle: str, environ: Mapping[str, str]) -> Status:
@@ -211,7 +211,7 @@ class Backend:
         return {handle: self.status(handle, environ) for handle in handles}
 
     def cancel(self, handle: str, environ: Mapping[str, str]) -> None:
-        """End a job, queued or running, for good."""
+        """Cancel a job for good, whether queued or running."""
         raise self.unable("cannot cancel jobs")
 
     def shell(self, handle: str, host: str, environ: Mapping[str, str], command: Sequence[str] = ()) -> List[str]:
@@ -220,13 +220,13 @@ class Backend:
         raise self.unable("cannot open a shell on a node", f"ssh {host}, where that is allowed")
 
     def run_files(self, folder: str, handle: str, environ: Mapping[str, str]) -> Optional[Files]:
-        """Return a mirror that copies a run folder which the nodes do not share with this machine into `folder`. None: it
-        is shared, or all of it is here."""
+        """Return a mirror that copies the run folder into `folder` if the nodes do not share it with this machine. None: it is
+        shared, or already complete here."""
         return None
 
     def fan_out(self, order: Order, environ: Mapping[str, str]) -> Launch:
-        """Return the command that starts `drumbeat.pyz _node RUN/order.json`, checked by bundle/pinned.py, on every node
-        of the allocation that we are in."""
+        """Return the command that starts `drumbeat.pyz _node RUN/order.json`, checked by bundle/pinned.py, on every node of the
+        current allocation."""
         raise self.unable("cannot start agents from inside an allocation", "drumbeat submit JOB.yaml")
 
     def finish(self, handle: str, environ: Mapping[str, str]) -> None:

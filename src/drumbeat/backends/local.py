@@ -102,7 +102,7 @@ _ASKED = ("account", "partition", "memory", "cpus", "exclusive", "array")
 
 
 def without_effect(order: Order) -> List[str]:
-    """Return the names of settings that are for a scheduler, and that this machine does without."""
+    """Return the names of scheduler settings that have no effect on this machine."""
     asked, nothing = order.resources, Resources()
     names = [name for name in _ASKED if getattr(asked, name) != getattr(nothing, name)]
     names += sorted(asked.specific)
@@ -115,7 +115,7 @@ def without_effect(order: Order) -> List[str]:
 
 
 def own_process() -> str:
-    """Return this process as handles name it: its pid and start time, which tells it from a later one."""
+    """Return this process as handles name it: its pid and its start time, because pids are reused."""
     return f"{os.getpid()}-{start_time(os.getpid())}"
 
 
@@ -144,7 +144,7 @@ def _alive(process: str) -> Optional[int]:
 class Ticket:
     process: str  # as in the handle
     run_id: str
-    gpus: Tuple[int, ...] = ()  # those it was given, by the machine's own count
+    gpus: Tuple[int, ...] = ()  # GPUs assigned to it, by the machine's numbering
     waits: bool = True
 
 
@@ -162,12 +162,12 @@ class Queue:
         return path
 
     def tickets(self) -> List[Ticket]:
-        """Return the tickets of live processes, the first comers first."""
+        """Return the tickets of live processes, the oldest first."""
         return list(self._read().values())
 
     def take(self, path: str, gpus: Sequence[Gpu], wanted: int) -> Optional[Sequence[Gpu]]:
-        """Take `wanted` of the GPUs if it is this ticket's turn; None: it is not. On a machine without GPUs nothing is
-        taken, and one run goes on at a time."""
+        """Take `wanted` of the GPUs if it is this ticket's turn, else return None. On a machine without GPUs nothing is taken,
+        and runs go one at a time."""
         with open(os.path.join(self.folder, "lock"), "a", encoding="ascii") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             tickets = self._read()
@@ -184,7 +184,7 @@ class Queue:
             return given
 
     def _read(self) -> Dict[str, Ticket]:
-        """Map path to ticket, without those whose process is gone."""
+        """Map path to ticket for live processes."""
         found: Dict[str, Ticket] = {}
         try:
             names = sorted(name for name in os.listdir(self.folder) if name.endswith(".json"))

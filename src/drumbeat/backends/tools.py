@@ -14,8 +14,8 @@ from drumbeat.base.redact import printable
 def ask_tool(
     argv: Sequence[str], environ: Mapping[str, str], missing: str, silent: str, seconds: float = 30.0, **how: Any
 ) -> subprocess.CompletedProcess[Any]:
-    """Run a tool and return its answer, whatever its exit code. `missing` and `silent` say what to do if it is not installed
-    or does not answer in time; `how` is what subprocess.run takes besides."""
+    """Run a tool and return its answer, whatever its exit code. `missing` and `silent` say what to do if it is not installed or
+    does not answer in time; `how` holds further arguments of subprocess.run."""
     how.setdefault("input", "" if how.get("text") else b"")
     env = {**environ, "LC_ALL": "C"}
     try:
@@ -34,7 +34,7 @@ def text_of(data: bytes) -> str:
 
 
 def complaint(text: str, noise: str = "") -> str:
-    """Return what a tool wrote as one line, each sentence once. `noise` is a pattern of what is left out."""
+    """Return a tool's output as one line, each sentence once. `noise` is a pattern of what is left out."""
     lines = (re.sub(noise, "", printable(line).strip()).strip() for line in text.splitlines())
     return "; ".join(dict.fromkeys(filter(None, lines)))
 

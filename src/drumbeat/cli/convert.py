@@ -1,4 +1,4 @@
-"""drumbeat convert: the job file of a batch script that exists, and what was left out and why."""
+"""drumbeat convert: make a job file from an existing batch script, and say what was left out and why."""
 
 from __future__ import annotations
 

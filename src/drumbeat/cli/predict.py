@@ -130,7 +130,7 @@ def run(args: Any) -> int:
 
 
 def _described(args: Any) -> Tuple[Any, Any]:
-    """The model, and the job if there is one."""
+    """Return the model, and the job if there is one."""
     from drumbeat.predict.arguments import from_command
     from drumbeat.predict.models import Described, describe
 
@@ -177,7 +177,8 @@ def _cluster(args: Any, job: Any) -> Any:
 
 
 def _learned(args: Any, cluster: Any, described: Any, wishes: Any, environ: Any) -> Tuple[Any, Any, List[Any]]:
-    """Constants, what they rest on, and the runs they were learned from: --calibrate, else the ledger of earlier runs."""
+    """Return the constants, their basis, and the runs that they were learned from: --calibrate, else the ledger of
+    earlier runs."""
     from drumbeat.predict.frameworks import framework_named
     from drumbeat.predict.machine import UNCALIBRATED
     from drumbeat.predict.past import calibrated, recall, with_verify
@@ -201,7 +202,7 @@ def _learned(args: Any, cluster: Any, described: Any, wishes: Any, environ: Any)
 
 
 def _measured(case: Any) -> Any:
-    """The case with constants from the products of its own shapes on this machine's GPU."""
+    """Return the case with constants measured on this machine's GPU, from the products of its own shapes."""
     from drumbeat.predict.machine import MEASURED
     from drumbeat.predict.past import measured_rate, share_of
 
@@ -223,7 +224,7 @@ def _possible(cases: Sequence[Any]) -> List[Any]:
 
 
 def _naive(found: Any, question: Any) -> float:
-    """Seconds of a step at the speed per GPU of one node."""
+    """Return the seconds of a step at the speed per GPU of one node."""
     case = found.case
     per_node = case.cluster.gpus_per_node
     smallest = max(1, -(-int(case.layout.tp * case.layout.pp * case.layout.cp) // per_node))
@@ -305,7 +306,7 @@ def _search(args: Any, cases: Sequence[Any], job: Any) -> int:
 
 
 def _job_text(args: Any, job: Any, case: Any) -> str:
-    """The job with the layout to use, as a job file."""
+    """Return the job with the layout to use, as a job file."""
     import yaml
 
     from drumbeat.predict.arguments import with_arguments
@@ -340,7 +341,7 @@ def _verify(args: Any, job: Any, found: Sequence[Any]) -> int:
 
 
 def _other_sizes(question: Any, nodes: int) -> List[Any]:
-    """Cases of the same step on fewer and on more nodes, for the table of time against GPU-hours."""
+    """Return cases of the same step on fewer and on more nodes, for the table of time against GPU-hours."""
     batch = int(question.case(nodes).work.batch)
     wishes = dataclasses.replace(question.wishes, batch=batch, layout=None, micro_batch=None)
     counts = {max(1, nodes // 4), max(1, nodes // 2), nodes * 2} - {nodes}

@@ -50,7 +50,7 @@ def run(args: Any) -> int:
 
 
 def _say_again(copies: str, folder: str) -> None:
-    """Repeat at a good end that the ranks are copies, unless what was seen of them says more."""
+    """Repeat after a successful end that the ranks are copies, unless more is known about them."""
     from drumbeat.runfolder.run import Run
     from drumbeat.runfolder.state import ranks_seen, world_of
 
@@ -60,8 +60,8 @@ def _say_again(copies: str, folder: str) -> None:
 
 
 def _say_what_is_seen(job: Any) -> str:
-    """Say in one line what the program looks like: where nothing was run before, and always if ranks would be copies.
-    Return it in that case."""
+    """Describe in one line what the program looks like: if nothing was run here before, and always if ranks would be copies.
+    Return the line in that case."""
     from drumbeat.commands.program import script_at
     from drumbeat.convert.folder import PROGRAM, first_look, kind_of
     from drumbeat.desk.start.place import HERE, find_place

@@ -216,7 +216,7 @@ def _described(properties: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def _comments(record: Any) -> Dict[str, str]:
-    """Return what the source says beside each field; nothing where it is not at hand."""
+    """Return the source's comments beside each field; nothing if the source is not available."""
     try:
         lines = inspect.getsource(record).splitlines()
     except (OSError, TypeError):

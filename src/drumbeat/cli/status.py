@@ -99,7 +99,7 @@ def going_on(state: State, now: float) -> List[Tuple[str, str]]:
 
 
 def rank_words(ranks: Ranks, now: float) -> str:
-    """Say how many ranks were started and which are known to have ended; empty before any start."""
+    """Describe how many ranks were started and which are known to have ended; empty before any start."""
     from drumbeat.base.ranges import named_ranks
     from drumbeat.runfolder.lines import count, duration
 

@@ -34,18 +34,18 @@ def _cancel(run: Run) -> None:
     pid = desk_pid(run)
     if pid is not None:
         try:
-            run.ask_to_stop("CANCEL", "drumbeat cancel")  # says that the run must not come back
+            run.ask_to_stop("CANCEL", "drumbeat cancel")  # asks that the run must not come back
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-        os.kill(pid, signal.SIGTERM)  # is heard also before there is a lead, and where the disk is full
+        os.kill(pid, signal.SIGTERM)  # works even before there is a lead, and if the disk is full
         return
     told, backend = status(run), scheduler_of(run.record.handle)
     state = told.state
     if backend and run.record.submitting and state not in ALIVE and not run.record.cancelled:
         _take_out(run, backend)
         return
-    if backend is None and agents(run):  # the desk was killed: they are ending the run
+    if backend is None and agents(run):  # the desk was killed: its agents are ending the run
         run.ask_to_stop("CANCEL", "drumbeat cancel")
         return
     if backend is None or state not in ALIVE:
@@ -55,7 +55,7 @@ def _cancel(run: Run) -> None:
 
 
 def _not_running(run: Run, told: Status) -> Problem:
-    if told.state == UNKNOWN and told.detail:  # its scheduler was asked, and did not say
+    if told.state == UNKNOWN and told.detail:  # the scheduler was asked, but gave no state
         return Problem(f"{run.run_id} was not cancelled, since its state is unknown: {told.detail}")
     return Problem(f"{run.run_id} is not running here ({told.state})")
 
@@ -74,15 +74,15 @@ def remove_ended(run: Run) -> bool:
 
 
 def _take_out(run: Run, backend: Backend) -> None:
-    """Have the scheduler end the job. It may forget the job at once, so run.json records that it was cancelled."""
+    """Cancel the job in its scheduler, and record that in run.json: the scheduler may forget the job at once."""
     backend.cancel(run.record.handle, os.environ)
     forget_answers()
-    if os.path.isdir(run.path):  # a backend may take the folder away with the job
+    if os.path.isdir(run.path):  # a backend may remove the folder with the job
         write_run_record(run.folder, replace(run.record, cancelled=True))
 
 
 def _cancel_array(run: Run) -> None:
-    """Cancel the jobs that have not ended, the queued ones first: they would start in place of the others."""
+    """Cancel the jobs that have not ended, the queued ones first: they would start as soon as others end."""
     whole, backend = status(run), scheduler_of(run.record.handle)
     alive = [task for task in whole.tasks if task.state in ALIVE]
     if backend is None or not alive:
@@ -96,15 +96,15 @@ def _cancel_array(run: Run) -> None:
         number = task.handle.rpartition("_")[2]
         if task.state == RUNNING and number in runs:
             runs[number].ask_to_stop("CANCEL", "drumbeat cancel")
-        elif task.state == RUNNING:  # it has started, but not come so far as to have a run folder
+        elif task.state == RUNNING:  # it has started, but has no run folder yet
             backend.cancel(task.handle, os.environ)
 
 
 def end_job(run: Run) -> bool:
-    """Have the scheduler end what did not end when it was asked to; false if there is no scheduler."""
+    """Cancel a job in its scheduler if it did not stop when asked; return false if there is no scheduler."""
     backend = scheduler_of(run.record.handle)
     if backend is None or (run.record.desk is not None and not run.record.submitting):
-        return False  # a job that was not submitted by us is its owner's to end
+        return False  # only its owner may end a job that we did not submit
     _take_out(run, backend)
     return True
 
@@ -127,7 +127,7 @@ _SHORTEST, _LONGEST = 0.2, 5.0  # seconds between two looks; the scheduler itsel
 
 
 class Patience:
-    """Decide from one look to the next whether a run has ended."""
+    """Decides at each poll of the state whether a run has ended."""
 
     def __init__(self) -> None:
         self.unknown = 0.0  # since when the state is unknown
@@ -139,8 +139,8 @@ class Patience:
 
 
 def wait_for_end(run: Run, timeout: Optional[float] = None, state: Optional[Callable[[], State]] = None) -> State:
-    """Wait until all of the run's files are here and return its last state. `state` returns the state if it is not that of
-    the whole run. TimeoutError after `timeout` seconds."""
+    """Wait until the run has ended and all of its files are here; return its last state. `state` returns the state to wait for if
+    it is not that of the whole run. TimeoutError after `timeout` seconds."""
     state = state or (lambda: state_of(run))
     begin, pause, patience = time.monotonic(), _SHORTEST, Patience()
     while True:
@@ -155,7 +155,7 @@ def wait_for_end(run: Run, timeout: Optional[float] = None, state: Optional[Call
 
 
 def exit_code(state: State) -> int:
-    """Return the exit code of a command that waited: the run's own, else 1 unless it finished."""
+    """Return the exit code of a command that waited for the run: the run's own, else 1 unless it finished."""
     if state.summary:
         return state.summary.exit_code
     if state.status.exit_code is not None:

@@ -1,4 +1,4 @@
-"""The console view of a run in the foreground: one line per matter, the job's own output untouched in between."""
+"""Console output of a run in the foreground: one line per event, with the job's own output unchanged in between."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from drumbeat.runfolder.run import LeadClock, Run
 from drumbeat.runfolder.state import CODE as HANG
 from drumbeat.runfolder.summary import Summary
 
-# Findings of nodes before the ranks start: the same warning of several nodes is one line that names them.
+# Findings from nodes before the ranks start: if several nodes have the same warning, one line names them all.
 
 
 class NodeFindings:
@@ -78,7 +78,7 @@ class NodeVerdicts:
         return _lines(self._said) if len(self._said) == self.nodes else []
 
     def take(self) -> List[str]:
-        """Return what is left when the attempt is over; some nodes may not have reported."""
+        """Return the lines that are still held when the attempt is over; some nodes may not have reported."""
         held = {} if len(self._said) >= self.nodes else self._said
         self._said = {}
         return _lines(held)
@@ -97,7 +97,7 @@ def _lines(said: Dict[int, str]) -> List[str]:
     return lines[:_MOST] + more
 
 
-# The ranks' output, passed on to the user; a reader that goes away never ends the run.
+# Passes the ranks' output on to the user; a reader that goes away never ends the run.
 
 
 _OWN_PREFIX = regex(r"\[rank\d+\]: ?")  # torch's, before each line of a traceback
@@ -122,7 +122,7 @@ def write_lines(lines: Iterable[Line]) -> None:
 
 
 def mark(rank: Optional[int]) -> str:
-    """Return what a rank's lines begin with: those of rank 0 are as it prints them."""
+    """Return the prefix of a rank's lines; rank 0 has none."""
     return f"[{rank}] " if rank else ""
 
 
@@ -141,11 +141,11 @@ def put(stream: TextIO, text: str) -> None:
         os.close(nowhere)
 
 
-_FLOOD = 2 << 20  # bytes of one log: what ranks print faster than this can be shown is left out
-_PROGRESS_EVERY = 15.0  # seconds, where there is no terminal to redraw a line on
-_WAITING_AFTER = 5.0  # seconds without all nodes, after which it is said who is missing
+_FLOOD = 2 << 20  # bytes of one log: output beyond this is skipped if ranks print faster than it can be shown
+_PROGRESS_EVERY = 15.0  # seconds between progress lines if there is no terminal on which to redraw one
+_WAITING_AFTER = 5.0  # seconds after which missing nodes are named
 _WAITING_EVERY = 30.0
-_ALL_NODES = 64  # up to here the lead's console reads the metrics of all nodes, above only those of its own
+_ALL_NODES = 64  # up to this many, the lead's console reads the metrics of all nodes; above, only those of its own
 _LAUNCHERS = {
     "ranks": "drumbeat starts each rank directly",
     "torchrun": "torchrun starts the ranks of each node",
@@ -168,10 +168,10 @@ _COLOURS = {
 
 
 def opening_lines(order: Order, name: str = "") -> Lines:
-    """Say what is about to run, and where. `name`: that of a run on several machines, if it is not the order's."""
+    """Return the lines about what will run, and where. `name` is the run's if it differs from the order's."""
     ranks = count(order.ranks_per_node, "rank") if order.ranks_per_node else "one rank per GPU"
     if order.launcher == "once" and order.ranks_per_node == 1:
-        ranks = "1 process"  # which may start ranks: how many, is seen when they run
+        ranks = "1 process"  # which may start ranks; their number is known once they run
     where = ", emulated on this machine" if order.nodes_emulated else ""
     spares = f", {count(order.spares, 'spare node')}" if order.spares else ""
     size = f"{count(order.nodes, 'node')} x {ranks}{spares}{where}"
@@ -185,7 +185,7 @@ def opening_lines(order: Order, name: str = "") -> Lines:
 
 
 class Console:
-    """drumbeat's own lines go to standard error; what ranks print goes where they printed it."""
+    """Shows drumbeat's own lines on standard error, and each line of a rank on the stream to which it was printed."""
 
     def __init__(
         self,
@@ -198,19 +198,19 @@ class Console:
         """`show` gets each line, drumbeat's own and those of ranks, in place of the terminal."""
         self._show_line = show
         self.order, self.nodes, self.joined, self.by_mpirun = order, nodes, joined, by_mpirun
-        self.leads = 0 in nodes  # of a run on several machines only the lead's console speaks of the run
+        self.leads = 0 in nodes  # with several machines, only the lead's console reports on the run itself
         self.live = show is None and sys.stderr.isatty()
         self.colour = self.live and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
         self.progress = Progress()
         self._clock = LeadClock()
         self.follower: Optional[Follower] = None
         self._others: Optional[Follower] = None  # the other nodes' metrics
-        self._unshown = 0  # bytes that ranks printed faster than they can be shown
+        self._unshown = 0  # bytes of output that were skipped because ranks printed faster than it can be shown
         self._logs: Dict[int, str] = {}  # node -> where its ranks write, if that is not the run folder
         self._begun = time.monotonic()
         self._connected: Dict[int, str] = {}
         self.started = False  # the ranks
-        self._between = False  # the next attempt waits
+        self._between = False  # true while waiting for the next attempt
         self._waiting_said = 0.0
         self._node_findings = NodeFindings(order.emulated)
         self._affinity = NodeVerdicts(order.nodes)
@@ -218,9 +218,9 @@ class Console:
         self._drawn = ""
         self._last_progress = time.monotonic()
         self._said_progress = ""
-        self._hangs = self._stops = False  # then the time left is unknown
+        self._hangs = self._stops = False  # either makes the time left unknown
         self._said: Set[str] = set()  # findings of this attempt
-        self._ends = False  # a rank of this attempt has ended, or all are asked to: no time is left
+        self._ends = False  # a rank of this attempt has ended, or all were asked to: no time left is shown
         self._failed = False  # a rank has failed, and the others are being ended for it
 
     def begin(self, from_end: bool = True) -> None:
@@ -309,7 +309,7 @@ class Console:
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _open(self, path: str, from_end: bool = False) -> None:
-        """Follow the run folder at `path`, which a node without shared storage learns from its agent."""
+        """Follow the run folder at `path`; without shared storage, a node learns that path from its agent."""
         path = os.path.abspath(path)
         if self.follower and self.follower.run.path == path:
             return
@@ -359,7 +359,7 @@ class Console:
             self._say_node_findings()
         elif isinstance(event, kinds.AttemptStarted):
             self.started, self._between, self._hangs, self._ends, self._failed = True, False, False, False, False
-            self.progress = Progress()  # steps and speed are this attempt's
+            self.progress = Progress()  # steps and speed count from the start of the attempt
             self._said.clear()
             if event.resized:
                 self.say("smaller", event.resized)
@@ -379,7 +379,7 @@ class Console:
             self._ends = True
         elif isinstance(event, kinds.Stopping):
             self._ends, self._failed = True, event.why == "a rank failed"
-            if event.why.startswith("the time limit"):  # nobody has typed anything
+            if event.why.startswith("the time limit"):  # this is not the user's Ctrl-C
                 self.say("stop", f"{event.why}: the ranks have {event.grace:g} s to save")
         elif isinstance(event, kinds.NodeLost):
             if not self.started:
@@ -408,22 +408,22 @@ class Console:
             self._said.add(text)
 
     def _explains(self, event: kinds.Decided) -> bool:
-        """Return true if a reader will wonder why the run does not go on: it could, or a node is to blame."""
+        """Return true if the decision needs an explanation: the run could go on but does not, or a node is to blame."""
         order = self.order
         return bool(order.restarts or order.survives_loss) or event.action == "requeue" or event.cause == HARDWARE.name
 
     def _show_verdict(self, event: kinds.VerdictGiven) -> None:
         verdict = event.verdict
-        # Unknown verdicts are in the events; they tell a person nothing.
+        # Unknown verdicts are in the events; they do not help the user.
         silent = verdict.answer == "unknown" and (verdict.check in ("transport", "traffic") or not verdict.seen)
         words = verdict.summary if verdict.answer == "as planned" else verdict.words
         if verdict.check == "affinity" and self.order.nodes > 1 and event.peer is not None:  # about one node
-            wrong = verdict.answer == "mismatch"  # that cannot wait for the others
+            wrong = verdict.answer == "mismatch"  # a mismatch is shown at once
             lines = [f"node {event.peer}: {words}"] if wrong else []
             for line in [*lines, *self._affinity.add(event.peer, "" if silent or wrong else words)]:
                 self.say(verdict.check, line)
         elif not silent and (event.peer == 0 or verdict.answer == "mismatch"):
-            self.say(verdict.check, words)  # node 0 speaks for those that are as planned
+            self.say(verdict.check, words)  # node 0 stands for all nodes that match the plan
 
     def _is_of_the_muster(self, event: kinds.FindingMade) -> bool:
         """Return true if the finding belongs to the muster: every node checks itself before it joins, so others may report
@@ -466,7 +466,7 @@ class Console:
         found, attempt = environment.get("variables"), environment.get("attempt")
         variables = [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
         if not variables or not isinstance(attempt, int) or attempt < self.follower.first_attempt:
-            return  # not written yet, or that of an earlier start
+            return  # not written yet, or left by an earlier start
         self._environment_said = True
         chosen = [v for v in variables if v.get("source") in ("site", "detected") and "_IFNAME" in str(v.get("name"))]
         first = (chosen or variables)[0]
@@ -486,7 +486,7 @@ class Console:
                 put(sys.stderr, f"\r\x1b[K{line}")
                 self._drawn = line
         elif time.monotonic() - self._last_progress > _PROGRESS_EVERY and made != self._said_progress:
-            self._last_progress, self._said_progress = time.monotonic(), made  # in silence there is nothing to repeat
+            self._last_progress, self._said_progress = time.monotonic(), made  # shown only if there is progress
             self.say("progress", line)
 
     def _clear(self) -> None:

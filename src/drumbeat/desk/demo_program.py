@@ -17,7 +17,7 @@ SENT = struct.Struct("ddd")
 
 
 def connect() -> List[socket.socket]:
-    """Rank 0 hears from all others; each of the others talks to rank 0."""
+    """Connect the ranks: rank 0 to all others, each of the others to rank 0 only."""
     if RANK == 0:
         with socket.create_server(ADDRESS) as server:
             return [server.accept()[0] for _ in range(WORLD - 1)]

@@ -1,4 +1,4 @@
-"""A run in the foreground: start the agents, show what the run folder says, pass signals on, leave nobody behind."""
+"""A run in the foreground: start the agents, show the run folder's news, pass signals on, and leave no process behind."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ find = Catalog("lead")
 def summary_without_lead(
     run: Run, order: Order, code: int, now: float, hung: str = "", said: Optional[Finding] = None
 ) -> Summary:
-    """Summarize a run whose lead wrote no summary. `code` is the exit of the lead's agent, negative or above 128 for a
-    signal; `now` is the wall clock; `hung` says why we ended it ourselves, `said` is its own last word."""
+    """Summarize a run whose lead wrote no summary. `code` is the exit code of the lead's agent, negative or above 128 for a
+    signal; `now` is the wall clock; `hung` says why we ended the agent, `said` is the agent's own last message."""
     number = code - 128 if code > 128 else -code if code < 0 else 0
     finding = find("lead-hung", why=hung, evidence=[hung]) if hung else said or _finding(number, code)
     attempts = run.attempt_ends()
@@ -104,7 +104,7 @@ def agent_argv(
 
 
 def is_agent(pid: int) -> bool:
-    """Return true for a live guard or agent; what an agent has forked has a name of its own, or lives shortly."""
+    """Return true for a live guard or agent. A process that an agent has forked has another name, or ends soon."""
     return b"_agent" in proc.command(pid).split(b"\0") and not proc.word(pid, "comm").startswith("drumbeat-")
 
 
@@ -133,10 +133,10 @@ def start_agents(
     return started
 
 
-_GUARD_SWEEP = 15.0  # seconds that a guard may be silent while it ends what its agent left
-_AGENT_ENDS = 20.0  # seconds that an agent whose guard was killed has to end by itself
+_GUARD_SWEEP = 15.0  # seconds without a beat that a guard may take while it ends what its agent left behind
+_AGENT_ENDS = 20.0  # seconds until an agent whose guard was killed must have ended by itself
 _RETURN_AFTER, _RETURN = 2.0, 60.0  # seconds until a killed member starts again, and for it to find the lead
-_PASSED_ON = 0.3  # seconds in which a wrapper around the desk passes on what the terminal has already sent
+_PASSED_ON = 0.3  # seconds in which a wrapper may pass on a signal that the terminal has already sent to the desk
 
 
 def _may_be_wrapped() -> bool:
@@ -181,14 +181,14 @@ class Foreground:
         self.folder: Optional[RunFolder] = None
         self.console = Console(order, self.nodes, joined, by_mpirun)
         self.signals: List[int] = []
-        self.found: Optional[Set[int]] = None  # children that we had before on-start
+        self.found: Optional[Set[int]] = None  # children of this process from before on-start
 
     def run(self, environ: Mapping[str, str], if_killed: int = signal.SIGTERM) -> int:
         """Run the agents to their end. `if_killed`: the signal for the guards if this process is killed. A desk's death is
         a request to stop; the death of a process that only starts its own node may be the loss of that node, and the run
         goes on without it."""
-        # Children that a script had before it became us by exec, as it does with its last command: a tee that shows what we
-        # print, a job in the background.
+        # Children from before an exec: a script that execs us as its last command may have started a tee that shows our output,
+        # or a background job.
         not_ours = set(children())
         become_subreaper()  # if a guard and its agent are killed at once, their orphans come to us
         self.heed()
@@ -199,7 +199,7 @@ class Foreground:
         self.console.begin()
         with stops_held_back():  # until the guards can pass them on: none is lost, and none kills a guard
             self.guards = start_agents(self.bundle, self.order, self.nodes, self.token, environ, report_fd, if_killed)
-        for early in self.signals:  # those that came before there was anybody to pass them on to
+        for early in self.signals:  # signals that came before there were guards to pass them on to
             self._signal_guards(early)
         codes: Dict[int, int] = {}
         lead_gone: Optional[float] = None
@@ -223,7 +223,7 @@ class Foreground:
                 self.guards.update(started)
             self._tell_lead(codes)
             if lead_gone is not None and time.monotonic() - lead_gone > 2.0:
-                self._signal_guards(signal.SIGTERM)  # a node that never found its lead would go on looking for it
+                self._signal_guards(signal.SIGTERM)  # a node that never found its lead would keep looking for it
             self._pause(codes)
         os.close(report_fd)
         sweep(keep=not_ours if self.found is None else self.found)
@@ -238,13 +238,13 @@ class Foreground:
         return ended[1].exit_code
 
     def _let_return(self, node: int, code: int) -> None:
-        """Note that a member which was killed is to come back: a run with a range of nodes uses it in its next attempt."""
+        """Schedule the restart of a member that was killed: a run with a range of nodes uses it in its next attempt."""
         killed = code < 0 or code > 128
         if killed and node and self.order.fewest_nodes is not None and not (self.again or self.signals):
             self.returning[node] = time.monotonic() + _RETURN_AFTER
 
     def _due(self, lead_gone: bool) -> List[int]:
-        """Return the members that start again now; none once the run ends."""
+        """Return the members to restart now; none once the run is ending."""
         if lead_gone or self.ended_by_lead or self.signals:
             self.returning.clear()
         due = [node for node, at in self.returning.items() if time.monotonic() >= at]
@@ -255,21 +255,21 @@ class Foreground:
         return due
 
     def heed(self) -> None:
-        """Take stop signals from now on; those that come before `run` are passed on when it starts."""
+        """Handle stop signals from now on; those that come before `run` are passed on when it starts."""
         for number in STOPS:
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # under nohup it stays ignored
                 signal.signal(number, self._on_signal)
 
     def _let_agent_end(self) -> None:
-        """Wait for the agent of a killed guard: the kernel tells it, and it ends its ranks and records why."""
+        """Wait for the agent of a killed guard: the kernel notifies the agent, which ends its ranks and records why."""
         until = time.monotonic() + _AGENT_ENDS
         guards = {guard.pid for guard in self.guards.values()}
         while time.monotonic() < until and any(is_agent(pid) for pid in children() if pid not in guards):
             time.sleep(0.05)
 
     def _tell_lead(self, codes: Mapping[int, int]) -> None:
-        """Tell the lead about a node that ended before all had joined; otherwise it would wait for it until its time is
-        up. Whoever only joins the lead does not see when they have."""
+        """Tell the lead about a node that ended before all had joined; otherwise the lead would wait for it until its timeout. A
+        machine that only joins the lead cannot know when all have joined."""
         if 0 not in self.nodes:
             return
         for node, code in codes.items():
@@ -280,7 +280,7 @@ class Foreground:
                     ask_to_stop(self.folder.stop, "LOST", why)
 
     def _pause(self, codes: Container[int]) -> None:
-        """Pause until the next look, or until one more agent is gone than those in `codes`."""
+        """Pause until the next poll, or until an agent that is not in `codes` has ended."""
         until = time.monotonic() + self.every
         going = [guard for node, guard in self.guards.items() if node not in codes]
         while going and time.monotonic() < until and all(guard.poll() is None for guard in going):
@@ -289,7 +289,7 @@ class Foreground:
     def _end_silent(self, now: float) -> None:
         """Kill a guard that was stopped or hangs: its agent and ranks then become our children.
 
-        The time for which this process was stopped itself is nobody's silence.
+        The time for which this process itself was stopped does not count as silence.
         """
         late = max(0.0, now - self.looked - self.every - 1.0)
         self.looked = now
@@ -308,14 +308,14 @@ class Foreground:
                 guard.send_signal(number)
 
     def _on_signal(self, number: int, frame: Any) -> None:
-        """Pass the first signal on as it is. A second Ctrl-C becomes QUIT: no more grace."""
+        """Pass the first signal on unchanged. A second Ctrl-C becomes QUIT: no more grace."""
         now = time.monotonic()
         interrupt = number == signal.SIGINT
         again = interrupt and self.interrupted is not None and now - self.interrupted > self.passed_on
         if interrupt and (again or self.interrupted is None):
             self.interrupted = now
         elif self.signals and number != signal.SIGQUIT:
-            return  # one more way of the same request: TERM and HUP come from wrappers, schedulers and closed terminals
+            return  # the same request in another form: TERM and HUP come from wrappers, schedulers and closed terminals
         number = signal.SIGQUIT if again else number
         self.signals.append(number)
         self._signal_guards(number)
@@ -345,7 +345,7 @@ class Foreground:
     def _ended(self, codes: Dict[int, int]) -> Optional[Tuple[Run, Summary]]:
         """Return the lead's summary, or write one if the lead was killed before it could."""
         if 0 not in codes:
-            return None  # a joined node: the lead's machine has it
+            return None  # a joined node: the lead's machine has the summary
         try:
             run = Run.open(self.folder.path if self.folder else self.order.folder)
             summary = run.summary()
@@ -358,7 +358,7 @@ class Foreground:
                 write_summary(run.folder, summary)
             except OSError as error:
                 print(f"drumbeat: no summary could be written: {error}", file=sys.stderr)
-            from drumbeat.agent.lead.summary import run_on_end  # here: it needs all of the lead, and ranks wait for us
+            from drumbeat.agent.lead.summary import run_on_end  # imported here: it loads all of the lead
 
             problem = run_on_end(self.order, run.folder, summary, lambda: None)
             if problem:
@@ -392,7 +392,8 @@ def run_node(order_file: str) -> int:
 
 
 def _open_again(order: Order, identity: Identity) -> None:
-    """Open the run folder for this start: one job of an array has its own, and a requeued one has not ended after all."""
+    """Prepare the run folder for this start: a job of an array has a folder of its own, and a requeued run has not ended after
+    all."""
     folder = RunFolder(order.folder)
     if not os.path.exists(folder.run_json):
         os.makedirs(folder.at("nodes"), exist_ok=True)
@@ -405,7 +406,7 @@ def _open_again(order: Order, identity: Identity) -> None:
 
 
 def guard_rank(order: Order, identity: Identity, token: str, environ: Mapping[str, str]) -> int:
-    # here: few jobs have such tasks, and all would wait for it
+    # imported here: few jobs have such tasks, and all would wait for it
     from drumbeat.agent.ranks.tasks import own_view, run_task
 
     node = own_node(order, identity)
@@ -421,8 +422,8 @@ def joined(
     first failure would kill the lead while it still writes the summary. A pod (`own_pod`) fails where its own ranks failed.
 
     DRUMBEAT_REJOIN is set by a backend that starts the agent again on this very machine: it is told by 75 when to do so."""
-    # mpirun kills its tasks, which are ours, when a rank has called MPI_Abort: the agents go on and record who it was. The lead
-    # always goes on, to end the others.
+    # mpirun kills its tasks, including our agents, when a rank has called MPI_Abort: members go on and record which rank it was.
+    # The lead always goes on, to end the others.
     code = foreground.run(environ, if_killed=signal.SIGKILL if node and not by_mpirun else signal.SIGTERM)
     if node and foreground.again and environ.get("DRUMBEAT_REJOIN"):
         return EXIT_REQUEUE

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 BLOCK = 1 << 20
 GZIP = b"\x1f\x8b"
-MAX_LINE = 1 << 16  # of a line without end, only its start and its end are read
-LONGEST_TAIL = 4096  # bytes at the end of a line that is longer than the reader's own limit
+MAX_LINE = 1 << 16  # bytes: of a longer line, only the start and the end are read
+LONGEST_TAIL = 4096  # bytes kept from the end of a line that is longer than the reader's limit
 _MARKS = (  # the one that begins like another stands before it
     (codecs.BOM_UTF32_LE, "utf-32"),
     (codecs.BOM_UTF32_BE, "utf-32"),
@@ -39,7 +39,7 @@ _MARKS = (  # the one that begins like another stands before it
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
 MAX_FILES = 20_000
-TAIL = 2_000  # lines at the end of a file, which are read however often the like of them came before
+TAIL = 2_000  # lines at the end of a file that are always read, however often similar lines came before
 # fmt: off
 SKIPPED = (
     ".pt", ".pth", ".bin", ".safetensors", ".npy", ".npz", ".so", ".pyc", ".pyz", ".png", ".jpg", ".pdf", ".zip",
@@ -93,7 +93,7 @@ def find(paths: List[str]) -> Sources:
 
 
 def _run_named(name: str) -> str:
-    """Return the folder of the run with this id, or with one that begins so."""
+    """Return the folder of the run with this id, or with an id that starts with it."""
     from drumbeat.desk.runs import NoSuchRun, find_run
 
     try:
@@ -127,7 +127,7 @@ def _folder(path: str, found: Sources) -> None:
 
 
 def _is_run(path: str, found: Sources) -> bool:
-    """Add the folder if it is a run's; a file of that name may also be another program's."""
+    """Add the folder if it is a run folder; another program may use the same file name."""
     if not os.path.exists(os.path.join(path, "run.json")):
         return False
     try:
@@ -221,7 +221,7 @@ def _shortened(line: bytes) -> bytes:
 
 
 def with_tail(blocks: Iterable[Tuple[int, List[bytes]]]) -> Iterator[Tuple[int, List[bytes], bool]]:
-    """Yield the same blocks, and whether each belongs to the last TAIL lines; the block where these begin is split."""
+    """Yield the same blocks, each with true if it is among the last TAIL lines; the block where these begin is split."""
     held: Deque[Tuple[int, List[bytes]]] = deque()
     lines = 0
     for number, block in blocks:
@@ -250,7 +250,7 @@ def _blocks(path: str, warns: bool = True) -> Iterator[bytes]:
                 yield block if decode is None else decode(start).encode()
                 block = start = file.read1(BLOCK)  # type: ignore[attr-defined]
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        # The readable part has been read; a log that is still being written ends like this.
+        # The readable part has been read; a gzip file that is still being written ends this way.
         words = f"{printable(path)}: damaged or unfinished gzip ({error}); read up to there"
         print(f"drumbeat diagnose: {words}", file=sys.stderr) if warns else None
     except OSError as error:
@@ -264,7 +264,7 @@ def open_binary(path: str) -> IO[bytes]:
 
 
 def encoding_of(start: bytes) -> str:
-    """Return the encoding by the mark that a file begins with; empty for everything that is read as UTF-8."""
+    """Return the encoding of the byte order mark at the start of a file; empty for anything to read as UTF-8."""
     return next((name for mark, name in _MARKS if start.startswith(mark)), "")
 
 
@@ -278,7 +278,7 @@ def start_of(source: Source, size: int = 4096) -> bytes:
 
 
 def end_of(source: Source, size: int) -> bytes:
-    """Return the last bytes of a file that is not packed, without those that its start has."""
+    """Return the last `size` bytes of an uncompressed file, without any that are part of its start."""
     try:
         with open(source.path, "rb") as file:
             packed = file.read(2) == GZIP
@@ -290,7 +290,7 @@ def end_of(source: Source, size: int) -> bytes:
 
 
 class Progress:
-    """A progress line on stderr, on a terminal only, and only after two seconds."""
+    """A progress line on stderr, shown only on a terminal and only after two seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -309,11 +309,11 @@ class Progress:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
-# From sources to a report.
+# The report on everything that was found.
 
 
 def diagnose(paths: Sequence[str]) -> Report:
-    """Read logs, folders or runs, and return what failed first, why, the fix, and the transport: of each job by itself."""
+    """Read logs, folders or runs, and report for each job by itself what failed first, why, the fix, and the transport."""
     from drumbeat.logs.failure import with_unseen
     from drumbeat.logs.report import MAY_BE_SEVERAL, of_job, of_jobs
 
@@ -333,7 +333,7 @@ def diagnose(paths: Sequence[str]) -> Report:
 
 
 def _by_job(sources: Sources) -> List[Tuple[JobFiles, Sources]]:
-    """Split what was found by the job, or the run, that wrote it."""
+    """Split the sources by the job or run that wrote them."""
     from drumbeat.logs.read.jobs import PEEK, JobFiles, by_job, clues
 
     rest = [source for source in sources.files if source.run is None]
@@ -353,12 +353,12 @@ def _by_job(sources: Sources) -> List[Tuple[JobFiles, Sources]]:
 
 
 def _written(sources: Sources) -> float:
-    """Return when something was written there last."""
+    """Return when any of the sources was last written to."""
     return max((os.path.getmtime(source.path) for source in sources.files), default=0.0)
 
 
 def _judged(sources: Sources) -> Optional[Report]:
-    """Return the report on what belongs to one job; none where nothing can be read there."""
+    """Return the report on the sources of one job; None if none can be read."""
     from drumbeat.logs.own_verdicts import OwnVerdicts
 
     verdicts = OwnVerdicts()
@@ -367,7 +367,7 @@ def _judged(sources: Sources) -> Optional[Report]:
 
 
 def read(paths: Sequence[str]) -> Reader:
-    """Read everything below these paths as the logs of one job; of a single run folder, also what the run itself recorded."""
+    """Read everything below these paths as the logs of one job; for a single run folder, also the run's own records."""
     return _read_all(find(list(paths)), None)
 
 
@@ -387,7 +387,7 @@ def _read_all(sources: Sources, verdicts: Optional[OwnVerdicts]) -> Reader:
 
 
 def read_one(source: Source) -> Report:
-    """Read one file as a log, and judge it alone."""
+    """Read one file as a log and report on it alone."""
     from drumbeat.logs.reader import Reader
 
     reader = Reader()
@@ -396,7 +396,7 @@ def read_one(source: Source) -> Report:
 
 
 def _read(reader: Reader, source: Source, progress: Progress, verdicts: Optional[OwnVerdicts]) -> Sequence[Dump]:
-    """Feed a file to the reader; return what was pasted of a node in it."""
+    """Feed a file to the reader; return the node dumps that were pasted into it."""
     from drumbeat.logs.read import flight
     from drumbeat.logs.read.pasted_jobs import read_pasted_jobs
     from drumbeat.machine.dumps import read_dumps
@@ -427,7 +427,7 @@ def _read(reader: Reader, source: Source, progress: Progress, verdicts: Optional
 
 
 def short_text(source: Source) -> str:
-    """Return a text that may hold what people paste beside a log; '' if it is too long for that."""
+    """Return a short file's text, such as people paste beside a log; '' if it is too long for that."""
     from drumbeat.machine.dumps import MAX_BYTES
 
     if os.path.getsize(source.path) > MAX_BYTES:
@@ -441,7 +441,7 @@ def short_text(source: Source) -> str:
 
 
 def _add_record(reader: Reader, run: Run) -> None:
-    """Add what the run itself recorded: its end, what its checks found, and which rank ended first, by the lead's clock."""
+    """Add the run's own records: its end, its checks' findings, and the rank that ended first by the lead's clock."""
     from drumbeat.desk.state import recorded_end, with_paths
     from drumbeat.findings.model import Evidence
     from drumbeat.logs.read.launchers import FirstFailure

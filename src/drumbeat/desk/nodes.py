@@ -1,4 +1,4 @@
-"""Known nodes, as the desk uses them: show them, exclude nodes by hand, keep new jobs away from bad ones."""
+"""Known nodes: show them, exclude nodes by hand, keep new jobs away from bad ones."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from drumbeat.runfolder.events import Event
 from drumbeat.runfolder.files import replace as replace_file
 from drumbeat.runfolder.layout import RunFolder
 
-# The store of nodes, from this user's past runs, and of nodes that new jobs avoid: one small file in the user's state
-# folder. Only the desk reads and writes it. It is replaced as a whole under a lock, belongs to this user alone, and
-# never grows beyond a few hundred kilobytes. A store that cannot be used costs a line of text, never a run.
+# The store of nodes, known from this user's past runs, and of the nodes that new jobs avoid: one small file in the user's state
+# folder. Only the desk reads and writes it. It is replaced as a whole under a lock, belongs to this user alone, and never grows
+# beyond a few hundred kilobytes. If the store cannot be used, that costs a line of text, never a run.
 
 
 SCHEMA = "1.0"
 MOST_RECORDS = 2_000  # the newest are kept
 MOST_EXCLUSIONS = 500
-LOOKED_AT = 200  # runs: older ones that have been read are not looked at again
+LOOKED_AT = 200  # newest runs that are looked at again; older ones are skipped once they have been read
 _LARGEST = 4 << 20  # bytes that are read
 _WAIT = 3.0  # seconds for the lock
 _LONGEST = 300  # characters of a reason
@@ -175,15 +175,15 @@ def _lock(number: int, folder: str) -> None:
 
 LOST, BAD, FIRST, SLOW = "lost", "bad hardware", "failed first", "slow rank"
 KINDS = (LOST, BAD, FIRST, SLOW)
-# Seconds that a node is avoided: its hardware failed; it fell silent, or was left out without a clear reason; a process of
-# ours was killed there, and the machine is well.
+# Seconds for which a node is avoided: after a hardware failure; after it fell silent, or was left out without a clear reason;
+# after one of our processes was killed there, though the machine is fine.
 KEPT_FOR, SUSPECTED, KILLED = 7 * 86400.0, 86400.0, 3600.0
-MOST_BY_ITSELF = 16  # nodes of a site that are avoided without anybody having said so
+MOST_BY_ITSELF = 16  # nodes of a site that may be avoided without the user's request
 _LARGEST_EVENTS = 64 << 20  # bytes
 
 
 def learn(environ: Mapping[str, str], now: Optional[float] = None) -> Store:
-    """Read what runs have recorded since the last time; if that cannot be kept, say so and read it again next time.
+    """Read what runs have recorded since the last time; if the store cannot be written, say so and read them again next time.
     Problem: the store cannot be used."""
     moment = time.time() if now is None else now
     try:
@@ -194,8 +194,8 @@ def learn(environ: Mapping[str, str], now: Optional[float] = None) -> Store:
 
 
 def _with_runs(store: Store, environ: Mapping[str, str], now: float) -> Store:
-    """Return the store with what runs say that it has not read, or that have gone on since. Of runs that it has read, only
-    the newest are looked at again."""
+    """Return the store updated from runs that are new or have gone on since. Of the runs read before, only the newest are looked
+    at again."""
     read: Dict[str, int] = {}
     sightings, exclusions = list(store.sightings), list(store.exclusions)
     known = {(each.run, each.t, each.host, each.what) for each in sightings}
@@ -231,7 +231,7 @@ def _links(index: str) -> List[str]:
 
 
 def _seen(path: str, environ: Mapping[str, str]) -> List[Sighting]:
-    """Return what a run, or each job of an array, says about its nodes."""
+    """Return what a run, or each job of an array, recorded about its nodes."""
     found: List[Sighting] = []
     with suppress(RecordError):  # damaged, or of a newer drumbeat
         whole = open_run(path, environ)
@@ -243,7 +243,7 @@ def _seen(path: str, environ: Mapping[str, str]) -> List[Sighting]:
 
 
 def sightings_of(run_id: str, order: Order, events: Sequence[Event]) -> List[Sighting]:
-    """Collect what one run says about its nodes, by the names that its scheduler has for them."""
+    """Collect what one run recorded about its nodes, by their names in the scheduler."""
     names = {event.peer_host: event.name or event.peer_host for event in events if isinstance(event, kinds.NodeJoined)}
     members = len(names)
     ran = any(isinstance(event, kinds.AttemptStarted) for event in events)  # else the job may be wrong, not the node
@@ -259,7 +259,7 @@ def sightings_of(run_id: str, order: Order, events: Sequence[Event]) -> List[Sig
             what, host, detail, avoid = judged
             found.append(Sighting(round(event.t, 3), order.site, names[host], run_id, what, detail, avoid))
     lost = {each.host for each in found if each.what == LOST}
-    if len(lost) > max(1, members // 4):  # then the network, or the node that said so, is more likely
+    if len(lost) > max(1, members // 4):  # then the network, or the node that reported them, is more likely at fault
         found = [replace(each, what=FIRST, avoid=0.0) if each.what == LOST else each for each in found]
     return found
 
@@ -277,7 +277,7 @@ def _judge(finding: Finding, failed: bool, killed: Container[str]) -> Optional[T
 
 
 def _avoided(exclusions: List[Exclusion], seen: Sighting, now: float) -> List[Exclusion]:
-    """Return nodes to avoid for a while because they were lost or their hardware failed; exclusions made by hand stay."""
+    """Return the exclusions with this node added for a while if it was lost or its hardware failed; those made by hand stay."""
     until = seen.t + seen.avoid
     if not seen.avoid or until <= now:
         return exclusions
@@ -380,7 +380,7 @@ class Changed:
 
 
 def site_here(named: Optional[str], environ: Mapping[str, str]) -> Site:
-    """Return the site whose nodes are meant."""
+    """Return the named site, else the one detected here."""
     from drumbeat.desk.start.make_order import site_of
     from drumbeat.desk.start.place import find_place
     from drumbeat.jobfile.job import Job
@@ -466,8 +466,8 @@ def forget(of: Site, hosts: Sequence[str], environ: Mapping[str, str]) -> Change
 
 
 def avoiding(order: Order, environ: Mapping[str, str]) -> Order:
-    """Return the order with the nodes that its scheduler is asked to leave out. Trouble with the store of nodes is
-    reported in one line and never fails a job."""
+    """Return the order with the nodes that its scheduler is asked to avoid. A problem with the store of nodes is reported in one
+    line and never fails a job."""
     backend = backends.get(order.backend)
     if not backend.avoids_nodes:
         return order

@@ -1,4 +1,5 @@
-"""Finding runs: all that this user started here, by the links in the index; one by its id, the start of it, its folder or job."""
+"""Finds runs: all that this user started here, by the links in the index; or one, by its id, the start of its id, its folder or
+its job."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from drumbeat.desk.start.create import index_folder
 from drumbeat.desk.status import ask_together, status
 from drumbeat.runfolder.run import Run
 
-_LOOKED_AT = 20  # runs of which one is chosen to be diagnosed
+_LOOKED_AT = 20  # newest runs among which one to diagnose is chosen
 
 
 class NoSuchRun(Problem):
@@ -57,8 +58,8 @@ def is_trial(run: Run) -> bool:
 
 
 def find_run(wanted: Optional[str], environ: Mapping[str, str]) -> Run:
-    """Find the run that is meant; the newest one here if none is named. An exact id wins, then an exact name (the newest
-    run of that name, and of this folder if one is), then the start of an id."""
+    """Find the named run; the newest one here if none is named. An exact id wins, then an exact name (the newest run of that
+    name, preferably of this folder), then the start of an id."""
     if wanted and (os.path.isdir(wanted) or os.sep in wanted and "://" not in wanted):
         return _opened(wanted, environ)
     if not wanted:
@@ -72,8 +73,8 @@ def find_run(wanted: Optional[str], environ: Mapping[str, str]) -> Run:
 
 
 def runs_here(environ: Mapping[str, str]) -> List[Run]:
-    """Return the runs whose folder or working folder is the current folder or below it, the newest first. If there are
-    none, return all runs and say so: somebody who types nothing must know which run is shown."""
+    """Return the runs whose folder or working folder is the current folder or below it, the newest first. If there are none,
+    return all runs and say so: a user who names no run must know which one is shown."""
     runs = [run for run in all_runs(environ).runs if not is_trial(run)]
     if not runs:
         raise Problem("no run was started yet", "drumbeat run -- python train.py")
@@ -88,8 +89,8 @@ def of_this_folder(runs: Sequence[Run]) -> List[Run]:
 
 
 def run_to_diagnose(environ: Mapping[str, str]) -> Run:
-    """Return the newest run here that did not end well; if there is none, the newest here. A run that was cancelled counts if
-    it had hung or failed before. Runs of other folders do not: their good end says nothing about what is asked here."""
+    """Return the newest run here that did not end well; if there is none, the newest here. A cancelled run counts if it had hung
+    or failed before. Runs of other folders do not count: their good end says nothing about this folder."""
     everywhere = [run for run in all_runs(environ).runs if not is_trial(run)]
     runs = of_this_folder(everywhere)[:_LOOKED_AT]
     if not runs:
@@ -125,7 +126,7 @@ def _is_below(path: str) -> bool:
 
 
 def find_running(wanted: Optional[str], environ: Mapping[str, str], is_running: Callable[[Run], bool]) -> Run:
-    """Find the run that is named, or the only one that is running or queued."""
+    """Find the named run, or the only one that is running or queued."""
     if wanted:
         return find_run(wanted, environ)
     running = [run for run in all_runs(environ).runs if not is_trial(run) and is_running(run)]
@@ -137,7 +138,8 @@ def find_running(wanted: Optional[str], environ: Mapping[str, str], is_running: 
 
 
 def open_run(path: str, environ: Mapping[str, str]) -> Run:
-    """Open a run folder of this machine; if its nodes do not share it, a copy that is kept up to date while it is read."""
+    """Open a run folder of this machine; if its nodes do not share it, the folder is a copy that is kept up to date while it is
+    read."""
     run = Run.open(path)
     backend = backends.of_handle(run.record.handle)
     files = backend.run_files(run.path, run.record.handle, environ) if backend else None
@@ -183,7 +185,7 @@ def _task(whole: Run, task: str) -> Run:
 
 
 def job_of(run: Run) -> str:
-    """Return the number by which its scheduler knows the run; empty if it has none."""
+    """Return the scheduler's number of the run's job; empty if it has none."""
     handle = parse_handle(run.record.handle)
     return handle.job if handle else ""
 
@@ -193,7 +195,7 @@ def _ids(runs: List[Run]) -> str:
     return ", ".join(printable(run.run_id) for run in runs[:5]) + more
 
 
-# Removing old run folders: only those that are ours, have ended, and are older than asked.
+# Removing old run folders: only this user's, ended, and older than requested.
 
 
 @dataclass(frozen=True)
@@ -205,8 +207,8 @@ class Old:
 
 
 def old_runs(environ: Mapping[str, str], seconds: float, now: float) -> Tuple[List[Old], List[Tuple[str, str]]]:
-    """List the runs that began more than `seconds` ago and may be removed, the oldest first; and those that are kept, with
-    the reason."""
+    """List the runs that began more than `seconds` ago and may be removed, the oldest first, and the ones that are kept, with the
+    reason."""
     removable: List[Old] = []
     kept: List[Tuple[str, str]] = []
     runs = all_runs(environ).runs
@@ -255,7 +257,7 @@ def why_kept(run: Run) -> str:
 
 
 def remove(old: Old, environ: Mapping[str, str]) -> Optional[str]:
-    """Remove the folder and its link; return why not, if that failed. It is checked again first: it may have been
+    """Remove the folder and its link; return the reason if that failed. The run is checked again first: it may have been
     restarted."""
     why = why_kept(old.run)
     if why:
@@ -273,7 +275,7 @@ def remove(old: Old, environ: Mapping[str, str]) -> Optional[str]:
 def _here() -> str:
     try:
         return os.path.realpath(os.getcwd()) + os.sep
-    except FileNotFoundError:  # the folder that this shell is in is gone
+    except FileNotFoundError:  # this shell's current folder was removed
         return os.sep
 
 

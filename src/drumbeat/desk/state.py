@@ -1,4 +1,4 @@
-"""Everything that the views show of one run, at one moment."""
+"""The state of one run at one moment, as all views show it."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def as_plain(state: State) -> Dict[str, Any]:
 
 
 def state_of(run: Run, now: Optional[float] = None, parts: Optional[Mapping[int, Progress]] = None) -> State:
-    """Return the state of a run. `parts`: the progress of its nodes, if that was read already."""
+    """Return the state of a run. `parts`: the progress of its nodes, if already read."""
     told, summary = status(run), read_summary(run)
     goes_on = told.state in ALIVE
     if now is None:
@@ -105,12 +105,12 @@ def state_of(run: Run, now: Optional[float] = None, parts: Optional[Mapping[int,
 
 
 def with_ranks(run: Run, state: State) -> State:
-    """Add the ranks of a run that has ended, for which the events of all its nodes are read."""
+    """Add the ranks of a run that has ended; this reads the events of all its nodes."""
     return state if state.goes_on else replace(state, ranks=run.ranks())
 
 
 def _before(events: Sequence[Event]) -> Tuple[str, ...]:
-    """Say how each attempt ended that was followed by another one, and how far it had come."""
+    """Describe how each attempt that was followed by another one ended, and how far it had come."""
     found, why = [], {event.attempt: event.finding for event in events if isinstance(event, kinds.Failed)}
     for event in events:
         if isinstance(event, kinds.AttemptEnded):
@@ -142,7 +142,7 @@ def cause_in_output(run: Run, told: Status) -> Optional[Finding]:
     lines = run.output_lines(names)
     if not lines:
         return None
-    from drumbeat.logs.reader import Reader  # here: its tables take a while to load, and few runs need them
+    from drumbeat.logs.reader import Reader  # imported here: its tables take a while to load, and few runs need them
 
     reader = Reader()
     reader.feed_lines(names[-1], 1, [line.encode("utf-8", "replace") for line in lines])
@@ -158,7 +158,7 @@ _MOST_EARLIER = 3
 
 def recorded_end(run: Run) -> Recorded:
     """Return the recorded end. Its evidence names files relative to the run folder."""
-    from drumbeat.logs.recorded import Recorded  # here: it brings all of the log reader, and every `submit` would wait
+    from drumbeat.logs.recorded import Recorded  # imported here: it loads the log reader, which is slow
 
     events = run.run_events()
     notes, summary = (*_earlier(run), *_warnings(events), *_transport(events)), read_summary(run)
@@ -195,7 +195,7 @@ def _silence(run: Run, events: Sequence[Event]) -> str:
 
 
 def with_paths(run: Run, recorded: Recorded) -> Recorded:
-    """Rewrite the file names of evidence so that they can be pasted in the current folder."""
+    """Make the file names in the evidence relative to the current folder, so that they can be pasted there."""
 
     def near_by(finding: Finding) -> Finding:
         evidence = (
@@ -217,7 +217,7 @@ def _ended_by_us(consequences: Iterable[Union[Affected, kinds.Consequence]]) -> 
 
 
 def _not_finite(progress: Progress) -> Tuple[Finding, ...]:
-    """Return a finding for each kind of loss whose last report is not a finite number."""
+    """Return a finding for each kind of loss whose last value is not a finite number."""
     found = []
     if progress.not_finite:
         found.append(find("nan-loss", loss=not_finite_words(progress)))
@@ -227,8 +227,8 @@ def _not_finite(progress: Progress) -> Tuple[Finding, ...]:
 
 
 def _steps_missing(run: Run, summary: Summary) -> str:
-    """Describe a run that finished short of its announced steps, or one of whose ranks ended before the others; '' if
-    nothing shows that. Metrics do not say of which attempt they are, so ranks are compared only if there was one attempt."""
+    """Describe a run that finished short of its announced steps, or in which one rank ended before the others; '' if nothing
+    shows that. Metrics do not name their attempt, so ranks are compared only if there was one attempt."""
     total = summary.progress
     if summary.outcome != "finished" or total.step is None:
         return ""
@@ -250,7 +250,7 @@ def _steps_missing(run: Run, summary: Summary) -> str:
 
 
 def _earlier(run: Run) -> Tuple[Finding, ...]:
-    """Say why each attempt but the last one ended; at most the most recent ones."""
+    """Return why each attempt but the last one ended; only the most recent ones."""
     ends = run.attempt_ends()
     found = [
         find("earlier-attempt", attempt=each.attempt + 1, attempts=len(ends), title=each.finding.title)
@@ -272,16 +272,15 @@ def _warnings(events: Iterable[Event]) -> Tuple[Finding, ...]:
 
 
 def _transport(events: Iterable[Event]) -> Tuple[Finding, ...]:
-    """Return what the last attempt's own check saw of the network: it reads NCCL's log and counters that are gone
-    afterwards."""
+    """Return what the last attempt's own check saw of the network: it reads NCCL's log and counters that are gone afterwards."""
     verdicts = [event.verdict for event in last_attempt(events) if isinstance(event, kinds.VerdictGiven)]
     seen = [each for each in verdicts if each.check == "transport" and each.answer != UNKNOWN][-1:]
     return tuple(find("transport-seen", answer=each.answer, summary=each.summary) for each in seen)
 
 
 def unsaved_lines(run: Run, over: bool) -> List[Tuple[str, str]]:
-    """Say that ranks were asked to save and end, and did not, or may not have the time to. A lead that was killed with them
-    leaves no report: its records then lack the end of the attempt. `over`: no more will come."""
+    """Return lines about ranks that were asked to save and end and did not, or may not have time to. A lead that was killed with
+    them leaves no report, so its records lack the end of the attempt. `over`: no more records will come."""
     found = ""
     asked: Optional[kinds.Stopping] = None  # of the last attempt
     ended = True
@@ -314,7 +313,7 @@ def _too_short(run: Run, asked: kinds.Stopping) -> str:
     return f"; {less}: {told[-1][1].strip()}"
 
 
-# News for a person who waits for a job to start: what its scheduler says, and which nodes have joined.
+# News for a user who waits for a job to start: its scheduler's status, and the nodes that have joined.
 
 
 class Gathering:
@@ -343,8 +342,7 @@ class Gathering:
         return muster.words + (f": {status.detail}" if status.detail else "")
 
 
-# The placement tables of a run, as its nodes wrote them, with the cards that NCCL's log and the counters show in
-# use.
+# Placement tables of a run as its nodes wrote them, with the NICs that are in use according to NCCL's log and the counters.
 
 
 def placement_lines(run: Run) -> List[str]:

@@ -23,10 +23,10 @@ from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.state import end_state
 from drumbeat.runfolder.summary import REQUEUE, RunRecord, Summary, next_step, read_run_record, write_run_record
 
-# State of a run from two sources: what its folder says of the last end, and what the scheduler says of the job.
-# Pure. A job may be started several times: by drumbeat after a lost node, by the scheduler after a preemption, by
-# the user. Each start has a number, and the summary says to which one it belongs. So a summary is the end of the run
-# only where no later start is queued or running.
+# State of a run from two sources: its folder, for the last recorded end, and the scheduler, for the job. Pure. A job may be
+# started several times: by drumbeat after a lost node, by the scheduler after a preemption, by the user. Each start has a number,
+# and the summary names the start that it belongs to. So a summary is the end of the run only if no later start is queued or
+# running.
 
 
 _NOT_AGAIN = {
@@ -50,7 +50,7 @@ def end_of(summary: Optional[Summary]) -> Optional[End]:
 
 
 def array_tasks(text: str) -> List[int]:
-    """Return the numbers in `0-3%2` or `1,5-9:2`; none if that is not understood."""
+    """Return the numbers in `0-3%2` or `1,5-9:2`; none if the text cannot be parsed."""
     numbers: List[int] = []
     for part in text.partition("%")[0].split(","):
         match = re.fullmatch(r"\s*(\d{1,7})(?:-(\d{1,7})(?::(\d{1,7}))?)?\s*", part)
@@ -62,21 +62,22 @@ def array_tasks(text: str) -> List[int]:
 
 
 def may_come_back(end: Optional[End], requeued: bool) -> bool:
-    """Return true if the scheduler must be asked. `requeued`: the lead's verdict says that the job is queued again."""
+    """Return true if the scheduler must be asked because the job may start again. `requeued`: the lead's verdict says that the
+    job is queued again."""
     return end is None or requeued or end.outcome in ("cancelled", "stopped", "requeue")
 
 
 def settled(
     handle: str, asked: Optional[Status], end: Optional[End], requeued: bool = False, submitted: bool = False
 ) -> Status:
-    """Combine both sources. `asked` is the scheduler's answer; None if it was not asked. `requeued`: the lead's verdict is
-    another start. `submitted`: a scheduler would have had to give it."""
+    """Combine both sources. `asked` is the scheduler's answer; None if it was not asked. `requeued`: the lead's verdict asks for
+    another start. `submitted`: that start would have to come from a scheduler."""
     if end is None:
         return asked or Status(handle, UNKNOWN)
     if asked is not None and asked.state == QUEUED:
         return asked
     if asked is not None and asked.starts is not None and asked.starts > end.start:
-        return asked  # a later start: it runs, or it has ended without a summary
+        return asked  # a later start: it is running, or has ended without a summary
     if asked is not None and asked.state == RUNNING and end.outcome == "requeue":
         return Status(handle, RUNNING, "saved; about to be queued again", starts=asked.starts)
     if asked is not None and asked.state == RUNNING and requeued:
@@ -84,14 +85,13 @@ def settled(
     refused = requeued and asked is not None and asked.state == FAILED
     if end.outcome == "requeue" and submitted and (refused or not requeued):
         return Status(handle, FAILED, _NOT_AGAIN[requeued], end.exit_code, starts=end.start)
-    detail = "" if end.outcome == "requeue" else end.outcome  # `cancelled` says all; its end says what to do
+    detail = "" if end.outcome == "requeue" else end.outcome  # after a requeue, the state `cancelled` says enough
     return Status(handle, end_state(end.outcome), detail, end.exit_code, starts=end.start)
 
 
-# Processes of a run that outlived everything that would have ended them. Where the desk, every guard and every agent
-# of a run are killed at the same moment, nobody is left to end what its ranks have started in sessions of their own.
-# A scheduler's job ends those with its cgroup; on a machine without one they are found by the run's mark in their
-# environment.
+# Processes of a run that outlived everything that would have ended them. If the desk, every guard and every agent of a run are
+# killed at the same moment, nothing is left to end processes that its ranks have started in sessions of their own. A scheduler's
+# job ends those with its cgroup; on a machine without a scheduler they are found by the run's mark in their environment.
 
 
 def leftovers(run: Run) -> List[int]:
@@ -100,7 +100,7 @@ def leftovers(run: Run) -> List[int]:
 
 
 def agents(run: Run) -> List[int]:
-    """Return the run's agents and guards that live on this machine: while there are any, they end its processes."""
+    """Return the run's live agents and guards on this machine: while there are any, they end its processes."""
     order = os.fsencode(os.path.realpath(run.folder.order))
 
     def is_agent(process: Process) -> bool:
@@ -111,8 +111,8 @@ def agents(run: Run) -> List[int]:
 
 
 def end_leftovers(run: Run, seconds: float = 10.0) -> int:
-    """Kill leftovers and what they start meanwhile; return how many there were. They were orphans: nobody waits for them
-    to save."""
+    """Kill leftovers and any processes that they start meanwhile; return their number. They were orphans: there is no reason to
+    let them save."""
     ended: List[int] = []
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -183,12 +183,12 @@ def _scheduler_decides(run: Run, end: Optional[End]) -> bool:
 
 
 def _remember_forgotten(run: Run) -> None:
-    with suppress(OSError):  # another user's run, or a full disk: it is asked about again
+    with suppress(OSError):  # another user's run, or a full disk: the scheduler is asked again next time
         write_run_record(run.folder, dataclasses.replace(_record_now(run), forgotten=True))
 
 
 def ask_together(runs: Iterable[Run]) -> None:
-    """Ask each scheduler once about all of these runs that only it knows of; `status` uses the answers."""
+    """Ask each scheduler once about all the runs whose state only it knows; `status` uses the answers."""
     asked: Dict[str, List[str]] = {}
     for run in runs:
         backend = scheduler_of(run.record.handle)
@@ -198,7 +198,7 @@ def ask_together(runs: Iterable[Run]) -> None:
         try:
             answers = backends.get(name).statuses(handles, os.environ)
         except Problem:
-            continue  # each is asked about by itself, and its own answer says what is wrong
+            continue  # each run is asked about by itself, and its own answer says what is wrong
         for handle, answer in answers.items():
             _asked[handle] = (time.monotonic(), answer)
 
@@ -208,7 +208,7 @@ def _was_cancelled(run: Run) -> bool:
 
 
 def _record_now(run: Run) -> RunRecord:
-    """Read the record again: `cancel`, or fetching the run's last files, may have written it after the run was opened."""
+    """Read the record again: `cancel`, or fetching the run's last files, may have written it since the run was opened."""
     try:
         return read_run_record(run.path)
     except RecordError:
@@ -216,7 +216,7 @@ def _record_now(run: Run) -> RunRecord:
 
 
 def _recorded_end(run: Run) -> Optional[End]:
-    """Return the end according to the lead's events if it was killed before the summary; a desk that lives is about to
+    """Return the end according to the lead's events if the lead was killed before it wrote the summary; a live desk is about to
     write one. A submitted job may have been started again since, which only its scheduler knows."""
     if run.record.desk is None or desk_pid(run):
         return None
@@ -229,7 +229,7 @@ def _recorded_end(run: Run) -> Optional[End]:
 
 
 def array_numbers(run: Run) -> List[int]:
-    """Return the numbers of the jobs of an array; none for any other run, also for one job of an array."""
+    """Return the task numbers of an array; none for any other run, including one job of an array."""
     try:
         order = run.order()
     except RecordError:
@@ -259,7 +259,7 @@ def _array_status(run: Run, numbers: List[int]) -> Status:
 
 
 _asked: Dict[str, Tuple[float, Status]] = {}
-_silent: Set[str] = set()  # handles whose scheduler did not answer: nothing follows from that
+_silent: Set[str] = set()  # handles whose scheduler did not answer, which says nothing about their jobs
 
 
 def ask_scheduler(handle: str) -> Optional[Status]:
@@ -291,7 +291,7 @@ def forget_answers() -> None:
 
 
 def read_summary(run: Run) -> Optional[Summary]:
-    """Read the summary; None also if a newer drumbeat wrote it: a listing must not end for that."""
+    """Read the summary; None also if a newer drumbeat wrote it: a listing must not fail because of that."""
     try:
         return run.summary()
     except RecordError:
@@ -299,7 +299,7 @@ def read_summary(run: Run) -> Optional[Summary]:
 
 
 def desk_pid(run: Run) -> Optional[int]:
-    """Return the live desk process of a run; its start time tells it from a later process with the same pid."""
+    """Return the pid of a run's desk if it is alive; the start time tells it from a later process with the same pid."""
     desk = run.record.desk
     if desk is None or desk.started is None or desk.host != socket.gethostname() or desk.pid <= 0:
         return None

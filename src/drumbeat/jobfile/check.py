@@ -62,7 +62,7 @@ class Count(int):
         return f"{self.least}-{int(self)}"
 
     def at_most(self, most: int) -> int:
-        """Return the range with another upper end, where that is inside it."""
+        """Return the range with a lower upper end, if that is inside it."""
         return Count(most, self.least) if self.least <= most <= self else self
 
 
@@ -342,7 +342,7 @@ class Checker:
 
 
 def check_limits(key: Key, value: Any, place: str) -> None:
-    """Check what a value of the right type may still get wrong."""
+    """Check the limits on a value of the right type."""
     if key.minimum is not None and value is not None and value < key.minimum:
         unit = " s" if key.kind == "duration" else ""
         raise Problem(f"{place}: must be at least {key.minimum}{unit}, got {value}{unit}")
@@ -563,7 +563,7 @@ def refuse_assignment(command: Sequence[str], place: str) -> None:
 
 
 def _operator(word: str, whole: bool) -> Optional[str]:
-    """Return true for an operator of the shell. `whole` says that nothing in the word was quoted."""
+    """Return the shell operator in a word; None if there is none. `whole`: nothing in the word was quoted."""
     if whole and _WHOLE_OPERATOR.match(word):
         return word
     return ";" if whole and len(word) > 1 and word.endswith(";") else None

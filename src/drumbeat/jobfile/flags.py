@@ -39,7 +39,7 @@ def with_preset(job: Job) -> Job:
 
 
 def about_preset(job: Job) -> str:
-    """Describe what the job's preset runs and needs, as the comment that begins its file says, and the image of the job."""
+    """Describe what the job's preset runs and needs, as in the comment at the top of its file, and the job's image."""
     assert job.preset
     lines = itertools.takewhile(lambda line: line.startswith("#"), _text(job.preset).splitlines())
     said = " ".join(line.lstrip("# ") for line in lines)
@@ -69,7 +69,7 @@ _WORD = regex(r"(slots|max[_-]slots)\s*=\s*(\S+)\s*")
 
 
 def with_hostfile(job: Job, environ: Mapping[str, str]) -> Job:
-    """Return the job with what its host file says."""
+    """Return the job with the contents of its host file."""
     if job.hostfile is None:
         return job
     if job.hosts:

@@ -558,7 +558,7 @@ class Job(JobSoftware, JobScheduler, JobCourse, JobLaunch):
         return self.origins.get(path, path)
 
     def asks(self, path: str) -> str:
-        """Name who sets a value: the job's preset, or the job itself."""
+        """Name the source of a value: the job's preset, or the job itself."""
         preset = self.preset is not None and self.where(path).startswith(preset_file(self.preset) + ":")
         return f"preset {self.preset}" if preset else "as the job asks"
 

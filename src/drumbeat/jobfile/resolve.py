@@ -79,7 +79,7 @@ def with_array(job: Job) -> Job:
     return dataclasses.replace(job, array=(f"0-{count - 1}" if count > 1 else "0") + limit)
 
 
-# The meeting point of a run's nodes: their hosts, node 0 among them, and what tells this run from another.
+# The meeting point of a run's nodes: their hosts, node 0 among them, and the identity that tells this run from another.
 
 
 def find_hosts(
@@ -132,16 +132,16 @@ def _split_port(master: str) -> Tuple[str, Optional[int]]:
 
 
 def port_seed(run_id: str, name: str, master: str, here: Here) -> str:
-    """Return the seed of the candidate ports, the same on every node. A job typed by hand on each machine has no id that
-    all share: then user, name and master make it."""
+    """Return the seed of the candidate ports, the same on every node. A job typed by hand on each machine has no shared id: then
+    user, name and master are the seed."""
     if here.job_id:
         return f"{here.job_id}.{here.step_id or ''}"
     return f"{here.user}/{name}/{master}" if here.master else run_id
 
 
 def run_identity(order: Order, here: Here) -> str:
-    """Return what the nodes of one run share if each makes an order of its own. By hand that includes the command itself:
-    two runs with the same name may start on the same machines at once."""
+    """Return an identity that the nodes of one run share if each makes an order of its own. By hand it includes the command
+    itself: two runs with the same name may start on the same machines at once."""
     if here.job_id:
         return f"{here.job_id}.{here.step_id or ''}"
     return f"{here.user}/{order.name}/{order.master}/{order.digest()}" if here.master else ""
@@ -368,7 +368,7 @@ def _missing(job: Job, site: Site) -> Tuple[str, ...]:
 
 
 def _plain_env(job: Job) -> Dict[str, str]:
-    """Return the job's own variables whose values it gives."""
+    """Return the job's own variables that have a value."""
     return {name: text for name, text in job.env.items() if text is not None and text != "pass"}
 
 

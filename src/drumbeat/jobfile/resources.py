@@ -61,7 +61,7 @@ def _cpus(job: Job, site: Site, gpus: Optional[int]) -> Optional[int]:
 
 
 def _share_of_memory(site: Site, gpus: Optional[int]) -> str:
-    """Return all memory with all GPUs; with fewer GPUs their share, as with the cores."""
+    """Return all memory for all GPUs; for fewer GPUs their share, as with the cores."""
     found = re.fullmatch(r"(\d+)([A-Za-z]*)", site.memory or "")
     if not found or not site.gpus or not gpus or gpus >= site.gpus:
         return site.memory or ""
@@ -69,7 +69,7 @@ def _share_of_memory(site: Site, gpus: Optional[int]) -> str:
 
 
 def _share_of_cores(site: Site, gpus: Optional[int]) -> Optional[int]:
-    """Return all cores with all GPUs; with fewer GPUs their share."""
+    """Return all cores for all GPUs; for fewer GPUs their share."""
     if not site.cores or not site.gpus or not gpus:
         return site.cores
     return max(1, site.cores * gpus // site.gpus)

@@ -434,7 +434,7 @@ Lister = Callable[[str], List[str]]  # Host.list: the names in a folder
 
 
 def find_paths(paths: Sequence[HostPath], names_in: Lister, host: str) -> Tuple[Dict[str, str], List[Finding]]:
-    """Locate each of them on this host; a missing one is an error that says what was looked for and why."""
+    """Locate each path on this host; a missing one is an error that says what was looked for and why."""
     found: Dict[str, str] = {}
     missing: List[Finding] = []
     for path in paths:
@@ -501,8 +501,8 @@ def _words(value: Any) -> str:
 
 
 def new_site(facts: Facts, backend: str, pools: Sequence[Pool] = (), cluster: str = "") -> str:
-    """Write a profile to start from. What differs between nodes is left to the node; what was seen is stated. `pools`: asked
-    on a login node, whose own devices are not those of the nodes."""
+    """Write a profile to start from. Values that differ between nodes are left to the node; observed ones are stated. `pools`:
+    given on a login node, whose own devices are not those of the nodes."""
     lines = [
         f"# Made on {_plain(facts.host)} by: drumbeat site new. Check each line, then save it as NAME.yaml in",
         "# ~/.config/drumbeat/sites; drumbeat site check NAME.yaml says whether it is valid.",

@@ -116,7 +116,7 @@ def container_variable_twice(context: Context) -> Iterator[Hit]:
 
 
 def fabric_unset(context: Context) -> Iterator[Hit]:
-    """Several nodes on a fabric that NCCL only uses when told; silence there means TCP."""
+    """Find several nodes on a fabric that NCCL uses only when configured; without a setting it silently uses TCP."""
     if "drumbeat.pyz" in context.script.text:
         return  # the agents decide it on the nodes
     if not context.slurm or (context.nodes or 1) < 2 or not re.search(context.settings["signs"], context.script.text):
@@ -135,7 +135,7 @@ def fabric_unset(context: Context) -> Iterator[Hit]:
 
 
 def launcher_per_task(context: Context) -> Iterator[Hit]:
-    """A launcher that starts all ranks of a node, itself started once per rank."""
+    """Find a launcher that starts all ranks of a node but is itself started once per rank."""
     said = context.script.option("ntasks-per-node", "tasks-per-node")
     for command in context.script.commands:
         if command.name != "srun" or "substitution" in command.within or not _NODE_LAUNCHER.search(command.text):
@@ -190,7 +190,7 @@ _NUMBERS_ITSELF = re.compile(
 
 
 def ranks_unset(context: Context) -> Iterator[Hit]:
-    """Find tasks of a Python program that nobody tells their ranks; a note where the program cannot be read here."""
+    """Find tasks of a Python program that nothing tells their ranks; a note if the program cannot be read here."""
     given = {each.name for each in context.script.assignments}
     for command in context.script.commands:
         words = command.names
@@ -246,7 +246,7 @@ _STARTS = re.compile(
 
 
 def not_distributed(context: Context) -> Iterator[Hit]:
-    """A program beside the script that trains in one process, started with several GPUs."""
+    """Find a program beside the script that trains in one process but is started with several GPUs."""
     asked = [context.script.option(*names) for names in (("gpus-per-node", "gres", "gpus"), ("ntasks-per-node",))]
     counts = [re.search(r"(?:^|:)(\d{1,4})$", each.value) for each in asked if each]
     for command in context.script.commands:

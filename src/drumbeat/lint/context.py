@@ -70,12 +70,12 @@ class Context(NamedTuple):
 
     @property
     def slurm(self) -> bool:
-        """Return true if it runs under Slurm."""
+        """Return true if the script runs under Slurm."""
         return bool(re.search(r"\bSLURM_|\bsrun\b|\bsbatch\b|^#SBATCH", self.around, re.MULTILINE))
 
     @property
     def batch(self) -> bool:
-        """Return true if it is what sbatch runs, once per job, rather than what srun starts in every task."""
+        """Return true if sbatch runs the script, once per job, rather than srun in every task."""
         script = self.script
         return bool(script.directives or script.late) or any(
             command.name == "srun" and "substitution" not in command.within for command in script.commands

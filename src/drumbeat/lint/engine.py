@@ -42,7 +42,8 @@ def in_python(text: str) -> str:
 
 
 def in_shell(script: Script, name: str) -> str:
-    """Return true for shell: a name or a first line that says so decides; else enough of its commands must be known ones."""
+    """Return a description of the script if the text is shell, else ''. A name or a first line decides; otherwise enough of its
+    commands must be known."""
     outer = [command for command in script.commands if not command.within]
     directives = len({directive.line for directive in script.directives} | set(script.late))
     if not outer and not directives:

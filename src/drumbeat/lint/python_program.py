@@ -77,7 +77,7 @@ _MAY_BE_MANY = re.compile(
 
 
 def in_one_process(text: str) -> bool:
-    """Return true for a program that trains, and in which nothing hints at more than one process."""
+    """Return true for a program that trains and shows no sign of more than one process."""
     return bool(_TRAINS.search(text)) and not _MAY_BE_MANY.search(text)
 
 
@@ -315,7 +315,7 @@ def name_undefined(program: Program) -> Iterator[Hit]:
 
 
 def _pattern(node: ast.AST) -> bool:
-    """Return the names that `match` binds; Python 3.9 has no such nodes."""
+    """Return true if the node binds names in a `match` statement; Python 3.9 has no such nodes."""
     return type(node).__name__ in ("MatchAs", "MatchStar", "MatchMapping")
 
 

@@ -1,4 +1,4 @@
-"""Lessons of run folders for predictions: step times, rates that verify measured, and how often nodes fail."""
+"""Evidence from run folders for predictions: step times, rates that verify measured, and how often nodes fail."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from drumbeat.predict.past import Seen
 from drumbeat.report.gather import figures_of
 from drumbeat.report.predicted import case_of_run, seen_of
 
-_NEWEST = 40  # runs that are looked at
-_MOST = 8  # that are learned from
+_NEWEST = 40  # runs that are looked at, the newest first
+_MOST = 8  # runs that are used
 
 
 @dataclass
@@ -28,7 +28,7 @@ class Evidence:
 
 
 def evidence(wanted: Sequence[str], environ: Mapping[str, str]) -> Evidence:
-    """Return what named runs teach; a Problem if one of them teaches nothing."""
+    """Return the evidence in the named runs; a Problem if one of them has none."""
     found = Evidence()
     for name in wanted:
         run = find_run(name, environ)
@@ -47,7 +47,7 @@ def evidence(wanted: Sequence[str], environ: Mapping[str, str]) -> Evidence:
 
 
 def own_runs(gpu: str, known: Collection[str], environ: Mapping[str, str]) -> Evidence:
-    """Return what this user's newest runs on such GPUs teach, without those that are known; damaged folders teach nothing."""
+    """Return the evidence in this user's newest runs on such GPUs, except known ones; damaged folders are skipped."""
     found = Evidence()
     for run in all_runs(environ).runs[:_NEWEST]:
         if run.run_id in known or len(found.seen) >= _MOST:
@@ -69,7 +69,8 @@ def own_runs(gpu: str, known: Collection[str], environ: Mapping[str, str]) -> Ev
 
 
 def failure_rate(environ: Mapping[str, str]) -> Tuple[float, str]:
-    """Return the GPU-hours per failure and their source: the published rate, moved by what `drumbeat nodes` has seen here."""
+    """Return the GPU-hours per failure and their source: the published rate, adjusted by the failures that `drumbeat nodes` has
+    recorded here."""
     try:
         failures = sum(each.what in (LOST, BAD) for each in read_store(environ).sightings)
     except Problem:

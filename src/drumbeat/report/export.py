@@ -27,7 +27,7 @@ def export_log(path: str, where: str) -> List[str]:
 
 
 def export(run: Run, where: str) -> List[str]:
-    """Export metrics; the lines say what was written."""
+    """Export metrics; return lines about what was written."""
     kind, _, place = where.partition("=")
     if kind not in ("csv", *MODULES) or not place:
         raise Problem(f"--export {where}: unknown", _PLACES)
@@ -65,7 +65,7 @@ def _csv(metrics: List[Metric], path: str) -> int:
 
 
 def _export(run: Run, kind: str, place: str) -> int:
-    """Export the lowest rank's metrics: it reports what all ranks share."""
+    """Export the lowest rank's metrics: it reports everything that all ranks share."""
     metrics = _metrics_in_order(run)
     lowest = min((metric.rank for metric in metrics), default=0)
     metrics = [metric for metric in metrics if metric.rank == lowest and metric.step is not None and figures(metric)]

@@ -1,4 +1,4 @@
-"""Everything that a report says of one run, as data. None is `not measured`: nothing here is guessed."""
+"""Everything that a report shows about one run, as data. None means `not measured`: nothing here is guessed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run folder, read into Figures. Step, loss, speed and times are those that `Run` gives to every other view."""
+"""Reads a run folder into Figures. Steps, loss, speed and times are those that `Run` gives to every other view."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Devices:
         return total / seconds if seconds > 0 else statistics.fmean(known) if known else None
 
     def slowed(self) -> Dict[str, float]:
-        """Return what kept the GPUs from their full clock, and in which share of the time, the longest first."""
+        """Return what kept the GPUs below their full clock, and for which share of the time, the longest first."""
         seconds = 0.0
         by: Dict[str, float] = {}
         for readings in self._gpus.values():
@@ -162,7 +162,7 @@ def _spent(readings: List[Tuple[float, GpuSample]]) -> Iterator[Tuple[float, flo
 
 
 def _passed(counter: Sequence[Optional[int]]) -> Optional[int]:
-    """Return how far a counter went up; one that was reset counts on from there."""
+    """Return how far a counter went up; after a reset it continues from there."""
     known = [value for value in counter if value is not None]
     if len(known) < 2:
         return None
@@ -174,8 +174,8 @@ def _whole(value: object) -> Optional[int]:
 
 
 _AT = RunFolder("")  # names relative to the run folder
-_LATE_MS, _LATE_SHARE = 5.0, 0.02  # a rank that is later than both of these stands out
-_FEW_SPANS = 3  # in a row: a rank that is slower for less does not count
+_LATE_MS, _LATE_SHARE = 5.0, 0.02  # a rank stands out if it is later by both of these
+_FEW_SPANS = 3  # spans in a row for which a rank must be slower to count
 _READ_MS = 250.0  # to which the times of printed lines are known
 
 
@@ -314,7 +314,7 @@ def _order(run: Run) -> Optional[Order]:
 
 
 def _unread(run: Run) -> List[Note]:
-    """Note that the summary is of another version and its content is not in the report."""
+    """Note that another version wrote the summary, so its content is not in the report."""
     try:
         run.summary()
     except RecordError as error:
@@ -327,8 +327,8 @@ def _short(condition: Condition, progress: Progress) -> List[Note]:
     return [Note(WARNING, f"finished, but {condition.detail}")] if short else []
 
 
-# Of large runs a part is read, so that a report costs about the same however many ranks they had: of metrics the reports of the
-# lowest rank, and for all others the sums that agents write into their metrics; of telemetry some nodes.
+# Large runs are read in part, so that a report costs about the same for any number of ranks: of metrics, the reports of the
+# lowest rank, and for all others the sums that agents write into their metrics; of telemetry, some nodes.
 
 
 _MOST_METRICS = 8 << 20  # bytes, over all nodes
@@ -355,7 +355,8 @@ def _devices(run: Run) -> Devices:
 
 
 def _lines(run: Run, parts: Mapping[int, Progress], lowest: Optional[int]) -> Iterator[Metric]:
-    """Yield the steps of the lowest rank, and what else its node reports; other nodes' too if there is little to read."""
+    """Yield the steps of the lowest rank and the other reports of its node; those of other nodes too if there is
+    little to read."""
     sizes = {node: _size(run, _AT.node(node).metrics) for node in parts}
     few = sum(sizes.values()) <= _MOST_METRICS
     for node in (each for each in parts if few or lowest in parts[each].paces):
@@ -461,8 +462,8 @@ def _gpu_use(devices: Devices, progress: Progress, speed: Optional[Speed], gpus:
 
 
 def _slowest(reports: Reports) -> Tuple[Optional[Slowest], str]:
-    """Return the rank that `watch` names as well, if one stands out. Else the one for which the others wait: in
-    collectives if those were measured, else by when it reports its steps."""
+    """Return the rank that `watch` names as well, if one stands out; otherwise the rank for which the others wait: in collectives
+    if those were measured, else by the time of its step reports."""
     slow = slowest_rank(reports.paces.values())
     if slow and slow.stands_out:
         also = f", and it is {count(slow.behind, 'step')} behind" if slow.behind else ""
@@ -485,7 +486,7 @@ def _slowest(reports: Reports) -> Tuple[Optional[Slowest], str]:
 
 
 def _steps_by_rank(nodes: Sequence[StepTimes]) -> Optional[Steps]:
-    """Return the times of steps over all ranks, and the rank that stands out in the longest row of them."""
+    """Return the step times over all ranks, and the rank that stands out in the longest run of consecutive steps."""
     width, spans = step_times(nodes)
     if max((span.ranks for span in spans), default=0) < 2:
         return None
@@ -508,7 +509,7 @@ def _step_ms(reports: Reports) -> Optional[float]:
 
 
 def _mean_ms(seconds: float, steps: float, reports: Reports) -> Optional[float]:
-    """Return the mean of one step; hangs, and the step that each of them held up, do not count."""
+    """Return the mean time of a step; hangs, and the step that each of them delayed, do not count."""
     seconds, steps = seconds - reports.hung, steps - len(reports.hangs)
     return 1e3 * seconds / steps if seconds > 0 and steps > 0 else None
 
@@ -535,8 +536,7 @@ def _seen_as_one(events: Sequence[Event]) -> bool:
 
 
 def _unproven(events: Sequence[Event]) -> str:
-    """Return what the last attempt's verdict about its world says, where that is less than one training, and not for lack of
-    sight."""
+    """Return the last attempt's verdict about its world if it is not certain, unless that is for lack of observations."""
     said = _world_verdicts(events)
     return said[-1].summary if said and said[-1].confidence != CERTAIN and not said[-1].unseen else ""
 
@@ -544,7 +544,7 @@ def _unproven(events: Sequence[Event]) -> str:
 def _notes(
     events: Sequence[Event], failure: Optional[Finding], hangs: Sequence[Hang], unused: Sequence[str] = ()
 ) -> List[Note]:
-    """Return findings, and the last verdict of each check. `unused`: checks of what such a run does not use."""
+    """Return findings, and the last verdict of each check. `unused`: checks of features that the run does not use."""
     found: List[Note] = []
     given = [event for event in events if isinstance(event, kinds.VerdictGiven)]
     last = {(event.attempt, event.verdict.check, event.peer): event for event in given}.values()

@@ -1,4 +1,4 @@
-"""Statistics of a run's reports: speed between two of them, its spread, what a step holds. Pure."""
+"""Statistics of a run's reports: speed between two of them, its spread, tokens or samples per step. Pure."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ class Reports:
         step.t, step.work = metric.t, step.work + work
 
     def count_all(self, total: float, unit: str, steps: int) -> None:
-        """Count the work of all ranks, of which only the sum is known: as the lowest rank's is spread over its steps, or evenly
-        if it reports none."""
+        """Add the work of all ranks, of which only the sum is known: spread over the lowest rank's steps in proportion to its
+        work, or evenly if it reports none."""
         if not self.work and total and steps > 0:
             numbers = sorted(self.steps)
             for before, number in zip(numbers, numbers[1:]):
@@ -93,14 +93,14 @@ class Reports:
 
     @property
     def too_close(self) -> bool:
-        """Return true if steps come so fast that the times at which their lines were read do not tell them apart."""
+        """Return true if steps come so fast that the times at which their lines were read do not separate them."""
         times = sorted(step.t for step in self.steps.values())
         each = [later - earlier for earlier, later in zip(times, times[1:])]
         return self.printed and not self.unit and bool(each) and statistics.median(each) < CLOSE
 
     @property
     def hung(self) -> float:
-        """Seconds between the first and the last step in which nothing went on."""
+        """Return the seconds of hangs between the first and the last step."""
         return sum(end - begin for begin, end in self.hangs)
 
     def _spans_hang(self, begin: float, end: float) -> bool:
@@ -130,7 +130,7 @@ class Reports:
         return statistics.fmean(values) if values else None
 
     def lateness(self) -> Dict[int, float]:
-        """Map each rank to the mean seconds by which it reports a step after the first rank: over as many reports as all
+        """Map each rank to the mean seconds by which it reports a step after the first rank, over as many reports as all ranks
         have made."""
         means = {rank: {pace.reports: pace.mean_t, **dict(pace.marks)} for rank, pace in self.paces.items()}
         common = max(set.intersection(*map(set, means.values())) if len(means) > 1 else (), default=0)
@@ -165,7 +165,7 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 def thinned(points: Sequence[Tuple[float, float]], most: int = 400) -> List[Tuple[float, float]]:
-    """Return means of neighbours, so that a plot of any run stays small."""
+    """Return means of neighbouring points, so that a plot of any run stays small."""
     if len(points) <= most:
         return list(points)
     ends = [number * len(points) // most for number in range(most + 1)]

@@ -1,4 +1,4 @@
-"""A run beside its prediction: which part of a step is off, from what was measured, and what to do next."""
+"""A run beside its prediction: the part of a step that is off, judged by measurements, and what to do next."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ADVICE = {
 def case_of_run(
     order: Optional[Order], facts: Optional[Facts], nodes: Optional[int], gpus: Optional[int]
 ) -> Optional[Case]:
-    """Return the case that a run's command and GPUs stand for; None: not known."""
+    """Return the prediction case that matches a run's command and GPUs; None if unknown."""
     if order is None or facts is None or not nodes or not gpus or gpus % nodes:
         return None
     own = [each for each in facts.gpus if not each.integrated]
@@ -71,7 +71,7 @@ def _off(
 
 
 def seen_of(run: Run, figures: Figures) -> Optional[Seen]:
-    """Return a run as evidence for later predictions; None where its model, GPUs or step time are not known."""
+    """Return a run as evidence for later predictions; None if its model, GPUs or step time are unknown."""
     foreseen = figures.foreseen
     if foreseen is None or figures.emulated:
         return None
@@ -80,7 +80,7 @@ def seen_of(run: Run, figures: Figures) -> Optional[Seen]:
 
 
 def remember_run(run: Run, figures: Figures, environ: Mapping[str, str]) -> None:
-    """Keep what came of a prediction, for later ones on such GPUs."""
+    """Record the outcome of a prediction for later predictions on such GPUs."""
     seen = seen_of(run, figures)
     if seen is not None:
         remember(seen, environ)

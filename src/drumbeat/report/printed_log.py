@@ -32,7 +32,7 @@ _LARGEST = 2 << 30  # bytes
 
 
 def figures_of_log(path: str) -> Figures:
-    """Return the figures of a file that a program printed, summed up as those of a run are."""
+    """Return the figures of a file that a program printed, computed as for a run."""
     metrics = metrics_of_log(path)
     progress = Progress()
     ends: Dict[str, Any] = {}
@@ -99,7 +99,7 @@ def figures_of_log(path: str) -> Figures:
 
 
 def metrics_of_log(path: str) -> List[Metric]:
-    """Return what a program printed as metrics. A file has no times: the number of the record stands for them."""
+    """Return the metrics in a program's output. A file has no times: the number of the record stands for them."""
     found = (parse_metric({"t": float(at), **record}, 0) for at, record in enumerate(_records(path)))
     return [metric for metric in found if metric]
 

@@ -19,7 +19,7 @@ from drumbeat.runfolder.progress import AS_PRINTED
 # Differences between runs besides their size. Pure.
 
 
-# Words of a command that change with the size of a job, and say nothing else.
+# Options of a command that only change with the size of a job.
 _SIZES = regex(
     r"--?(?:nnodes|nproc[-_]per[-_]node|node[-_]rank|nodes|ranks[-_]per[-_]node|num[-_]processes|num[-_]machines|gpus)"
     r"(?:[= ]\S+)?|--(?:master|rdzv)[-_]\w+(?:[= ]\S+)?"
@@ -70,7 +70,7 @@ def _each(room: str, values: Mapping[str, Mapping[str, str]]) -> List[Difference
 
 
 def _difference(what: str, values: Mapping[str, str], breaks: bool) -> List[Difference]:
-    """Return nothing if all say the same, or none says anything."""
+    """Return no difference if all values are the same, or none is known."""
     told = {value for value in values.values() if value}
     if len(set(values.values())) < 2:
         return []
@@ -173,7 +173,7 @@ def compare(runs: Sequence[Figures]) -> Comparison:
 
 
 def scaling_kind(runs: Sequence[Figures]) -> Tuple[str, str]:
-    """Return strong, weak or neither, and the evidence."""
+    """Return strong, weak or neither, and the evidence for it."""
     nodes = sorted({run.nodes for run in runs if run.nodes})
     if len({run.size for run in runs}) == 1 and len(nodes) > 1:
         size = f"{runs[0].size} {'GPUs' if runs[0].gpus else 'ranks'}"
@@ -239,7 +239,7 @@ def _row(run: Figures, baseline: Figures, kind: str) -> Row:
 
 
 def _no_efficiency(unit: str, base: str, grown: Optional[float], kind: str) -> str:
-    """Say why two speeds do not tell an efficiency; '' if they do."""
+    """Explain why two speeds do not give an efficiency; '' if they do."""
     if unit.startswith(_SHARED):
         return "" if grown else "the batch of a step is not known"
     if kind != REPEATED and AS_PRINTED in unit + base:
@@ -280,7 +280,7 @@ def _more(value: Optional[float], before: Optional[float]) -> Optional[float]:
 
 
 def _same_cores(run: Figures, baseline: Figures) -> str:
-    """Name what makes more ranks faster on the same cores, without what the records exclude."""
+    """Explain what makes more ranks faster on the same cores, except causes that the records exclude."""
     causes = [f"{baseline.name} did not keep its cores busy (small operators, input)"]
     if baseline.threads is None:
         causes[0] = f"{baseline.name} left cores idle (OMP_NUM_THREADS, small operators, input)"

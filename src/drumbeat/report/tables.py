@@ -17,7 +17,7 @@ from drumbeat.report.text import end_words, rows, size_words, speed_words
 from drumbeat.runfolder.lines import duration, part_words
 from drumbeat.verify.chart import Look, line_chart, share_bar
 
-# A report as one HTML file: tables and inline SVG. It opens from disk and asks for nothing else.
+# A report as one HTML file: tables and inline SVG. It opens from disk and loads nothing else.
 
 
 _STYLE = """
@@ -54,7 +54,7 @@ def page_of(figures: Figures) -> str:
 
 
 def _verdict(figures: Figures) -> str:
-    """Return how the run ended, what was wrong and its fix, and the figures that most people look for."""
+    """Return how the run ended, what was wrong and its fix, and the most requested figures."""
     wrong = [note for note in figures.notes if note.severity == ERROR or figures.outcome != FINISHED and note.fix]
     bad = wrong or figures.outcome == "failed"
     state = "error" if bad else "ok" if figures.outcome == FINISHED else ""
@@ -122,8 +122,7 @@ _WORDS = {True: "yes", False: "no", None: "not known"}
 
 
 def cells(comparison: Comparison) -> Tuple[List[str], List[List[str]]]:
-    """Return the table that people put into a paper: header and one row per run. A column of which nothing is known is
-    left out."""
+    """Return the table for a paper: header and one row per run. Columns without any known value are left out."""
     header = ["run", "nodes", comparison.size_is, f"throughput ({comparison.unit})", "speed-up", "efficiency", "time"]
     header.append("target reached")
     rows = [_cells(row) for row in comparison.rows]
@@ -200,7 +199,7 @@ def text(comparison: Comparison, width: int = 80) -> List[str]:
 
 
 def said(comparison: Comparison) -> List[str]:
-    """Return the text below the table: the kind of scaling, the losses, what makes it unfair."""
+    """Return the text below the table: the kind of scaling, the losses, and anything that makes it unfair."""
     found = [f"baseline: {comparison.baseline}"]
     found.append(f"scaling: {comparison.kind} ({comparison.kind_why})")
     if any(row.error for row in comparison.rows):

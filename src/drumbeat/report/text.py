@@ -81,7 +81,7 @@ def rows(figures: Figures) -> List[Tuple[str, str]]:
 
 
 def software_words(name: str, version: str, gpus: Optional[int]) -> str:
-    """List the software. A toolkit is what is installed; the one that torch uses is torch's own."""
+    """List the software. The toolkit is the installed one; the one that torch uses is part of torch."""
     what = {"cuda": "CUDA toolkit", "rocm": "ROCm", "torch-cuda": "torch built for CUDA"}
     what["torch-rocm"] = "torch built for ROCm"
     unused = " (installed, not used: no GPU)" if gpus == 0 and name in ("cuda", "rocm") else ""
@@ -89,7 +89,7 @@ def software_words(name: str, version: str, gpus: Optional[int]) -> str:
 
 
 def ettr_words(figures: Figures) -> str:
-    """Return the effective training time ratio with its parts; of a job that was queued again, over all of its starts."""
+    """Return the effective training time ratio with its parts; for a job that was queued again, over all of its starts."""
     parts, held = figures.ledger, sum(figures.ledger.values()) - figures.ledger.get(QUEUE, 0.0)
     lost = {name: spent for name, spent in parts.items() if name not in (QUEUE, TRAINING) and spent >= held / 1000}
     longest = sorted(lost, key=lambda name: -lost[name])

@@ -56,7 +56,7 @@ class NodeJoined(Event, name="node-joined"):
 
 @dataclass(frozen=True)
 class Waiting(Event, name="waiting"):
-    """The muster takes long: names those that have not joined yet."""
+    """The muster takes long; names the nodes that have not joined yet."""
 
     missing: str  # host names as a node list, or node ranks
     seconds: float  # since the lead began to wait
@@ -88,7 +88,7 @@ class FirstStep(Event, name="first-step"):
 
 @dataclass(frozen=True)
 class Activity(Event, name="activity"):
-    """Activity of the ranks while no step comes."""
+    """The ranks' activity while no steps are reported."""
 
     seconds: float  # since the attempt began, or since the last step
     what: str
@@ -97,7 +97,7 @@ class Activity(Event, name="activity"):
 
 @dataclass(frozen=True)
 class Resumed(Event, name="resumed"):
-    """A reported hang is over: steps come again, or all ranks have ended well."""
+    """A reported hang is over: steps are reported again, or all ranks have ended well."""
 
     seconds: float  # since the last step; 0 where all ranks have ended
     ended: bool = False  # all ranks ended with exit code 0, so it was no hang
@@ -105,7 +105,7 @@ class Resumed(Event, name="resumed"):
 
 @dataclass(frozen=True)
 class Stalled(Event, name="stalled"):
-    """The others wait for a slow rank. Written when it is named, every minute, and when that is over."""
+    """The others wait for a slow rank. Written when the rank is first named, every minute, and when the wait is over."""
 
     rank: int
     seconds: float  # that each of the others has waited for it in this attempt
@@ -167,7 +167,7 @@ class Stopping(Event, name="stopping"):
 
 @dataclass(frozen=True)
 class NodeSilent(Event, name="node-silent"):
-    """A node is silent although its connection is not broken. It is given up only after `patience` seconds."""
+    """A node is silent although its connection is not broken. It is given up after `patience` seconds."""
 
     peer: int
     peer_host: str
@@ -182,7 +182,7 @@ class NodeSilent(Event, name="node-silent"):
 
 @dataclass(frozen=True)
 class NodeHeard(Event, name="node-heard"):
-    """A silent node is heard again."""
+    """A silent node has been heard from again."""
 
     peer: int
     peer_host: str
@@ -287,12 +287,12 @@ def _own_fields(kind: Type[Event]) -> Tuple[str, ...]:
     return tuple(field.name for field in own if field.default is dataclasses.MISSING)
 
 
-KINDS = {kind: _own_fields(record) for kind, record in TYPES.items()}  # what writers must give
+KINDS = {kind: _own_fields(record) for kind, record in TYPES.items()}  # required of writers
 _UNKNOWN = {"mono": 0.0, "seq": 0, "host": "", "node": 0, "attempt": 0}  # what readers can do without
 
 
 def parse_event(data: Mapping[str, Any]) -> Optional[Event]:
-    """Return the event that a decoded line stands for; None if a field is missing or of the wrong type."""
+    """Return the event on a decoded line; None if a field is missing or of the wrong type."""
     record = TYPES.get(str(data.get("kind")), Event)
     try:
         event = from_plain(record, {**_UNKNOWN, **data})

@@ -1,4 +1,4 @@
-"""Reading what others write: bytes, JSON and growing files, none of which can be trusted to be whole.
+"""Reads files that others write: bytes, JSON and growing files, any of which may be incomplete.
 
 All readers of run folders go through `Files`. A mirror of a folder on another machine (mirror.py) offers the same calls.
 """
@@ -20,7 +20,7 @@ from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.record import plain_json, to_plain
 from drumbeat.runfolder.events import KINDS
 
-# Writing: whole files are replaced atomically, logs of events only grow. A crash at any byte leaves both readable.
+# Writing: whole files are replaced atomically, event logs only grow. A crash at any byte leaves both readable.
 
 
 def replace(path: str, text: str, mode: int = 0o644) -> None:
@@ -44,7 +44,7 @@ def replace_json(path: str, value: Any) -> None:
 
 
 def create(path: str, data: bytes) -> None:
-    """Create a new file, or one that begins anew; also its folder. A link is not followed."""
+    """Create a new file or empty an existing one; also create its folder. Links are not followed."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
     _write(path, data, os.O_TRUNC)
 
@@ -57,7 +57,7 @@ def create_private(path: str, data: bytes) -> None:
 
 
 def append(path: str, data: bytes) -> None:
-    """Append to a file, which is created if there is none. A link is not followed."""
+    """Append to a file; create it if there is none. Links are not followed."""
     _write(path, data, os.O_APPEND)
 
 
@@ -79,7 +79,7 @@ def open_to_write(path: str, how: int) -> BinaryIO:
 class EventLog:
     """The only writer of an events.jsonl. It goes on where an earlier writer of the same file stopped.
 
-    `append(path, data)` does the writing, where that must not block whoever has an event; without it events are written here.
+    `append(path, data)` does the writing if the caller must not block; without it, events are written here.
     """
 
     def __init__(self, path: str, node: int, append: Optional[Callable[[str, bytes], None]] = None) -> None:
@@ -89,7 +89,7 @@ class EventLog:
         self.attempt = 0
         self.host = socket.gethostname()
         self._seq = 0
-        self.muted = False  # nothing can be written any more: events are made, and go nowhere
+        self.muted = False  # nothing can be written any more: events are still made, but dropped
         self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         self._mend_torn_end()
 
@@ -121,7 +121,7 @@ class EventLog:
         os.close(self._fd)
 
     def _mend_torn_end(self) -> None:
-        """End a last line that a crash has cut, so that the next event starts on a line of its own."""
+        """End a last line that a crash has cut off, so that the next event starts on a line of its own."""
         size = os.fstat(self._fd).st_size
         if size:
             if os.pread(self._fd, 1, size - 1) != b"\n":
@@ -130,11 +130,11 @@ class EventLog:
                 self._seq = sum(1 for _ in file)
 
 
-_WHOLE = 64 << 20  # bytes: more than any file that is read in one piece may have
+_WHOLE = 64 << 20  # bytes: the limit for a file that is read in one piece; ours are smaller
 _CHUNK = 1 << 20
 _LONGEST_LINE = 1 << 20  # bytes: a line without end must not eat the memory
-_ANCHOR = 64  # bytes before a tail's position, by which it knows its file again
-_DEEPEST = 32  # levels of JSON
+_ANCHOR = 64  # bytes before a tail's position, by which it recognises its file
+_DEEPEST = 32  # levels of nested JSON
 _SPACE = " \t\r\n"
 _raw_decode = json.JSONDecoder().raw_decode
 
@@ -145,21 +145,22 @@ class Chunk(NamedTuple):
 
 
 class Files:
-    """Access to the files below `root`; names are relative to it, absolute names stand for themselves."""
+    """Access to the files below `root`; names are relative to it, absolute names are used as they are."""
 
     def __init__(self, root: str = "") -> None:
         self.root = root
 
     def settle(self, seconds: float = 20.0) -> None:
-        """Wait until all of an ended run is here. Plain files are."""
+        """Wait until all files of an ended run are here. Plain files always are."""
 
     def read(self, name: str) -> Optional[bytes]:
-        """Read a whole file; None if there is none, or it is larger than any of ours."""
+        """Read a whole file; None if there is none, or if it is larger than any of ours."""
         chunk = self.chunk(name, 0, _WHOLE)
         return None if chunk is None or chunk.size > _WHOLE else chunk.data
 
     def chunk(self, name: str, offset: int, limit: int) -> Optional[Chunk]:
-        """Read up to `limit` bytes from `offset` on. Opened anew each time, so that a network file system looks for news."""
+        """Read up to `limit` bytes from `offset` on. The file is opened anew each time, so that a network file system fetches new
+        data."""
         try:
             fd = os.open(os.path.join(self.root, name), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except (OSError, ValueError):  # ValueError: a name with a NUL in it
@@ -177,7 +178,7 @@ class Files:
             os.close(fd)
 
     def end(self, name: str, size: int) -> Tuple[str, bool]:
-        """Return the whole lines in the last `size` bytes of a file, and true if these are all of it."""
+        """Return the whole lines in the last `size` bytes of a file, and true if that is the whole file."""
         found = self.chunk(name, 0, 0)
         chunk = self.chunk(name, max(0, found.size - size), size) if found else None
         text = (chunk.data if chunk else b"").decode("utf-8", "replace")
@@ -197,7 +198,7 @@ class Files:
 
 
 def decode(line: str) -> Optional[Dict[str, Any]]:
-    """Return the JSON object on a line; None for a torn line, another value, deep nesting or text that cannot be printed."""
+    """Return the JSON object on a line; None for a torn line, any other value, deep nesting or text that cannot be printed."""
     line = line.strip(_SPACE)
     try:
         value, end = _raw_decode(line)  # without the wrappers of json.loads: lines come by the thousand
@@ -225,10 +226,10 @@ def read_json(path: str, files: Optional[Files] = None) -> Optional[Dict[str, An
 
 @dataclass
 class Tail:
-    """Follower of one growing file; returns only whole lines, or all of it at the end.
+    """Follower of one growing file; returns only whole lines, except at the end, when it returns everything.
 
-    A file that was cut short or replaced is read from its start, unless what stood before our position still stands there:
-    a mirror replaces a file by a longer copy of itself.
+    A file that was cut short or replaced is read from its start, unless the bytes before our position are unchanged: a mirror
+    replaces a file by a longer copy of itself.
     """
 
     path: str
@@ -239,7 +240,7 @@ class Tail:
     _anchor: bytes = b""
 
     def lines(self, final: bool = False, limit: int = _CHUNK) -> List[str]:
-        """Return at most `limit` bytes of lines; `final` also returns a last line that has no end yet."""
+        """Return lines of at most `limit` bytes; `final` also returns a last line without an end of line."""
         data = self._new(limit)
         if data:
             self._anchor = (self._anchor + data)[-_ANCHOR:]
@@ -252,7 +253,7 @@ class Tail:
         return [part.decode("utf-8", "replace") for part in parts]
 
     def rest(self) -> Iterator[str]:
-        """Yield all lines up to the end of the file, also a last one that has no end."""
+        """Yield all lines up to the end of the file, including a last one without an end of line."""
         while True:
             texts = self.lines(final=True)
             yield from texts
@@ -260,17 +261,17 @@ class Tail:
                 return
 
     def skip(self, keep: int = 0) -> None:
-        """Take all that is in the file now as read, but for the whole lines in its last `keep` bytes."""
+        """Mark all that is in the file now as read, except the whole lines in its last `keep` bytes."""
         chunk = self.files.chunk(self.path, 0, 0)
         size = chunk.size if chunk else 0
         self.position, self._rest, self._anchor = max(0, size - keep), b"", b""
         if keep and self.position:
-            self.position -= 1  # where a line ends just before, the next one is whole
+            self.position -= 1  # if a line ends just before, the next one is whole
             torn = self._new(keep).find(b"\n")
             self.position = self.position + torn + 1 if torn >= 0 else size
 
     def leave_out(self, keep: int) -> int:
-        """Skip what is more than `keep` bytes before the end; return how many bytes that were."""
+        """Skip to at most `keep` bytes before the end; return how many bytes were skipped."""
         before, chunk = self.position, self.files.chunk(self.path, 0, 0)
         if chunk is None or chunk.size - before <= keep:
             return 0
@@ -281,7 +282,7 @@ class Tail:
         known = len(self._anchor)
         chunk = self.files.chunk(self.path, self.position - known, known + limit)
         self.behind = False
-        if chunk is None:  # not there yet, or not there just now
+        if chunk is None:  # the file does not exist yet, or cannot be read right now
             return b""
         if chunk.size == self.position:
             return b""

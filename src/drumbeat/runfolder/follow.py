@@ -1,8 +1,9 @@
-"""`Follower`: what was added to a run folder since the last poll, as records.
+"""`Follower`: the records added to a run folder since the last poll.
 
-A poll costs the same however long the run is: each file is read from where it was left, at most so many files are opened and
-so many bytes read per poll, and logs of attempts that are over are forgotten once they are read. In a large run the nodes take
-turns. Attempts that begin, files that are cut short or replaced, and folders that vanish for a while are all expected.
+The cost of a poll does not grow with the run's length: each file is read from where the last poll stopped, a poll opens a limited
+number of files and reads a limited number of bytes, and logs of attempts that are over are dropped once they are read. In a large
+run the nodes take turns. New attempts, files that are cut short or replaced, and folders that vanish for a while are all
+expected.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ from drumbeat.runfolder.run import Log, Run, list_logs
 Record = Union[Event, Line, Metric, Sample, SoFar]
 
 EVENTS, METRICS, TELEMETRY, LINES = "events", "metrics", "telemetry", "lines"
-_FILES = 512  # opened per poll
-_BYTES = 8 << 20  # read per poll
+_FILES = 512  # files opened per poll
+_BYTES = 8 << 20  # bytes read per poll
 _BYTES_PER_FILE = 1 << 20
-_LIST_EVERY = 16  # polls between two looks for nodes that nobody told us of
+_LIST_EVERY = 16  # polls between two searches for nodes that no record has named
 
 _AT = RunFolder("")
 
 
 @dataclass
 class _Budget:
-    """Files and bytes that one poll may still read."""
+    """The number of files and bytes that one poll may still read."""
 
     files: int = _FILES
     bytes: int = _BYTES
@@ -50,7 +51,7 @@ class _LogTail:
 
 @dataclass
 class _Node:
-    """Files of one node that are followed."""
+    """The files of one node that are followed."""
 
     number: int
     tails: Dict[str, Tail]  # kind of record -> its file
@@ -65,10 +66,10 @@ class _Node:
 
 
 class Follower:
-    """Reader of what is added to a run folder. `nodes`: only these; `what`: which records; `rank`: lines of this rank
-    alone; `attempts`: lines from the first to the last of these; `from_end`: only what is written from now on; `thin`: of
-    metrics and telemetry that exist already, only the last so many bytes per file, and only every so many samples of those
-    written since the last poll, always with the last one. `damaged` counts lines that could not be used."""
+    """Reads what is added to a run folder. `nodes`: only these; `what`: kinds of records; `rank`: lines of this rank alone;
+    `attempts`: lines of the first to the last of these; `from_end`: only what is written from now on; `thin`: of existing metrics
+    and telemetry, read only this many last bytes per file, and of samples written since the last poll, only every so many, always
+    including the last. `damaged` counts lines that could not be used."""
 
     def __init__(
         self,
@@ -83,10 +84,10 @@ class Follower:
         self.run, self.rank, self.what = run, rank, frozenset(what)
         self.first_attempt, self.last_attempt = attempts
         self.damaged, (self._recent, self._every) = 0, thin
-        self.behind = False  # the last poll could not read all that was there
+        self.behind = False  # the last poll could not read everything that was there
         self._chosen = None if nodes is None else sorted(nodes)
         self._nodes: Dict[int, _Node] = {}
-        self._turn: Deque[int] = deque()  # nodes, the one that waits longest first
+        self._turn: Deque[int] = deque()  # nodes, the one that has waited longest first
         self._size = 0 if nodes is not None else run.size()
         self._polls = 0
         self._events = Tail(_AT.events, 0, run.files)
@@ -95,17 +96,18 @@ class Follower:
             self._skip()
 
     def read_logs_from(self, node: int, path: str) -> None:
-        """Take this node's lines from a folder of its own: ranks of a large job write to node-local storage."""
+        """Read this node's lines from another folder: ranks of a large job write to node-local storage."""
         state = self._node(node)
         state.logs_at, state.logs_files, state.logs = NodeFolder("", node), Files(path), {}
 
     def poll(self) -> List[Record]:
-        """Return what is new, up to a fixed amount; call again at once if `behind`."""
+        """Return new records, up to a fixed amount; call again at once if `behind`."""
         return self._poll(_Budget())
 
     def drain(self) -> Iterator[List[Record]]:
-        """Yield the rest, piece by piece, when nobody writes any more; also a last line that has no end."""
-        self._polls = 0  # look for nodes once more
+        """Yield the remaining records piece by piece once nobody writes any more, including a last line without an
+        end of line."""
+        self._polls = 0  # search for nodes once more
         while True:
             budget = _Budget(files=1 << 30)
             yield self._poll(budget)
@@ -117,7 +119,7 @@ class Follower:
             yield self._poll_node(state, _Budget(files=1 << 30), final=True)
 
     def skip_lines(self, keep: int) -> int:
-        """Leave out what ranks have printed, but for the last `keep` bytes of each log; return how many bytes that were."""
+        """Skip the ranks' output except the last `keep` bytes of each log; return how many bytes were skipped."""
         return sum(each.tail.leave_out(keep) for state in self._nodes.values() for each in state.logs.values())
 
     # -- inside ------------------------------------------------------------------------------------------------------
@@ -193,7 +195,7 @@ class Follower:
         return texts
 
     def _find_nodes(self) -> None:
-        """Find nodes whose folders have appeared; all are looked for only until all are known, and now and then."""
+        """Find nodes whose folders have appeared; search for all of them only now and then, and only until all are known."""
         self._polls += 1
         if self._chosen is not None:
             numbers = self._chosen
@@ -234,7 +236,7 @@ class Follower:
                 each.over = each.log.attempt < state.attempt
 
     def _skip(self) -> None:
-        """Take everything that exists now as read."""
+        """Mark everything that exists now as read."""
         for state in self._nodes.values():
             for tail in state.tails.values():
                 tail.skip()

@@ -56,7 +56,7 @@ SCHEMA = "1.0"
 
 
 class _File:
-    """The path of a file in a folder that has a `path`."""
+    """The path of a file below an object that has a `path`."""
 
     def __init__(self, *parts: str) -> None:
         self.parts = parts
@@ -126,14 +126,14 @@ class NodeFolder:
         return self.at(f"attempt-{attempt}", f"rank-{rank}.{stream}")
 
     def merged(self, attempt: int) -> str:
-        """Return the file that holds all ranks of the node, if the job is large."""
+        """Return the file that holds the output of all ranks of the node in a large job."""
         return self.at(f"attempt-{attempt}", "ranks.log")
 
     def looks(self, attempt: int) -> str:
         return self.at(f"attempt-{attempt}", "looks.json")
 
     def ranks(self, attempt: int) -> Dict[int, str]:
-        """Map each rank to its path without the stream's ending."""
+        """Map each rank to the path of its log without the stream's suffix."""
         try:
             names = os.listdir(self.attempt(attempt))
         except OSError:
@@ -142,16 +142,15 @@ class NodeFolder:
         return {int(stem[5:]): self.at(f"attempt-{attempt}", stem) for stem in stems if stem[5:].isdigit()}
 
 
-# The run's `stop` file: how somebody who cannot signal the lead asks it to end the run. A batch script's trap,
-# `drumbeat cancel` and the desk of an allocation append a line, `WORD reason`. A signal sent through a launcher may
-# reach every process of the job, DataLoader workers too; a line reaches the lead alone, and nodes that still wait
-# for it or for their own tasks.
+# The run's `stop` file: a way to ask for the end of the run without signalling the lead. A batch script's trap, `drumbeat cancel`
+# and the desk of an allocation append a line, `WORD reason`. A signal sent through a launcher may reach every process of the job,
+# including DataLoader workers; a line reaches only the lead, and nodes that still wait for the lead or for their own tasks.
 
 
-# TERM: the scheduler asks; INT: the user interrupts, and a second time ends the run now; USR2: the scheduler will end the
-# job soon; CANCEL: `drumbeat cancel`, after which the run does not come back, and which a second time ends it now; LOST: a
-# node's agent has ended before all nodes had come, so the lead would wait until its timeout. LEFT is for readers: how many
-# seconds there are until whoever asked for the end kills the ranks, and why.
+# TERM: the scheduler asks for the end. INT: the user interrupts; a second INT ends the run at once. USR2: the scheduler will end
+# the job soon. CANCEL: `drumbeat cancel`, after which the run does not come back; a second CANCEL ends it at once. LOST: a node's
+# agent has ended before all nodes had joined, so the lead would wait until its timeout. LEFT is for readers: the seconds until
+# whoever asked for the end kills the ranks, and why.
 WORDS = ("TERM", "INT", "USR2", "CANCEL", "LOST")
 _LIMIT = 1 << 16
 
@@ -162,7 +161,7 @@ def ask_to_stop(path: str, name: str, reason: str) -> None:
 
 
 def stop_word(number: int) -> str:
-    """Return the word of WORDS for a signal that asks for the end."""
+    """Return the word of WORDS for a stop signal."""
     return {signal.SIGINT: "INT", signal.SIGUSR2: "USR2"}.get(signal.Signals(number), "TERM")
 
 
@@ -173,7 +172,7 @@ def stop_line(name: str, reason: str) -> str:
 
 @dataclass
 class StopFile:
-    """The agents' side: requests since the last look."""
+    """The agents' side of the stop file: requests since the last call."""
 
     path: str
     position: int = 0
@@ -196,10 +195,10 @@ class StopFile:
         return asked
 
     def skip(self, started_before: bool, events: str) -> int:
-        """Return where to begin. Requests to an earlier start of this run no longer count, except that it was cancelled.
-        There was an earlier one if the scheduler says so (`started_before`), or if a lead left `events`."""
+        """Return the position from which to read. Requests to an earlier start of this run no longer count, except a
+        cancellation. There was an earlier start if the scheduler says so (`started_before`), or if a lead left `events`."""
         position = 0
-        with suppress(OSError), open(self.path, "rb") as file:  # no such file: nobody has asked
+        with suppress(OSError), open(self.path, "rb") as file:  # without the file, nobody has asked
             for line in file:
                 if line.split()[:1] == [b"CANCEL"] or not line.endswith(b"\n"):
                     break
@@ -207,15 +206,15 @@ class StopFile:
         return position if started_before or os.path.exists(events) else 0
 
 
-# Check that a run folder is this user's own before anything is written into it.
+# Checks that a run folder is this user's own before anything is written into it.
 
 
 def untrusted(folder: RunFolder, node: int) -> str:
     """Explain why node `node` must not write into this run folder; '' if it may.
 
-    The folder and those below it that the node uses must be folders, no links, and belong to this user: somebody else
-    could otherwise have put links there that make this user write into files of their choice. The path above may hold
-    links: a user's own `runs` often is one.
+    The folder, and those below it that the node uses, must be real folders, not links, and belong to this user: otherwise
+    somebody else could place links there that make this user overwrite files. The path above may contain links: a user's own
+    `runs` often is one.
     """
     places = (folder.path, folder.at("nodes"), folder.node(node).path)
     return next((why for why in map(_foreign, places) if why), "")
@@ -238,7 +237,7 @@ def _foreign(path: str) -> str:
 
 
 def _owner_of_new(folder: str) -> int:
-    """Return the owner that a file gets which this process creates there: some file systems give all files one owner."""
+    """Return the owner of files that this process creates in the folder: some file systems give all files one owner."""
     try:
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".owner-") as file:
             return os.fstat(file.fileno()).st_uid

@@ -1,4 +1,4 @@
-"""A run's progress and its end in words: what `run` prints last, and `status` shows later."""
+"""A run's progress and its end in words: printed last by `run`, and later by `status`."""
 
 from __future__ import annotations
 
@@ -62,18 +62,18 @@ def gpu_use(run: Run) -> Optional[GpuUse]:
 
 
 def mean_of(values: List[Optional[float]]) -> Optional[float]:
-    """Return the mean of what is known; None if nothing is."""
+    """Return the mean of the known values; None if there are none."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
 
 
 Lines = List[Tuple[str, str]]  # label, text
 
-MOST_LINES = 12  # of an end, whatever happened to however many ranks
+MOST_LINES = 12  # lines about an end, however much happened and however many ranks there were
 _MOST_GROUPS = 3
 _MOST_LOG = 6  # lines of the failed rank's log
 _LONG = 60.0  # seconds: a shorter run that printed little is not expected to report anything
-_MANY = 20  # lines of one rank: a program that prints so many probably tells its progress
+_MANY = 20  # lines of one rank: a program that prints this many probably reports its progress
 _NO_METRICS = (
     "none recognised in what was printed: print lines such as `step 5 loss 0.31`, "
     "or call drumbeat.metrics.report (docs/metrics.md)"
@@ -83,8 +83,8 @@ _LONGEST = 300  # characters of a line
 
 
 def progress_line(progress: Progress, left: bool = True, now: Optional[float] = None) -> str:
-    """Return the progress line. `left`: also say how long it will take, as far as known. `now`, by the lead's clock, for a
-    run that goes on: also say how long no step has come."""
+    """Return the progress line. `left`: also say how long the run will take, if known. `now`, by the lead's clock, for a run that
+    goes on: also say how long no step has been reported."""
     parts = [f"{progress.counts} {progress.step}" + (f"/{progress.steps}" if progress.steps else "")]
     parts[0] += f" of this {progress.lap}" if progress.lap else ""
     if progress.not_finite:
@@ -103,7 +103,7 @@ def progress_line(progress: Progress, left: bool = True, now: Optional[float] = 
 
 
 def of_step(progress: Progress) -> str:
-    """Name the step of the last loss if it is not the step that was reported last."""
+    """Name the step of the last loss if it differs from the last reported step."""
     same = progress.last_loss_step in (None, progress.step)
     return "" if same else f" ({progress.counts} {progress.last_loss_step})"
 
@@ -113,13 +113,12 @@ def quiet_words(seconds: float) -> str:
 
 
 def lasted_words(seconds: float) -> str:
-    """Return the duration for the title of a hang that is over; the title's own number is from when it was found."""
+    """Return the duration for the title of a hang that is over; the number in the title itself is from when it was found."""
     return f"; it lasted {duration(seconds)}"
 
 
 def closing_lines(run: Run, summary: Summary, printed: Collection[int] = ()) -> Lines:
-    """Return at most MOST_LINES lines. `printed`: nodes whose ranks' output the reader has seen already, so it is not
-    repeated."""
+    """Return at most MOST_LINES lines. `printed`: nodes whose output the user has already seen, so it is not repeated."""
     progress = summary.progress
     after: Lines = [("end", end_words(summary))]
     losses = loss_words(progress, run.losses())
@@ -173,7 +172,8 @@ def failure_lines(
     room: int = MOST_LINES,
     printed: Collection[int] = (),
 ) -> Lines:
-    """Say what failed, why, the end of its log as far as there is room, the fix, and what became of the other ranks."""
+    """Return lines on what failed and why, the end of its log as far as there is room, the fix, and the fate of
+    the other ranks."""
     same = [number for each in affected if each.what == failure.title for number in numbers(each.ranks)]
     affected = tuple(each for each in affected if each.what != failure.title)  # they failed alike, not because of it
     lines = [("failed", failed_words(failure, same))]
@@ -195,20 +195,20 @@ def failure_lines(
 
 
 def failed_words(failure: Finding, same: Sequence[int] = ()) -> str:
-    """Say what failed, and where. `same`: ranks that failed alike."""
+    """Describe what failed, and where. `same`: ranks that failed in the same way."""
     if failure.rank is None:
         return failure.title
     where = f" on {failure.host} (node {failure.node})" if failure.host and failure.node is not None else ""
     who = named_ranks([failure.rank, *same], 8) if same else f"rank {failure.rank}{where}"
     named = f"rank {failure.rank} "
-    if failure.title.startswith(named):  # it is not named twice
+    if failure.title.startswith(named):  # the rank is not named twice
         return f"{who} {failure.title[len(named) :]}"
     return f"{who}: {failure.title}"
 
 
 def ledger_words(parts: Mapping[str, float], share: Optional[float], counts: str = "step") -> str:
-    """Say where the time went; the share of training is of the time that the job held its nodes. `counts`: what the program
-    counts."""
+    """Describe where the time went; training is given as a share of the time that the job held its nodes. `counts`: what the
+    program counts."""
     words = [
         f"{part_words(name, parts, counts)} {duration(seconds)}" for name, seconds in parts.items() if seconds >= 0.05
     ]
@@ -218,8 +218,8 @@ def ledger_words(parts: Mapping[str, float], share: Optional[float], counts: str
 
 
 def part_words(name: str, parts: Mapping[str, float], counts: str = "step") -> str:
-    """Name a part of the ledger; the part of which nothing is known says why. A program that reports nothing before the end of
-    an epoch has trained for most of the time up to there."""
+    """Name a part of the ledger; for the unknown part, say why it is unknown. A program that reports nothing before the end of an
+    epoch has trained for most of the time until then."""
     counts = counts if counts == "epoch" else "step"
     if name == FIRST_STEP and counts != "step":
         return f"until the first {counts} was reported (includes it)"
@@ -266,7 +266,7 @@ def _gpus_words(run: Run, summary: Summary) -> str:
 
 
 def code_words(run: Run) -> str:
-    """Name the commit that was run, and whether files differed from it; empty outside a git checkout."""
+    """Name the commit that was run, and say if files differed from it; empty outside a git checkout."""
     code = run.code()
     commit = str(code.get("commit") or "unknown")
     if commit == "unknown":
@@ -276,7 +276,7 @@ def code_words(run: Run) -> str:
 
 
 def _no_metrics(run: Run, progress: Progress, elapsed: float) -> bool:
-    """Return true if the ranks printed a lot, or for long, but nothing that is read as a metric."""
+    """Return true if the ranks printed much, or ran long, but no metric could be read."""
     if progress.step is not None or progress.last_loss is not None or progress.not_finite:
         return False
     if any(True for node in run.nodes() for _ in run.metrics(node)):
@@ -286,7 +286,7 @@ def _no_metrics(run: Run, progress: Progress, elapsed: float) -> bool:
 
 
 def _lines_at_start(path: str) -> int:
-    """Count lines that the program wrote, in the first part of a log; a progress bar's updates count."""
+    """Count the lines that the program wrote in the first part of a log; updates of a progress bar count too."""
     try:
         with open(path, "rb") as file:
             lines = file.read(1 << 14).replace(b"\r\n", b"\n").replace(b"\r", b"\n").splitlines()
@@ -295,15 +295,15 @@ def _lines_at_start(path: str) -> int:
     return sum(1 for line in lines if not line.startswith(b"drumbeat: "))  # of a stand-in launcher
 
 
-_FEW = 5  # losses: of fewer, the first and the last one say all
-_BLOCKS = 20  # means of neighbours, between which a lasting trend shows
+_FEW = 5  # losses: with fewer, the first and the last one are enough
+_BLOCKS = 20  # means of neighbours that are compared to find a lasting trend
 _SURE = 3.0  # standard deviations
-_TINY, _MUCH = 0.005, 0.1  # of the loss: a change that nobody looks for, and one that reads as a trend
+_TINY, _MUCH = 0.005, 0.1  # shares of the loss: a change too small to mention, and one that reads as a trend
 
 
 def trend(losses: Sequence[float]) -> str:
-    """Say how the loss went where the first and the last one alone mislead; else ''. It has changed if nearly all losses
-    follow one direction (Mann-Kendall's test), or if its ends lie further apart than the noise between neighbours."""
+    """Describe how the loss went if the first and the last one alone mislead; else ''. It has changed if nearly all losses follow
+    one direction (Mann-Kendall's test), or if its ends lie further apart than the noise between neighbours."""
     size = max(1, len(losses) // 10)
     first, last = (_median(losses[:size]), _median(losses[-size:])) if losses else (0.0, 0.0)
     if len(set(losses)) < 2 or (len(losses) < _FEW and _changed(losses[0], losses[-1])):
@@ -324,7 +324,8 @@ def _changed(first: float, last: float, least: float = _TINY) -> bool:
 
 
 def _noise(losses: Sequence[float]) -> float:
-    """Return the standard deviation of a loss, by how far each lies from its neighbours' mean: a trend adds nothing."""
+    """Return the standard deviation of a loss, estimated from each value's distance to its neighbours' mean: a trend adds
+    nothing."""
     bends = [abs(before - 2 * at + after) for before, at, after in zip(losses, losses[1:], losses[2:])]
     return 1.4826 / math.sqrt(6) * _median(bends) if bends else 0.0
 
@@ -348,7 +349,8 @@ def _median(values: Sequence[float]) -> float:
 
 
 def loss_words(progress: Progress, losses: Sequence[float] = ()) -> str:
-    """Say how the loss and the validation loss developed, from the run's first reports to its last; empty if there is none."""
+    """Describe how the loss and the validation loss developed, from the run's first reports to its last; empty if
+    there is none."""
     last = None if progress.laps else progress.last_loss_step
     went = trend(losses)
     went = went or _went(progress.first_loss, progress.last_loss, progress.first_loss_step, last, progress.counts)
@@ -378,7 +380,7 @@ def _went(
     if first is None or last is None:
         return ""
     before, after = loss_text(first), loss_text(last)
-    same = before == after  # also where a program reports a loss and prints it, rounded
+    same = before == after  # also if a program both reports a loss and prints it, rounded
     if same and (begin == end or end is None):  # or there was only one
         return after + (f" at {counts} {end}" if end is not None else "")
     verb = "stayed at" if same else "fell from" if last < first else "rose from"
@@ -401,8 +403,8 @@ def _short_ranks(affected: Affected) -> str:
 
 
 def _log_name(run: Run, failure: Finding) -> str:
-    """Return the failed rank's log, relative to the run folder: as the finding says, else its standard error, or its
-    standard output if that is all it wrote."""
+    """Return the failed rank's log, relative to the run folder: the one that the finding names, else its standard error, or its
+    standard output if it wrote nothing else."""
     named = next((each.file for each in failure.evidence if each.file), None)
     if failure.rank is None or named:
         return named or ""
@@ -436,6 +438,6 @@ def count(number: int, noun: str) -> str:
 
 
 def near(path: str) -> str:
-    """Return the path relative to the current folder if that is below it; in / the whole path."""
+    """Return the path relative to the current folder if it is below that; the whole path if the current folder is /."""
     relative = os.path.relpath(path)
     return path if relative.startswith("..") or os.getcwd() == os.sep else relative

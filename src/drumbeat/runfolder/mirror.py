@@ -1,10 +1,10 @@
-"""A local copy of a run folder that another machine or pod has, kept up to date by byte offset while it is read.
+"""A local copy of a run folder on another machine or in a pod, kept up to date by byte offset while it is read.
 
-The mirror knows no transport. A `Source` is a folder on the other side together with one call: `exchange(request)` runs
-`drumbeat.pyz _files FOLDER` there, with the request as its standard input, and returns what it printed; None while it cannot be
-reached. The mirror offers the calls of `Files`, so `Run` and `Follower` read it like any other run folder.
+The mirror does not depend on the transport. A `Source` is a folder on the other side together with one call: `exchange(request)`
+runs `drumbeat.pyz _files FOLDER` there, with the request as its standard input, and returns its output; None while the other side
+cannot be reached. The mirror offers the calls of `Files`, so `Run` and `Follower` read it like any other run folder.
 
-Where nodes share no storage, each of them is a source for its own `nodes/K`, and the lead for all the rest.
+Where nodes share no storage, each node is a source for its own `nodes/K`, and the lead for all the rest.
 """
 
 from __future__ import annotations
@@ -21,18 +21,21 @@ from drumbeat.base.light_dataclass import dataclass
 from drumbeat.runfolder.files import Chunk, Files, append, read_json
 from drumbeat.runfolder.layout import RunFolder
 
-# The far side of a mirror: `drumbeat.pyz _files FOLDER` reads one request and answers with what the other side
-# lacks. The request is one JSON object: have path -> [size, time of the last change] of what the other side has
-# under only files below this folder; empty: all skip names of files that are never sent append name -> text to add
-# to the end of a file (a request to stop) The answer is a row of pieces, each a line of JSON and then as many bytes
-# as that line says. The last line has the key `end`, so that an answer that was cut off is noticed.
+# The far side of a mirror: `drumbeat.pyz _files FOLDER` reads one request and answers with the data that the requester lacks.
+# The request is one JSON object:
+#   have    path -> [size, time of the last change] of the files that the requester has
+#   under   only files below this folder; empty: all
+#   skip    names of files that are never sent
+#   append  name -> text to add to the end of a file (a request to stop)
+# The answer is a series of pieces: each is a line of JSON, then as many bytes as that line says. The last line has the key `end`,
+# so that an answer that was cut off is noticed.
 
 
 LIMIT = 4 << 20  # bytes of files in one answer
-LARGEST = 64 << 20  # bytes: a larger file that does not only grow stays where it is
+LARGEST = 64 << 20  # bytes: a larger file is not sent unless it is one that only grows
 _REQUEST = 8 << 20
 _GROWING = (".jsonl", ".out", ".err", ".log")
-RUN_AS_CODE = (".pkl",)  # the other side unpickles it, and there it belongs to whoever fetched it
+RUN_AS_CODE = (".pkl",)  # the requester unpickles such a file, and would own its copy
 
 
 def grows(path: str) -> bool:
@@ -102,8 +105,8 @@ def _files(root: str, under: str) -> Iterator[Tuple[str, int, int]]:
 
 
 def _read(path: str, offset: int, limit: int) -> Optional[bytes]:
-    """Read a file; None for code that runs on the other side and may be another user's. The open file is judged: its name
-    may stand for another one by now."""
+    """Read a file; None for code that the requester would run and that may be another user's. The open file is
+    checked: its name may refer to another file by now."""
     code = path.endswith(RUN_AS_CODE)
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
@@ -117,19 +120,19 @@ def _read(path: str, offset: int, limit: int) -> Optional[bytes]:
 
 
 def _of_others(status: os.stat_result) -> bool:
-    """Return true if another user owns this file, or may write to it."""
+    """Return true if another user owns this file or may write to it."""
     return status.st_uid != os.geteuid() or bool(status.st_mode & 0o022)
 
 
-ENDED = "ended"  # whatever started the lead's agent leaves this file once nothing is written any more
-COMPLETE = "mirrored.json"  # ours: all of the run is here
+ENDED = "ended"  # file left by the lead agent's starter once nothing more will be written
+COMPLETE = "mirrored.json"  # our own file: the whole run is here
 _AT = RunFolder("")
-# Files that this side has written itself.
+# Files that this side writes itself.
 _OWN = (_AT.run_json, _AT.order, _AT.job, _AT.code, _AT.call, _AT.bundle, _AT.stop, "manifest.yaml", COMPLETE)
-_WITHDRAWN = (_AT.summary, _AT.verdict, ENDED)  # the lead takes these away when a run is started again
-_PAUSE = 0.3  # seconds between two looks for a run's last files
-_LOOKS = 4  # at least so many looks for them
-_AT_ONCE = 64  # exchanges with one source before the next one has its turn
+_WITHDRAWN = (_AT.summary, _AT.verdict, ENDED)  # removed by the lead when a run is started again
+_PAUSE = 0.3  # seconds between two polls for a run's last files
+_LOOKS = 4  # the least number of polls for them
+_AT_ONCE = 64  # exchanges with one source before the next one's turn
 
 
 @dataclass(frozen=True)
@@ -139,8 +142,8 @@ class Source:
 
 
 class Mirror(Files):
-    """Copy of a run folder. `sources` is asked again before every look, because pods come and go. `on_complete` is called
-    once, when the run has ended and all of it is here."""
+    """Copy of a run folder. `sources` is called again before every sync, because pods come and go. `on_complete` is called once,
+    when the run has ended and all of it is here."""
 
     def __init__(
         self,
@@ -152,7 +155,7 @@ class Mirror(Files):
         super().__init__(root)
         self.sources = sources
         self.on_complete = on_complete
-        self.every = every  # seconds between two looks at least; 0: look at every call
+        self.every = every  # least seconds between two syncs; 0: sync at every call
         self.complete = os.path.exists(os.path.join(root, COMPLETE))
         self._next = 0.0
         self._changed: Dict[str, int] = {}  # path -> the far side's time of the last change
@@ -171,14 +174,14 @@ class Mirror(Files):
         return super().names(folder)
 
     def append(self, name: str, text: str) -> bool:
-        """Add a line to a file of the lead; false while the lead cannot be reached, or cannot write it."""
+        """Add a line to a file of the lead; false if the lead cannot be reached or cannot write it."""
         request = json.dumps({"append": {name: text}, "under": name}).encode()
         lead = [source for source in self.sources() if not source.under]
         return any("end" in header for source in lead for header, _ in _pieces_of(source.exchange(request)) or ())
 
     def settle(self, seconds: float = 20.0) -> None:
-        """Look until the lead's agent has ended, or the lead is gone: the summary comes before that. If one look takes as
-        long as `seconds`, some more are made: whatever slows it down slows the agent's end too."""
+        """Sync until the lead's agent has ended, or the lead is gone: the summary is written before that. If one sync takes as
+        long as `seconds`, a few more are made: whatever slows it down slows the agent's end too."""
         deadline, looks = time.monotonic() + seconds, 1
         self.sync()
         while not self.complete and (looks < _LOOKS or time.monotonic() < deadline):
@@ -199,7 +202,7 @@ class Mirror(Files):
         self._next = now + max(self.every, 2 * (now - begun) if self.every else 0.0)  # a slow line is not kept busy
 
     def sync(self) -> None:
-        """Fetch all that is new, from the members first: the files that the lead's `ended` implies must be here before it."""
+        """Fetch everything new, from the members first: the files that the lead's `ended` implies must be here before it."""
         if self.complete:
             return
         sources = sorted(self.sources(), key=lambda source: not source.under)
@@ -208,7 +211,7 @@ class Mirror(Files):
         for source in sources:
             whole.append(self._pull(source, served))
             if not whole[-1]:
-                served.discard(source.under)  # its pod has ended: what the lead has gathered of it counts
+                served.discard(source.under)  # its pod has ended: use the files that the lead has gathered from it
         lead = bool(sources) and not sources[-1].under
         if lead and whole[-1] and os.path.exists(os.path.join(self.root, ENDED)):
             self._write(COMPLETE, json.dumps({"left": self._left}).encode() + b"\n", 0)
@@ -217,7 +220,7 @@ class Mirror(Files):
                 self.on_complete()
 
     def _pull(self, source: Source, served: Collection[str]) -> bool:
-        """Return true if everything that the source has is here now."""
+        """Fetch a source's new files; return true if everything that it has is here now."""
         for _ in range(_AT_ONCE):
             pieces = _pieces_of(source.exchange(self._request(source)))
             if pieces is None:
@@ -230,7 +233,7 @@ class Mirror(Files):
                     try:
                         self._take(header, data, source, served)
                     except (OSError, ValueError, TypeError, OverflowError):
-                        return False  # no name or place of ours; a full disk here
+                        return False  # the name or place is not ours, or the disk here is full
             if not end:
                 return False
             self._left = [str(name) for name in _listed(end.get("left"))]
@@ -275,7 +278,7 @@ class Mirror(Files):
         if offset:
             append(full, data)
             return
-        # results are unpickled, and only where nobody else can have changed them: whatever the umask is
+        # Results are unpickled, but only if nobody else can have changed them: so the mode does not depend on the umask.
         mode = 0o600 if path.endswith(RUN_AS_CODE) else 0o666
         partial = f"{full}.{os.urandom(8).hex()}.tmp"  # several desks may look at once, and others may write here
         try:
@@ -288,7 +291,7 @@ class Mirror(Files):
 
 
 def ended_with(root: str) -> Optional[int]:
-    """Return the exit code of the lead's agent, as its starter wrote it down; None if it did not."""
+    """Return the exit code of the lead's agent as recorded by its starter; None if there is no record."""
     try:
         with open(os.path.join(root, ENDED), encoding="ascii", errors="replace") as file:
             text = file.read(20).strip()
@@ -318,13 +321,13 @@ def _split(answer: bytes) -> Iterator[Tuple[Dict[str, Any], bytes]]:
             return
         data = answer[line_end + 1 : line_end + 1 + size]
         if line_end < 0 or len(data) < size:
-            return  # cut off: the rest comes with the next look
+            return  # the answer was cut off: the rest comes with the next sync
         yield header, data
         at = line_end + 1 + size
 
 
 def _safe(path: str, under: str) -> bool:
-    """Return true if a path that the other side sent is written in the one plain way, and stays inside what was requested."""
+    """Return true if a path that the other side sent is in canonical form and stays inside the requested folder."""
     plain = "\0" not in path and not {"", ".", ".."} & set(path.split("/"))
     return plain and (not under or path.startswith(under + "/"))
 
@@ -334,7 +337,7 @@ def _listed(value: Any) -> List[Any]:
 
 
 def _size(path: str) -> int:
-    """Return the size of a regular file, else -1: anything put in its place is replaced as a whole."""
+    """Return the size of a regular file, else -1: anything else in its place is replaced as a whole."""
     try:
         status = os.lstat(path)
     except OSError:

@@ -1,4 +1,4 @@
-"""Progress: the sum of the ranks' metrics. Fed one metric at a time; parts of several nodes merge."""
+"""Progress: the sum of the ranks' metrics. Add one metric at a time; the parts of several nodes can be merged."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST_KINDS = 32  # of `spent`: scripts may use any word
 _SHORT = 5.0  # seconds: over less, the times at which printed lines were read give no exact speed,
 _TOO_SHORT = 2.0  # and over less than this none
 _UNKNOWN = (None, "")
-# After no step for longer than both of these (as in the hang watcher) the time left is unknown.
+# If there was no step for longer than both of these (as in the hang watcher), the time left is unknown.
 _QUIET = 5.0  # seconds
 _QUIET_TIMES = 5.0  # times the usual time between two reports
 _LOSSES = (
@@ -31,7 +31,7 @@ _LOSSES = (
     "not_finite_first",
 )
 _VALIDATIONS = ("first_validation", "last_validation", "validation_not_finite")
-# Values that belong together: each group is that of the first node that has any of it.
+# Values that belong together: each group comes from the first node that has any value of it.
 _OF_FIRST_NODE = (
     ("step", "first_step", "widest", "reports", "step_is", "own_steps", "own_seconds"),
     ("steps",),
@@ -45,9 +45,9 @@ _OF_FIRST_NODE = (
 
 @dataclass
 class StatedRates:
-    """Speed of a printed series of rates: all work over the time that the values themselves imply, so a value counts for as long
-    as the steps took that it stands for, however coarsely its line was read. The first value does not count once there is
-    another: it holds the warm-up. Of several ranks, the lowest one's count; a program's own summary replaces its series."""
+    """Speed from a printed series of rates: all work divided by the time that the rates imply. So each value counts for as long
+    as its steps took, however coarsely the line was timed. The first value is dropped once there is another: it includes the
+    warm-up. With several ranks, the lowest one's values count; a program's own summary replaces its series."""
 
     rank: Optional[int] = None
     unit: str = ""
@@ -79,7 +79,7 @@ class StatedRates:
         if not 0 < rate < math.inf:
             return
         self.values += 1
-        if self.values < 3:  # the first one so far: the second replaces it
+        if self.values < 3:  # the first value so far: the second replaces it
             self.work = self.seconds = 0.0
         self.work += self.steps
         self.seconds += self.steps / rate
@@ -145,7 +145,7 @@ class Progress:
         if self._lowest is None or rank < self._lowest:
             self._lowest, self._previous, self.reports = rank, (None, None), None
             self.own_steps = self.own_seconds = None
-            for name in _LOSSES + _VALIDATIONS:  # never the first loss of one rank and the last one of another
+            for name in _LOSSES + _VALIDATIONS:  # never mix the first loss of one rank with the last one of another
                 setattr(self, name, _DEFAULTS[name])
         lowest = rank == self._lowest
         if lowest:
@@ -153,7 +153,7 @@ class Progress:
         if metric.seconds is not None and lowest and (metric.kind in self.spent or len(self.spent) < _MOST_KINDS):
             self.spent[metric.kind] = self.spent.get(metric.kind, 0.0) + metric.seconds
         if metric.accuracy is not None and (metric.kind != "step" or not self._validated):
-            self._validated = metric.kind != "step"  # a training's own accuracy says less
+            self._validated = metric.kind != "step"  # a training accuracy says less
             self.accuracy = metric.accuracy if math.isfinite(metric.accuracy) else None
         if metric.target_reached is not None:
             self.target_reached = metric.target_reached
@@ -201,7 +201,7 @@ class Progress:
         if lowest:
             self.reports = (self.reports or 0) + 1
         if step is not None:
-            if lowest or not self.reports:  # the lowest rank may have reported no step yet
+            if lowest or not self.reports:  # the lowest rank may not have reported a step yet
                 self.step_is = metric.step_is
             if lowest:
                 self._count_laps(metric, step, None if before is None else t - before)
@@ -212,13 +212,12 @@ class Progress:
         if metric.steps is not None and (lowest or not self.laps):
             self.steps = metric.steps
         if self.step is not None and self.steps is not None and self.step > self.steps:
-            self.steps = None  # it is not the number of these steps
+            self.steps = None  # the planned number does not count these steps
         if metric.loss is not None and lowest:
             self._add_loss(metric.loss, metric.step)
 
     def _count_laps(self, metric: Metric, step: int, took: Optional[float]) -> None:
-        """Count a new lap at a step that is back at the first one: the script counts the steps of each epoch, or of each
-        stage."""
+        """Count a new lap when the step number is back at the first one: the script counts the steps of each epoch or stage."""
         before, last_epoch = self._previous
         told = metric.more.get("epoch")
         epoch = float(told) if isinstance(told, (int, float)) else None
@@ -238,7 +237,7 @@ class Progress:
         self._previous, self._new_stage = (step, epoch), False
 
     def _add_loss(self, loss: float, step: Optional[int]) -> None:
-        """Add a loss; once steps have theirs, one without a step (an epoch's average) does not stand for them."""
+        """Add a loss; once there are losses with a step, one without a step (an epoch's average) does not replace them."""
         stepped = self.last_loss_step is not None
         if step is None and stepped:
             return
@@ -255,7 +254,7 @@ class Progress:
         self.last_loss, self.last_loss_step = loss, step
 
     def merge(self, other: Progress, clock_offset: float = 0.0) -> None:
-        """Add another node's part: its work counts, its times are corrected; losses stay those of the first node."""
+        """Add another node's part: its work is added, its times are corrected; losses stay those of the first node."""
         self.tokens += other.tokens
         self.samples += other.samples
         self.ranks += other.ranks
@@ -275,8 +274,8 @@ class Progress:
 
     @property
     def short_of_steps(self) -> bool:
-        """Return true if the announced number of steps was surely not reached: more are missing than lie between two
-        reports. False if that is not known, as when steps are counted per epoch."""
+        """Return true if the announced number of steps was certainly not reached: more are missing than lie between two reports.
+        False if that is unknown, e.g. because steps are counted per epoch."""
         if self.step is None or self.steps is None or self.laps or self.target_reached:
             return False
         return self.steps - self.step > max(1, self.widest or self.first_step or 0)
@@ -293,20 +292,20 @@ class Progress:
 
     @property
     def lap(self) -> str:
-        """Name what the step numbers restart with; '' if they do not."""
+        """Name the unit in which step numbers restart; '' if they do not."""
         if not self.laps:
             return ""
         return STAGE if self.stages == self.laps else "epoch or stage"
 
     @property
     def seconds(self) -> float:
-        """Seconds from the first report of a step to the last one."""
+        """Return the seconds from the first report of a step to the last one."""
         if self.first_t is None or self.last_t is None:
             return 0.0
         return max(0.0, self.last_t - self.first_t)
 
     def rate(self) -> Optional[Tuple[float, str]]:
-        """Throughput of all ranks together, with its unit."""
+        """Return the throughput of all ranks together, with its unit."""
         trained = self.seconds - self.spent.get(BETWEEN_STAGES, 0.0)
         if trained > 0:
             if self.tokens:
@@ -320,7 +319,7 @@ class Progress:
 
     @property
     def no_rate(self) -> str:
-        """Say why `rate` is None."""
+        """Explain why `rate` is None."""
         if self.step is None:
             return "no step was reported"
         if self.laps:
@@ -331,38 +330,39 @@ class Progress:
 
     @property
     def step_seconds(self) -> Optional[float]:
-        """Mean time of the steps after the first report; None if that is not known."""
-        if self.laps or (self.printed and self.seconds < _TOO_SHORT):  # how many steps an epoch has is not known
+        """Return the mean time of the steps after the first report; None if unknown."""
+        if self.laps or (self.printed and self.seconds < _TOO_SHORT):  # the number of steps per epoch is not known
             return None
-        if self.step_is == "sample":  # one rank's, or all that the ranks have seen: the line does not say
+        if self.step_is == "sample":  # the line does not say whether one rank or all ranks have seen these samples
             return None
         if self.step is None or self.first_step is None or self.step <= self.first_step:
             return None
         made, seconds = self.step - self.first_step, self.seconds
-        if self.own_steps and self.own_seconds and self.own_steps > 0:  # not a step of one rank and a time of another
+        if self.own_steps and self.own_seconds and self.own_steps > 0:  # steps and time of the same rank
             made, seconds = self.own_steps, self.own_seconds
         trained = seconds - self.spent.get(BETWEEN_STAGES, 0.0)
         return (trained if trained > 0 else seconds) / made
 
     @property
     def rough(self) -> bool:
-        """Return true if `rate` is only approximate: a short time between lines that are read a few times per second."""
+        """Return true if `rate` is only approximate: measured over a short time between lines that are read a few times per
+        second."""
         return self.printed and not self.reported_rate and self.seconds < _SHORT
 
     @property
     def all_made(self) -> bool:
-        """Return true if all planned steps are made; how long the rest takes is unknown: a validation, saving, the end."""
+        """Return true if all planned steps are done; how long the rest (validation, saving, the end) takes is unknown."""
         return not self.laps and self.step is not None and self.steps is not None and self.step >= self.steps
 
     def quiet(self, now: float) -> Optional[float]:
-        """Seconds without a step, once that is much longer than the usual time between two reports; else None."""
+        """Return the seconds without a step once that is much longer than the usual time between two reports; else None."""
         if self.last_t is None or not self.reports or self.reports < 2 or self.all_made:
             return None
         silent = now - self.last_t
         return silent if silent > max(_QUIET, _QUIET_TIMES * self.seconds / (self.reports - 1)) else None
 
     def seconds_left(self, now: Optional[float] = None) -> Optional[float]:
-        """Return the seconds left; None if not known; with `now`, also once no step has come for long."""
+        """Return the seconds left; None if unknown; with `now`, also None if no step was reported for long."""
         if now is not None and self.quiet(now) is not None:
             return None
         if self.steps is None or self.step is None or self.first_step is None or self.step <= self.first_step:
@@ -372,7 +372,8 @@ class Progress:
         return (self.steps - self.step) * self.seconds / (self.step - self.first_step)
 
     def snapshot(self, paced: bool = True) -> Dict[str, Any]:
-        """Return all that `restored` needs to count on from here. `paced`: with the pace of each rank, unless there are many."""
+        """Return everything that `restored` needs to go on from here. `paced`: with the pace of each rank, unless
+        there are many."""
         return {
             **({PACES: [list(to_plain(each).values()) for each in self.paces.values()]} if paced else {}),
             **({TIMES: [self.times.width, [list(each) for each in self.times.spans()]]} if paced else {}),
@@ -386,7 +387,7 @@ class Progress:
 
     @staticmethod
     def restored(data: Any) -> Progress:
-        """Restore a snapshot; RecordError if the data are not one."""
+        """Restore a snapshot; RecordError if the data is not one."""
         progress = from_plain(Progress, data)
         reporting, lowest = data.get("reporting"), data.get("lowest")
         if not isinstance(reporting, list) or not all(isinstance(rank, int) for rank in reporting):
@@ -422,7 +423,7 @@ _COUNTS = {item.name: item.default for item in dataclasses.fields(Progress) if i
 
 
 def merged(parts: Iterable[Tuple[Progress, float]]) -> Progress:
-    """Merge the parts of all nodes, each with its clock offset, node 0's first: its losses are the run's."""
+    """Merge the parts of all nodes, each with its clock offset. Node 0 comes first: its losses are the run's."""
     total, first = Progress(), True
     for part, clock_offset in parts:
         total.merge(part, clock_offset)
@@ -441,19 +442,19 @@ def speed(value: float, unit: str, rough: bool = False) -> str:
     return f"{value:,.0f} {unit}" if value >= 10 else f"{value:.2f} {unit}"
 
 
-# The pace of each rank, and the one that holds the others up: the same answer in every view. Pure.
+# The pace of each rank, and the rank that holds up the others: the same answer in every view. Pure.
 
 
-PACES, TIMES = "paces", "step_times"  # of a snapshot
+PACES, TIMES = "paces", "step_times"  # keys in a snapshot
 
 
 _SMOOTH = 0.3  # weight of the latest step time in a rank's average
-# A rank whose steps take longer than the median rank's by less than both of these does not stand out.
+# A rank stands out only if its steps take longer than the median rank's by both of these.
 _LONGER, _SHARE = 0.005, 0.02  # seconds, of the median
 SKEW = 5.0  # seconds by which the news of one node may be older than those of another
 _READ = 0.25  # seconds to which the times of printed lines are known
 _MARK_EVERY = 16  # reports
-_MOST_MS = 1e18  # any script may report anything
+_MOST_MS = 1e18  # a script may report any number
 
 
 @dataclass
@@ -476,7 +477,7 @@ class RankPace:
     exposed: Tuple[int, float] = (0, 0.0)  # how often it reported communication that was not hidden; mean, ms
 
     def add_step(self, metric: Metric, t: float) -> Optional[float]:
-        """Count a report; return the seconds per step that it tells: the rank's own part, else the time since the last one."""
+        """Count a report; return its seconds per step: the rank's own figure, else the time since the last report."""
         stated = metric.seconds if metric.printed else None
         if stated is not None:
             self._took(stated, 1)
@@ -505,7 +506,7 @@ class RankPace:
         return took
 
     def _took(self, seconds: float, steps: int) -> None:
-        """Smooth both times, so that a validation before a single step weighs no more than that step."""
+        """Smooth time and number of steps separately, so that a validation before a single step weighs no more than that step."""
         whole, made = _smoothed(self.gap[0], seconds), _smoothed(self.gap[1], float(steps))
         self.gap = (whole, made)
         self.step_seconds = whole / made if whole is not None and made else self.step_seconds
@@ -524,7 +525,7 @@ _MOST_SPANS = 64
 
 
 class Span(NamedTuple):
-    """Seconds per step of the ranks that made steps `number * width` and following."""
+    """Seconds per step of the ranks, over the `width` steps from `number * width` on."""
 
     number: int
     least: float
@@ -535,8 +536,8 @@ class Span(NamedTuple):
 
 
 class StepTimes:
-    """Seconds per step of many ranks: least, median, most and the slowest rank, for each step, and for spans of 2, 4, 8, ...
-    steps once there are many."""
+    """Seconds per step of many ranks: least, median, most and the slowest rank, for each step or, once there are many steps, for
+    spans of 2, 4, 8, ... steps."""
 
     def __init__(self, width: int = 1, spans: Iterable[Span] = ()) -> None:
         self.width, self._over = width, {span.number: span for span in spans}
@@ -546,7 +547,7 @@ class StepTimes:
         number = step // self.width
         if number not in self._open:
             if number in self._over or number < max(self._open, default=0):
-                return  # a rank that lags behind, or counts anew
+                return  # a rank that lags behind, or whose count has restarted
             self._open[number] = {}
             while len(self._open) > 2:
                 first = min(self._open)
@@ -560,13 +561,13 @@ class StepTimes:
                 self._open.setdefault(number // 2, {}).update(ranks)
 
     def spans(self) -> List[Span]:
-        """Return all, in the order of their steps."""
+        """Return all spans in the order of their steps."""
         both = [*self._over.values(), *(_span(number, ranks) for number, ranks in self._open.items())]
         return _joined(both, 1)
 
     @staticmethod
     def restored(data: Any) -> StepTimes:
-        """Restore what a snapshot holds; nothing if it cannot be used."""
+        """Restore the step times from a snapshot; empty if they cannot be used."""
         try:
             width, rows = data
             spans = [Span(*row) for row in rows]
@@ -577,13 +578,13 @@ class StepTimes:
 
 
 def step_times(nodes: Sequence[StepTimes]) -> Tuple[int, List[Span]]:
-    """Return the steps of each span, and the spans of all nodes together; their median is that of the nodes' medians."""
+    """Return the number of steps per span, and the spans of all nodes together; their median is that of the nodes' medians."""
     width = max((node.width for node in nodes), default=1)
     return width, _joined((span for node in nodes for span in _joined(node.spans(), width // node.width)), 1)
 
 
 def stands_out(span: Span) -> bool:
-    """Return true if its slowest rank takes longer than the median by more than chance."""
+    """Return true if the slowest rank takes longer than the median by more than chance."""
     return span.ranks > 1 and span.most - span.median >= max(_LONGER, _SHARE * span.median)
 
 
@@ -593,7 +594,7 @@ def _span(number: int, ranks: Dict[int, Tuple[int, float]]) -> Span:
 
 
 def _joined(spans: Iterable[Span], steps: int) -> List[Span]:
-    """Join the spans whose numbers, divided by `steps`, are the same."""
+    """Join the spans that have the same number after division by `steps`."""
     found: Dict[int, List[Span]] = {}
     for span in spans:
         found.setdefault(span.number // steps, []).append(span)
@@ -625,7 +626,7 @@ class Slowest:
 def slowest_rank(ranks: Iterable[RankPace], skew: float = SKEW) -> Optional[Slowest]:
     """Return the rank that is furthest behind (by more than `skew` seconds of steps), else the one with the longest steps.
 
-    None below two ranks with step times.
+    None if fewer than two ranks have step times.
     """
     timed = [rank for rank in ranks if rank.step_seconds is not None]
     if len(timed) < 2:

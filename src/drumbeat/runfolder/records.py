@@ -17,7 +17,7 @@ from drumbeat.base.record import RecordError, from_plain
 from drumbeat.machine.model import GpuSample
 
 _LARGEST = 1e18  # no count, time or rate is larger; sums of many stay finite
-_LARGEST_COUNT = 2**53  # of steps, ranks, nodes: up to here a float holds every whole number exactly
+_LARGEST_COUNT = 2**53  # limit for counts of steps, ranks, nodes: up to here a float holds every whole number exactly
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 _WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}  # how metrics.report writes what JSON cannot
 
@@ -52,13 +52,13 @@ class Metric(NamedTuple):
 
     @property
     def step_is(self) -> str:
-        """`epoch` or `sample` where the script counts nothing else; '' for a step."""
+        """Return `epoch` or `sample` if the script counts nothing else; '' if it counts steps."""
         told = self.more.get("step_is")
         return told if told in ("epoch", "sample") else ""
 
     @property
     def announces(self) -> bool:
-        """Return true for a report without any figure: something other than a step begins."""
+        """Return true for a report without any figure: it announces the start of something other than a step."""
         figures = (self.loss, self.seconds, self.accuracy, self.rate, self.tokens, self.samples)
         return self.kind != "step" and all(figure is None for figure in figures) and not self.more
 
@@ -89,8 +89,8 @@ class Line:
 
 @dataclass(frozen=True)
 class SoFar:
-    """Sum of a node's metrics of the current attempt, up to this line of its metrics.jsonl. The agent writes one now and
-    then, so that a reader who begins late, or reads only the end of a long file, counts what everybody else counts."""
+    """Sum of a node's metrics in the current attempt, up to this line of its metrics.jsonl. The agent writes one now and then, so
+    that a reader who starts late, or reads only the end of a long file, gets the same totals as everybody else."""
 
     node: int
     progress: Mapping[str, Any]  # Progress.snapshot()
@@ -98,7 +98,7 @@ class SoFar:
 
 @dataclass(frozen=True)
 class Member:
-    """An agent on a machine, with its part in the run."""
+    """An agent on a machine, and its role in the run."""
 
     node: int  # its number in the run, that of its folder; members are listed by node rank
     host: str
@@ -113,7 +113,7 @@ _KINDS = {"int": int, "float": float, "str": str, "Tuple": tuple}
 
 
 def _kind(annotation: Any) -> type:
-    """Return the plain type: `Optional[Tuple[str, ...]]` is a tuple, `Optional[float]` a float."""
+    """Return the plain type of an annotation: `Optional[Tuple[str, ...]]` gives tuple, `Optional[float]` gives float."""
     return _KINDS[str(annotation).replace("Optional[", "").partition("[")[0].rstrip("]")]
 
 
@@ -121,7 +121,7 @@ _GPU_FIELDS = {item.name: _kind(item.type) for item in dataclasses.fields(GpuSam
 
 
 def parse_metric(data: Mapping[str, Any], node: int) -> Optional[Metric]:
-    """Return the metric that a decoded line stands for; None if one of its known values cannot be used."""
+    """Return the metric on a decoded line; None if one of its known values cannot be used."""
     if data.get("kind") == SO_FAR:
         return None
     values: Dict[str, Any] = {}
@@ -188,7 +188,7 @@ def parse_member(data: Any) -> Optional[Member]:
 
 
 def is_count(number: int) -> bool:
-    """Return true if it can be a number of steps, ranks or nodes. A run folder may be somebody else's and hold any number."""
+    """Return true if the number can count steps, ranks or nodes. A run folder may be somebody else's and hold any number."""
     return 0 <= number <= _LARGEST_COUNT
 
 

@@ -1,6 +1,6 @@
-"""`Run`: typed access to one run folder. Every reader goes through it; what is damaged or missing is None or left out.
+"""`Run`: typed access to one run folder. All readers go through it; damaged or missing data is None or left out.
 
-`Run.open(path)` checks that there is a run of a schema that we know. A `Follower` of it gives what is still written.
+`Run.open(path)` checks that the folder holds a run of a known schema. A `Follower` of it returns what is still being written.
 """
 
 from __future__ import annotations
@@ -59,18 +59,17 @@ T = TypeVar("T")
 _LAST_EVENTS = 16 << 10  # bytes of the lead's events that hold how the run ended
 _LAST_SAMPLES = 64 << 10  # bytes of a node's telemetry that hold its last sample
 _LAST_OUTPUT = 256 << 10  # bytes of the scheduler's output file
-_HEAD = 16 << 10  # bytes of each node's metrics that tell how it began, or what they add up to
+_HEAD = 16 << 10  # bytes at the start of each node's metrics that show how it began
 _FAR = 1 << 20  # bytes from the end of a node's metrics in which its ranks' paces are looked for
-_MANY = 64  # nodes: of more, not every one is asked how it began
+_MANY = 64  # nodes: with more, only some are asked how they began
 
 
-# The logs of an attempt: two files per rank, or one file per node where the job is large, and a launcher's own
-# output.
+# The logs of an attempt: two files per rank, or one file per node if the job is large, and the launcher's own output.
 
 
 _RANK = regex(r"rank-(\d{1,9})\.(out|err)")
 _LAUNCHER = regex(r"(?:launcher|torchrun)\.(out|err)")
-# A rank's line, copied for the script's own log: it is in the rank's log too.
+# A rank's line that was copied into the script's own log: it is in the rank's log too.
 _COPY = regex(r"\[rank \d{1,9}\] ")
 _MERGED_LINE = regex(r"(\d{1,9}) (out|err) (.*)", re.DOTALL)
 
@@ -86,16 +85,16 @@ class Log:
     launcher: bool = False
 
     def is_copy(self, text: str) -> bool:
-        """Return true if this line of a launcher's log is one of its ranks' own."""
+        """Return true if this line of a launcher's log is a copy of a rank's line."""
         return self.launcher and _COPY.match(text) is not None
 
     def parsed(self, texts: Iterable[str]) -> Iterator[Line]:
-        """Yield the lines that lines of this file stand for."""
+        """Yield the parsed lines of this file."""
         found = (self.line(text) for text in texts if not self.is_copy(text))
         return (line for line in found if line)
 
     def line(self, text: str) -> Optional[Line]:
-        """Return the line that a line of this file stands for; None for a torn one of a merged log."""
+        """Parse one line of this file; None for a torn line of a merged log."""
         if not self.merged:
             return Line(self.node, self.attempt, self.rank, self.stream, text)
         found = _MERGED_LINE.fullmatch(text)
@@ -103,7 +102,7 @@ class Log:
 
 
 def list_logs(files: Files, node: NodeFolder, attempt: int) -> List[Log]:
-    """List logs by rank, standard output before standard error; then the launcher's own."""
+    """List logs by rank, standard output before standard error; the launcher's own come last."""
     folder = node.attempt(attempt)
     names = files.names(folder)
     ranked = [found for found in map(_RANK.fullmatch, names) if found]
@@ -136,8 +135,8 @@ class EndedRank:
 
 @dataclass(frozen=True)
 class Ranks:
-    """Ranks of the last attempt: how many were started, and those that have ended. Ranks that a node's command starts (a
-    launcher, a script) are counted by their logs; without logs of their own they are not counted."""
+    """Ranks of the last attempt: how many were started, and which have ended. Ranks that a node's command starts (a launcher, a
+    script) are counted by their logs; without logs of their own they are not counted."""
 
     started: int = 0
     ended: Tuple[EndedRank, ...] = ()
@@ -154,7 +153,7 @@ class Run:
 
     @classmethod
     def open(cls, path: str, files: Optional[Files] = None) -> Run:
-        """Open a run folder. RecordError when there is no run there, or one of a newer drumbeat."""
+        """Open a run folder. RecordError if it holds no run, or one of a newer drumbeat."""
         path = os.path.abspath(path)
         files = files or Files(path)
         return cls(path, read_run_record(path, files), files)
@@ -165,15 +164,15 @@ class Run:
 
     @property
     def folder(self) -> RunFolder:
-        """Return the paths, for those who write."""
+        """Return the folder's paths, for code that writes."""
         return RunFolder(self.path)
 
     def ask_to_stop(self, word: str, reason: str) -> bool:
-        """Write a line for the lead, wherever its folder is; false while the lead cannot be reached. `word`: layout.WORDS."""
+        """Ask the lead to stop, wherever its folder is; false if the lead cannot be reached. `word`: one of layout.WORDS."""
         return self.files.append(_AT.stop, stop_line(word, reason))
 
     def was_cancelled(self) -> bool:
-        """Return true if `drumbeat cancel` has asked its lead before."""
+        """Return true if `drumbeat cancel` has asked the lead to stop."""
         return any(line.startswith(b"CANCEL") for line in (self.files.read(_AT.stop) or b"").splitlines())
 
     # -- whole files -------------------------------------------------------------------------------------------------
@@ -205,8 +204,8 @@ class Run:
         return facts
 
     def environment(self, node: int) -> Dict[str, Any]:
-        """Return every variable that the node's ranks were given, with reason and source, and their binding; {} if
-        unknown."""
+        """Return every variable that the node's ranks were given, with reason and source, and the ranks' binding;
+        {} if unknown."""
         return read_json(_AT.node(node).environment, self.files) or {}
 
     def code(self) -> Dict[str, Any]:
@@ -219,28 +218,28 @@ class Run:
         return read_json(_AT.packages, self.files) or {}
 
     def results(self, name: str, node: int = 0) -> Optional[Dict[str, Any]]:
-        """Return a JSON file that a rank has left in the last attempt's folder."""
+        """Return the content of a JSON file that a rank has left in the last attempt's folder."""
         attempts = self.attempts(node)
         return read_json(os.path.join(_AT.node(node).attempt(attempts[-1]), name), self.files) if attempts else None
 
     def output(self) -> List[str]:
-        """Return names of the files that a scheduler's job printed into, the newest last."""
+        """Return the names of the files that the scheduler's job printed into, the newest last."""
         found = [self.record.output] if self.record.output else []
         found += sorted(name for name in self.files.names("") if name.endswith(".out"))
         return [name for name in dict.fromkeys(found) if self.files.chunk(name, 0, 1) is not None]
 
     def output_lines(self, names: Sequence[str]) -> List[str]:
-        """Return the last lines of these files that a scheduler's job printed into."""
+        """Return the last lines of these output files of the scheduler's job."""
         return [line for name in names for line in self.files.end(name, _LAST_OUTPUT)[0].splitlines()]
 
     # -- nodes, attempts, logs ---------------------------------------------------------------------------------------
 
     def nodes(self) -> List[int]:
-        """Return node ranks that have a folder here."""
+        """Return the node ranks that have a folder here."""
         return sorted(int(name) for name in self.files.names("nodes") if name.isdecimal())
 
     def size(self) -> int:
-        """Number of nodes of the run; 0 if its order cannot be read."""
+        """Return the number of nodes of the run; 0 if its order cannot be read."""
         try:
             order = self.order()
         except RecordError:
@@ -248,7 +247,7 @@ class Run:
         return order.nodes if order else 0
 
     def attempts(self, node: Optional[int] = None) -> List[int]:
-        """Return the attempts that a node took part in; those of the run if none is named."""
+        """Return the attempts that a node took part in, or those of the run if no node is given."""
         nodes = self.nodes() if node is None else [node]
         names = {name for each in nodes for name in self.files.names(_AT.node(each).path)}
         return sorted(int(name[8:]) for name in names if name.startswith("attempt-") and name[8:].isdecimal())
@@ -265,8 +264,7 @@ class Run:
         return runs
 
     def logs(self, attempt: Optional[int] = None, rank: Optional[int] = None) -> List[Log]:
-        """Return the logs of one attempt, of the last one if none is named; in large runs one log per node holds all its
-        ranks."""
+        """Return the logs of one attempt, by default the last; in large runs one log per node holds all its ranks."""
         numbers = self.attempts()[-1:] if attempt is None else [attempt]
         found = [
             log for number in numbers for node in self.nodes() for log in list_logs(self.files, _AT.node(node), number)
@@ -274,7 +272,8 @@ class Run:
         return [log for log in found if rank is None or log.rank == rank or log.merged]
 
     def nccl_logs(self) -> List[Tuple[int, str]]:
-        """Return nodes and names of what NCCL wrote in the last attempt: a trace, or a log that was kept after a failure."""
+        """Return node and name of each file that NCCL wrote in the last attempt: a trace, or a log that was kept
+        after a failure."""
         found = []
         for attempt in self.attempts()[-1:]:
             for node in self.nodes():
@@ -302,7 +301,7 @@ class Run:
         return list(self._read(_AT.events, parse_event))
 
     def last_run_events(self) -> List[Event]:
-        """Return the end of the lead's events: how the run ended is there, however many nodes joined before."""
+        """Return the last of the lead's events: they tell how the run ended, however many nodes joined before."""
         return list(_records(self.files.end(_AT.events, _LAST_EVENTS)[0].split("\n"), parse_event))
 
     def node_events(self, node: int) -> Iterator[Event]:
@@ -325,7 +324,7 @@ class Run:
         return self._read(_AT.node(node).metrics, lambda data: parse_metric(data, node))
 
     def metric_lines(self, node: int) -> Iterator[str]:
-        """Yield the lines that `metrics` parses, for readers that want few of them."""
+        """Yield the raw lines that `metrics` parses, for readers that need few of them."""
         return Tail(_AT.node(node).metrics, 0, self.files).rest()
 
     def telemetry(self, node: int) -> Iterator[Sample]:
@@ -339,7 +338,8 @@ class Run:
     # -- what the records say ----------------------------------------------------------------------------------------
 
     def attempt_ends(self) -> List[AttemptEnd]:
-        """Return the attempts in the run's events. One without an end was cut off: its node, or the whole job, was killed."""
+        """Return the attempts in the run's events. An attempt without an end was cut off: its node, or the whole
+        job, was killed."""
         found: List[AttemptEnd] = []
         for event in self.run_events():
             if isinstance(event, kinds.AttemptStarted):
@@ -351,7 +351,7 @@ class Run:
         return found
 
     def ranks(self) -> Ranks:
-        """Return the ranks of the last attempt, by the nodes' own events and by the logs of ranks that a command has started."""
+        """Return the ranks of the last attempt, from the nodes' own events and the logs of ranks that a command has started."""
         offsets = self.clock_offsets()
         attempt, started = -1, 0
         commands: List[int] = []  # nodes
@@ -380,7 +380,7 @@ class Run:
         return Ranks(started, in_order, len(commands), counted, ranks_seen(self.run_events()))
 
     def progress(self, parts: Optional[Mapping[int, Progress]] = None) -> Progress:
-        """Return how far the run is, and its speed in this attempt. `parts`: if they were read already."""
+        """Return the run's progress, and its speed in this attempt. `parts`: the nodes' progress, if already read."""
         parts, offsets, first = parts or self.parts(), self.clock_offsets(), Progress()
         nodes = sorted(parts)
         for node in nodes:
@@ -397,7 +397,7 @@ class Run:
         return total
 
     def losses(self) -> List[float]:
-        """Return the finite losses of the lowest rank that reports any; of a long run, those at both ends of its record."""
+        """Return the finite losses of the lowest rank that reports any; for a long run, only those at both ends of its record."""
         found: Dict[Tuple[int, bool], List[float]] = {}  # by rank, and those of a step first: not an epoch's average
         for node in self.nodes()[:_MANY]:
             name = _AT.node(node).metrics
@@ -416,8 +416,8 @@ class Run:
         return found[min(found)] if found else []
 
     def parts(self, paced: bool = False) -> Dict[int, Progress]:
-        """Return the progress of each node in this attempt; `paced`: with the paces of all its ranks. Only the end of a long
-        file is read: there the agent says what everything before adds up to."""
+        """Return the progress of each node in this attempt; `paced`: with the paces of all its ranks. Only the end of a long file
+        is read: there the agent writes the sum of everything before."""
         return {node: self._counted(node, paced) for node in self.nodes()}
 
     def _counted(self, node: int, paced: bool) -> Progress:
@@ -426,14 +426,14 @@ class Run:
             text, whole = self.files.end(_AT.node(node).metrics, size)
             lines = text.split("\n")[:-1]
             part = _part(lines, node, paced)
-            # an earlier drumbeat kept no paces, or nothing was added up yet
+            # an earlier drumbeat recorded no paces, or no sum has been written yet
             if part is None and (whole or size >= _FAR):
                 part = _part(lines, node, paced=False) or (_added(Progress(), lines, node) if whole else None)
             size *= 8
         return part
 
     def ledger(self, now: float, progress: Progress) -> Dict[str, float]:
-        """Return the time spent in each part of the ledger: by the summary, else as far as the events tell at `now`."""
+        """Return the time spent in each part of the ledger: from the summary, else from the events up to `now`."""
         try:
             summary = self.summary()
         except RecordError:
@@ -451,8 +451,8 @@ class Run:
         return _records(Tail(name, 0, self.files).rest(), parse)
 
     def _logged_ranks(self, node: int, attempt: int) -> Optional[List[int]]:
-        """Return the ranks that a node's command has started so far; None if they have no logs of their own: then the command
-        is not a launcher of ours, which has one as well, or the logs are one file."""
+        """Return the ranks that a node's command has started so far; None if they have no logs of their own: then the command is
+        not a launcher of ours, or all logs are in one file."""
         logs = list_logs(self.files, _AT.node(node), attempt)
         if any(log.merged for log in logs) or not any(log.launcher for log in logs):
             return None
@@ -463,7 +463,7 @@ _AT = RunFolder("")  # names relative to the run folder
 
 
 def _records(lines: Iterable[str], parse: Callable[[Dict[str, Any]], Optional[T]]) -> Iterator[T]:
-    """Yield what `parse` makes of each line of JSON; lines that cannot be used are left out."""
+    """Yield the result of `parse` for each line of JSON; lines that cannot be used are left out."""
     found = (parse(data) for data in map(decode, lines) if data is not None)
     return (record for record in found if record is not None)
 
@@ -476,7 +476,7 @@ def _parsed(record: Any, data: Optional[Dict[str, Any]]) -> Any:
 
 
 def _part(lines: Sequence[str], node: int, paced: bool) -> Optional[Progress]:
-    """Return what a node's metrics add up to, by their last lines; None if none of those says what came before."""
+    """Return the sum of a node's metrics from their last lines; None if none of these lines holds the sum so far."""
     for at in range(len(lines) - 1, -1, -1):
         so_far = parse_so_far(decode(lines[at]) or {}, node) if SO_FAR in lines[at] else None
         if so_far and (not paced or PACES in so_far.progress):
@@ -501,7 +501,7 @@ def _metrics(lines: Iterable[str], node: int) -> Iterator[Metric]:
 
 
 def replaced_nodes(events: Iterable[Event]) -> Tuple[str, ...]:
-    """Say which spares replaced which nodes."""
+    """Name the spares that replaced nodes, and the nodes that they replaced."""
     return tuple(words for event in events if isinstance(event, kinds.Decided) for words in event.replaced)
 
 
@@ -512,34 +512,33 @@ def lost_spares(events: Iterable[Event]) -> Tuple[str, ...]:
 
 
 def spares_left(events: Iterable[Event]) -> int:
-    """Return nodes that waited without a role when the last attempt began."""
+    """Return the number of nodes that waited without a role when the last attempt began."""
     return next((len(each.spares) for each in reversed(list(events)) if isinstance(each, kinds.AttemptStarted)), 0)
 
 
-# The time by the clock of a run's lead, whose records a desk reads: the desk's own clock may be minutes apart
-# from it.
+# The time by the clock of a run's lead, whose records a desk reads: the desk's own clock may differ by minutes.
 
 
 class LeadClock:
-    """The lead's clock for a view that goes on: the newest record's time, plus what has passed here since it was read."""
+    """The lead's clock for a view that keeps running: the newest record's time plus the time passed here since it was read."""
 
     def __init__(self) -> None:
         self._newest: Optional[float] = None
         self._read = 0.0
 
     def saw(self, t: float) -> None:
-        """Take in a record of this time, by the lead's clock."""
+        """Note a record's time, by the lead's clock."""
         if self._newest is None or t > self._newest:
             self._newest, self._read = t, time.monotonic()
 
     def now(self) -> float:
-        """Return the lead's time; our own while there is no record."""
+        """Return the lead's time; the local time while there is no record."""
         return time.time() if self._newest is None else self._newest + time.monotonic() - self._read
 
 
 def lead_now(run: Run) -> float:
-    """Return the lead's time for a single look: our own clock if the lead is on this machine, else the time of its newest
-    record. While its node is alive that is a few seconds ago, as its devices are sampled all the time."""
+    """Return the lead's time for a single reading: the local clock if the lead is on this machine, else the time of its newest
+    record. While its node is alive that record is a few seconds old, because devices are sampled all the time."""
     lead = next((member for member in run.members() if member.node == 0), None)
     if lead is None or lead.host == socket.gethostname():
         return time.time()

@@ -1,4 +1,4 @@
-"""State of a run by its lead's records: the one word that every view says, hangs, the muster, the world."""
+"""State of a run by its lead's records: the one word that every view shows, hangs, the muster, the world."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.events import Event
 from drumbeat.runfolder.progress import BETWEEN_STAGES, Progress
 
-CODE = "hang-"  # how the codes of these findings begin
+CODE = "hang-"  # prefix of these findings' codes
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Muster:
 
 
 class Course:
-    """The moment of a run, by its lead's events: add them in their order."""
+    """Tracks the current state of a run from its lead's events: add them in order."""
 
     def __init__(self, events: Iterable[Event] = ()) -> None:
         self.hang: Optional[Hang] = None  # of the last attempt, while it goes on
@@ -76,13 +76,13 @@ class Course:
             self._named = event
 
     def activity(self, progress: Progress) -> Optional[kinds.Activity]:
-        """Return the last look at the ranks while no step comes; None once a step has followed."""
+        """Return the ranks' last reported activity while no steps are made; None once a step has followed."""
         look = self._activity
         return look if look and (progress.last_t is None or progress.last_t <= look.t) else None
 
     @property
     def muster(self) -> Optional[Muster]:
-        """The muster; None for a run whose nodes have joined, or that has not started or has ended."""
+        """Return the muster; None if the run's nodes have joined, or if it has not started or has ended."""
         started, here, named = self._started, self._here, self._named
         if started is None or len(here) >= started.nodes:
             return None
@@ -105,13 +105,13 @@ _ENDS = {FINISHED: FINISHED, "doubtful": FINISHED, "stopped": "cancelled", "requ
 
 
 def end_state(outcome: str) -> str:
-    """Return the state of a run that ended so: finished, cancelled or failed."""
+    """Return the state of a run with this outcome: finished, cancelled or failed."""
     return _ENDS.get(outcome, outcome if outcome == "cancelled" else "failed")
 
 
 @dataclass(frozen=True)
 class Condition:
-    """A run's state as every view says it."""
+    """A run's state as every view shows it."""
 
     word: str
     severity: str  # of findings/model.py
@@ -119,8 +119,8 @@ class Condition:
 
 
 def condition(told: str, detail: str, outcome: str, course: Course, progress: Progress) -> Condition:
-    """Say a run's state. `told` is what its folder and its scheduler say (queued, running, or how it ended); `outcome` is its
-    summary's."""
+    """Return a run's state. `told` is the state according to its folder and its scheduler (queued, running, or how it ended);
+    `outcome` is its summary's."""
     word = told
     if told not in (QUEUED, RUNNING):
         word = outcome if outcome in _SAY_MORE else told
@@ -146,8 +146,8 @@ def condition(told: str, detail: str, outcome: str, course: Course, progress: Pr
 
 
 def hangs_of(events: Iterable[Event], end: Optional[float] = None, progress: Optional[Progress] = None) -> List[Hang]:
-    """Return all hangs, each once, with their durations. For a run whose lead was lost: `end` is when it ended, `progress`
-    how far its last attempt had come."""
+    """Return all hangs, each once, with their durations. For a run whose lead was lost, `end` is when it ended and `progress` is
+    the progress of its last attempt."""
     found: List[Hang] = []
     open_: List[Hang] = []  # reported, and not over
     for event in events:
@@ -169,13 +169,13 @@ def _until(hang: Hang, event: Event) -> Optional[float]:
 
 
 def _since(hang: Hang, end: float, progress: Optional[Progress]) -> float:
-    """Return the last step's time; if none was reported, the time when the hang was found."""
+    """Return the time of the last step; if none was reported, the time when the hang was found."""
     last = progress.last_t if progress else None
     return max(0.0, end - (hang.t if last is None else min(last, hang.t)))
 
 
 def seconds_of(finding: Optional[Finding], hangs: Iterable[Hang]) -> Optional[float]:
-    """Return the duration of the hang that `finding` reports; None if it reports none, or if that is not known."""
+    """Return the duration of the hang that `finding` reports; None if it reports none, or if the duration is unknown."""
     if finding is None or not finding.code.startswith(CODE):
         return None
     return next((hang.seconds for hang in reversed(list(hangs)) if hang.finding.code == finding.code), None)
@@ -195,7 +195,7 @@ def last_attempt(events: Iterable[Event]) -> List[Event]:
 
 
 def world_of(events: Iterable[Event]) -> Optional[Finding]:
-    """Return what was wrong with the world of the last attempt; None: nothing."""
+    """Return the finding about the world of the last attempt; None if nothing was wrong."""
     found: Optional[Finding] = None
     for event in last_attempt(events):
         if isinstance(event, kinds.FindingMade) and event.finding.code in CODES:
@@ -206,8 +206,8 @@ def world_of(events: Iterable[Event]) -> Optional[Finding]:
 
 
 def ranks_seen(events: Iterable[Event]) -> Optional[int]:
-    """Count the ranks of the last attempt that were seen in one world; None: they could not be counted. If a command
-    starts its ranks itself, nothing else tells."""
+    """Count the ranks of the last attempt that were seen in one world; None if they could not be counted. If a command starts its
+    ranks itself, nothing else tells their number."""
     verdicts = [event.verdict for event in last_attempt(events) if isinstance(event, kinds.VerdictGiven)]
     counts = [each.count for each in verdicts if each.check == "world" and each.count is not None]
     return counts[-1] if counts else None
@@ -236,7 +236,7 @@ PARTS = (
     QUEUE, "start", FIRST_STEP, TRAINING, "validation", "checkpoint", BETWEEN_STAGES, "hang", "lost", "restart", "idle",
     UNKNOWN,
 )  # fmt: skip
-_REPORTED = ("validation", "checkpoint", BETWEEN_STAGES)  # of what was spent on them, nothing is training
+_REPORTED = ("validation", "checkpoint", BETWEEN_STAGES)  # nothing is training during these
 
 
 @dataclass
@@ -273,7 +273,7 @@ class _Timeline:
     last: float = 0.0  # time of the newest event
 
     def pass_to(self, t: float) -> float:
-        """Move the cursor on; return the seconds passed."""
+        """Advance the cursor; return the seconds passed."""
         t = min(max(t, self.cursor), self.end)
         seconds, self.cursor = t - self.cursor, t
         return seconds
@@ -287,7 +287,7 @@ class _Timeline:
 
     def on(self, event: Event) -> None:
         if isinstance(event, kinds.RunStarted):
-            self.close(self.last, None)  # cut off: it ended when it was last heard of, as far as anybody knows
+            self.close(self.last, None)  # cut off: as far as is known, it ended when it was last heard from
             if self.queued:
                 seconds = self.pass_to(event.t if event.job_began is None else min(event.job_began, event.t))
                 self.queue += seconds if not self.attempts else 0.0
@@ -317,8 +317,8 @@ class _Timeline:
 def ledger(
     created: float, end: float, events: Iterable[Event], queued: bool = False, current: Optional[Progress] = None
 ) -> Dict[str, float]:
-    """Return the seconds of each of PARTS. `events` are the lead's; `queued`: a scheduler started the job; `current` is
-    the progress of the last attempt if no event tells it: it goes on, or the lead was killed."""
+    """Return the seconds of each of PARTS. `events` are the lead's; `queued`: a scheduler started the job; `current` is the
+    progress of the last attempt if no event gives it, because the run goes on or the lead was killed."""
     end = max(created, end)
     timeline = _Timeline(end, queued, created)
     for event in events:
@@ -336,13 +336,14 @@ def ledger(
     if timeline.attempts:
         parts["idle"] += timeline.waited + rest
         parts[QUEUE] += timeline.waited_in_queue
-    else:  # it ended, or still waits, before any rank was started
+    else:  # the run ended, or still waits, before any rank was started
         parts["start" if timeline.last or not queued else QUEUE] += timeline.waited + rest
     return {name: round(seconds, 3) for name, seconds in parts.items()}
 
 
 def _add(parts: Dict[str, float], attempt: _Attempt, superseded: bool, resumed: Optional[Progress]) -> None:
-    """Divide one attempt. `superseded`: another one came after it; `resumed`: the progress of the next that made steps."""
+    """Add one attempt's time to the parts. `superseded`: another attempt followed; `resumed`: the progress of the next attempt
+    that made steps."""
     seconds, progress = attempt.end - attempt.begin, attempt.progress
     if progress.first_t is None or progress.last_t is None:
         parts["lost" if superseded else UNKNOWN] += seconds
@@ -365,7 +366,7 @@ def _add(parts: Dict[str, float], attempt: _Attempt, superseded: bool, resumed: 
 
 
 def _share_repeated(progress: Progress, resumed: Optional[Progress]) -> float:
-    """Return the share of an attempt's steps that the next one repeated: all after the step from which it went on."""
+    """Return the share of an attempt's steps that the next one repeated: all after the step from which it resumed."""
     if resumed is None or resumed.first_step is None or progress.first_step is None or progress.step is None:
         return 1.0
     made = progress.step - progress.first_step

@@ -1,7 +1,7 @@
-"""summary.json: the result of a run in one small file. The lead writes it; the desk does if the lead was killed.
+"""summary.json: the result of a run in one small file. The lead writes it, or the desk if the lead was killed.
 
-Both go through `summarize`. *Finished* and *target reached* are two things. However many ranks failed, it stays small: ranks
-are written as ranges, hosts as a node list, and what would grow without end is cut.
+Both call `summarize`. *Finished* and *target reached* are different things. The file stays small however many ranks failed: ranks
+are written as ranges, hosts as a node list, and anything that could grow without limit is cut.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class AttemptEnd:
 
 @dataclass(frozen=True)
 class Affected:
-    """Ranks that ended because another one had failed, all in the same way."""
+    """Ranks that all ended in the same way because another one had failed."""
 
     ranks: str  # 0-7,9
     count: int
@@ -93,7 +93,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class Observations:
-    """Observations of a run besides its attempts, members and progress."""
+    """Observations of a run other than its attempts, members and progress."""
 
     hang: Optional[Finding] = None  # had been reported and was not over
     replaced: Sequence[str] = ()  # which spares replaced which nodes
@@ -112,7 +112,7 @@ def summarize(
     parts: Mapping[str, float],
     observed: Optional[Observations] = None,
 ) -> Summary:
-    """Summarize a run. `attempts` are all of them; the end of the last one is the end of the run. `parts` is the ledger."""
+    """Summarize a run. `attempts` are all of them; the run ended as the last one did. `parts` is the ledger."""
     observed = observed or Observations()
     last, hang, world, gpus = attempts[-1], observed.hang, observed.world, observed.gpus
     rate = progress.rate()
@@ -147,7 +147,7 @@ def summarize(
 
 
 def gpus_used(order: Order, facts: Facts) -> int:
-    """Return the GPUs of one node that the job may use."""
+    """Return the number of GPUs of one node that the job may use."""
     here = sum(not gpu.integrated for gpu in facts.gpus)
     return min(here, order.gpus) if order.gpus is not None else here
 
@@ -213,11 +213,11 @@ def _cut_hosts(text: str) -> str:
     return text if len(text) <= _LONGEST_HOSTS else text[:_LONGEST_HOSTS].rpartition(",")[0] + ",..."
 
 
-# RUN/verdict: how the run ended, for the script or process that started the agents and reads no JSON. Lines
-# NAME=VALUE: `code`, the exit code; `next`, end or requeue; `stopped`, 1 where the run ended only because its
-# scheduler asked for it (whether it comes back is then the scheduler's choice); `cancelled`, 1 where the user
-# cancelled it; `lost`, every node that this run has lost so far, where the job is to be queued again without them.
-# The lead writes it once per start. `lost` and `requeues` beside it are kept between starts.
+# RUN/verdict: how the run ended, for the script or process that started the agents and cannot read JSON. Lines NAME=VALUE:
+# `code`, the exit code; `next`, end or requeue; `stopped`, 1 if the run ended only because its scheduler asked for it (the
+# scheduler then decides if it comes back); `cancelled`, 1 if the user cancelled it; `lost`, every node that this run has lost so
+# far, if the job is to be queued again without them. The lead writes it once per start. `lost` and `requeues` beside it are kept
+# between starts.
 
 
 VERDICT = "verdict"
@@ -229,7 +229,7 @@ def write_verdict(
     folder: RunFolder, code: int, next_step: str, lost: Sequence[str], counts: bool, mark: str = "",
     bad: Sequence[str] = (),
 ) -> None:  # fmt: skip
-    """Write the verdict. `counts`: this requeue is one of the few that the job allows. `mark`: "stopped" or "cancelled".
+    """Write the verdict. `counts`: this requeue counts toward the limit that the job sets. `mark`: "stopped" or "cancelled".
     `bad`: nodes that no other job of the user's array should get."""
     assert next_step in (END, REQUEUE), next_step
     hosts = ",".join(host for host in dict.fromkeys([*lost_nodes(folder), *lost]) if _HOST.fullmatch(host))
@@ -244,7 +244,7 @@ def write_verdict(
 
 
 def next_step(folder: RunFolder) -> str:
-    """Return END or REQUEUE; END if there is no verdict."""
+    """Return END or REQUEUE from the verdict; END if there is none."""
     return REQUEUE if f"next={REQUEUE}" in _text(folder.verdict).splitlines() else END
 
 
@@ -253,7 +253,7 @@ def lost_nodes(folder: RunFolder) -> List[str]:
 
 
 def requeues(folder: RunFolder) -> int:
-    """Return how often drumbeat has queued this job again, as far as it counts."""
+    """Return how often drumbeat has queued this job again, counting only requeues that count toward the limit."""
     text = _text(folder.requeues)
     return int(text) if text.isdigit() and len(text) < 6 else 0
 
@@ -273,7 +273,7 @@ def forget_end(folder: RunFolder) -> None:
             os.unlink(path)
 
 
-# run.json: what is known about a run from its first moment.
+# run.json: the record of a run from its first moment on.
 
 
 _RUN_JSON = RunFolder("").run_json
@@ -307,7 +307,7 @@ class RunRecord:
 
 
 def read_run_record(path: str, files: Optional[Files] = None) -> RunRecord:
-    """Read run.json. RecordError when there is no run there, or one of a newer drumbeat."""
+    """Read run.json. RecordError if there is no run, or one of a newer drumbeat."""
     place = os.path.join(path, _RUN_JSON)
     data = read_json(_RUN_JSON, files or Files(path))
     if data is None:
@@ -321,8 +321,8 @@ def read_run_record(path: str, files: Optional[Files] = None) -> RunRecord:
 
 
 def is_folder_of(folder: RunFolder, run_id: str) -> bool:
-    """Return true if this run's folder can be seen from here. One that a member keeps for itself, under the same path in
-    another pod, is not it."""
+    """Return true if the folder visible here is this run's. A folder that a member has for itself under the same path, in another
+    pod, is not."""
     try:
         record = read_run_record(folder.path)
     except RecordError:
@@ -337,6 +337,6 @@ def keep_last_word(path: str, state: str, detail: str) -> None:
 
 
 def write_run_record(folder: RunFolder, record: RunRecord) -> None:
-    """Replace run.json. What is not known is left out."""
+    """Replace run.json. Unknown values are left out."""
     known = {key: value for key, value in to_plain(record).items() if value not in ("", None, False)}
     replace_json(folder.run_json, known)

@@ -24,17 +24,17 @@ def figures(metric: Metric) -> Dict[str, Any]:
 
 
 def send(tracker: Tracker, metric: Metric) -> None:
-    if metric.step is not None:  # without a step a value has no place on a curve
+    if metric.step is not None:  # a value without a step has no place on a curve
         tracker.write(metric.kind, metric.step, figures(metric), metric.t)
 
 
 def identity(run: Run) -> str:
-    """Name the run apart from one that the program itself writes."""
+    """Return an id for the tracker that tells this run from one that the program writes itself."""
     return f"drumbeat-{run.run_id}"
 
 
 class Live:
-    """Sends a run's metrics to one tracker while it runs. What could not be sent is kept, and tried again."""
+    """Sends a run's metrics to one tracker while it runs. Metrics that could not be sent are kept and tried again."""
 
     def __init__(self, run: Run, kind: str, place: str) -> None:
         self.run, self.kind, self.place = run, kind, place
@@ -53,11 +53,11 @@ class Live:
             if isinstance(metric, Metric) and metric.rank <= self._rank:
                 self._rank = metric.rank
                 metric = metric._replace(t=metric.t + offsets.get(metric.node, 0.0))
-                if metric.t > self._sent:  # an earlier start of the run has sent the others
+                if metric.t > self._sent:  # an earlier start of the run has sent older ones
                     self.waiting.append(metric)
 
     def send(self) -> None:
-        """Send what waits. Whatever a tracker raises, the run goes on."""
+        """Send the waiting metrics. Whatever the tracker raises, the run goes on."""
         if time.monotonic() < self._retry:
             return
         try:
@@ -92,7 +92,7 @@ class Live:
 
 
 def track(path: str, kind: str, place: str) -> int:
-    """Follow a run until SIGTERM says that it has ended; 1 if something could not be sent."""
+    """Follow a run until SIGTERM says that it has ended; return 1 if something could not be sent."""
     ended: List[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: ended.append(number))
     os.environ.setdefault("WANDB_DIR", path)

@@ -102,7 +102,7 @@ def export(
         keep_config(folder, None, beside)
         return f"an adapter of rank {learnt['r']} in {folder}"
     entries: Dict[str, Entry] = {}
-    origin: Dict[str, str] = {}  # the tensor in the checkpoint that it is, or begins with, or is cut from
+    origin: Dict[str, str] = {}  # name of the checkpoint tensor that it equals, begins or is cut from
     read: Callable[[str], Tensor]
     if config is not None and "blocks.0.attention.qkv.weight" in held:
         rows = _rows_of_theirs(config)
@@ -161,7 +161,8 @@ def _rows(x: Tensor) -> Tensor:
 
 
 def _rows_of_theirs(config: Mapping[str, Any]) -> Dict[str, List[Tuple[str, int, int, int]]]:
-    """Return the rows of our matrices that make up each of transformers': our name, our first row, and its first and last row."""
+    """Return the rows of our matrices that make up each of transformers' matrices: our name, our first row, and its first and
+    last row."""
     theirs: Dict[str, List[Tuple[str, int, int, int]]] = {}
     for ours, pieces in segments(shape_from(config)).items():
         at = 0
@@ -172,7 +173,7 @@ def _rows_of_theirs(config: Mapping[str, Any]) -> Dict[str, List[Tuple[str, int,
 
 
 class _Saved:
-    """The model's tensors in a checkpoint, some at a time."""
+    """Reads the model's tensors from a checkpoint, some at a time."""
 
     def __init__(self, path: str) -> None:
         self.path = path

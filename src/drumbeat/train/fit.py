@@ -104,7 +104,8 @@ def fit(
 
 
 def _activations(shape: Transformer, micro: int, recompute: str, size: int) -> float:
-    """Bytes beside the state. Only products of heads and their width count, so that heads of width 1 stand for any."""
+    """Return the bytes besides the state. Only products of heads and their width count, so that heads of width 1
+    stand for any."""
     model = Model("", shape.layers, shape.width, shape.width, shape.key_value // 2, 1, shape.inner, shape.vocabulary)
     level = _ORDER.index("selective" if recompute == "lean" else recompute)  # which is more than the lean one keeps
     layout = Layout(micro=micro, recompute=level)

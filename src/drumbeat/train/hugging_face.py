@@ -37,7 +37,7 @@ def config_of(model: nn.Module) -> Optional[Dict[str, Any]]:
 
 
 def folder_of(model: nn.Module) -> str:
-    """The folder that from_pretrained read, where it is one of this machine: the tokenizer lies there."""
+    """Return the folder that from_pretrained read if it is on this machine: it holds the tokenizer."""
     name = getattr(getattr(model, "config", None), "_name_or_path", "") or ""
     return name if os.path.isdir(name) else ""
 
@@ -96,7 +96,8 @@ _STACKED = [("MergeModulelist", 0)]  # one expert after the other
 
 
 def without_cache(model: nn.Module) -> None:
-    """Keys and values kept for generating text: in training they only take memory, and recomputation would append to them."""
+    """Turn off the cache of keys and values for text generation: in training it only takes memory, and recomputation would append
+    to it."""
     if "use_cache" in inspect.signature(model.forward).parameters:
         model.register_forward_pre_hook(_without_cache, with_kwargs=True)
 
@@ -116,8 +117,8 @@ def fast_attention(model: nn.Module, device: torch.device) -> bool:
 
 
 class Attention:
-    """transformers' models attend through a function that is registered by a name. Ours takes the fastest kernel there is for
-    plain causal attention, and across ranks where sequences are cut (context parallelism)."""
+    """Attention for transformers' models, which call it through a function registered by name. Ours takes the fastest kernel for
+    plain causal attention, and works across ranks if sequences are cut (context parallelism)."""
 
     def __init__(self, model: nn.Module, contexts: Optional[Contexts]) -> None:
         import transformers
@@ -133,7 +134,7 @@ class Attention:
             object.__setattr__(module, "drumbeat_attention", self)  # no submodule
 
     def attend(self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, more: Dict[str, Any]) -> Any:
-        """q, k, v: (batch, heads, time, head width)."""
+        """Attend; q, k, v: (batch, heads, time, head width)."""
         scaling, length = more.get("scaling"), q.shape[2]
         if self.contexts is not None:
             length = self.contexts.length
@@ -216,8 +217,8 @@ class Contexts:
         return args, {**more, "positions": self.now.places}
 
     def share(self, batch: Any) -> Any:
-        """This rank's part. For transformers' models each token's label comes from the next one first, and rows are padded
-        until they can be cut."""
+        """Return this rank's part. For transformers' models each token's label is first taken from the next token, and rows are
+        padded until they can be cut."""
         if self.plain:
             places = self.at(next(tensors_of(batch)).shape[1]).places
             return map_tensors(batch, lambda x: x[:, places])
@@ -239,9 +240,9 @@ class Contexts:
 
 
 class FusedLoss:
-    """The loss of a causal model without its logits: inside `with`, its head hands on what it gets, and its loss function makes
-    the logits a slice at a time (layers/cross_entropy.py). A model that does something to its logits in between has not
-    handed on the very tensor: `changed` says so, and it computes its loss itself."""
+    """The loss of a causal model without its logits: inside `with`, the head passes its input on, and the loss function makes the
+    logits a slice at a time (layers/cross_entropy.py). A model that changes its logits in between does not pass on the same
+    tensor: `changed` says so, and the model computes its loss itself."""
 
     def __init__(self, model: nn.Module, head: nn.Linear) -> None:
         self.on = self.changed = False

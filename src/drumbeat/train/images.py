@@ -25,7 +25,7 @@ def steps_of(steps: int, epochs: int, an_epoch: int) -> int:
 
 
 def sgd(settings: Settings, model: nn.Module) -> torch.optim.Optimizer:
-    """Momentum 0.9; matrices and filters decay, norms and biases do not."""
+    """Return SGD with momentum 0.9; matrices and filters decay, norms and biases do not."""
     return torch.optim.SGD(decaying(model, settings.decay), lr=settings.lr, momentum=0.9, fused=True)
 
 

@@ -23,7 +23,7 @@ class Judge:
                 raise Refusal(f"{name} '{word}' is unknown", f"known: {', '.join(known)}")
 
     def start(self, skipped: int) -> None:
-        """Take steps left out so far as known: of a state that was loaded."""
+        """Set the number of steps left out so far, after a state was loaded."""
         self._skipped = skipped
 
     def judge(

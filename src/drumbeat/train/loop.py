@@ -198,8 +198,8 @@ def _report_step(
     utilisation: Optional[Utilisation],
     communication: Communication,
 ) -> Dict[str, float]:
-    """The figures of the steps since the last report. The one place where the host waits for the device. `tokens`: of these
-    steps, on all ranks, where not each is a target."""
+    """Report the figures of the steps since the last report. This is the only place where the host waits for the device.
+    `tokens`: those of these steps, on all ranks, if not every token is a target."""
     phases = meter.take()
     done, step, world = trainer.steps, trainer.inner, trainer.world
     last = trainer.result(gathered[-1])

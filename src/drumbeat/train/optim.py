@@ -110,7 +110,7 @@ _BLOCK, _SMALL = 256, 4096
 
 
 def _scales(p: Tensor) -> Tensor:
-    """A scale for each block of a row, cut between the ranks as the rows are."""
+    """Return a scale for each block of a row, sharded between the ranks as the rows are."""
     blocks = lambda shape: (*shape[:-1], -(-shape[-1] // _BLOCK))  # noqa: E731
     own = torch.zeros(blocks(_own(p).shape), device=_own(p).device)
     if not isinstance(p, DTensor):
@@ -209,7 +209,7 @@ class Muon(torch.optim.AdamW):
 
 
 def orthogonal(x: Tensor) -> Tensor:
-    """Nearly the orthogonal matrix nearest to `x`: five rounds of Newton and Schulz, in bf16."""
+    """Return nearly the orthogonal matrix nearest to `x`: five Newton-Schulz iterations, in bf16."""
     a, b, c = 3.4445, -4.775, 2.0315
     y = x.bfloat16()
     y = y.t() if len(y) > y.shape[1] else y

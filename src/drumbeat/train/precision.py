@@ -66,7 +66,7 @@ class Precision:
         return torch.float16 if self.name == "fp16" else torch.float32
 
     def autocast(self, device: torch.device, cast_by_fsdp: bool) -> ContextManager[Any]:
-        """The context of the forward pass."""
+        """Return the context of the forward pass."""
         if self.name == "fp16":
             return torch.autocast(device.type, torch.float16)
         if self.name == "bf16" and not cast_by_fsdp:

@@ -195,7 +195,7 @@ def _refuse_empty(model: nn.Module, weights: Any) -> None:
 
 @torch.no_grad()
 def same_weights(model: nn.Module) -> None:
-    """Rank 0's parameters and buffers on every rank: each may have drawn its own."""
+    """Copy rank 0's parameters and buffers to every rank: each may have drawn its own."""
     if not dist.is_initialized():
         return
     tensors: Dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
@@ -210,8 +210,8 @@ def same_weights(model: nn.Module) -> None:
 
 
 def rebind(optimizer: torch.optim.Optimizer, names: Dict[int, str], parts: Sequence[nn.Module]) -> None:
-    """Sharding and slicing replaced parameters by others of the same name: the optimizer must update those. A pipeline stage
-    has only some of them."""
+    """Make the optimizer update the parameters that sharding and slicing put in place of others of the same name. A pipeline
+    stage has only some of them."""
     now: Dict[str, Tensor] = {}
     for part in parts:
         model = part.module if isinstance(part, DistributedDataParallel) else part
@@ -226,7 +226,8 @@ def rebind(optimizer: torch.optim.Optimizer, names: Dict[int, str], parts: Seque
 
 
 def with_masters(optimizer: torch.optim.Optimizer, precision: str) -> torch.optim.Optimizer:
-    """The same groups, so that a scheduler made for the given optimizer drives this one too."""
+    """Return an optimizer with fp32 masters that has the same groups, so that a scheduler made for the given optimizer drives it
+    too."""
     if isinstance(optimizer, (AdamW8, OffloadedAdamW)):
         return optimizer  # it keeps masters itself
     if type(optimizer) is not torch.optim.AdamW or any(group["amsgrad"] for group in optimizer.param_groups):

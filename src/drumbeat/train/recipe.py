@@ -28,8 +28,8 @@ _LARGE = 500_000_000  # parameters
 
 
 def resolved(settings: S, world: World, meshes: Meshes, shape: Optional[Transformer] = None) -> S:
-    """Settings without a choice left: precision, micro-batches, recomputation and warm-up. With the shape of a transformer
-    they follow from what fits into the device's memory (fit.py), and rank 0 says what was chosen."""
+    """Return settings with every choice made: precision, micro-batches, recomputation and warm-up. With the shape of a
+    transformer they follow from what fits into the device's memory (fit.py), and rank 0 prints the choices."""
     layout, sharded = meshes.layout, shards(meshes)
     # A large model that is hurried through its first steps jumps between guesses (1b, 10 steps: loss 12, 8, 15, 6, 16, 17).
     least = 100 if shape is not None and shape.parameters > _LARGE else 10
@@ -77,7 +77,8 @@ def meshes_for(settings: Settings, world: World) -> Meshes:
 
 
 def build(settings: Settings, world: World, make: Callable[[], nn.Module], empty: bool = False) -> nn.Module:
-    """The model, with the same first weights on every rank and for every layout; `empty`: without memory, for `setup` to fill."""
+    """Return the model, with the same first weights on every rank and for every layout; `empty`: without memory, for `setup` to
+    fill."""
     seed_generators(settings.seed)
     with torch.device("meta" if empty else world.device):
         return make()
@@ -92,7 +93,7 @@ def set_up(settings: Settings, model: nn.Module, optimizer: torch.optim.Optimize
 
 
 def decaying(model: nn.Module, decay: float) -> List[Dict[str, Any]]:
-    """Groups of parameters: matrices decay, vectors (norms, biases) do not."""
+    """Return groups of parameters: matrices decay, vectors (norms, biases) do not."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     groups: List[Dict[str, Any]] = [
         {"params": [p for p in parameters if p.ndim > 1], "weight_decay": decay},
@@ -128,8 +129,8 @@ TOKENS = Summed(_token_loss, lambda batch: (batch[1] != IGNORE).sum())
 def kept_batches(
     trainer: Trainer, kept: Samples, count: int, at_once: int, finish: Optional[Callable[[Tensor], Tensor]] = None
 ) -> Iterator[Tuple[Tensor, Tensor]]:
-    """This rank's share of the first `count` samples that were kept back (0: all), `at_once` at a time: as many as in training,
-    so validation never needs more memory than a training step."""
+    """Yield this rank's share of the first `count` validation samples (0: all), `at_once` at a time: as many as in training, so
+    validation never needs more memory than a training step."""
     rank, ranks = trainer.meshes.data_rank, trainer.meshes.layout.data_ranks
     pieces = 1 if trainer.pipeline is None else trainer.accumulate  # of a pipeline, which are equally long
     own = max(1, min(count or len(kept), len(kept)) // ranks // pieces) * pieces

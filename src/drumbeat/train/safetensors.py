@@ -50,7 +50,7 @@ class Tensors:
         return name in self.places
 
     def read(self, name: str, cuts: Sequence[slice] = ()) -> Tensor:
-        """A tensor, or the part of it that `cuts` name; only that part is read."""
+        """Return a tensor, or the part of it that `cuts` select; only that part is read."""
         place = self.places[name]
         size = place.dtype.itemsize
         if 0 in place.shape:
@@ -109,7 +109,7 @@ class Entry(NamedTuple):
 
 
 def write(folder: str, entries: Mapping[str, Entry], read: Callable[[str], Tensor]) -> List[str]:
-    """Write `read(name)` of every entry, one tensor at a time, into files of at most 5 GB. Returns their names."""
+    """Write `read(name)` of every entry, one tensor at a time, into files of at most 5 GB; return their names."""
     groups: List[List[str]] = [[]]
     for name, entry in entries.items():
         if groups[-1] and sum(entries[other].nbytes for other in groups[-1]) + entry.nbytes > _FILE_BYTES:
@@ -138,7 +138,7 @@ def write(folder: str, entries: Mapping[str, Entry], read: Callable[[str], Tenso
                     out.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
                 out.flush()
                 os.fsync(out.fileno())
-        except OSError:  # a full disk gets its room back
+        except OSError:  # frees the space again on a full disk
             os.unlink(path + ".part")
             raise
         os.replace(path + ".part", path)

@@ -29,7 +29,8 @@ BATCHES = {"llama": 32, "experts": 32, "bert": 32, "resnet": 256, "wide-resnet":
 
 
 def option(default: Any, help: str, *, reads: Optional[Sequence[str]] = None, holds: str = "") -> Any:
-    """`reads`: it is a path that must exist, or one of these words. `holds`: a file that the folder must have."""
+    """Make a field of the settings. `reads`: a path that must exist, or one of these words. `holds`: a file that the folder must
+    have."""
     return field(default=default, metadata={"help": help, "reads": reads, "holds": holds})
 
 

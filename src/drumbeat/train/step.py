@@ -36,7 +36,7 @@ Loss = Callable[[nn.Module, Any, Tensor], Tensor]  # the *sum* of the losses
 
 
 class Outcome(NamedTuple):
-    """Tensors on the device: reading one makes the host wait."""
+    """Result of a step as tensors on the device: reading one makes the host wait."""
 
     loss: Tensor  # this rank's share of the step's loss; the shares of all ranks add up to it
     norm: Tensor  # of the gradients, over all ranks, before clipping
@@ -128,7 +128,7 @@ class Step:
         return state
 
     def rank_state(self) -> Dict[str, Tensor]:
-        """The live tensors of the state that each rank has for itself: what PowerSGD has not sent yet."""
+        """Return the live tensors of the state that each rank has for itself: the errors that PowerSGD has not sent yet."""
         return {} if self.hook is None or self.hook.powersgd is None else self.hook.powersgd.errors
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
@@ -200,9 +200,9 @@ class Step:
 
 
 def gradient_sync(model: nn.Module, last: bool, meshes: Meshes) -> ContextManager[Any]:
-    """Gradients travel with the last micro-batch only. With replicas of shards (HSDP) they are scattered inside the
-    node each time, which keeps them small, and only the shards wait for the last one to cross between nodes.
-    """
+    """Return a context in which gradients are sent with the last micro-batch only. With replicas of shards (HSDP) they are
+    scattered inside the node each time, which keeps them small, and only the shards wait for the last micro-batch to cross
+    between nodes."""
     if isinstance(model, FSDPModule):
         replicated = meshes.layout.dp_replicate > 1
         model.set_is_last_backward(last)
@@ -215,7 +215,7 @@ def gradient_sync(model: nn.Module, last: bool, meshes: Meshes) -> ContextManage
 
 @contextmanager
 def refuse_unused(model: nn.Module) -> Iterator[None]:
-    """DDP sends gradients in buckets, each when it is full: one that never comes leaves its neighbours unsent, in silence."""
+    """Refuse parameters without a gradient under DDP: it sends full buckets only, so neighbours would stay unsent silently."""
     missing: Dict[Tensor, str] = {}
     if isinstance(model, DistributedDataParallel):
         missing = {p: name for name, p in model.module.named_parameters() if p.requires_grad}
@@ -236,7 +236,7 @@ def refuse_unused(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def refuse_whole_sizes() -> Iterator[None]:
-    """A model's own code may reckon with the sizes of whole layers: what torch says of it then does not name the plan."""
+    """Turn an error about tensor sizes into a Refusal that names the plan: the model's code may use unsharded sizes."""
     try:
         yield
     except (RuntimeError, TypeError, ValueError) as error:
@@ -251,7 +251,8 @@ def refuse_whole_sizes() -> Iterator[None]:
 
 
 def loss_parallelism(meshes: Meshes) -> ContextManager[Any]:
-    """Tensor parallelism leaves the logits cut along the vocabulary; forward and backward of the loss must know."""
+    """Return the context for a loss over logits that tensor parallelism leaves sharded along the vocabulary, forward and
+    backward."""
     return loss_parallel() if meshes.layout.tp > 1 else nullcontext()
 
 
@@ -271,10 +272,10 @@ _PIECE = 1 << 14
 
 
 def gradient_norm(parameters: Sequence[Tensor], meshes: Meshes) -> Tensor:
-    """The norm of all gradients of the model, the same number on every rank.
+    """Return the norm of all gradients of the model, the same number on every rank.
 
-    Each rank squares what it holds, divided by how many ranks hold the same; one sum over all ranks makes the rest. So
-    it does not matter how a parameter is cut, or whether two parameters are cut alike.
+    Each rank squares its part, divided by the number of ranks that hold the same part; one sum over all ranks completes the norm.
+    So it does not matter how a parameter is sharded, or whether two parameters are sharded alike.
     """
     groups: Dict[int, List[Tensor]] = {}
     for p in parameters:

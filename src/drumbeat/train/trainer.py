@@ -61,7 +61,7 @@ Mean = Callable[[nn.Module, Any], Any]  # (model, batch) -> mean loss, or (mean 
 
 @dataclass(frozen=True)
 class Summed:
-    """A loss that is a sum, and of how many: what a step divides by is the count over all ranks and micro-batches."""
+    """A loss that is a sum, and its count: a step divides by the count over all ranks and micro-batches."""
 
     loss: Callable[[nn.Module, Any], Any]  # (model, batch) -> sum, or (sum, {name: sum})
     count: Callable[[Any], Tensor]  # batch -> how many targets count
@@ -151,12 +151,12 @@ class Trainer:
 
     @property
     def module(self) -> nn.Module:
-        """The model without the wrapper of data parallelism."""
+        """Return the model without the wrapper of data parallelism."""
         return self.model.module if isinstance(self.model, DistributedDataParallel) else self.model
 
     @property
     def skipped(self) -> int:
-        """Steps left out because gradients were not finite. Reading it waits for the device."""
+        """Return the number of steps left out because gradients were not finite. Reading it waits for the device."""
         return int(self.inner.skipped)
 
     def batches(
@@ -197,7 +197,7 @@ class Trainer:
         return self._registered(stream)
 
     def _registered(self, batches: B) -> B:
-        """Save and load its position from now on."""
+        """Register batches so that their position is saved and loaded from now on."""
         self._all_batches.append(batches)
         if len(self._positions) >= len(self._all_batches):
             batches.load_state_dict(self._positions[len(self._all_batches) - 1])
@@ -229,7 +229,7 @@ class Trainer:
     def advance(
         self, batch: Any, loss: Optional[Loss] = None, mark: Callable[[str], None] = lambda phase: None
     ) -> Outcome:
-        """Make a step as `step` does, without the means over all ranks, which `result` makes of what this returns: for
+        """Make a step as `step` does, without the means over all ranks, which `result` computes from the returned outcome: for
         loops that look at some steps only. `mark(phase)` is called when a phase is over."""
         self._loss, self._sums = loss or returned_loss, {}
         pieces = (
@@ -297,7 +297,7 @@ class Trainer:
 
     @torch.no_grad()
     def _average(self) -> None:
-        """Move the mean of each weight: part of the optimizer's state, so that it is saved, loaded and cut with it."""
+        """Update the mean of each weight. It is part of the optimizer's state, so it is saved, loaded and sharded with it."""
         for p in self.inner.parameters:
             state = self.optimizer.state[p]
             # An optimizer that has left out its first steps must find its state as it expects it: empty.
@@ -317,7 +317,7 @@ class Trainer:
                 p.copy_(value)
 
     def result(self, outcome: Outcome) -> Result:
-        """The means over all ranks, of the last step: every rank calls it."""
+        """Return the means of the last step over all ranks: every rank must call it."""
         loss, means = self._reduced(outcome.loss, outcome.targets)
         return Result(self.steps, loss, outcome.norm, outcome.targets, means)
 
@@ -366,7 +366,7 @@ class Trainer:
         self._shifts = bool(shifts)
 
     def _weighted(self, model: nn.Module, batch: Any, count: Tensor) -> Tensor:
-        """The sum of the losses: a mean over samples of several ranks is the sum of sums over the sum of counts."""
+        """Return the sum of the losses: a mean over samples of several ranks is the sum of sums over the sum of counts."""
         if isinstance(self._loss, Summed):
             value, by = self._loss.loss(model, batch), torch.ones_like(count)
         else:
@@ -382,14 +382,14 @@ class Trainer:
         return _sum(full_tensor(value), count, by)
 
     def _share(self, piece: Tuple[Any, Tensor]) -> Tuple[Any, Tensor]:
-        """Context parallelism: this rank's part of a micro-batch, and how many labels count in it."""
+        """Return this rank's part of a micro-batch under context parallelism, and how many labels count in it."""
         assert self.contexts is not None
         part = self.contexts.share(piece[0])
         count = self._loss.count(part) if isinstance(self._loss, Summed) else (part["labels"] != IGNORE).sum()
         return part, count * (piece[1] > 0)
 
     def _fuses(self, batch: Any) -> bool:
-        """Return true if the loss without logits is the model's own: tried with the first row of the first batch."""
+        """Return true if the model's own loss can be computed without logits: tried with the first row of the first batch."""
         if self._loss is not returned_loss or self._fused is None or _labels(batch) is None:
             return False
         if not self._fused_tried:
@@ -403,7 +403,7 @@ class Trainer:
         return not self._fused.changed
 
     def _summed(self, pieces: Sequence[Tuple[Any, Tensor]]) -> Tensor:
-        """The sum of the losses of micro-batches, without gradients; of a pipeline, on its last stage."""
+        """Return the sum of the losses of micro-batches, without gradients; of a pipeline, on its last stage."""
         with self.precision.autocast(self.world.device, self.inner.cast_by_fsdp), loss_parallelism(self.meshes):
             if self.contexts is not None:
                 pieces = [self._share(piece) for piece in pieces]
@@ -428,7 +428,7 @@ class Trainer:
     def evaluate(
         self, source: Any, loss: Optional[Loss] = None, *, batch_size: Optional[int] = None, split: bool = True
     ) -> Dict[str, float]:
-        """Means over all samples of `source`: "loss" and what else `loss(model, batch)` returns."""
+        """Return the means over all samples of `source`: "loss" and the other means that `loss(model, batch)` returns."""
         self._loss, self._sums = loss or returned_loss, {}
         total = torch.zeros(2, device=self.world.device)
         for part in self.parts:
@@ -622,7 +622,7 @@ class Trainer:
 
 
 def returned_loss(model: nn.Module, batch: Any) -> Tensor:
-    """The loss that the model itself returns for a batch: `.loss`, `["loss"]`, or the only number that it gives."""
+    """Return the loss that the model itself returns for a batch: `.loss`, `["loss"]`, or its only number."""
     args, more = ((), batch) if isinstance(batch, Mapping) else (batch if _many(batch) else (batch,), {})
     fix = "pass step a function: trainer.step(batch, loss) with loss(model, batch); or add labels to the batch"
     try:
@@ -650,7 +650,7 @@ def _refuse_arguments(model: nn.Module, args: Sequence[Any], more: Mapping[str, 
 
 
 def _labels(batch: Any) -> Optional[Tensor]:
-    """Labels of tokens: a mean loss is a mean over those that count, not over rows."""
+    """Return the labels of tokens: a mean loss is a mean over those that count, not over rows."""
     labels = batch.get("labels") if isinstance(batch, Mapping) else None
     return labels if isinstance(labels, Tensor) and labels.ndim > 1 and not labels.is_floating_point() else None
 
@@ -670,7 +670,7 @@ def _never_empty(batch: Any, count: Tensor) -> Any:
 
 
 def _sum(value: Tensor, count: Tensor, by: Tensor) -> Tensor:
-    """A mean over nothing is NaN in torch; its sum is 0."""
+    """Return the sum behind a mean: torch's mean over nothing is NaN, but its sum is 0."""
     return torch.where(count > 0, value, torch.zeros_like(value)) * by
 
 

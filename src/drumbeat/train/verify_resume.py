@@ -21,7 +21,7 @@ from drumbeat.train.settings import Settings
 
 
 def verify_resume(recipe: Any, settings: Settings) -> bool:
-    """Runs in the ranks that are there, prints the verdict, and leaves no checkpoint behind."""
+    """Run in the ranks of this job, print the verdict, and leave no checkpoint behind."""
     folder = _agreed_folder(settings.checkpoint)
     plain = replace(settings, checkpoint="", report_every=1, deterministic=True)
     whole = _run(recipe, plain)

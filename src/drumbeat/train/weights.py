@@ -1,6 +1,6 @@
-"""Weights from elsewhere, into a model that is cut already: each rank makes or reads only its own part of each parameter.
+"""External weights for a model that is already sharded: each rank makes or reads only its own part of each parameter.
 
-First weights that are drawn are drawn whole, one parameter at a time, and this rank's part kept: they are then the same as if the
+Initial weights are drawn whole, one parameter at a time, and only this rank's part is kept: they are then the same as if the
 model had been built whole, for every layout. Weights in safetensors files are read part by part.
 """
 
@@ -71,8 +71,8 @@ def on_meta() -> Iterator[None]:
 
 
 class Source:
-    """Tensors of a folder under a model's own names. `segments`: of which rows of which of them a parameter is put together. A
-    parameter of three dimensions (experts) may be put together of matrices."""
+    """Tensors of a folder under a model's own names. `segments`: the tensors and their rows that make up each parameter. A
+    parameter of three dimensions (experts) may be made up of matrices."""
 
     def __init__(self, tensors: Tensors, segments: Mapping[str, Sequence[Segment]]) -> None:
         self.tensors, self.segments = tensors, segments

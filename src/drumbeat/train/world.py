@@ -66,9 +66,9 @@ _stores: List[Tuple[str, Any]] = []
 
 
 def _next_store(rank: int, size: int, timeout: timedelta) -> Any:
-    """Return where the ranks of a new world meet. A process may make several worlds one after the other: all meet at one
-    server, which stays until the process ends, each under a name of its own. A rank could mistake it for a second server at
-    its port."""
+    """Return the store where the ranks of a new world meet. A process may make several worlds one after the other: all meet at
+    one server, which stays until the process ends, each under a name of its own. A rank could mistake a second server at the same
+    port for the first."""
     place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']} {rank} {size}"
     known = [store for where, store in _stores if where == place]
     store = known[0] if known else next(dist.rendezvous("env://", rank, size, timeout=timeout))[0]  # type: ignore[attr-defined]
@@ -108,7 +108,7 @@ _NAMES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
 
 def keep_kernels() -> str:
-    """Name the folders for torch and Triton where nobody has; returns why that was not possible, or nothing."""
+    """Set cache folders for torch and Triton if nobody has; return why that was not possible, or an empty text."""
     if all(name in os.environ for name in _NAMES):
         return ""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
@@ -135,7 +135,7 @@ _SECOND = 1.0  # seconds: a launcher in the same terminal passes Ctrl-C on, so a
 
 
 class StopTogether:
-    """Notes stop signals while it is open. A second Ctrl-C ends the process at once, saved or not."""
+    """Records stop signals while it is open. A second Ctrl-C ends the process at once, saved or not."""
 
     def __init__(self) -> None:
         self.number = 0  # the signal that this rank was sent; after `agreed()` said yes: that any rank was sent

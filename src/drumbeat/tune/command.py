@@ -34,7 +34,7 @@ class Recipe:
 
     @property
     def batch(self) -> Optional[int]:
-        """Samples per step: the command's, else the recipe's; None if they follow from its data."""
+        """Return the samples per step: the command's, else the recipe's; None if they follow from its data."""
         return self.number("batch") or BATCHES.get(self.name)
 
     def number(self, key: str) -> Optional[int]:
@@ -112,7 +112,7 @@ class Tunable:
         return sets + ([f"hook={point.hook}"] if point.hook is not None else [])
 
     def words(self, point: Point, global_batch: Optional[int]) -> str:
-        """Return the text to put into the job."""
+        """Return the command's text for the job."""
         if self.recipe:
             sets = self._sets(point, global_batch)
             words = [*(["--set", *sets] if sets else []), *(["--layout", point.layout] if point.layout else [])]
@@ -121,8 +121,8 @@ class Tunable:
 
 
 def _from_the_start(hook: Optional[str]) -> Optional[str]:
-    """Start PowerSGD at once: it sends plain gradients first, for longer than a trial lasts; 2 steps are the fewest it
-    takes."""
+    """Make PowerSGD start at once: by default it sends plain gradients for longer than a trial lasts. It needs at
+    least 2 steps."""
     return f"{hook}:2" if hook and hook.startswith("powersgd") and hook.count(":") == 1 else hook
 
 

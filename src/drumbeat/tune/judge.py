@@ -67,7 +67,8 @@ def _slower_by(one: Result, fastest: Result) -> float:
 
 
 def _simplest(fastest: Result, known: Sequence[Result], first: Result, kind: str) -> Tuple[Result, str]:
-    """Return the first that is as fast as the fastest: hooks and layouts are tried from the plain one on."""
+    """Return the first trial that is as fast as the fastest, within the noise: hooks and layouts are tried in order from the
+    plain one."""
     for each in takewhile(lambda each: each is not fastest, known):
         if _slower_by(each, fastest) <= noise(each, fastest):
             faster = f"{fastest.point.says()} was {_slower_by(each, fastest):.1%} faster"
@@ -77,21 +78,21 @@ def _simplest(fastest: Result, known: Sequence[Result], first: Result, kind: str
 
 
 def _against(fastest: Result, first: Result, kind: str) -> str:
-    """Compare the loss with that of the first: a hook that sends less may train worse."""
+    """Compare the loss with that of the first trial: a hook that sends less may train worse."""
     if kind != "hooks" or fastest.point == first.point or fastest.loss is None or first.loss is None:
         return ""
     return f"; its loss is {fastest.loss:.4f} where {first.point.hook} has {first.loss:.4f} after the same steps"
 
 
 def _fitting(results: Sequence[Result]) -> Tuple[Result, ...]:
-    """Return the last trial of each point: that is the longer one. A point whose trials disagree does not count."""
+    """Return the last trial of each point, which is the longer one. A point whose trials disagree does not count."""
     bad = {each.point for each in results if each.outcome != OK}
     return tuple({each.point: each for each in results if each.point not in bad}.values())
 
 
 def _with_margin(fastest: Result, known: Sequence[Result], gpu_gib: Optional[float], end: str) -> Tuple[Result, str]:
-    """If the fastest is the largest as well, return the next smaller one, which leaves room, if it is as fast within the
-    noise."""
+    """Return the fastest trial; if it is also the largest batch, the next smaller one, which leaves room, if it is as fast within
+    the noise."""
     smaller = [each for each in known if (each.point.batch or 0) < (fastest.point.batch or 0)]
     near = max(smaller, key=lambda each: each.point.batch or 0, default=None)
     if near is not None and _slower_by(near, fastest) <= noise(near, fastest):
@@ -103,7 +104,7 @@ def _with_margin(fastest: Result, known: Sequence[Result], gpu_gib: Optional[flo
     return fastest, f"the fastest, and the largest {end}; its peak was {fastest.memory_gib:.1f} GiB, {left}"
 
 
-# The end of a trial as one word. Pure: observations in. Memory is blamed only if something says so.
+# The end of a trial as one word. Pure: observations in. Memory is blamed only on evidence.
 
 
 # Reasons for the end of a trial: enough steps were seen, its time was up, no step came any more, the loss is not a number,

@@ -1,8 +1,8 @@
-"""The search for the largest batch that fits: double until memory is out, halve the gap, try the largest once more.
+"""The search for the largest batch that fits: double until memory runs out, halve the gap, try the largest once more.
 
-A state machine without a state of its own: what comes next follows from what has been tried. Only memory that ran out is a
-bound to search under. A trial that ended in any other bad way (a hang, a NaN, a fault) says nothing about memory, so the
-search goes no further up, and says why.
+The search keeps no state: the next step follows from the trials so far. Only a trial that ran out of memory bounds the search
+from above. A trial that ended badly in any other way (a hang, a NaN, a fault) says nothing about memory, so the search goes no
+further up, and says why.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ OUTCOMES = (OK, OOM, NAN, HANG, FAILED, REFUSED, STOPPED)
 
 @dataclass(frozen=True)
 class Point:
-    """One setting of what is tuned; what does not vary is None."""
+    """One combination of the tuned settings; a setting that is not varied is None."""
 
     batch: Optional[int] = None  # samples that a rank takes at once
     accumulate: Optional[int] = None  # how many of them make a step
@@ -113,15 +113,16 @@ def next_batch(candidates: Sequence[int], start: int, history: Sequence[Tried]) 
 
 
 def _fits(history: Sequence[Tried], lasting: bool) -> Optional[int]:
-    """Return the largest that every trial of it agrees on, below all that did not fit. `lasting`: a short trial has been
-    overruled, so from then on only long ones count."""
+    """Return the largest batch for which every trial fits, below all that did not fit. `lasting`: a long trial has contradicted a
+    short one, so from then on only long ones count."""
     bad = {tried.batch for tried in history if tried.outcome != OK}
     good = {tried.batch for tried in history if tried.long or not lasting} - bad
     return max((batch for batch in good if not bad or batch < min(bad)), default=None)
 
 
 def _confirmed(low: int, history: Sequence[Tried], why: str) -> Union[Next, Done]:
-    """Try the largest for longer before it counts: memory creeps (fragments, longer samples, a second optimizer step)."""
+    """Try the largest for longer before it counts: memory use grows slowly (fragments, longer samples, a second
+    optimizer step)."""
     if any(tried.batch == low and tried.long for tried in history):
         return Done(why, low)
     return Next(low, long=True)
@@ -160,7 +161,7 @@ def _count(candidates: Sequence[int], start: int, limit: int) -> int:
 
 
 def _compared(candidates: Sequence[int], largest: Optional[int], tried: List[int]) -> int:
-    """Count the smaller ones that are compared with the largest."""
+    """Count the smaller batches that are compared with the largest."""
     count = 0
     while largest is not None and (below := smaller(candidates, largest, tried)) is not None:
         tried.append(below)

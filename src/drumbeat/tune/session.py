@@ -1,4 +1,4 @@
-"""A tuning from its first trial to its last: tune.json always holds what is known so far."""
+"""A tuning from its first trial to its last: tune.json always holds the results so far."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def _samples(plan: Plan, trial: Trial) -> Optional[float]:
 
 
 def trial_job(tuning: Tuning, trial: Trial) -> Job:
-    """Return the job of a short run: it saves nothing, is started once, and no profiler slows it down."""
+    """Return the job of a short run: it saves nothing, is started once, and runs without a profiler."""
     asked, recipe = tuning.asked, tuning.tunable.recipe is not None
     limits = asked.limits(trial.long, recipe)
     ending = f"-{tuning.asked.kind}-{trial.point.label()}" + ("-long" if trial.long else "")

@@ -1,7 +1,7 @@
 """One trial: a run of the job like any other, in a process of its own, watched through its run folder and then ended.
 
-The process is forked, leads a session of its own (a Ctrl-C reaches the tuning alone, which ends the trial in order) and is
-told to stop when the tuning dies. We are the subreaper above it: what `sweep` does not find is proven gone.
+The process is forked, leads a session of its own (a Ctrl-C reaches only the tuning, which ends the trial in order) and is told to
+stop when the tuning dies. The tuning is its subreaper, so `sweep` can prove that nothing of it is left.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ def in_logs(run: Run) -> Tuple[Finding, ...]:
 
 
 def failed_before_stop(run: Run) -> bool:
-    """Return true if a rank had failed when the ranks were asked to end: one that reports may have run on without it."""
+    """Return true if a rank had failed before the ranks were asked to end: a rank that still reports may have run
+    on without it."""
     events = run.events()
     stops = (event.t for event in events if isinstance(event, kinds.Stopping) and event.why != "a rank failed")
     asked = min(stops, default=float("inf"))
@@ -156,7 +157,7 @@ class Watched:
         return self.follower.run if self.follower else None
 
     def _read_pipe(self, pipe: int) -> None:
-        """Read what the trial's own process says: its run folder, or why it did not start."""
+        """Read the messages of the trial's own process: its run folder, or why it did not start."""
         try:
             self._pipe += os.read(pipe, 1 << 16)
         except BlockingIOError:

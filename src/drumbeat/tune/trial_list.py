@@ -1,4 +1,4 @@
-"""The list of trials from the request and the place: what is tried, the highest number of trials and their cost. Pure."""
+"""The list of trials from the request and the place: the settings to try, the highest number of trials and their cost. Pure."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Plan:
-    """Plan of the trials: `next(results)` says what to try, until it says that it is done."""
+    """Plan of the trials: `next(results)` returns the next trial, or that it is done."""
 
     kind: str
     most: int  # trials
@@ -86,7 +86,7 @@ class Plan:
         return self._cut(Trial(self.points[len(results)]), results)
 
     def _smaller(self, largest: Optional[int], results: Sequence[Result]) -> Optional[int]:
-        """Compare two batches below the largest with it, if there are speeds to compare."""
+        """Return one of two batches to compare with the largest, if there are speeds to compare."""
         if largest is None or not any(each.speed for each in results):
             return None
         return smaller(self.batches, largest, [each.point.batch or 0 for each in results])
@@ -125,7 +125,7 @@ def make_plan(
 
 
 def _data_ranks(asked: Asked, tunable: Tunable, order: Order) -> int:
-    """Count how many ways the samples of a step are split."""
+    """Return the number of ranks between which the samples of a step are split."""
     if order.launcher == "once" and not asked.data_ranks:
         words = "the command starts its ranks itself, so how many of them share a step's samples is not known"
         raise Problem(words, "add --data-ranks N")
@@ -156,7 +156,7 @@ def _batches(asked: Asked, tunable: Tunable, order: Order, own: Optional[int]) -
 
 
 def _start(asked: Asked, tunable: Tunable, batches: Sequence[int], share: int, own: Optional[int]) -> int:
-    """Return the first batch: as requested, or as the command has it now; below it if that does not divide a rank's share."""
+    """Return the first batch: as requested, or as in the command; a smaller one if that does not divide a rank's share."""
     now = own or 1
     if tunable.recipe and not asked.start:
         now = max(1, share // (tunable.recipe.number("accumulate") or 1))

@@ -1,4 +1,4 @@
-"""A curve over time in bounded memory: values fall into time slots, and when all slots are taken two become one."""
+"""A curve over time in bounded memory: values fall into time slots; when all slots are taken, each two become one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Point(NamedTuple):
 
 
 class Curve:
-    """Values may come in any order of time. Adding one costs the same however long the run is."""
+    """Values over time, added in any order. Adding one costs the same however long the run is."""
 
     def __init__(self, width: float = 1.0, slots: int = 600) -> None:
         assert slots % 2 == 0, slots
@@ -54,7 +54,7 @@ class Curve:
         self._total[slot] += value
 
     def points(self, since: float = float("-inf")) -> List[Point]:
-        """Return slots that hold values, in the order of time; `since`: only those that end later."""
+        """Return slots that hold values, in time order; `since`: only those that end later."""
         if self.begin is None:
             return []
         first = max(0, int((since - self.begin) / self.width)) if since > self.begin else 0
@@ -85,8 +85,8 @@ class Curve:
 
 
 def rates(points: List[Point], together: float = 0.0) -> List[Point]:
-    """Return the increase from one slot to the next, per second; the first has nothing to be compared with. Slots less
-    than `together` seconds apart count as one: the ranks' reports of one step may fall on both sides of a slot's end."""
+    """Return the increase from one slot to the next, per second; the first slot has no predecessor. Slots less than `together`
+    seconds apart count as one: the ranks' reports of one step may fall on both sides of a slot's end."""
     joined: List[Point] = []
     for point in points:
         if joined and point.t - joined[-1].t < together:

@@ -1,7 +1,7 @@
-"""State of a run, worked out record by record: the one source of the numbers that terminal, page and /metrics show.
+"""State of a run, updated record by record: the one source of the numbers that terminal, page and /metrics show.
 
-Pure: it is given records and answers questions. Memory is bounded by the number of ranks, not by the length of the run, and a
-record costs the same at its end as at its beginning.
+Pure: it receives records and answers queries. Memory is bounded by the number of ranks, not by the length of the run, and the
+cost of a record does not grow.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class RunState:
         self.steps = Curve()  # the step over time, for charts by step
         self.cluster = {"gpu_use": Curve(5.0), "power": Curve(5.0), "memory": Curve(5.0), "network": Curve(5.0)}
         self.ended_ranks = 0
-        self.changes = 0  # goes up with every record
+        self.changes = 0  # increases with every record
         self.course = Course()
         self._parts: Dict[int, Progress] = {}  # node -> what it has reported in this attempt
         self._total: Tuple[int, Progress] = (0, Progress())  # their sum, after so many changes
@@ -246,7 +246,7 @@ def check_of(name: str, by_node: Mapping[int, Verdict]) -> Check:
     return Check(name, worst, first.summary, first.words, len(answers[worst]), len(by_node), first.confidence)
 
 
-_RECENT = 60.0  # seconds that the speed of now is taken over
+_RECENT = 60.0  # seconds over which the current speed is averaged
 _WRONG_CLOCK = 3600.0  # seconds by which a clock may be wrong; a record beyond that belongs to no run of ours
 
 
@@ -254,7 +254,7 @@ class RunView(RunState):
     # -- what comes in -----------------------------------------------------------------------------------------------
 
     def take(self, records: Iterable[object], members: Callable[[], Iterable[Member]]) -> None:
-        """Add records; at each new attempt ask for the members, which have hosts and clocks."""
+        """Add records; at each new attempt call `members` for the hosts and clocks."""
         for record in records:
             if isinstance(record, kinds.AttemptStarted):
                 for member in members():
@@ -276,7 +276,7 @@ class RunView(RunState):
             assert isinstance(record, Line), record
 
     def end(self, summary: Optional[Summary]) -> None:
-        """Take the end in; None: the run goes on, or goes on again."""
+        """Take in the end of the run; None: the run goes on, or goes on again."""
         self.summary = summary
         if summary and summary.failure:
             self.failure = shortened(summary.failure)
@@ -285,7 +285,7 @@ class RunView(RunState):
 
     @property
     def shown(self) -> Progress:
-        """Return progress by the summary if there is one, else by what was read so far."""
+        """Return the summary's progress if there is a summary, else the progress read so far."""
         return self.summary.progress if self.summary else self.progress
 
     @property
@@ -382,7 +382,8 @@ class RunView(RunState):
             if self.phase == "training" and metric.announces:  # a figure is the result of what is over
                 self.phase = metric.kind
             what = (metric.kind, metric.step)
-            # One without a step is a figure beside those of training; its beginning was marked, or another report of it.
+            # A report without a step adds a figure to those of training; its beginning, or another report of it, was marked
+            # before.
             if (metric.announces or metric.step is not None) and what not in (self._announced, self._marked):
                 at = f" at step {metric.step}" if metric.step is not None else ""
                 self.mark(t, metric.kind, f"{metric.kind}{at}")

@@ -1,4 +1,4 @@
-"""Data for the page: plain values from the session, in pieces that stay small however large the run is."""
+"""Data for the page: plain values from the session, in parts that stay small however large the run is."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def head_data(session: Session) -> Dict[str, Any]:
 
 
 def lines(session: Session) -> Dict[str, List[int]]:
-    """Return the nodes with a line of their own in each chart: all of a few, of many the ones that stand out now."""
+    """Return the nodes with a line of their own in each chart: all if there are few, else those that stand out now."""
     nodes = session.view.nodes
     if len(nodes) <= _FEW_NODES:
         return {name: sorted(nodes) for name in session.view.cluster}
@@ -48,7 +48,7 @@ def lines(session: Session) -> Dict[str, List[int]]:
 
 
 def outliers(values: Mapping[int, Optional[float]]) -> List[int]:
-    """Return the few whose value is far from the median, by the median distance from it."""
+    """Return the few whose value is furthest from the median, in units of the median distance from it."""
     known = {key: value for key, value in values.items() if value is not None}
     if not known:
         return []
@@ -140,7 +140,7 @@ def overlap_begin(session: Session) -> float:
 
 
 def widths(session: Session, own: Mapping[str, List[int]]) -> List[Any]:
-    """Return the slot widths and whose curves these are: when one of them changes, whole curves must be sent."""
+    """Return the slot widths and the nodes of these curves: if one of them changes, whole curves must be sent."""
     view = session.view
     shown = [view.loss, view.validation, view.step_seconds, view.steps, view.work, view.reported_rate]
     shown += [*view.cluster.values(), *(view.nodes[k].curves[name] for name, nodes in own.items() for k in nodes)]
@@ -155,7 +155,7 @@ def _curve(curve: Curve, since: Optional[float] = None) -> Dict[str, Any]:
 
 
 def _points(points: List[Point], since: Optional[float] = None) -> Dict[str, Any]:
-    """Return points. `since`: the client keeps what it has from before that time."""
+    """Return the points from `since` on: the client keeps the earlier ones."""
     kept = [point for point in points if since is None or point.t >= since]
     digits = [[float(f"{value:.6g}") for value in (p.mean, p.low, p.high)] for p in kept]
     return {"since": since, "p": [[round(p.t, 2), *values] for p, values in zip(kept, digits)]}

@@ -1,6 +1,6 @@
 """The numbers of a run as metrics for Prometheus: one list of names, for /metrics and for node-exporter's text file.
 
-Names carry their unit; what is unknown has no sample.
+Names carry their unit; unknown values have no sample.
 """
 
 from __future__ import annotations
@@ -112,7 +112,8 @@ def families(head: Head, nodes: Iterable[NodeView]) -> List[Family]:
 
 
 def _throughput(head: Head) -> List[Family]:
-    """Name the throughput: `tokens/s` becomes drumbeat_tokens_per_second; the unit of a script's own figure is a label."""
+    """Return the throughput's family: `tokens/s` becomes drumbeat_tokens_per_second; the unit of a script's own figure is a
+    label."""
     known = _UNITS.get(head.rate_unit)
     if known:
         words = "Throughput of all ranks, over the run or the last minute."
@@ -155,9 +156,9 @@ def text(found: Iterable[Family], more: Mapping[str, str], open_metrics: bool = 
     return "".join(line + "\n" for line in [*lines, *(["# EOF"] if open_metrics else [])])
 
 
-# The run's numbers for readers outside, kept by the lead's monitor on a compute node: the standard library alone. In
-# node-exporter's text file, so that no port is opened: it is replaced whole, and says how the run ended. In the
-# status of a Kubeflow TrainJob: docs/user-guides/trainjob-progress.md of github.com/kubeflow/trainer has the protocol.
+# The run's numbers for readers outside, kept by the lead's monitor on a compute node with the standard library alone. They go to
+# node-exporter's text file, so that no port is opened: it is replaced as a whole, and says how the run ended. They also go to the
+# status of a Kubeflow TrainJob: docs/user-guides/trainjob-progress.md of github.com/kubeflow/trainer describes the protocol.
 
 
 EVERY = 15.0  # seconds
@@ -169,7 +170,7 @@ _SERVER = "KUBEFLOW_TRAINER_SERVER_"  # variables that Kubeflow Trainer sets
 
 
 class Publisher:
-    """Publishes those numbers. `folder` is that of the collector, empty if there is none; the file is named after the run."""
+    """Publishes the run's numbers. `folder` is the collector's, empty if there is none; the file is named after the run."""
 
     def __init__(self, folder: str, run_path: str, environ: Mapping[str, str]) -> None:
         self.run_path, self.environ = run_path, environ
@@ -195,7 +196,7 @@ class Publisher:
             self._try("cannot post the TrainJob's progress", self._post, head)
 
     def end(self) -> None:
-        """Say how the run ended. The file stays, to be scraped; a later run takes it away."""
+        """Publish how the run ended. The file stays, to be scraped; a later run removes it."""
         self._over, self._next = True, 0.0
         self.update()
 

@@ -77,11 +77,11 @@ class Session:
 
     @property
     def due(self) -> bool:
-        """Return true when it is time to ask again for the run's state."""
+        """Return true when the run's state should be asked for again."""
         return time.monotonic() >= self._next_status
 
     def ask(self) -> Told:
-        """Ask folder and scheduler for the run's state. Changes nothing, so it may run in another thread."""
+        """Ask folder and scheduler for the run's state. This changes nothing, so it may run in another thread."""
         told = status(self.run)
         summary = None if told.state in ALIVE else read_summary(self.run)
         failure = None
@@ -90,7 +90,7 @@ class Session:
         return Told(told, summary, failure)
 
     def load(self) -> None:
-        """Read all that is there; nodes of a large run take turns, so that an empty poll is not yet the end."""
+        """Read everything that exists; nodes of a large run take turns, so an empty poll is not yet the end."""
         self.view.clock = time.time()
         quiet = 0
         while quiet < 2 + len(self.run.nodes()) // 100:
@@ -107,7 +107,7 @@ class Session:
         return self._head[1]
 
     def last_lines(self, node: int, rank: Optional[int], most: int = 40) -> List[Line]:
-        """Return the end of what a rank printed in the node's last attempt; of all its ranks if none is named."""
+        """Return the last lines that a rank printed in the node's last attempt; those of all its ranks if none is named."""
         attempts = self.run.attempts(node)
         lines: List[Line] = []
         for log in list_logs(self.run.files, _AT.node(node), attempts[-1]) if attempts else ():
@@ -139,7 +139,7 @@ class Session:
         )  # fmt: skip
 
     def _prediction(self) -> str:
-        """A step as it is predicted from the command and the first node's GPUs; empty if not known."""
+        """Return the step time predicted from the command and the first node's GPUs; empty if unknown."""
         try:
             order, facts = self.run.order(), self.run.facts(0)
         except RecordError:

@@ -56,8 +56,8 @@ class Lines(Static):
 
 
 class Rows(DataTable[Any]):
-    """Rows known by their first cell; only those on the screen are kept up to date. If there is no room for all columns,
-    the most important ones are shown."""
+    """Table whose rows are identified by their first cell; only rows on the screen are updated. If there is no room for all
+    columns, the most important ones are shown."""
 
     BINDINGS = [
         Binding("home,g", "scroll_top", "first", show=False),
@@ -102,7 +102,7 @@ class Rows(DataTable[Any]):
                 self._shown[row[0]] = row
 
     def _widest(self, rows: Sequence[Tuple[str, ...]], width: int) -> List[int]:
-        """Return the widest width so far: columns do not come and go with the length of their numbers."""
+        """Return the greatest width of each column so far: columns must not come and go with the length of their numbers."""
         widths = column_widths(self.all_titles, rows)
         if self._widths[0] == width:
             widths = [max(pair) for pair in zip(widths, self._widths[1])]

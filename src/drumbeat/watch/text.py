@@ -174,7 +174,7 @@ def column_widths(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> List
 
 
 def fitting(columns: Sequence[str], widths: Sequence[int], width: int, first: Sequence[str] = ()) -> List[int]:
-    """Return the columns that fit into this many letters: of those with known values, the most important ones, by `first`."""
+    """Return the columns that fit into `width` characters: of those with known values, the most important ones, by `first`."""
     kept, room = [], width + _GAP
     for title in first or columns:
         place = columns.index(title)

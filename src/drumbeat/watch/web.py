@@ -150,7 +150,7 @@ _TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
 
 
 class Hub:
-    """Reads the run every second or two, however many watch, and hands each browser what is new."""
+    """Reads the run every second or two, however many pages are open, and sends each browser what is new."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -202,7 +202,7 @@ class Hub:
                 queue.put_nowait(message)
 
     def _lines(self) -> Dict[str, List[int]]:
-        """Choose anew only now and then: a new choice sends all curves again."""
+        """Choose the nodes with lines of their own only now and then: a new choice sends all curves again."""
         now = time.monotonic()
         if now - self._chosen > _CHOOSE_EVERY or not any(self._own.values()):
             self._own, self._chosen = page_data.lines(self.session), now
@@ -269,7 +269,7 @@ def build_app(session: Session, token: str) -> Guard:
 
 
 def page_token(environ: Mapping[str, str]) -> str:
-    """Return the user's token for pages: the same at each start, so that what scrapes /metrics need not be changed."""
+    """Return the user's token for pages: the same at each start, so that a scraper of /metrics need not be reconfigured."""
     try:
         return hmac.new(users_token(environ).encode(), b"drumbeat watch", "sha256").hexdigest()[:32]
     except Problem:  # nowhere to keep one

@@ -34,13 +34,13 @@ from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.mirror import Mirror, Source, ended_with, is_complete
 from drumbeat.runfolder.summary import keep_last_word
 
-# One submitted job: its state, its pods, a shell in one of them, and its run folder, which the pods have.
+# One submitted job: its state, its pods, a shell in one of them, and its run folder, which is in the pods.
 
 
-_LOOK_EVERY = 5.0  # seconds between two looks at which pods there are
+_LOOK_EVERY = 5.0  # seconds between two listings of the pods
 _ANSWER = 60.0  # seconds to wait for an answer from a pod
 _LOG_LIMIT = 32 << 20
-_KILLED = 137  # as a shell says it
+_KILLED = 137  # the shell's exit code for SIGKILL
 
 
 @dataclass(frozen=True)
@@ -117,25 +117,25 @@ class SubmittedJob:
         return self.cluster.argv("exec", "-it", pod.name, "-c", about.container, "--", "sh", "-c", shell)
 
     def cancel(self) -> None:
-        """Delete whatever carries the run's label, even if a desk was killed before it had sent everything."""
+        """Delete every object with the run's label, including those of a desk that was killed while submitting."""
         if not remove(self.cluster, self.name):
             raise Problem(f"nothing of {self.name} is in namespace {self.cluster.namespace} any more")
 
 
 class FetchedFiles:
-    """A run folder that is fetched out of pods: from the lead's, and from each other one where they share no storage."""
+    """Run folder fetched from pods: from the lead's, and from every other pod if they share no storage."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
         self.looked = float("-inf")
         self.found: List[Source] = []
-        self.kept: Set[str] = set()  # pods whose output is here
+        self.kept: Set[str] = set()  # pods whose output has been fetched
 
     def mirror(self, every: float = 1.0) -> Mirror:
         return Mirror(self.folder, self.sources, self._all_here, every)
 
     def sources(self) -> List[Source]:
-        """Return the pods to ask; none while the job is queued, and none when it is gone."""
+        """Return the pods to fetch from; none while the job is queued or once it is gone."""
         if time.monotonic() - self.looked > _LOOK_EVERY:
             self.looked = time.monotonic()
             try:
@@ -158,7 +158,7 @@ class FetchedFiles:
         for source in self.found:
             if not source.under:
                 source.exchange(b'{"append": {"' + FETCHED.encode() + b'": "yes"}, "under": "none"}')  # it may go now
-        with suppress(Problem):  # the job stays until its time is over, or until somebody deletes it
+        with suppress(Problem):  # the job then stays until its time is over, or until somebody deletes it
             self.remove()
 
 
@@ -220,7 +220,7 @@ class PodFiles(FetchedFiles):
             keep_last_word(self.folder, FAILED, "; ".join(filter(None, (words, told))))
 
     def _name_pending(self) -> None:
-        """Name pods that never came in our copy of the summary, with the scheduler's reason, which the agents cannot see."""
+        """Add pods that never joined to our copy of the summary, with the scheduler's reason, which the agents cannot see."""
         path = RunFolder(self.folder).summary
         summary = read_json(path) or {}
         failure = summary.get("failure") or {}
@@ -254,9 +254,9 @@ def _exchange(job: SubmittedJob, about: About, pod: Pod) -> Callable[[bytes], Op
 # The kind of object that starts the pods: chosen by what the API server offers, and reported with the reason.
 
 
-INDEXED_SINCE = (1, 24)  # Indexed Jobs are no longer behind a switch
+INDEXED_SINCE = (1, 24)  # from here on Indexed Jobs need no feature gate
 _OPERATORS = ("jobset", "trainjob", "pytorchjob")
-NEWEST = (1, 99)  # where a manifest is rendered without a cluster
+NEWEST = (1, 99)  # assumed when a manifest is rendered without a cluster
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ _SHOWN = "drumbeat plan --render JOB.yaml shows what was sent"
 
 @dataclass(frozen=True)
 class Cluster:
-    """A namespace of a cluster; empty names are what kubectl itself takes."""
+    """A namespace of a cluster; empty names mean kubectl's own defaults."""
 
     environ: Mapping[str, str]
     context: str = ""
@@ -36,7 +36,7 @@ class Cluster:
         return ["kubectl", *where, *words]
 
     def call(self, *words: str, stdin: Optional[bytes] = None, seconds: float = _SECONDS) -> bytes:
-        """Call kubectl and return its standard output; its complaint becomes a Problem."""
+        """Call kubectl and return its standard output; raise a Problem with its error message if it fails."""
         done = self.try_call(*words, stdin=stdin, seconds=seconds)
         if done.returncode != 0:
             raise problem_of(text_of(done.stderr), self.namespace)
@@ -58,7 +58,7 @@ class Cluster:
         return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
 
     def settled(self) -> Cluster:
-        """Fill in the names that kubectl takes by itself, so that a handle means the same cluster tomorrow."""
+        """Fill in kubectl's current defaults, so that a handle still means the same cluster tomorrow."""
         context = self.context or self.call("config", "current-context").decode().strip()
         namespace = self.namespace or check_namespace(self._default_namespace(context)) or "default"
         return Cluster(self.environ, context, namespace)

@@ -49,7 +49,7 @@ def objects(request: PodRequest) -> List[Plain]:
 
 
 def _pod_group(request: PodRequest) -> Plain:
-    """Return what makes Volcano start all pods or none; of a range, the least or none."""
+    """Return the PodGroup that makes Volcano start all pods or none; for a range of nodes, at least the minimum or none."""
     spec: Plain = {"minMember": request.order.members - request.order.dispensable}
     if request.settings.queue:
         spec["queue"] = request.settings.queue
@@ -57,13 +57,13 @@ def _pod_group(request: PodRequest) -> Plain:
 
 
 def _starter(kind: str, request: PodRequest, spec: Plain, name: str = "") -> Plain:
-    """Return the object that starts the pods: a queue looks at its labels."""
+    """Return the object that starts the pods, with the user's labels: a queue reads them."""
     labels = {**labels_of(request.name), **request.settings.labels}
     return manifest(kind, name or request.name, labels, spec=spec)
 
 
 def _service(name: str) -> Plain:
-    """Return the service that names the pods, also unready ones: the lead must be found while it waits for the others."""
+    """Return the service that gives pods their DNS names even before they are ready: others must find the waiting lead."""
     spec = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {RUN_LABEL: name}}
     return manifest("Service", name, labels_of(name), spec=spec)
 
@@ -78,7 +78,7 @@ def _indexed(request: PodRequest) -> Plain:
         "completionMode": "Indexed",
         "ttlSecondsAfterFinished": request.settings.keep,
     }
-    if order.has_range:  # the lead's end is the job's; a pod for which there is no room must not keep it open
+    if order.has_range:  # the job ends with the lead: a pod for which there is no room must not keep it open
         spec["successPolicy"] = {"rules": [{"succeededIndexes": "0"}]}
     spec["backoffLimit"] = order.resources.requeues if request.version >= POLICY_SINCE else 0
     if request.version >= POLICY_SINCE:
@@ -117,14 +117,14 @@ def _jobset(request: PodRequest) -> List[Plain]:
     spec = {
         "ttlSecondsAfterFinished": job.pop("ttlSecondsAfterFinished"),
         "network": {"enableDNSHostnames": True, "subdomain": request.name, "publishNotReadyAddresses": True},
-        "failurePolicy": {"maxRestarts": 0},  # the Job itself replaces pods, `requeues` times: one count
+        "failurePolicy": {"maxRestarts": 0},  # the Job already replaces pods, up to `requeues` times
         "replicatedJobs": [{"name": REPLICATED, "replicas": 1, "template": {"spec": job}}],
     }
     return [_starter("JobSet", request, spec)]
 
 
 def _trainjob(request: PodRequest) -> List[Plain]:
-    """Return a TrainJob: the administrators' runtime starts the pods; what ours need is patched into it."""
+    """Return a TrainJob: the administrators' runtime starts the pods, and our needs are patched into it."""
     order, settings = request.order, request.settings
     assert order.container is not None
     for option, value in (
@@ -169,7 +169,7 @@ def _pytorchjob(request: PodRequest) -> List[Plain]:
 
     def replicas(count: int) -> Plain:
         template = pod_template(request)
-        template["spec"].pop("restartPolicy")  # the replica's own counts
+        template["spec"].pop("restartPolicy")  # the replica's own restartPolicy applies
         # ExitCode: a pod that was killed (128 and more) is replaced; one that failed by itself ends the job
         return {"replicas": count, "restartPolicy": "ExitCode", "template": template}
 

@@ -100,11 +100,11 @@ class Settings:
 
     @property
     def gang(self) -> bool:
-        """Volcano starts all pods of a PodGroup or none; other schedulers have no such object of ours."""
+        """Return true if the scheduler is Volcano, which starts all pods of a PodGroup or none."""
         return self.scheduler == _VOLCANO
 
     def claim_of(self, path: str) -> Optional[Claim]:
-        """Return the claim on which a path lies; the innermost counts."""
+        """Return the claim on which a path lies: the one with the innermost mount point."""
         inside = [claim for claim in self.claims if (path + "/").startswith(claim.path.rstrip("/") + "/")]
         return max(inside, key=lambda claim: len(claim.path), default=None)
 

@@ -26,12 +26,12 @@ from drumbeat.runfolder.summary import VERDICT
 
 
 SCRIPT = "node.sh"
-FILES = "/drumbeat"  # what travels: the order, the script, drumbeat.pyz
+FILES = "/drumbeat"  # files sent to the pods: the order, the script, drumbeat.pyz
 LOCAL = "/drumbeat-run"  # a volume of the pod's own
 PACKED = "drumbeat.pyz.xz"
 REPLICATED = "node"  # the replicated job of a JobSet, as Kubeflow's own runtimes call it
-_RELEASED = 60  # seconds to fetch a run whose nodes did not come together
-FETCHED = "fetched"  # the desk has all of the run: the lead's pod may go
+_RELEASED = 60  # seconds to fetch a run whose nodes never all joined
+FETCHED = "fetched"  # tells the lead's pod that the desk has the whole run, so it may end
 
 # An operator may have set these for a launcher of its own; the agents set them for each rank.
 _NOT_OURS = (
@@ -120,8 +120,8 @@ CONTAINERS = {"pytorchjob": "pytorch", "trainjob": "node"}  # names that operato
 GROUP = "scheduling.k8s.io/group-name"  # by which Volcano finds a pod's PodGroup
 TOKEN = "DRUMBEAT_TOKEN"  # noqa: S105 - the name of a variable
 _OWN_VOLUMES = ("drumbeat", "run", "shm")
-_GOING = 10  # seconds: a pod that is told to go does so at once
-_MARGIN = 60  # seconds after all limits of the run's own
+_GOING = 10  # seconds: a pod that is told to terminate does so at once
+_MARGIN = 60  # seconds beyond all of the run's own limits
 
 Plain = Dict[str, Any]
 _VERSIONS = {
@@ -135,7 +135,7 @@ def labels_of(name: str) -> Dict[str, str]:
 
 
 def manifest(kind: str, name: str, labels: Mapping[str, str], **body: Any) -> Plain:
-    """Return one object of the cluster; `body` is what it has beside its name and labels."""
+    """Return one Kubernetes object; `body` is everything besides its name and labels."""
     meta = {"name": name, **({"labels": dict(labels)} if labels else {})}
     return {"apiVersion": _VERSIONS.get(kind, "v1"), "kind": kind, "metadata": meta, **body}
 
@@ -152,7 +152,7 @@ class PodRequest:
 
     @property
     def hosts(self) -> Tuple[str, ...]:
-        """Return the names by which pods find each other, node 0 first: known before there is any pod."""
+        """Return the host names by which pods find each other, node 0 first; they are known before the pods exist."""
         return hosts_of(self.kind, self.name, self.order.nodes)
 
 
@@ -329,12 +329,12 @@ def binds(order: Order) -> Iterator[Tuple[str, str, bool]]:
         yield host, inside or host, mode == "ro"
 
 
-# Files travel to pods in secrets, which hold 1 MiB each: the archive of `code: sync` in pieces, and a submitted
-# function. Every pod unpacks them, also one that takes the place of a lost one while no desk is there.
+# Files travel to pods in secrets, which hold 1 MiB each: the archive of `code: sync` in pieces, and a submitted function. Every
+# pod unpacks them, including a replacement pod that starts when no desk is running.
 
 
 PIECE = 900_000  # bytes
-MOST_CODE = 8 << 20  # bytes of the archive: it lies in the cluster's own database as long as the job does
+MOST_CODE = 8 << 20  # bytes of the archive: the cluster's database holds it as long as the job exists
 CODE_FOLDER = "code"  # where it is unpacked, in the pod's own volume: a run folder on a claim is shared by all pods
 
 
@@ -393,8 +393,8 @@ def _file(order: Order, name: str) -> bytes:
 
 
 def unpack_lines(order: Order, files: str) -> List[str]:
-    """Return lines of the pod's script that unpack the function; `files` is where the secret is mounted. Only this user
-    may change what is unpickled."""
+    """Return lines of the pod's script that unpack the function; `files` is where the secret is mounted. Only this user may
+    change files that are unpickled."""
     if FUNCTION not in order.brings:
         return []
     folder = f'"$RUN/{os.path.dirname(RunFolder("").call)}"'

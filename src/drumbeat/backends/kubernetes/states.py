@@ -37,7 +37,7 @@ class Pod:
 
 
 def read_pods(items: Iterable[Plain]) -> List[Pod]:
-    """Return the newest pod of each node, in the order of nodes: those before it were replaced."""
+    """Return the newest pod of each node, in node order; it has replaced any earlier ones."""
     newest: Dict[Any, Pod] = {}
     for item in items:
         pod = read_pod(item)
@@ -83,8 +83,8 @@ def _node(meta: Plain) -> Optional[int]:
 
 
 def _unanswered(status: Plain) -> bool:
-    """Return true if the cluster has lost sight of a pod whose container ran when it was last seen: our pods have no
-    probe, so nothing else makes a running one unready."""
+    """Return true if the cluster has lost contact with a pod whose container was running: our pods have no probe, so nothing else
+    makes a running pod unready."""
     return any(each.get("type") == "Ready" and each.get("status") != "True" for each in status.get("conditions") or ())
 
 
@@ -179,7 +179,7 @@ _ADVICE = (
 
 @dataclass(frozen=True)
 class Job:
-    """The objects that start the pods, together."""
+    """Combined state of the objects that start the pods."""
 
     present: bool
     finished: bool = False
@@ -205,7 +205,7 @@ def _conditions(item: Plain) -> Dict[str, str]:
 
 
 def judge(handle: str, nodes: int, job: Job, pods: Sequence[Pod], events: Sequence[Plain]) -> Status:
-    """Judge a job's state. `events` are those of the namespace; only those about this run's objects are used."""
+    """Determine a job's status. `events` are those of the namespace; only those about this run's objects are used."""
     lead = next((pod for pod in pods if pod.node == 0), None)
     running = [pod for pod in pods if pod.ready and not pod.going]
     troubled = [pod for pod in pods if pod.words and pod.phase != "Succeeded"]
@@ -246,7 +246,7 @@ def _creation_trouble(events: Sequence[Plain]) -> str:
 
 
 def taken_away(events: Sequence[Plain], there: Collection[str]) -> List[str]:
-    """Return pods that the cluster took from the run and that are gone: only events still tell."""
+    """Return pods that the cluster evicted and that no longer exist: only events still mention them."""
     found: Dict[str, str] = {}
     for event in events:
         pod, reason = str(_at(event, "involvedObject").get("name", "")), str(event.get("reason") or "")
@@ -259,8 +259,8 @@ def taken_away(events: Sequence[Plain], there: Collection[str]) -> List[str]:
 
 
 def reasons_for_pending(name: str, events: Sequence[Plain], came: Collection[str]) -> List[str]:
-    """Return the scheduler's last word on each pod of the run that was not in `came` (names of pods), from events that
-    outlive the pods. Once others have given up there is room, so such a pod may have been placed after all."""
+    """Return the scheduler's last message about each pod of the run that is not in `came` (names of pods), from events that
+    outlive the pods. Such a pod may have been placed after all: there is room once other pods have given up."""
     found: Dict[str, str] = {}
     for event in events:
         pod = str(_at(event, "involvedObject").get("name", ""))

@@ -65,7 +65,7 @@ def object_name(run_id: str) -> str:
 
 
 def render(order: Order, kind: str, why: str, version: Tuple[int, int]) -> Request:
-    """Render the manifest. `kind` and its reason, and the API server's version, were found out before."""
+    """Render the manifest. `kind`, its reason `why` and the API server's `version` are determined by the caller."""
     check(order)
     settings = settings_of(order)
     name = object_name(order.run_id)
@@ -101,7 +101,7 @@ def check(order: Order) -> None:
 
 
 def sent_order(order: Order, settings: Settings) -> Order:
-    """Return the order as pods read it: the run folder is theirs, and images may have to be pulled before all are there."""
+    """Return the order for pods: with their path of the run folder, and a muster timeout that leaves time to pull images."""
     timing = dataclasses.replace(order.timing, muster=float(settings.muster))
     workdir = inside(order, LOCAL) if order.code == "sync" else order.workdir
     return dataclasses.replace(order, folder=pod_folder(order, settings), workdir=workdir, timing=timing)
@@ -147,7 +147,7 @@ def _about_code(order: Order, name: str) -> List[str]:
 
 
 class _Dumper(yaml.SafeDumper):
-    """YAML for people: texts of several lines as blocks, and no aliases."""
+    """YAML dumper for readable output: texts of several lines as blocks, and no aliases."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -185,7 +185,7 @@ def submit(request: Request, environ: Mapping[str, str]) -> str:
     parts = [_secret(order, name, environ), _program(name, environ), *file_secrets(order, name)]
     sent = [json.dumps(part).encode() for part in parts]
     check_claims(cluster, order, settings)
-    cluster.call("create", "--dry-run=server", "-f", "-", stdin=text)  # refused: nothing is there yet
+    cluster.call("create", "--dry-run=server", "-f", "-", stdin=text)  # if this is refused, nothing has been created
     replace(os.path.join(order.folder, MANIFEST), request.text)
     try:
         for part in sent:
@@ -199,7 +199,7 @@ def submit(request: Request, environ: Mapping[str, str]) -> str:
 
 
 def _secret(order: Order, name: str, environ: Mapping[str, str]) -> Plain:
-    """Return the secret with the token by which the agents of this run know each other. It is sent through a pipe, never
+    """Return the secret with the token by which the agents of this run authenticate each other. It is sent through a pipe, never
     as an argument."""
     values = {TOKEN: secrets.token_hex(32), **passed_values(order, environ)}
     return manifest("Secret", name, labels_of(name), type="Opaque", stringData=values)
@@ -278,7 +278,7 @@ def _adopt(cluster: Cluster, created: Sequence[Plain], name: str, order: Order) 
 
 
 def remove(cluster: Cluster, name: str) -> bool:
-    """Delete everything that carries the run's label; pods go with the objects that made them. Return true if there was
+    """Delete everything that carries the run's label; pods are deleted with the objects that made them. Return true if there was
     anything; raise a Problem if the cluster does not allow deletion."""
     known = set(cluster.try_call("api-resources", "-o", "name", "--verbs=delete").stdout.decode().split())
     others = dict.fromkeys((*RESOURCE.values(), POD_GROUP))
@@ -286,7 +286,7 @@ def remove(cluster: Cluster, name: str) -> bool:
     what = ",".join((*kinds, "services", "configmaps", "secrets"))
     words = ("-l", f"{RUN_LABEL}={name}", "--ignore-not-found", "--wait=false", "-o", "name")
     done = [cluster.try_call("delete", what, *words)]
-    if done[0].returncode != 0:  # one kind that may not be touched must not keep the others
+    if done[0].returncode != 0:  # a kind that may not be deleted must not keep the other kinds
         done = [cluster.try_call("delete", kind, *words) for kind in what.split(",")]
     if all(each.returncode for each in done):
         raise problem_of(done[-1].stderr.decode("utf-8", "replace"), cluster.namespace)
@@ -294,7 +294,7 @@ def remove(cluster: Cluster, name: str) -> bool:
 
 
 def _take_back(cluster: Cluster, name: str, refused: Problem) -> Problem:
-    """Remove what a job that was refused half way has left; if that fails too, say how to do it by hand."""
+    """Remove what a refused job left behind; if that fails too, say how to do it by hand."""
     try:
         remove(cluster, name)
     except Problem as left:
@@ -304,7 +304,7 @@ def _take_back(cluster: Cluster, name: str, refused: Problem) -> Problem:
 
 
 def _items(answer: bytes) -> List[Plain]:
-    """Yield the objects that kubectl prints: one object, a List, or one object after the other."""
+    """Yield the objects in kubectl's output: one object, a List, or several objects in a row."""
     text, decoder = answer.decode("utf-8", "replace").strip(), json.JSONDecoder()
     found: List[Plain] = []
     while text:

@@ -33,13 +33,13 @@ from drumbeat.runfolder.files import replace
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.mirror import Mirror, Source, is_complete
 
-# Files for Run:ai's pods: everything in one secret, as variables, because both generations can pass those on.
+# Files for Run:ai's pods: all in one secret, passed as variables, which both generations of the CLI support.
 
 
 LOCAL = "/tmp/drumbeat-run"  # noqa: S108 - in the pod, which nobody else is in
 TOKEN, SCRIPT, ORDER, PROGRAM = "DRUMBEAT_TOKEN", "DRUMBEAT_SCRIPT", "DRUMBEAT_ORDER", "DRUMBEAT_PROGRAM"  # noqa: S105
-PIECE = 120_000  # characters: the kernel takes no longer variable than 128 KiB
-PIECES = 9  # so many are asked for, whatever the size: the command line must not depend on it
+PIECE = 120_000  # characters: the kernel limits a variable to 128 KiB
+PIECES = 9  # always this many, whatever the size: the command line must not depend on it
 LARGEST = 1_040_000  # bytes: a secret holds 1 MiB
 
 COMMAND = ["sh", "-c", f'exec sh -c "${SCRIPT}"']
@@ -280,7 +280,7 @@ class RunaiJob:
             raise client.refusal(done, "does not delete the job")
 
     def take_back(self) -> None:
-        """Clean up after a submit that failed, also if an answer came too late and the job exists after all."""
+        """Clean up after a failed submit; if only the answer came too late, the job exists after all."""
         with contextlib.suppress(Problem):
             self.run(self.cli.delete)
         with contextlib.suppress(Problem):
@@ -288,7 +288,7 @@ class RunaiJob:
 
 
 class RunaiPodFiles(FetchedFiles):
-    """The run folder of a job: each pod is asked through `runai exec`."""
+    """Run folder of a job, fetched from each pod through `runai exec`."""
 
     def __init__(self, folder: str, order: Order, job: RunaiJob) -> None:
         super().__init__(folder)
@@ -328,7 +328,7 @@ class RunaiPodFiles(FetchedFiles):
 
 
 def _part_of_a_node(order: Order) -> List[str]:
-    """Warn about part of a node: Run:ai may put two such pods on one machine or on two."""
+    """Warn about a job that uses part of a node: Run:ai may put two such pods on one machine or on two."""
     try:
         whole = load_site(order.site, os.environ).gpus
     except Problem:  # a profile given by its path

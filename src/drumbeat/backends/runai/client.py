@@ -103,7 +103,7 @@ def submit_lines(
 
 
 def _of_the_master(cli: Cli, flag: str, value: str) -> List[Tuple[str, ...]]:
-    """Return the options for the master: CLI 2 has some of their own, and node 0 is a node like any other."""
+    """Return the master's own form of an option if this CLI has one, else nothing: node 0 needs the same as any other node."""
     own = flag.replace("--", "--master-", 1)
     return [(own, value)] if cli.generation > 1 and own in cli.flags else []
 
@@ -130,7 +130,7 @@ def _preemption(cli: Cli, qos: str) -> List[Tuple[str, ...]]:
         return [("--preemptibility", qos)]
     if qos == "non-preemptible":
         raise Problem("this version of runai cannot express a training job that is not preemptible", "leave qos out")
-    return []  # a training job is preemptible unless something else is said
+    return []  # training jobs are preemptible by default
 
 
 def words_of(text: str) -> Tuple[str, ...]:
@@ -205,7 +205,7 @@ def refusal(done: subprocess.CompletedProcess[bytes], what: str) -> Problem:
 
 
 def is_gone(done: subprocess.CompletedProcess[bytes]) -> bool:
-    """Return true if it says that there is no such job."""
+    """Return true if `runai` answered that there is no such job."""
     return bool(re.search(r"not found|does not exist|no such", said(done), re.IGNORECASE))
 
 

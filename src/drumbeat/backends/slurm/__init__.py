@@ -92,7 +92,7 @@ class Slurm(Backend):
         env = client.sbatch_environment(environ, tuple(self.exported.values()))
         handle = client.submit(request.text, env, [node.host for node in request.order.resources.avoided])
         hopeless = client.hopeless(handle, environ)
-        if hopeless:  # some clusters accept jobs beyond their limits, and keep them for ever
+        if hopeless:  # some clusters accept jobs beyond their limits and keep them pending forever
             client.cancel(handle, environ)
             why, _, fix = hopeless.rpartition(": ")
             raise Problem(f"Slurm would never start this job: {why}", fix)

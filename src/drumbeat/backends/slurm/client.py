@@ -168,11 +168,11 @@ def existing_nodes(hosts: Sequence[str], environ: Mapping[str, str]) -> Set[str]
 
 
 def statuses(handles: Sequence[str], environ: Mapping[str, str]) -> Dict[str, Status]:
-    """Ask about all of these jobs at once; `unknown` where Slurm has forgotten a job and keeps no accounts."""
+    """Return the states of all of these jobs with one query; `unknown` if Slurm has forgotten a job and keeps no accounts."""
     jobs = {handle: job_number(handle) for handle in handles}
     argv = ["squeue", "--noheader", "--array", "--states=all", f"--Format={SQUEUE}"]
     queue = _call([*argv, f"--jobs={','.join(jobs.values())}"], environ)
-    # one that it does not know spoils the answer
+    # squeue fails for all jobs if it does not know one of them
     if queue.returncode and len(jobs) > 1 and not _unreachable(queue.stderr):
         return {handle: statuses([handle], environ)[handle] for handle in handles}
     found = {handle: from_squeue(handle, _of(job, queue.stdout), _prefix(handle)) for handle, job in jobs.items()}
@@ -272,7 +272,7 @@ _ADVICE = (
 
 
 def shell_argv(handle: str, host: str, environ: Mapping[str, str], command: Sequence[str] = ()) -> List[str]:
-    """Return the command for a step beside the one that trains; without --overlap it would wait for that one's end."""
+    """Return the command for a step that runs beside the training step; without --overlap it would wait for training to end."""
     where = [f"--jobid={job_number(handle)}", f"--nodelist={host}", "--nodes=1", "--ntasks=1"]
     what = ["--quiet", *command] if command else ["--pty", environ.get("SHELL") or "/bin/bash"]
     return ["srun", *where, "--overlap", "--cpu-bind=none", *what]

@@ -1,4 +1,4 @@
-"""The options of sbatch, each with its reason, and what of an order cannot be expressed in them."""
+"""Options of sbatch, each with its reason, and the checks for parts of an order that they cannot express."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from drumbeat.jobfile.resources import flag_of
 SPECIFIC = ("qos", "constraint", "reservation", "dependency", "mail", "gpus-as")
 _GPUS_AS = ("gpus-per-node", "gres")
 _MARGIN = 30  # seconds between the end of the grace and Slurm's own end
-_EARLY = 60  # seconds: Slurm may send its signal so much earlier (sbatch(1), --signal)
+_EARLY = 60  # seconds: Slurm may send its signal this much earlier (sbatch(1), --signal)
 
-# Each value becomes one word of an #SBATCH line, which has its own simple quoting: better none than a wrong one.
+# Each value becomes one word of an #SBATCH line, which has its own simple quoting: values that need quotes are refused.
 _WORD = regex(r"[^\s'\"\\`$]{1,500}")
-_GPUS = regex(r"--gpus-per-node=|--gres=(?:\S*,)?gpu\b")  # as the job itself asks for them, with their type
+_GPUS = regex(r"--gpus-per-node=|--gres=(?:\S*,)?gpu\b")  # the job's own request for GPUs, which may name a type
 _ASKS_GPUS = regex(r"--gpus|-G|--gres=\S*gpu|--tres-per-\w+=\S*gpu")
 _LOCAL = regex(r"/(?:tmp|var/tmp|dev/shm)(?:/|$)")
 _BAD_PATH = regex(r"[\s'\"\\`$:,]")
@@ -108,7 +108,7 @@ def notes(order: Order) -> List[str]:
 
 
 def no_gpus(order: Order) -> List[str]:
-    """Say that a job which seems to train asks for no GPU, unless it says itself that it needs none."""
+    """Warn about a job that seems to train but requests no GPU, unless it says that it needs none."""
     request = order.resources
     if order.gpus is not None or request.gpus or any(_ASKS_GPUS.match(option.text) for option in request.options):
         return []
@@ -123,7 +123,7 @@ def no_gpus(order: Order) -> List[str]:
 
 
 def missing(order: Order, environ: Mapping[str, str], exported: Mapping[str, str]) -> List[str]:
-    """List what the site requires of every job and neither this job nor an exported variable sets."""
+    """List options that the site requires of every job and that neither this job nor an exported variable sets."""
     said = []
     for name in order.missing:
         variable = exported.get(name, "")
@@ -210,7 +210,7 @@ def _names(lists: Sequence[str]) -> Set[str]:
     try:
         return {name for text in lists for name in expand(text)}
     except HostlistError:
-        return set()  # the name of a file, say
+        return set()  # for example, the name of a file
 
 
 def _tasks(order: Order) -> List[Tuple[str, str]]:
@@ -218,7 +218,7 @@ def _tasks(order: Order) -> List[Tuple[str, str]]:
     tasks = order.ranks_per_node if order.launcher == "tasks" else 1
     why = "one task per rank" if tasks > 1 else "one agent per node; it starts the node's ranks"
     made = [(f"--ntasks-per-node={tasks}", why)]
-    if order.has_range:  # told of tasks, Slurm gives the fewest nodes that hold them
+    if order.has_range:  # given a number of tasks, Slurm would choose the fewest nodes that hold them
         made = [(f"--mincpus={request.cpus or tasks}", "cores of each node, for all its ranks")]
     elif request.cpus:
         cpus = max(1, request.cpus // tasks)

@@ -21,22 +21,23 @@ from drumbeat.bundle.pinned import node_start, shell_start
 from drumbeat.containers.runtimes import bind_lines, node_lines, started_by_launcher
 from drumbeat.runfolder.summary import VERDICT
 
-# The end of the batch script: whether the job is queued again, and without which nodes. The lead decides
-# (agent/lead/decide.py) and leaves its decision in RUN/verdict, as lines NAME=VALUE. They are read word by word and
-# never run as shell: the file lies where others may be able to write. Five ways lead here: - the run has ended: the
-# script ends with its exit code; - the ranks saved after Slurm's notice, or asked to be started again:
-# `next=requeue`; - a node was lost: `next=requeue` and `lost=a,b`. Slurm's own list of excluded nodes, also the
-# user's --exclude, is kept; - Slurm preempts the job and gives it time (GraceTime): it asks while the job still
-# counts as RUNNING, and a script that ends then is over for good. So it is queued again here, whatever its ranks
-# ended with, or if they had not started yet; - Slurm itself ends the job (scancel, scontrol requeue, preemption):
-# the job is not RUNNING any more. What follows is Slurm's to decide: a requeue of ours would bring a cancelled job
-# back.
+# The end of the batch script: whether the job is queued again, and without which nodes. The lead decides (agent/lead/decide.py)
+# and leaves its decision in RUN/verdict, as lines NAME=VALUE. They are read word by word and never run as shell: others may be
+# able to write to the file. There are five cases:
+# - the run has ended: the script ends with its exit code;
+# - the ranks saved after Slurm's notice, or asked for a restart: `next=requeue`;
+# - a node was lost: `next=requeue` and `lost=a,b`. Slurm's own list of excluded nodes, including the user's --exclude, is kept;
+# - Slurm preempts the job and gives it time (GraceTime): the notice comes while the job still counts as RUNNING, and a script
+# that ends then is never started again. So the script queues the job again, whatever the exit code of its ranks, even if they had
+# not started;
+# - Slurm itself ends the job (scancel, scontrol requeue, preemption): the job is no longer RUNNING. Slurm decides what follows: a
+# requeue by the script would bring back a cancelled job.
 
 
 def without_lead_lines(order: Order, body: Sequence[str]) -> List[str]:
-    """Return lines for a job that has lost its lead: with --no-kill Slurm keeps a job whose first node, batch script and
-    lead are lost, and nobody would end it. So the first of the other nodes that has lost its lead, and finds no verdict,
-    queues the job again."""
+    """Return lines for a job that has lost its lead: with --no-kill Slurm keeps a job whose first node, batch script and lead are
+    lost, and nobody would end it. So the first other node that loses contact with the lead and finds no verdict queues the job
+    again."""
     mark = "$RUN/lead-lost-$SLURM_JOB_ID"
     return [
         "DRUMBEAT_REJOIN=1; export DRUMBEAT_REJOIN  # an agent that has lost its lead ends with 75",
@@ -124,7 +125,7 @@ def after_lines(script: str, array: bool = False, requeue: bool = True) -> List[
 # The srun line that starts one agent per node, or with `launcher: tasks` one task per rank.
 
 
-# Variables of sbatch or salloc about their own tasks, which srun would take for ours.
+# Variables that sbatch or salloc set about their own tasks, and that srun would apply to ours.
 _NOT_OURS = (
     "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE", "SLURM_NTASKS_PER_GPU", "SLURM_NTASKS_PER_SOCKET",
     "SLURM_TASKS_PER_NODE", "SLURM_CPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_GPUS_PER_TASK", "SLURM_GPU_BIND",
@@ -138,7 +139,7 @@ def srun_options(order: Order) -> List[tuple[str, str]]:
     tasks = order.ranks_per_node if order.launcher == "tasks" else 1
     each = "one task per rank: local id 0 is the node's agent, the others guard one rank each"
     nodes, all_tasks = str(order.members), str(order.members * tasks)
-    if order.has_range and not order.hosts:  # only the running job knows how many it was given
+    if order.has_range and not order.hosts:  # only the running job knows how many nodes it got
         nodes, all_tasks = "$SLURM_JOB_NUM_NODES", f"$((SLURM_JOB_NUM_NODES * {tasks}))"
     return [
         (f"--nodes={nodes}", "all nodes of the job" + (", spares too" if order.spares else "")),
@@ -211,7 +212,7 @@ def render(order: Order) -> Request:
 
 
 def _asked_of_ranks(order: Order) -> List[str]:
-    """Return comments with what the agents give every rank, as order.json has it: variables, and shell before the command."""
+    """Return comments that list what order.json sets for every rank: variables, and shell before the command."""
     lines = [f"# In every rank: {each.name}={_one_line(each.value)}  # {each.source}: {each.why}" for each in order.env]
     lines += [f"# Setup, in every rank: {_one_line(line)}" for line in order.setup.splitlines() if line.strip()]
     return lines
@@ -243,7 +244,7 @@ def node_lines_of(order: Order) -> List[str]:
 
 
 def _share(order: Order) -> List[str]:
-    """Return the line that tells ranks their own number of cores: to Slurm all ranks of a node are one task."""
+    """Return the line that tells ranks their share of the cores: to Slurm all ranks of a node are one task."""
     cpus, ranks = order.resources.cpus, order.ranks_per_node or order.resources.gpus
     if order.launcher in ("tasks", "once") or not cpus or not ranks:
         return []
@@ -274,7 +275,7 @@ def _for_containers(node: str) -> List[str]:
 
 
 def _on_start(order: Order) -> List[str]:
-    """Return the job's own shell text, in a shell of its own, and what takes over the variables that it exports."""
+    """Return lines that run the job's on-start text in its own shell and take over the variables that it exports."""
     if not order.on_start:
         return []
     end = "END_OF_START" + "_" * order.on_start.count("END_OF_START")
@@ -357,9 +358,9 @@ def _batch_part(order: Order) -> List[str]:
     ]
 
 
-# A batch script that runs one of drumbeat's own commands on the job's first node, as a person would in an salloc
-# shell. For what starts several runs in one allocation. The header is that of any other job; nothing is started on
-# the nodes by the script itself.
+# A batch script that runs one of drumbeat's own commands on the job's first node, as a person would in an salloc shell. Used by
+# commands that start several runs in one allocation. The header is that of any other job; the script itself starts nothing on the
+# nodes.
 
 
 def render_command(order: Order, word: str, request: str, text: str, why: str) -> Request:

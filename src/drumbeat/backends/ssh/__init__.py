@@ -137,8 +137,7 @@ class Ssh(Backend):
         return handle_of(order)
 
     def _stop_started(self, sessions: Sessions, order: Order, environ: Mapping[str, str]) -> None:
-        """Stop what the other hosts have started when one failed at the last moment, also those whose answer is still on
-        its way."""
+        """Stop the agents on the other hosts after one failed at the last moment, including hosts that have not answered yet."""
         if all(session.reply("prepared") is not None for session in sessions.all):  # else none was told to start
             until = time.monotonic() + _STARTED
             while time.monotonic() < until and not all(
@@ -181,13 +180,13 @@ class Ssh(Backend):
             )
 
     def shell(self, handle: str, host: str, environ: Mapping[str, str], command: Sequence[str] = ()) -> List[str]:
-        """Open a shell by the name under which the host was reached, not by what it calls itself."""
+        """Return the command for a shell on the host, under the name by which it was reached, not its own hostname."""
         name = _remembered(handle, environ).get("hosts", {}).get(host, host)
         connection.check_host(name, handle)
         return ["ssh", "--", name, shlex.join(command)] if command else ["ssh", "-t", "--", name]
 
     def run_files(self, folder: str, handle: str, environ: Mapping[str, str]) -> Optional[Files]:
-        """Ask each host for what its node wrote, the lead for all the rest."""
+        """Return a mirror that asks each host for its own node's files and the lead for everything else."""
         known = _remembered(handle, environ)
         if known.get("shared", True) or is_complete(folder):
             return None
@@ -260,12 +259,12 @@ def _record(handle: str, environ: Mapping[str, str]) -> str:
 
 
 def remember(order: Order, sessions: Sessions, environ: Mapping[str, str]) -> None:
-    """Record what a handle does not say: by which name each host is reached, which Python it has, and whether the desk
-    sees the lead's folder."""
+    """Record what the handle does not contain: the name by which each host is reached, its Python, and whether the desk sees the
+    lead's folder."""
     names = {str(session.reply("host")): session.host for session in sessions.all}
     shared = bool(sessions.all[0].reply("shared"))
     path = _record(handle_of(order), environ)
-    with suppress(OSError):  # a home that is full costs this record, not the run
+    with suppress(OSError):  # a full home directory costs this record, not the run
         os.makedirs(os.path.dirname(path), exist_ok=True)
         replace_json(path, {"hosts": names, "order": order.hosts, "python": host_python(order), "shared": shared})
 

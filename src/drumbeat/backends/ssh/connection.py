@@ -28,11 +28,11 @@ from drumbeat.runfolder.files import create_private
 from drumbeat.runfolder.layout import RunFolder
 
 SILENCE = 120.0  # seconds without a word from the desk, after which an attached run ends
-BEAT_EVERY = 5.0  # seconds between two words of the desk
+BEAT_EVERY = 5.0  # seconds between two beats from the desk
 
 
 class Answered(Protocol):
-    """A host that has answered: session.Session."""
+    """Protocol of a host that has answered; session.Session implements it."""
 
     host: str
 
@@ -40,7 +40,7 @@ class Answered(Protocol):
 
 
 def key_of(order: Order) -> str:
-    """Return the run's id in the letters that a handle may have."""
+    """Return the run's id with only the characters that a handle may have."""
     return hashlib.sha256(order.run_id.encode()).hexdigest()[:12]
 
 
@@ -51,8 +51,7 @@ def handle_of(order: Order) -> str:
 def node_requests(
     order: Order, hosts: Sequence[Answered], token: str, environ: Mapping[str, str], detach: bool
 ) -> List[Dict[str, Any]]:
-    """Return one request for each host, in the order of nodes. The order is complete now: it says where the lead is
-    reached."""
+    """Return one request per host, in node order. The order in it is now complete: it has the lead's address."""
     whole = dump_order(dataclasses.replace(order, master=master_of(order, hosts[0])))
     passed = {name: environ[name] for name in order.passed if name in environ}
     about = {"do": "node", "key": key_of(order), "handle": handle_of(order), "detach": detach, "silence": SILENCE}
@@ -145,11 +144,12 @@ def container_environ(order: Order, node: int) -> Dict[str, str]:
 
 CONNECT_SECONDS = 15  # where the user's configuration has no ConnectTimeout
 _PERSIST = 15  # seconds for which an idle connection stays open for the next command
-_LONGEST_SOCKET = 104  # bytes of a socket's path, on the system that allows least
-_OWN_SUFFIX = 58  # of which ssh adds: /, 40 digits of %C, and a dot with 16 letters while it makes the socket
+_LONGEST_SOCKET = 104  # bytes of a socket's path: the lowest limit of any system
+_OWN_SUFFIX = 58  # of these, ssh adds: /, 40 digits of %C, and a dot with 16 letters while it makes the socket
 
-# Old Pythons say which they are; the others run what comes on standard input up to a NUL, and end where the connection is lost
-# before it. One line, without single quotes, backslashes and exclamation marks: the login shell over there may be any.
+# A Python that is too old prints its version; any other runs what comes on standard input up to a NUL, and exits if the
+# connection is lost before that. One line, without single quotes, backslashes and exclamation marks: the remote login shell may
+# be any.
 _START = (
     'import os,sys;v=sys.version_info;v<(3,9)and sys.exit("drumbeat-python %d.%d"%tuple(v[:2]));'
     'exec(b"".join(iter(lambda:os.read(0,1)or sys.exit(1),bytes(1))))'
@@ -166,8 +166,8 @@ def check_host(host: str, where: str) -> None:
 
 
 def remote_command(python: str) -> str:
-    """Return the command for the host. `python` is a program's name, path or pattern of letters that no shell treats
-    specially, except `*` and `?`."""
+    """Return the command for the host. `python` is a name, path or pattern; its only special characters for a shell are `*` and
+    `?`."""
     if re.search(r"[*?]", python):
         return f"sh -c '{_FIND_PYTHON.format(pattern=python)}' '{_START}'"
     return f"{python or 'python3'} -I -S -c '{_START}'"
@@ -253,7 +253,7 @@ def reason(host: str, code: Optional[int], complaint: str, python: str = "", ans
     """Explain why a host did not take part, and what to do: from ssh's exit code and its standard error. `answered`: its
     Python has started, and is new enough."""
     said = last_line(complaint)
-    if code not in (None, 255):  # not ssh's own: it reached the host, and what it ran there ended
+    if code not in (None, 255):  # not ssh's own exit code: the remote command ended with it
         if answered:
             return f"drumbeat ended there with exit code {code}{': ' + said if said else ''}", ""
         return _python_reason(host, code, complaint, python or "python3")

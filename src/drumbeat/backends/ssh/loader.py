@@ -62,7 +62,7 @@ def private_folder() -> str:
 
 
 def intact(path: str, digest: str) -> bool:
-    """Return true if this is exactly that file, and this user's own."""
+    """Return true if the file has this digest and only this user can write to it."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError:

@@ -21,8 +21,8 @@ from drumbeat.backends.ssh.loader import MARK
 from drumbeat.base.problem import Problem
 
 ANSWER_SECONDS = 60.0  # until all hosts have answered, however slowly they log us in
-_OTHERS = 10.0  # seconds after the first host that failed: the others may fail as well, and all are named at once
-_NOTICE = 5.0  # seconds without an answer, after which it is said who is missing
+_OTHERS = 10.0  # seconds to wait for the others after the first failure, so that all failed hosts are named at once
+_NOTICE = 5.0  # seconds after which hosts that have not answered are named
 _MOST_LINE = 256 << 20  # bytes without an end of line: a host that is broken must not fill our memory
 _MOST_COMPLAINT = 64 << 10
 
@@ -48,7 +48,7 @@ class Session:
         self.replies: List[Dict[str, Any]] = []
         # lines on standard output are replies, and what login scripts print; after the last reply, output
         self.talking = True
-        self.early: List[Tuple[str, bytes]] = []  # output that came while nobody took it
+        self.early: List[Tuple[str, bytes]] = []  # output that arrived before anybody read it
         self.complaint = ""
         self._partial = {"out": b"", "err": b""}
 
@@ -109,7 +109,7 @@ class Session:
             self.outbox = b""  # ssh has ended: its exit code says why
 
     def read_some(self, name: str) -> List[bytes]:
-        """Read whole lines; the rest at the end."""
+        """Read whole lines; at the end of the stream also an unfinished one."""
         try:
             data = os.read(self.streams[name].fileno(), 1 << 16)
         except BlockingIOError:
@@ -140,7 +140,7 @@ class Session:
 
 
 class Sessions:
-    """All hosts of one order, in its order."""
+    """Sessions with all hosts of an order, in node order."""
 
     def __init__(self, hosts: Sequence[str], bundle: str, python: str, environ: Mapping[str, str]) -> None:
         with open(bundle, "rb") as file:
@@ -157,7 +157,7 @@ class Sessions:
             session.send(first)
 
     def turn(self, seconds: float, output: Optional[Output] = None) -> None:
-        """Move what can be moved, waiting at most this long."""
+        """Send and receive whatever is ready, waiting at most `seconds`."""
         with selectors.DefaultSelector() as selector:
             for session in self.all:
                 stdin = session.process.stdin
@@ -180,8 +180,8 @@ class Sessions:
                 output(session, name, line)
 
     def wait_for(self, name: str, seconds: float, waiting: Optional[Waiting] = None, dispensable: int = 0) -> None:
-        """Wait until every host has replied with `name`; a Problem names each one that did not, with its reason. `waiting`
-        is called now and then with the hosts that are still missing. So many as are `dispensable` are left out instead."""
+        """Wait until every host has replied with `name`; a Problem names each one that did not, with its reason. `waiting` is
+        called now and then with the hosts that are still missing. Up to `dispensable` of them are left out instead."""
         begin, failed_at = time.monotonic(), 0.0
         while True:
             missing = [session for session in self.all if session.reply(name) is None]
@@ -229,7 +229,7 @@ class Sessions:
 
 
 class Notice:
-    """Says who has not answered yet: after a few seconds, and again whenever fewer are missing."""
+    """Reports hosts that have not answered: after a few seconds, and again whenever fewer are missing."""
 
     def __init__(self, hosts: int, say: Callable[[str], None]) -> None:
         self.hosts, self.say = hosts, say
@@ -250,7 +250,7 @@ def _why_not(session: Session, seconds: float) -> Problem:
 
 
 def _without(failed: Sequence[Session], pending: Sequence[Session], seconds: float) -> Problem:
-    """Return one Problem about all of them; `pending` are those that were not waited for any longer."""
+    """Return one Problem about all hosts that failed, and about `pending` ones, which ran out of time."""
     problems = [_why_not(session, seconds) for session in failed]
     rest = f"not waited for any longer: {', '.join(session.host for session in pending)}" if pending else ""
     if len(problems) == 1:

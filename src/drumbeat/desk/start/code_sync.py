@@ -1,7 +1,7 @@
 """`code: sync`: the working tree travels with the run, and the job runs in that copy.
 
-What git lists is sent, as it stands in the working tree: committed files with their uncommitted changes, and new files that are
-not ignored. The same tree always makes the same archive, so its SHA-256 names the code that ran.
+The files that git lists are sent as they are in the working tree: committed files with their uncommitted changes, and new files
+that are not ignored. The same tree always makes the same archive, so its SHA-256 identifies the code that ran.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def with_code(order: Order, kind: str) -> Order:
 
 
 def pack(root: str, folder: str) -> Packed:
-    """Pack the working tree. `folder`, the run's own, is never part of it."""
+    """Pack the working tree, without the run's own `folder`."""
     names = [name for name in _listed(root) if not _of_a_run(root, name, folder)]
     if not names:
         raise Problem(f"{root}: git lists no file that could be sent", "commit or add the code, or use code: shared")
@@ -124,7 +124,7 @@ def unpack_checked(data: bytes, order: Order, target: str) -> None:
 
 
 def put_into(order: Order) -> None:
-    """Put the archive and the copy that the job runs in into the new run folder."""
+    """Write the archive, and the unpacked copy in which the job runs, into the new run folder."""
     if order.code != "sync":
         return
     packed = pack(order.code_root, order.folder)
@@ -139,7 +139,7 @@ def put_into(order: Order) -> None:
 
 
 def _add(archive: tarfile.TarFile, path: str, name: str) -> None:
-    """Add files without owner and times: only their content, and whether they are executable."""
+    """Add a file without owner and times: only its content, and whether it is executable."""
     found = os.lstat(path)
     entry = tarfile.TarInfo(name)
     if os.path.islink(path):
@@ -176,7 +176,7 @@ def _listed(root: str) -> List[str]:
 
 
 def git(where: str, seconds: float, *words: str) -> subprocess.CompletedProcess[bytes]:
-    """Ask git about a checkout, whose own hooks must not run."""
+    """Run a git command on a checkout without running the checkout's hooks."""
     argv = ["git", "-C", where, "-c", "core.fsmonitor=false", *words]
     return subprocess.run(argv, capture_output=True, timeout=seconds, check=False, stdin=subprocess.DEVNULL)
 

@@ -1,4 +1,4 @@
-"""Making a run folder: all of it or nothing."""
+"""Creates a run folder, completely or not at all."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from drumbeat.runfolder.files import replace, replace_json
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.summary import Desk, RunRecord, write_run_record
 
-# Code and image of a run: the commit, what differs from it, and the image's own identity.
+# Code and image of a run: the commit, uncommitted changes, and the image's own identity.
 
 
 _LONGEST_DIFF = 256 << 10  # bytes that are kept
@@ -76,7 +76,7 @@ def create_run(
     folder = RunFolder(order.folder)
     try:
         os.makedirs(os.path.dirname(folder.path), exist_ok=True)
-        os.mkdir(folder.path, 0o775)  # a group may share runs where the umask says so, but never everybody
+        os.mkdir(folder.path, 0o775)  # a group may share runs if the umask allows it, but never everybody
     except OSError as error:
         raise no_place(folder.path, error) from None
     try:
@@ -117,7 +117,7 @@ def _run_record(order: Order, handle: str) -> RunRecord:
 
 
 def forget_run(order: Order, environ: Mapping[str, str]) -> None:
-    """Remove all traces of a run of which nothing was started."""
+    """Remove all traces of a run that was never started."""
     shutil.rmtree(order.folder, ignore_errors=True)
     link = os.path.join(index_folder(environ), order.run_id)
     if os.path.islink(link):
@@ -125,13 +125,13 @@ def forget_run(order: Order, environ: Mapping[str, str]) -> None:
 
 
 def index_folder(environ: Mapping[str, str]) -> str:
-    """Folder with links to every run this user started here, wherever it is: `drumbeat list` looks through it."""
+    """Return the folder with links to every run that this user started here, wherever it is: `drumbeat list` reads it."""
     return state_folder(environ, "runs")
 
 
 def _index(order: Order, environ: Mapping[str, str]) -> None:
     folder = index_folder(environ)
-    with suppress(OSError):  # a home that is read-only or full costs the listing, not the run
+    with suppress(OSError):  # a home directory that is read-only or full costs the listing, not the run
         os.makedirs(folder, exist_ok=True)
         os.symlink(order.folder, os.path.join(folder, order.run_id))
 
@@ -181,7 +181,8 @@ def users_token(environ: Mapping[str, str]) -> str:
 
 
 def _make(path: str) -> None:
-    """Write the token file. Two nodes with one home may do this at once: the first link wins, and nobody sees half a file."""
+    """Write the token file. Two nodes that share a home may do this at once: the first link wins, and nobody reads
+    half a file."""
     os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
     own = f"{path}.{secrets.token_hex(4)}"
     with open(os.open(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:

@@ -39,12 +39,12 @@ from drumbeat.runfolder.mirror import ENDED, serve
 from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.summary import RunRecord, is_folder_of, write_run_record
 
-# One node of a run on ssh hosts, in a container. The agent inside cannot be sent a signal from here: requests to
-# stop go through the lead's stop file, and a container that does not end in time is removed.
+# One node of a run on ssh hosts, in a container. The agent inside cannot be signalled from here: requests to stop go through the
+# lead's stop file, and a container that does not end in time is removed.
 
 
 _LEAD_LEFT = 20.0  # seconds beyond the grace for the lead to end the run
-_REMOVED = 30.0  # seconds for the container's own end
+_REMOVED = 30.0  # seconds for the container to end
 
 
 def run_contained(order: Order, node: int, token: str, shared: bool) -> int:
@@ -73,7 +73,7 @@ def _wait(process: subprocess.Popen[Any], folder: RunFolder, node: int, grace: f
         if len(signals) > passed:
             passed = len(signals)
             if node == 0:
-                with contextlib.suppress(OSError):  # else the container is ended after the grace
+                with contextlib.suppress(OSError):  # if this fails, the container is ended after the grace
                     ask_to_stop(folder.stop, stop_word(signals[-1]), "the desk")
             ends = ends or time.monotonic() + grace + _LEAD_LEFT
         if ends and (time.monotonic() > ends or signal.SIGQUIT in signals):
@@ -114,7 +114,7 @@ def _node(request: Mapping[str, Any]) -> int:
     """Start this host's node. Everything that may fail comes first: nothing starts before every host is ready, and the
     desk says `go`."""
     order, node = load_order(request["order"]), int(request["node"])
-    os.chdir(os.sep)  # paths that are printed here are read at the desk
+    os.chdir(os.sep)  # paths that are printed here are read on the desk's machine
     shared = _open_folder(order, str(request["handle"]), node)
     reply(prepared=True, shared=shared)
     if not shared:
@@ -126,17 +126,17 @@ def _node(request: Mapping[str, Any]) -> int:
         os.environ.update({str(name): str(value) for name, value in request["env"].items()})
         code = _run_node(order, node, str(request["token"]), shared)
         if node == 0 and not shared:
-            replace(os.path.join(order.folder, ENDED), "")  # for the desk's mirror: nothing is written any more
+            replace(os.path.join(order.folder, ENDED), "")  # for the desk's mirror: nothing more will be written
         return code
 
     about = {"folder": order.folder, "run_id": order.run_id}
-    _keep_record(request["key"], about)  # a home without room for it is noticed before anything is started
+    _keep_record(request["key"], about)  # a full home directory is noticed before anything is started
     pid = _daemon(work, os.path.join(order.folder, f"ssh-{node}.out")) if request["detach"] else os.getpid()
     try:
         _keep_record(request["key"], {**about, "pid": pid, "started": start_time(pid)})
     except OSError:
         if request["detach"]:
-            _send(pid, signal.SIGTERM)  # nobody could find it again
+            _send(pid, signal.SIGTERM)  # without a record nobody could find it again
         raise
     reply(started=pid)
     if request["detach"]:
@@ -149,7 +149,7 @@ def _open_folder(order: Order, handle: str, node: int) -> bool:
     folder = RunFolder(order.folder)
     if is_folder_of(folder, order.run_id):
         if node == 0:
-            replace(folder.order, dump_order(order))  # it says now where the lead is reached
+            replace(folder.order, dump_order(order))  # it now has the lead's address
         return True
     try:
         os.makedirs(folder.at("nodes"), exist_ok=True)
@@ -180,12 +180,12 @@ def _run_node(order: Order, node: int, token: str, shared: bool) -> int:
 
 
 def _attached(work: Callable[[], int], grace: float, silence: float) -> int:
-    """Run `work` in a child, and end it with the connection. This process only listens, so that it does not fail."""
+    """Run `work` in a child, and end it when the connection ends. This process only listens, so that it does not fail."""
     become_subreaper()
     me = os.getpid()
     child = fork()
     if child == 0:
-        code = 70  # EX_SOFTWARE: a fault of ours
+        code = 70  # EX_SOFTWARE: an error of our own
         try:
             die_with_parent(me, signal.SIGTERM)
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -198,7 +198,7 @@ def _attached(work: Callable[[], int], grace: float, silence: float) -> int:
         signal.signal(number, lambda number, frame: _send(child, signal.SIGTERM))
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     code = _listen(child, grace, silence)
-    deadline = time.monotonic() + grace + _LEFT  # agents whose desk was killed end by themselves, and save first
+    deadline = time.monotonic() + grace + _LEFT  # agents whose desk was killed save first and then end by themselves
     while children() and time.monotonic() < deadline:
         _reap()
         time.sleep(0.1)
@@ -207,7 +207,7 @@ def _attached(work: Callable[[], int], grace: float, silence: float) -> int:
 
 
 def _listen(child: int, grace: float, silence: float) -> int:
-    """Pass on what the desk says until the child has ended; return its exit code."""
+    """Pass on the desk's messages until the child has ended; return its exit code."""
     heard, rest, ends = time.monotonic(), b"", 0.0
     while True:
         done, status = os.waitpid(child, os.WNOHANG)
@@ -286,7 +286,7 @@ def _keep_record(key: str, record: Dict[str, Any]) -> None:
 
 
 def _record(key: str) -> Dict[str, Any]:
-    """Return the record of what runs, or ran, here under this key; only from a file that nobody else can have changed."""
+    """Return the record of the run under this key, ended or not; only from a file that nobody else can have changed."""
     path = os.path.join(_records(), f"{_checked(key)}.json")
     if not os.path.exists(path) or unsafe(os.lstat(path)):
         return {}
@@ -306,7 +306,7 @@ def _alive(record: Mapping[str, Any]) -> bool:
 
 def _status(request: Mapping[str, Any]) -> Dict[str, Any]:
     record = _record(request["key"])
-    if "pid" not in record:  # also where it was prepared, and never started
+    if "pid" not in record:  # also if it was prepared but never started
         return {"known": False}
     answer: Dict[str, Any] = {"known": True, "alive": _alive(record), "folder": record["folder"]}
     try:
@@ -327,7 +327,7 @@ def _stop(request: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def _files(request: Mapping[str, Any]) -> int:
-    """Send what a mirror requests, as bytes on standard output behind one line."""
+    """Send the files that a mirror requests, as bytes on standard output after a one-line header."""
     record = _record(request["key"])
     if not record:
         raise Problem("no such run is known here")

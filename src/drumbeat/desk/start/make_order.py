@@ -34,7 +34,7 @@ def on_hosts(job: Job, site: Site) -> bool:
 
 
 def choose_hosts(job: Job, site: Site) -> Tuple[str, ...]:
-    """Choose as many hosts as the job has nodes and spares, from the first on; the last ones are the spares."""
+    """Choose as many hosts as the job has nodes and spares, from the start of the list; the last ones are the spares."""
     backend = backends.get(site.backend, site.where("backend"))
     if job.hosts and not (backend.takes_hosts or site.backend == "local"):
         raise Problem(
@@ -59,9 +59,9 @@ _DEFAULTS = ("account", "partition", "qos", "mail", "constraint", "reservation",
 
 
 def site_of(job: Job, place: Place, environ: Mapping[str, str]) -> Site:
-    """Return the site that the job names, else the one detected. A cluster without a profile of its own gets its
-    scheduler's general one: nothing is assumed about it."""
-    if job.hosts and job.site is None:  # not about this machine: nothing is detected
+    """Return the site that the job names, else the one detected. A cluster without a profile gets the general one of its
+    scheduler, which assumes nothing about the cluster."""
+    if job.hosts and job.site is None:  # the job is not about this machine: nothing is detected
         return load_site(backends.get(backends.FOR_HOSTS).default_site, environ)
     backend = backends.get(place.backend) if place.backend else None
     hostname = place.machines[0].host if place.machines else socket.gethostname()
@@ -109,7 +109,7 @@ def _make_order(job: Job, site: Site, place: Place, environ: Mapping[str, str]) 
         _check_no_tasks(job, order)
         return order
     if _ranks_unknown(job, site, here, order):
-        order = dataclasses.replace(order, ranks_per_node=0)  # settled at the muster, where the GPUs are seen
+        order = dataclasses.replace(order, ranks_per_node=0)  # decided at the muster, when the GPUs are known
     if place.kind == ALLOCATION:
         _check_tasks(order)
         return dataclasses.replace(order, backend=place.backend)
@@ -122,20 +122,20 @@ def _make_order(job: Job, site: Site, place: Place, environ: Mapping[str, str]) 
 
 
 def _queued(job: Job, site: Site, environ: Mapping[str, str]) -> Order:
-    """Describe a job that a scheduler will start: the site says what its nodes have; which nodes they are is not known
+    """Return the order of a job that a scheduler will start: the site says what its nodes have; which nodes it gets is not known
     yet."""
     backend = backends.get(site.backend, site.where("backend"))
     job = with_defaults(job, backend, environ)
     order = dataclasses.replace(resolve(job, site, look_around(environ, gpus=None)), queued=True)
     if backend.replaces_nodes and not isinstance(job.nodes, Count):
-        order = dataclasses.replace(order, fewest_nodes=None)  # a range in the command alone: all pods are waited for
+        order = dataclasses.replace(order, fewest_nodes=None)  # a range in the command alone: wait for all pods
     backend.check(order, job.where)
     _check_tasks(order)
     return order
 
 
 def _on_hosts(job: Job, site: Site, place: Place, environ: Mapping[str, str]) -> Order:
-    """Describe named machines: the number of their GPUs is known once they have joined."""
+    """Return the order for named machines: the number of their GPUs is known once they have joined."""
     hosts = choose_hosts(job, site)
     backend = backends.get(site.backend if backends.get(site.backend).takes_hosts else backends.FOR_HOSTS)
     here = look_around(environ, place.master, gpus=None, hosts=hosts)
@@ -154,7 +154,7 @@ def _on_hosts(job: Job, site: Site, place: Place, environ: Mapping[str, str]) ->
 
 
 def with_defaults(job: Job, backend: Backend, environ: Mapping[str, str]) -> Job:
-    """Add the user's defaults for all jobs: the scheduler's own variables, then a file of the same form as a job's."""
+    """Add the user's defaults for all jobs: the scheduler's own variables, then a file in the format of a job file."""
     exported: Dict[str, Any] = {
         key: environ[variable]
         for key, variable in backend.exported.items()
@@ -166,11 +166,11 @@ def with_defaults(job: Job, backend: Backend, environ: Mapping[str, str]) -> Job
     path = os.path.join(config, "drumbeat", "defaults.yaml")
     if not os.path.exists(path):
         return job
-    return laid_over(job_from_file(path), job, _DEFAULTS)  # only what asks for resources counts
+    return laid_over(job_from_file(path), job, _DEFAULTS)  # only keys that request resources count
 
 
 def _nodes(job: Job, place: Place) -> Optional[int]:
-    """Return the number of nodes without spares if the job does not say and their names are not known."""
+    """Return the number of nodes without spares if the job does not give it and their names are not known."""
     total = place.nodes
     if total is None and len(place.machines) > 1:
         total = len(place.machines)
@@ -185,7 +185,7 @@ def _nodes(job: Job, place: Place) -> Optional[int]:
 
 def _here(job: Job, place: Place, environ: Mapping[str, str]) -> Here:
     identity = place.identity
-    if place.machines:  # the nodes are those machines: their names, cores and GPUs count, not this one's
+    if place.machines:  # the nodes are these machines: their names, cores and GPUs count, not this machine's
         first, names = place.machines[0], tuple(facts.host for facts in place.machines)
         here = look_around(environ, names[0], gpus=len([gpu for gpu in first.gpus if not gpu.integrated]) or None)
         hosts = names if len(names) == (job.nodes or 1) + job.spares else ()
@@ -212,7 +212,7 @@ def _check_tasks(order: Order) -> None:
 
 
 def _check_no_tasks(job: Job, order: Order) -> None:
-    """Refuse `launcher: tasks` here, where nobody starts the tasks."""
+    """Refuse `launcher: tasks` here, where no scheduler starts the tasks."""
     if order.launcher == "tasks":
         asked = f"--preset {job.preset}" if job.preset else f"-- {shlex.join(order.command)}"
         raise Problem(
@@ -243,7 +243,7 @@ def _one_task_per_rank(job: Job, place: Place) -> Job:
     return dataclasses.replace(job, launcher="tasks", ranks_per_node=tasks)
 
 
-# Launch commands that were written for several machines name this node's rank.
+# Launch commands written for several machines contain this node's rank.
 
 
 def named_in_command(

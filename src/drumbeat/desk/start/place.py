@@ -1,4 +1,4 @@
-"""Finds where a command was typed, in one way for `run`, `plan`, `submit`, `tune` and `verify`.
+"""Finds the place where a command was typed, in the same way for `run`, `plan`, `submit`, `tune` and `verify`.
 
 here         a laptop, a workstation, machines one types on by hand: agents start here
 login        a login node of a cluster: jobs are submitted from there, nothing runs on it
@@ -40,15 +40,15 @@ HERE, LOGIN, ALLOCATION, INSIDE = "here", "login", "allocation", "inside"
 class Place:
     kind: str  # here, login, allocation, inside
     identity: Identity
-    backend: str = ""  # whose login node or job this is; empty: none that drumbeat knows
-    node_rank: Optional[int] = None  # typed by hand on each machine: which node this is
-    master: str = ""  # and which machine is node 0
-    nodes: Optional[int] = None  # and how many there are
-    machines: Tuple[Facts, ...] = ()  # the nodes are these, and not this machine (plan --root)
+    backend: str = ""  # the backend of this login node or job; empty: none that drumbeat knows
+    node_rank: Optional[int] = None  # if typed by hand on each machine: which node this is,
+    master: str = ""  # which machine is node 0,
+    nodes: Optional[int] = None  # and the number of nodes
+    machines: Tuple[Facts, ...] = ()  # use these as the nodes instead of this machine (plan --root)
 
 
 def find_place(host: Host, node_rank: Optional[int] = None, master: str = "", nodes: Optional[int] = None) -> Place:
-    """Find the place. `node_rank`, `master` and `nodes` are what was typed by hand on each machine."""
+    """Find the place. `node_rank`, `master` and `nodes` are the values typed by hand on each machine."""
     notes: List[str] = []
     identity = identities.read(host, notes)
     job = backends.of_job(identity)
@@ -70,7 +70,7 @@ def to_queue(place: Place) -> Place:
 
 
 def check_not_login(place: Place, site: Site, command: str = "run") -> None:
-    """Refuse to run on a login node unless a site is named that runs jobs on the machine itself."""
+    """Refuse to run on a login node unless the named site runs jobs on the machine itself."""
     if place.kind != LOGIN or site.backend == "local":
         return
     backend = backends.get(place.backend)
@@ -85,9 +85,8 @@ def check_not_login(place: Place, site: Site, command: str = "run") -> None:
 
 
 def check_all_nodes(place: Place, job_site: Optional[str]) -> None:
-    """Refuse the shell of a batch job with several nodes under a scheduler on whose nodes drumbeat starts nothing by
-    itself: a run would leave the others idle, or emulate them all on this one. `job_site` is the site that the user named,
-    if any."""
+    """Refuse the shell of a batch job with several nodes if drumbeat cannot start agents on the other nodes under its scheduler:
+    a run would leave them idle, or emulate them all on this one. `job_site` is the site that the user named, if any."""
     me = place.identity
     if place.kind != HERE or place.node_rank is not None or job_site or not me.batch or (me.nodes or 1) < 2:
         return
@@ -100,7 +99,7 @@ def check_all_nodes(place: Place, job_site: Optional[str]) -> None:
 
 
 def check_scheduler_here(place: Place, site: Site) -> None:
-    """Refuse a scheduler's site on a machine that has no such scheduler: nobody would start its nodes."""
+    """Refuse a scheduler's site on a machine that has no such scheduler: nothing would start its nodes."""
     backend = backends.get(site.backend)
     if place.node_rank is None and backend.name not in ("local", "ssh"):
         raise Problem(
@@ -110,7 +109,7 @@ def check_scheduler_here(place: Place, site: Site) -> None:
 
 
 def check_joinable(identity: Identity) -> None:
-    """Check that all that joining needs is known, or raise a Problem that says how to give it."""
+    """Check that everything needed to join is known, or raise a Problem that says how to provide it."""
     scheduler, nodes = identity.scheduler, identity.nodes
     if nodes is None or identity.node_rank is None:
         raise Problem(
@@ -157,7 +156,7 @@ def _user() -> str:
 
 
 def look_around(environ: Mapping[str, str], master: str = "", **given: Any) -> Here:
-    """Look at this machine. `given` are values that a scheduler knows better."""
+    """Describe this machine. `given` are values that a scheduler knows better."""
     gpus = [] if "gpus" in given else detect(LiveHost())
     here = Here(
         hostname=socket.gethostname(),
@@ -186,13 +185,13 @@ def _programs(order: Order) -> List[str]:
     first = order.command[0]
     if found is None:
         return [first]
-    if found.prefix:  # what a wrapper's own environment holds only that can tell
+    if found.prefix:  # only the wrapper knows what its own environment holds
         return [first] if found.other_python else [first, found.program]
     return [found.program, *launcher_python(found, Tools(python=launcher_interpreter(order)))[:1]]
 
 
 def _instead(program: str, workdir: str, path: str) -> str:
-    """Say what was probably meant by a command that does not exist."""
+    """Suggest what was probably meant by a command that does not exist."""
     if program.endswith(".py") and os.path.isfile(os.path.join(workdir, program)):
         return f"{program} is a Python script: put the interpreter before it: python {program}"
     programs = {name for folder in path.split(os.pathsep) if os.path.isdir(folder) for name in os.listdir(folder)}
@@ -201,7 +200,7 @@ def _instead(program: str, workdir: str, path: str) -> str:
 
 
 def check_command(order: Order, environ: Mapping[str, str]) -> None:
-    """Check the command's programs before anything starts. After an `on-start` or a `setup` only the node can tell."""
+    """Check the command's programs before anything starts. After an `on-start` or a `setup`, only the node can check them."""
     path, workdir = environ.get("PATH", os.defpath), order.source_workdir
     for program in [] if order.setup or order.on_start else _programs(order):
         where = os.path.join(workdir, program) if "/" in program else program

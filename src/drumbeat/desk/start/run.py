@@ -57,11 +57,10 @@ from drumbeat.runfolder.mirror import Mirror
 from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.summary import read_run_record, write_run_record
 
-# A run on a list of hosts that ends with this desk: start an agent on each by ssh, show what they print, pass signals
-# on.
+# A run on a list of hosts that ends with this desk: start an agent on each by ssh, show their output, pass signals on.
 
 
-_LEAD_GONE = 60.0  # seconds for the other hosts to end after the lead's connection has
+_LEAD_GONE = 60.0  # seconds for the other hosts to end after the lead's connection has ended
 
 
 class Hosts:
@@ -73,7 +72,7 @@ class Hosts:
         self.signals: List[int] = []
         self.notice = Notice(len(order.hosts), lambda text: _say("waiting", text))
         self.started = False
-        self.ended: List[str] = []  # hosts whose end was said
+        self.ended: List[str] = []  # hosts whose end was reported
 
     def run(self, environ: Mapping[str, str]) -> int:
         for number in STOPS:
@@ -93,7 +92,7 @@ class Hosts:
         return self._end(sessions.all[0], environ)
 
     def _follow(self, sessions: Sessions) -> None:
-        """Follow all hosts to their end. A beat now and then says that the desk is still there."""
+        """Follow all hosts until they end, and send beats to show that the desk is alive."""
         beaten, lead_gone = time.monotonic(), 0.0
         lead = sessions.all[0]
         while any(session.early or not session.over for session in sessions.all):
@@ -114,7 +113,7 @@ class Hosts:
             if lead_gone and now - lead_gone > _LEAD_GONE:
                 left = ", ".join(session.host for session in sessions.all if not session.over)
                 _say("lost", f"hosts that have not ended after their lead: {left}")
-                return  # their connections are cut, and they end by that
+                return  # cutting the connections ends the hosts
 
     def _end(self, lead: Session, environ: Mapping[str, str]) -> int:
         files = backends.get(self.order.backend).run_files(self.folder.path, handle_of(self.order), environ)
@@ -153,7 +152,7 @@ class Hosts:
             self._pass_on(number)
 
     def _pass_on(self, number: int) -> None:
-        """Pass a signal on to each host, whose own desk counts requests: a second Ctrl-C ends the run now."""
+        """Pass a signal on to each host, whose own desk counts requests: a second Ctrl-C ends the run at once."""
         assert self.sessions
         word = "QUIT" if number == signal.SIGQUIT else stop_word(number)
         for session in self.sessions.all:
@@ -161,7 +160,7 @@ class Hosts:
 
 
 class _Interrupted(Exception):
-    """Asked to stop before anything was started."""
+    """Raised when asked to stop before anything was started."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -172,15 +171,15 @@ def _say(label: str, text: str) -> None:
     print(f"{label:<10} {text}", file=sys.stderr)
 
 
-# Fan out: in a batch script or an interactive allocation the backend starts one agent per node. After that only
-# requests to stop pass by here.
+# Fan out: in a batch script or an interactive allocation the backend starts one agent per node. After that the desk only passes
+# on requests to stop.
 
 
-Create = Callable[..., RunFolder]  # of an order, its bundle and its handle
+Create = Callable[..., RunFolder]  # arguments: an order, its bundle and its handle
 
 
 def start_in_allocation(order: Order, place: Place, environ: Mapping[str, str], create: Create) -> int:
-    """Start in an allocation: the backend reaches the nodes; the run folder is made here."""
+    """Start in an allocation: the backend reaches the nodes, and the run folder is created here."""
     backends.get(order.backend).check_allocation(place.identity, environ)
     if order.container:
         check_image(order)
@@ -224,9 +223,9 @@ def _fan_out(order: Order, folder: RunFolder, environ: Mapping[str, str]) -> int
 
 
 def join(job: Job, site: Site, place: Place, environ: Mapping[str, str], create: Create) -> int:
-    """Run this node's part of a job that somebody else has started on all nodes."""
+    """Run this node's part of a job that a launcher or scheduler has started on all nodes."""
     identity = place.identity
-    if environ.get("NODE_RANK", "").isdigit():  # what is exported already wins
+    if environ.get("NODE_RANK", "").isdigit():  # exported variables win
         identity = dataclasses.replace(identity, node_rank=int(environ["NODE_RANK"]))
     check_joinable(identity)
     order = make_order(job, site, dataclasses.replace(place, identity=identity), environ)
@@ -248,7 +247,7 @@ def join(job: Job, site: Site, place: Place, environ: Mapping[str, str], create:
 
 
 def check_inside(order: Order) -> None:
-    """Check that a joining node is in the job's container already; else the ranks would silently run outside it."""
+    """Check that a joining node is already in the job's container; otherwise its ranks would silently run outside it."""
     used = order.container
     if used and read_container(LiveHost()).runtime not in RUNTIMES[used.runtime].inside:
         raise Problem(
@@ -296,8 +295,8 @@ def run_job(
     nodes: Optional[int],
     on_created: Optional[Callable[[RunFolder], None]] = None,
 ) -> int:
-    """Run a job. `on_created` is called with the run folder if it is made here: on the lead's machine, before anything
-    starts."""
+    """Run a job. `on_created` is called with the run folder if it is created here: on the lead's machine, before
+    anything starts."""
     environ = os.environ
 
     def create(order: Order, bundle: str, handle: str = "") -> RunFolder:
@@ -306,7 +305,7 @@ def run_job(
             on_created(folder)
         return folder
 
-    if job.hosts and node_rank is None:  # then --master is how the other hosts reach the first
+    if job.hosts and node_rank is None:  # here --master is the address by which the other hosts reach the first
         place = dataclasses.replace(find_place(LiveHost()), master=master)
     else:
         place = find_place(LiveHost(), node_rank, master, nodes)
@@ -349,7 +348,7 @@ def _run_on_hosts(job: Job, site: Site, place: Place, create: Create) -> int:
 
 
 def _run_here(order: Order, place: Place, create: Create) -> int:
-    """Run all nodes on this machine, or only this machine's node if the run is typed by hand on several."""
+    """Run all nodes on this machine, or only this machine's node if the command is typed by hand on several."""
     environ: Mapping[str, str] = os.environ
     node_rank = place.node_rank
     for note in [] if node_rank else backends.get("local").notes(order):
@@ -374,11 +373,11 @@ def _run_here(order: Order, place: Place, create: Create) -> int:
 
 # A job's `on-start`: shell that runs once before all ranks, and whose exports reach them.
 
-_ENDS = 5.0  # seconds that it has to end after a stop signal
+_ENDS = 5.0  # seconds for it to end after a stop signal
 
 
 def before_ranks(foreground: Foreground, environ: Mapping[str, str], output: Optional[int] = None) -> Mapping[str, str]:
-    """Run it for a run in the foreground: what it leaves in the background ends with that run."""
+    """Run on-start for a run in the foreground: processes that it leaves in the background end with that run."""
     foreground.found = set(children())
     if foreground.order.on_start:
         become_subreaper()
@@ -388,8 +387,8 @@ def before_ranks(foreground: Foreground, environ: Mapping[str, str], output: Opt
 def after_on_start(
     order: Order, environ: Mapping[str, str], came: Optional[List[int]] = None, output: Optional[int] = None
 ) -> Mapping[str, str]:
-    """Run the job's on-start here; return the environment that it leaves. A Problem if it does not reach its end. `came`:
-    stop signals, which end it with everything that it has started; `output`: where it prints to, if not to our own."""
+    """Run the job's on-start here; return the resulting environment. A Problem if it does not reach its end. `came`: stop signals
+    received, which end it with everything that it has started; `output`: where it prints to, if not to our own."""
     if not order.on_start:
         return environ
     came = [] if came is None else came
@@ -397,7 +396,7 @@ def after_on_start(
     before = {number: signal.signal(number, lambda n, _: came.append(n)) for number in own}
     try:
         with tempfile.TemporaryFile() as file:
-            show = shutil.which("env") or "/usr/bin/env"  # on-start may change PATH
+            show = shutil.which("env") or "/usr/bin/env"  # looked up first: on-start may change PATH
             text = f"set -e; {order.on_start}\nexec {show} -0 >&{file.fileno()}"
             process = subprocess.Popen(
                 ["bash", "-c", text], env=environ, cwd=order.workdir, stdin=subprocess.DEVNULL, stdout=output,
@@ -411,7 +410,7 @@ def after_on_start(
             signal.signal(number, handler)
     if came or not pairs:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # what it left in the background
+            os.killpg(process.pid, signal.SIGKILL)  # processes that it left in the background
         code = 128 + came[0] if came else process.returncode if process.returncode >= 0 else 128 - process.returncode
         why = (
             f"on-start was stopped by {signal.Signals(came[0]).name}"
@@ -423,7 +422,7 @@ def after_on_start(
 
 
 def _until_end(process: subprocess.Popen[bytes], came: List[int]) -> None:
-    """Wait for a process that leads its session; end it if a stop signal has come."""
+    """Wait for a process that leads its session; end it if a stop signal arrives."""
     until = None
     while process.poll() is None:
         if came and until is None:
@@ -435,18 +434,17 @@ def _until_end(process: subprocess.Popen[bytes], came: List[int]) -> None:
             process.wait(0.1)
 
 
-# `_queued`: the process behind a run that was submitted to this machine. It waits for the run's turn, and is its desk
-# then.
+# `_queued`: the process behind a run that was submitted to this machine. It waits for the run's turn, then becomes its desk.
 
 _EVERY = 0.5  # seconds between two looks at the queue
-_SUBMITTED = 20.0  # seconds for the desk to note whom it has started
+_SUBMITTED = 20.0  # seconds for the desk to record the process that it has started
 
 
 def run_queued() -> int:
     """Read the order from standard input, print this process for the handle, and go on alone."""
     order = load_order(sys.stdin.read())
     if fork():
-        return 0  # so that the run belongs to nobody who could end with it, or forget to reap it
+        return 0  # the parent exits: the run must not have a parent that could end with it or fail to reap it
     os.setsid()
     os.chdir(os.path.sep)
     queue = Queue(os.environ)
@@ -464,7 +462,8 @@ def run_queued() -> int:
 
 
 def _leave_terminal(log: str) -> None:
-    """Show nothing: what the ranks print is in their logs. What on-start prints and this process's own failure go to `log`."""
+    """Detach from the terminal: the ranks' output is in their logs. The output of on-start and this process's own errors go to
+    `log`."""
     own = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     nothing = os.open(os.devnull, os.O_RDWR)
     for number, target in ((0, nothing), (1, nothing), (2, own)):
@@ -494,12 +493,12 @@ def _in_turn(order: Order, queue: Queue, ticket: str) -> int:
                 }
                 _record(order, **ended)
                 return problem.exit_code
-    _record(order, cancelled=True)  # before it began
+    _record(order, cancelled=True)  # cancelled before it began
     return 143
 
 
 def _record(order: Order, **ended: Any) -> None:
-    """Keep how it ended in its record, once the desk that submitted it has written that."""
+    """Record in run.json how the run ended, once the desk that submitted it has written that file."""
     folder, until = RunFolder(order.folder), time.monotonic() + _SUBMITTED
     record = read_run_record(folder.path)
     while (record.desk is None or record.desk.pid != os.getpid()) and time.monotonic() < until:
@@ -509,7 +508,7 @@ def _record(order: Order, **ended: Any) -> None:
 
 
 def _turn(order: Order, queue: Queue, ticket: str) -> Optional[Dict[str, str]]:
-    """Return the environment of the run once it is its turn: it shows the GPUs that the run was given."""
+    """Wait for the run's turn and return its environment, which shows only the GPUs that it was given."""
     environ: Mapping[str, str] = os.environ
     gpus = [gpu for gpu in detect(LiveHost()) if not gpu.integrated]
     vendor = vendor_of(gpus)

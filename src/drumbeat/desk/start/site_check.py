@@ -1,4 +1,5 @@
-"""`drumbeat site check`: all that lint, plan and render would refuse of a profile, at once, with the profile's own values.
+"""`drumbeat site check`: everything in a profile that lint, plan and render would refuse, all at once, with the profile's own
+values.
 
 An entry with a mistake is left out, and the rest is checked again: no mistake hides the next.
 """
@@ -36,7 +37,7 @@ _ANY: Dict[str, Any] = {
 
 
 class Checked(NamedTuple):
-    site: Optional[Site]  # what is left of it without its mistakes
+    site: Optional[Site]  # the profile without its mistakes
     mistakes: Tuple[Problem, ...]
     assumed: Tuple[str, ...]  # variables that are not set here
 
@@ -68,8 +69,8 @@ def check_site(path: str, environ: Mapping[str, str]) -> Checked:
 
 
 def refuse_mistakes(site: Site, environ: Mapping[str, str]) -> None:
-    """Refuse a profile of the user's own for what `check_site` finds in its values, before a job is planned or submitted. Nothing
-    is asked of a scheduler."""
+    """Refuse a user's own profile if `check_site` finds mistakes in its values, before a job is planned or submitted. No
+    scheduler is asked."""
     file = _file(site)
     if site.origins and not file.startswith(BUILT_IN):
         raise_all(file, [problem for problem in _of_values(site, environ, False) if file in str(problem)])
@@ -84,7 +85,7 @@ def _variables(node: Any) -> List[str]:
 
 
 def _without(table: Table, file: str, words: str) -> Table:
-    """Return the table without the entry that a message is about; what a profile lacks is filled in."""
+    """Return the table without the entry that a message is about; add what the profile lacks."""
     found = re.match(rf"{re.escape(file)}:(\d+): (?:unknown key '[^']*' in )?([\w.-]*)", words)
     lacks = re.match(rf"{re.escape(file)}:\d+: the site has no '([\w-]+)'", words)
     if lacks:
@@ -93,7 +94,7 @@ def _without(table: Table, file: str, words: str) -> Table:
     if not found:
         return table
     top, _, rest = found[2].partition(".")
-    if top not in table.entries:  # told by its line alone
+    if top not in table.entries:  # the message names only its line
         lines = [(line, name) for name, line in table.lines.items() if line <= int(found[1])]
         top, rest = (max(lines)[1], "") if lines else ("", "")
     inner, second = table.entries.get(top), rest.partition(".")[0]
@@ -110,7 +111,7 @@ def _without(table: Table, file: str, words: str) -> Table:
 
 
 def _of_values(site: Site, environ: Mapping[str, str], render: bool) -> List[Problem]:
-    """Check the values as a job there meets them: its order, the backend's request, and the rules for its variables."""
+    """Check the values as a job would use them: its order, the backend's request, and the rules for its variables."""
     backend = backends.get(site.backend, site.where("backend"))
     found = [_problem(site, each) for each in _of_variables(site)]
     for image in (None, "registry.example.org/any:1"):  # a pod needs one, of the job or the site
@@ -124,7 +125,7 @@ def _of_values(site: Site, environ: Mapping[str, str], render: bool) -> List[Pro
                 backend.render(pinned(order, cached_bundle(environ)))
             break
         except Unreachable:
-            break  # what needs the scheduler's own answer is left to submit
+            break  # the rest needs the scheduler's own answer: left to submit
         except Problem as problem:
             found.append(problem)
             if _file(site) in str(problem):
@@ -139,7 +140,7 @@ def _file(site: Site) -> str:
 def _of_variables(site: Site) -> List[Finding]:
     if not site.env:
         return []
-    from drumbeat.lint.engine import lint  # most profiles set no variable, and every plan comes by here
+    from drumbeat.lint.engine import lint  # imported here: few profiles need it, and every plan calls this
 
     names = list(site.env)
     script = "".join(f"export {name}={shlex.quote(site.env[name].value)}\n" for name in names)

@@ -1,4 +1,4 @@
-"""`drumbeat submit`: from a job, or from an order that `plan --save` has kept, to a job in a scheduler's queue."""
+"""`drumbeat submit`: turn a job, or an order saved by `plan --save`, into a job in a scheduler's queue."""
 
 from __future__ import annotations
 
@@ -58,8 +58,9 @@ def saved_order(path: str) -> Order:
 
 
 def order_after(order: Order, runs: Sequence[Run], say: Callable[[str], None]) -> Order:
-    """Return the order, to be started only when these runs have succeeded. A scheduler with dependencies between its own
-    jobs ensures that; otherwise this waits, and a run that did not succeed is a Problem. `say` is told what is waited for."""
+    """Return the order, to be started only after these runs have succeeded. A scheduler with dependencies between its own jobs
+    ensures that; otherwise this function waits, and raises a Problem if a run did not succeed. `say` reports what it waits for.
+    """
     if not runs:
         return order
     backend = backends.get(order.backend)
@@ -98,7 +99,7 @@ def submit(
         if not (order.container or order.modules):
             check_command(order, environ)
     bundle = cached_bundle(environ)
-    order = pinned(order, bundle)  # one that was saved may be another version's
+    order = pinned(order, bundle)  # a saved order may be from another version
     request = backend.render(order)
     if os.path.exists(order.folder):
         raise Problem(
@@ -126,16 +127,16 @@ def submit(
 @dataclass(frozen=True)
 class Ready:
     order: Order
-    facts: Tuple[Facts, ...]  # of the nodes that could be looked at, from node 0 on
+    facts: Tuple[Facts, ...]  # of the nodes that could be inspected, from node 0 on
     peers: Peers
     host: Optional[Host]  # node 0 itself, if its files can still be read
-    away: bool  # this is no node of the job: its own facts say nothing about those
+    away: bool  # this machine is not a node of the job, so its own facts do not apply
 
 
 def prepare(job: Job, roots: Sequence[str], run: Optional[str], environ: Mapping[str, str]) -> Ready:
     hosts: List[Host] = [] if run else [open_host(root) for root in roots] or [open_host(None)]
     facts = facts_of_run(run) if run else [gather(host) for host in hosts]
-    if run and _was_emulated(run):  # all its nodes were one machine, and that machine is meant again
+    if run and _was_emulated(run):  # all its nodes were one machine, which is meant again
         job = dataclasses.replace(job, nodes=job.nodes or len(facts))
         facts, run = facts[:1], None
     elsewhere = bool(roots or run)

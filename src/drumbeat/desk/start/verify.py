@@ -24,7 +24,7 @@ RESULTS = "collectives.json"
 
 
 def verify_job(job: Job, quick: bool, backend: str, python: Optional[str]) -> Job:
-    """Return the job with our test as its command. Everything else it sets (nodes, environment, setup) is what is
+    """Return the job with our test as its command. Everything else that the job sets (nodes, environment, setup) is what is
     verified."""
     command = [python or _python(job), "{attempt}/collective_test/__main__.py", "--out", "{attempt}/" + RESULTS]
     command += ["--quick"] if quick else []
@@ -40,8 +40,7 @@ def _test_job(job: Job, name: str, command: Sequence[str], launcher: str, packag
 
 
 def _python(job: Job) -> str:
-    """Return the Python that runs drumbeat if it has torch; after a `setup` or in a container, whichever `python3` is
-    there."""
+    """Return the Python that runs drumbeat if it has torch; after a `setup` or in a container, the `python3` found there."""
     elsewhere = job.setup or job.on_start or getattr(job, "container", None) or getattr(job, "modules", ())
     if not elsewhere and importlib.util.find_spec("torch") is not None:
         return sys.executable
@@ -49,14 +48,14 @@ def _python(job: Job) -> str:
 
 
 def run_verify(job: Job, node_rank: Optional[int], master: str) -> Tuple[int, Optional[RunFolder]]:
-    """Return the run's exit code, and its folder if it was made here: with the lead."""
+    """Return the run's exit code, and its folder if it was created here, with the lead."""
     made: List[RunFolder] = []
     code = run_job(job, None, node_rank, master, job.nodes, made.append)
     return code, made[0] if made else None
 
 
 def judged(folder: RunFolder) -> Tuple[Optional[Dict[str, Any]], Optional[Judgement]]:
-    """Return what rank 0 wrote and what it means; nothing if the ranks never met."""
+    """Return rank 0's results and their judgement; None for both if the ranks never met."""
     run = Run.open(folder.path)
     results, peers, order = run.results(RESULTS), peers_of(run), run.order()
     if results is None or order is None or not peers.nodes:
@@ -76,7 +75,7 @@ def peers_of(run: Run) -> Peers:
 
 
 def _with_nics(run: Run, results: Dict[str, Any]) -> Dict[str, Any]:
-    """Give each rank the NIC that its node's plan put beside it, so that a slow one can be named."""
+    """Add to each rank the NIC that its node's plan assigned to it, so that a slow one can be named."""
     slots = {}
     for node in run.nodes():
         planned = run.environment(node).get("binding") or {}
@@ -113,8 +112,7 @@ def as_plain(
     }
 
 
-# `drumbeat verify --mpi`: a job whose command is the MPI test. mpirun stands before drumbeat, as for every MPI
-# program.
+# `drumbeat verify --mpi`: a job whose command is the MPI test. mpirun stands before drumbeat, as for every MPI program.
 
 
 MPI_PACKAGE = "inrank/mpi_test"
@@ -124,7 +122,7 @@ _STARTED = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "MPI_LOCALRANKID", 
 
 
 def require_mpi_launcher(environ: Mapping[str, str]) -> None:
-    """Require an MPI launcher, which gives ranks their places: without one each would be alone."""
+    """Require an MPI launcher, which assigns the ranks: without one each process would be alone."""
     if not any(name in environ for name in _STARTED):
         raise Problem(
             "verify --mpi has to be started by an MPI launcher",
@@ -139,5 +137,5 @@ def mpi_job(job: Job, quick: bool, python: Optional[str]) -> Job:
 
 
 def mpi_results(folder: RunFolder) -> Optional[Dict[str, Any]]:
-    """Return what rank 0 wrote; None if the ranks never met."""
+    """Return rank 0's results; None if the ranks never met."""
     return Run.open(folder.path).results(MPI_RESULTS)

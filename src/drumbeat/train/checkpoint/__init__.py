@@ -1,4 +1,4 @@
-"""Checkpoints: what is saved, how it is written, checked and found again."""
+"""Checkpoints: their content, and how they are written, checked and found again."""
 
 import warnings
 

@@ -1,8 +1,8 @@
 """Checkpoints: sharded, written while training goes on, loadable on another number of ranks.
 
-A save costs the training thread a copy of the state (state.py). The rest is another thread's: meeting the other ranks,
-torch's writing with a checksum of each file (checksums.py), the commit marker (folder.py). A save before a stop takes the same
-way, and is waited for.
+A save costs the training thread only a copy of the state (state.py). Another thread does the rest: it waits for the other ranks,
+runs torch's writer with a checksum of each file (checksums.py), and writes the commit marker (folder.py). A save before a stop
+works the same way, and training waits for it.
 """
 
 from __future__ import annotations
@@ -108,14 +108,14 @@ class Checkpoints:
         self.group = dist.new_group(backend="gloo") if dist.is_initialized() else None
         self.fingerprint = fingerprint(self.parts, self.group)
         self._saving: Optional[Future[Saved]] = None
-        self._copies: Optional[bool] = None  # is the state copied before it is written; not known before it is there
+        self._copies: Optional[bool] = None  # is the state copied before it is written? unknown until there is a state
         self._copied = True  # for the last save
         self.snapshots: Optional[Snapshots] = None  # in memory; a save takes one, and reads it
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="drumbeat-checkpoint")
 
     def prepare(self) -> str:
-        """Make room for the copies now, while training warms up: gigabytes of pinned memory take seconds to get. Returns what
-        is to be said where there is no room."""
+        """Allocate the copies now, while training warms up: pinning gigabytes of memory takes seconds. Return a warning if there
+        is not enough memory."""
         if self.snapshots is not None:
             self.snapshots.prepare()
             if self.snapshots.keeps_state:
@@ -134,9 +134,10 @@ class Checkpoints:
         )
 
     def save(self, step: int, more: Dict[str, Any], wait: bool = False) -> List[Saved]:
-        """Save step `step`. Returns as soon as the state is copied; `wait` makes it durable first, or raises.
+        """Save step `step`. Return as soon as the state is copied; with `wait`, only once the save is durable, or raise.
 
-        At most one save is under way. Returned are those that have ended and were not known yet: the one before, this.
+        At most one save is under way. Returned are the results of saves that have ended and were not reported yet: the one
+        before, and this one if it is complete.
         """
         ended = [self.finish()]
         began = time.monotonic()
@@ -165,7 +166,7 @@ class Checkpoints:
         return [saved for saved in ended if saved is not None]
 
     def complete(self, state: Dict[str, Any], more: Dict[str, Any]) -> Dict[str, Any]:
-        """Add to weights and optimizer what else a resumed run needs."""
+        """Add everything else that a resumed run needs to weights and optimizer."""
         state["extra"] = dict(more)
         if self.others:
             state["others"] = {name: other.state_dict() for name, other in self.others.items()}
@@ -175,7 +176,7 @@ class Checkpoints:
         return state
 
     def poll(self) -> Optional[Saved]:
-        """Return the result of the background save, once; None while it runs. Costs nothing."""
+        """Return the result of the background save, once; None while it runs. This never blocks."""
         return self.finish() if self._saving is not None and self._saving.done() else None
 
     def finish(self) -> Optional[Saved]:
@@ -188,14 +189,15 @@ class Checkpoints:
         return saved._replace(waited=time.monotonic() - began, copied=self._copied)
 
     def _in_background(self, step: int, state: Dict[str, Any], arrived: Callable[[], None], began: float) -> Saved:
-        """A save that fails is reported and costs nothing but itself: the marker is not written, `latest` stays."""
+        """Write a save in the background. If it fails, that is reported and the marker is not written; `latest`
+        stays as it was."""
         error = ""
         try:
             arrived()
             self._write(step, state)
-        except (Exception, CheckpointException) as problem:  # the latter is no Exception
+        except (Exception, CheckpointException) as problem:  # CheckpointException is not an Exception
             error = first_line(problem)
-            if self.rank == 0:  # a full disk gets its room back
+            if self.rank == 0:  # frees the space again on a full disk
                 discard(self.path_of(step))
         return Saved(step, self.path_of(step), time.monotonic() - began, error)
 
@@ -217,9 +219,10 @@ class Checkpoints:
             raise OSError(error)
 
     def load(self, wanted: Sequence[str]) -> Optional[Loaded]:
-        """Load the newest committed checkpoint that can be read, the same one on all ranks; None where there is none.
+        """Load the newest committed checkpoint that can be read, the same one on all ranks; None if there is none.
 
-        Newer ones that cannot be read, by any rank, are set aside; a Refusal where not one can be."""
+        Newer checkpoints that any rank cannot read are set aside; a Refusal if none can be read.
+        """
         if self.rank == 0:
             clear(self.folder)
         steps: List[int] = self.told_by_rank_0(candidates(self.folder) if self.rank == 0 else None)
@@ -227,7 +230,7 @@ class Checkpoints:
         damaged: List[Tuple[int, Unreadable]] = []
         for step in reversed(steps):
             if damaged and made_state:
-                self.state.optimizer.state.clear()  # which entries it has depends on the checkpoint
+                self.state.optimizer.state.clear()  # its entries depend on the checkpoint
             try:
                 extra, checked = self._load(self.path_of(step), wanted)
             except Unreadable as problem:
@@ -247,7 +250,7 @@ class Checkpoints:
         return None
 
     def _set_aside(self, damaged: Sequence[Tuple[int, Unreadable]], step: int) -> List[str]:
-        """Set aside newer checkpoints in whose place step `step` was loaded; return a line about each."""
+        """Set aside checkpoints newer than step `step`, which was loaded instead; return a line about each."""
         said = []
         for newer, problem in damaged if self.rank == 0 else ():
             path, lost = self.path_of(newer), newer - step
@@ -259,8 +262,8 @@ class Checkpoints:
         return said
 
     def _load(self, path: str, wanted: Sequence[str]) -> Tuple[Dict[str, Any], bool]:
-        """Load it; return those of the `wanted` extras that it has, and whether it has checksums. Unreadable on all ranks
-        or none; what was written into the state till then is overwritten by the next that can be loaded."""
+        """Load a checkpoint; return the `wanted` extras that it has, and true if it has checksums. It is Unreadable on all ranks
+        or on none; what was written into the state by then is overwritten by the next one that can be loaded."""
         reader = Reader(path)
         marker = self.together(lambda: self._marker(path))
         if marker["files"] is not None:  # each rank checks a share of the files; the load begins once all are whole
@@ -298,7 +301,7 @@ class Checkpoints:
         return type(self.state.optimizer).__name__
 
     def together(self, work: Callable[[], T]) -> T:
-        """Do it on all ranks. Where it is refused on one, it is on all, for the same reason: the first rank's."""
+        """Run `work` on all ranks. If one rank refuses, all do, with the first rank's reason."""
         refusal: Optional[Refusal] = None
         try:
             done = work()
@@ -310,8 +313,8 @@ class Checkpoints:
         return done
 
     def ready_for(self, path: str, saved: Dict[str, Optional[torch.dtype]], same_ranks: bool) -> Dict[str, Any]:
-        """Live tensors and placeholders to load into. On another number of ranks, generators are drawn anew from the seed
-        and every rank starts with the buffers that all agreed on."""
+        """Return live tensors and placeholders to load into. On another number of ranks, generators are drawn anew from the seed,
+        and every rank starts with the buffers on which all agreed."""
         try:
             state = self.state.ready_for(saved)
         except Refusal as refusal:
@@ -350,7 +353,7 @@ class Checkpoints:
 def write_state(
     state: Dict[str, Any], place: str, group: Optional[dist.ProcessGroup] = None
 ) -> Dict[str, Tuple[int, int]]:
-    """Write a state, all ranks together; if one cannot, all raise. Returns size and checksum of each file."""
+    """Write a state, all ranks together; if one rank cannot, all raise. Return size and checksum of each file."""
     writer = FileSystemWriter(place, thread_count=writers(state), per_thread_copy_ahead=0)
     writer.fs = written = SummedFileSystem()
     save(state, storage_writer=writer, planner=OneAtATime(), process_group=group)
@@ -361,8 +364,8 @@ def write_state(
 
 
 def writers(state: Dict[str, Any]) -> int:
-    """A thread writes one or two gigabytes per second, a file of its own: one for each two gigabytes of this rank. At most 4
-    where the state is on a GPU: each takes one tensor of it to the host at a time."""
+    """Return the number of writer threads: a thread writes one or two gigabytes per second to a file of its own, so one for each
+    two gigabytes of this rank. At most 4 if the state is on a GPU: each thread copies one tensor at a time to the host."""
     on_gpu = any(isinstance(value, Tensor) and value.is_cuda for value in state["model"].values())
     return max(1, min(held_bytes(state) >> 31, len(os.sched_getaffinity(0)), 4 if on_gpu else 8))
 
@@ -374,7 +377,7 @@ def held_bytes(state: Dict[str, Any]) -> int:
 
 
 def fingerprint(parts: Sequence[nn.Module], group: Any) -> str:
-    """A hash of the names and shapes of all parameters of all pipeline stages, however they are cut."""
+    """Return a hash of the names and shapes of all parameters of all pipeline stages, independent of how they are sharded."""
     states = [item for part in parts for item in get_model_state_dict(part).items()]
     own = sorted(f"{name} {tuple(value.shape)}" for name, value in states if isinstance(value, Tensor))
     own = sorted({line for lines in gathered(own, group) for line in lines})
@@ -403,7 +406,7 @@ _THREADS = 4  # files read at a time, per rank; each takes one tensor to the hos
 
 
 class Reader(FileSystemReader):
-    """Torch's reader takes one file after the other; this one several at a time."""
+    """Reader that reads several files at a time; torch's reads one after the other."""
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> torch.futures.Future[None]:
         by_file: Dict[str, List[ReadItem]] = {}
@@ -418,7 +421,7 @@ class Reader(FileSystemReader):
 
 
 def contents(path: str, reader: FileSystemReader) -> Dict[str, Optional[torch.dtype]]:
-    """The entries of a checkpoint and their dtypes; None for those that are not tensors."""
+    """Return the entries of a checkpoint with their dtypes; None for those that are not tensors."""
     try:
         return _dtypes(reader.read_metadata())
     except Exception as error:
@@ -433,7 +436,7 @@ def _dtypes(metadata: Metadata) -> Dict[str, Optional[torch.dtype]]:
 
 
 def saved_part(state: Mapping[str, Any], path: str, saved: Mapping[str, Any]) -> Dict[str, Any]:
-    """Copies of those entries of a nested state that a checkpoint has, too, under `path`."""
+    """Return copies of those entries of a nested state that a checkpoint also has under `path`."""
     part: Dict[str, Any] = {}
     for key, value in state.items():
         if isinstance(value, dict):
@@ -446,7 +449,7 @@ def saved_part(state: Mapping[str, Any], path: str, saved: Mapping[str, Any]) ->
 def load_into(state: Dict[str, Any], reader: FileSystemReader, group: Any, path: str) -> None:
     try:
         load(state, storage_reader=reader, process_group=group)
-    except (Exception, CheckpointException) as error:  # all mean: unusable files
+    except (Exception, CheckpointException) as error:  # all of these mean that files are unusable
         raise unreadable(path, error) from error
 
 
@@ -464,8 +467,8 @@ def first_line(error: BaseException) -> str:
 
 
 class OneAtATime(DefaultSavePlanner):
-    """For a writer that copies nothing ahead (`per_thread_copy_ahead=0`): when a thread asks for a tensor, the one before it
-    has been written."""
+    """Planner for a writer that copies nothing ahead (`per_thread_copy_ahead=0`): when a thread asks for a tensor, the previous
+    one has been written."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -480,7 +483,7 @@ class OneAtATime(DefaultSavePlanner):
         if not isinstance(data, Tensor):
             return data
         host = on_host(data)
-        if host is not data:  # a copy, which nothing else needs
+        if host is not data:  # a copy that nothing else needs
             self._written.tensor = host
         return host
 

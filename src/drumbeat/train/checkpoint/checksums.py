@@ -1,7 +1,7 @@
-"""Size and checksum of a checkpoint's files: taken from the bytes as they are written, compared before anything is loaded.
+"""Size and checksum of a checkpoint's files: computed from the bytes as they are written, compared before anything is loaded.
 
-CRC-32, by the thread that writes, outside of Python's lock: it finds bits that a disk, a network or a copy has changed. It is no
-protection against somebody who changes files on purpose.
+CRC-32, computed by the writing thread without holding the GIL. It finds bits that a disk, a network or a copy has changed. It
+does not protect against deliberate changes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from drumbeat.train.checkpoint.folder import DAMAGED, Unreadable
 Checksums = Mapping[str, Tuple[int, int]]  # name of a file in the checkpoint's folder -> bytes, CRC-32
 
 _METADATA = ".metadata"  # every rank reads it
-_DATA = ".distcp"  # how the names of torch's other files end
+_DATA = ".distcp"  # ending of the names of torch's other files
 _OF_RANK = re.compile(r"__(\d{1,9})_")  # torch's name of a file begins with the rank that wrote it
 _PIECE = 1 << 22  # bytes read at a time
 _THREADS = 4  # files read at a time, per rank
@@ -34,7 +34,7 @@ class SummedFile(io.BufferedWriter):
     def __init__(self, path: Any) -> None:
         super().__init__(io.FileIO(path, "w"))
         self.size = self.crc = 0
-        self.error: Optional[OSError] = None  # torch's writer makes "unexpected pos" of it
+        self.error: Optional[OSError] = None  # torch's writer turns it into "unexpected pos"
 
     def write(self, data: Any) -> int:
         self.crc = zlib.crc32(data, self.crc)
@@ -47,14 +47,15 @@ class SummedFile(io.BufferedWriter):
         return count
 
     def fileno(self) -> int:
-        """Torch asks for it to make the file durable, and leaves the last kilobytes in this object."""
+        """Flush and return the descriptor: torch asks for it to sync the file, while the last kilobytes are still
+        in this object."""
         self.flush()
         return super().fileno()
 
 
 class SummedFileSystem(FileSystem):
-    """Torch's file system. It knows the checksums of the files that were written, and the first that could not be: torch's writer
-    goes on as if nothing had happened where that was not its first thread."""
+    """Torch's file system, which also records the checksums of written files and the first write error: torch's writer ignores
+    errors outside its first thread."""
 
     def __init__(self) -> None:
         self.checksums: Dict[str, Tuple[int, int]] = {}
@@ -81,7 +82,8 @@ class SummedFileSystem(FileSystem):
 
 
 def share(checksums: Checksums, rank: int, size: int) -> List[str]:
-    """The files that a rank checks: those of its own number, which it reads in a load on as many ranks, and the metadata."""
+    """Return the files that a rank checks: those with its own number, which it reads when loading on as many ranks, and the
+    metadata."""
     names = []
     for name in sorted(checksums):
         writer = _OF_RANK.match(name)
@@ -91,7 +93,7 @@ def share(checksums: Checksums, rank: int, size: int) -> List[str]:
 
 
 def check_files(folder: str, checksums: Checksums, rank: int, size: int) -> None:
-    """Compare this rank's share of a checkpoint with its record; Unreadable names the first damaged file."""
+    """Compare this rank's share of a checkpoint with its record; raise Unreadable with the first damaged file."""
     unknown = sorted(name for name in os.listdir(folder) if name.endswith(_DATA) and name not in checksums)
     if unknown:
         what = f"{os.path.join(folder, unknown[0])} is not in the record of what was saved"

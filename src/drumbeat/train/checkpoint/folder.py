@@ -25,8 +25,8 @@ from typing import Any, Dict, List, Optional
 from drumbeat.train.refusal import Refusal
 
 AGAIN, REMOVED = ".again", ".removed"
-UNREADABLE = ".unreadable"  # behind the name of a checkpoint that could not be read: it is neither loaded nor removed
-VERSION = 2  # of what is saved; 1 (no version in the marker) could hold an optimizer state of less precision
+UNREADABLE = ".unreadable"  # suffix of a checkpoint that could not be read: it is neither loaded nor removed
+VERSION = 2  # of the format; 1 (no version in the marker) could hold an optimizer state of less precision
 MARKER = "commit.json"
 _NAME = re.compile(r"[\w.-]{1,200}", re.ASCII)  # of a file that torch writes into a checkpoint
 DAMAGED = "it is damaged, its checksum is not that of what was saved"
@@ -43,12 +43,12 @@ def step_of(name: str) -> Optional[int]:
 
 
 def committed(folder: str) -> List[int]:
-    """The steps whose checkpoints are whole, in order."""
+    """Return the steps of complete checkpoints, in order."""
     return [step for step in _steps(folder) if has_marker(os.path.join(folder, name_of(step)))]
 
 
 def candidates(folder: str) -> List[int]:
-    """The steps of all checkpoints that are or once were committed, in order: one whose marker is gone cannot be read."""
+    """Return the steps of all checkpoints that are or once were committed, in order: one whose marker is gone cannot be read."""
     latest = latest_step(folder)
     whole = set(committed(folder))
     return [step for step in _steps(folder) if step in whole or not _unfinished(folder, step, latest)]
@@ -72,8 +72,8 @@ def place_for(path: str) -> str:
 
 
 def commit(folder: str, marker: Dict[str, Any], keep: int, place: str) -> None:
-    """Make the checkpoint at `place` the latest, under the name of its step; remove older ones beyond `keep`. One of a later
-    step is not touched: it could not be read, or this one would not have been made."""
+    """Make the checkpoint at `place` the latest, under the name of its step; remove older ones beyond `keep`. Checkpoints of
+    later steps are kept: they could not be read, or this one would not have been made."""
     step = marker["step"]
     path = os.path.join(folder, name_of(step))
     _write(os.path.join(place, MARKER), sealed({"version": VERSION, **marker}))
@@ -96,13 +96,13 @@ def discard(path: str) -> None:
 
 
 def clear(folder: str) -> None:
-    """Remove what a save or a removal that was cut short has left."""
+    """Remove the remains of an interrupted save or removal."""
     for name in os.listdir(folder) if os.path.isdir(folder) else []:
         stem, path = os.path.splitext(name)[0], os.path.join(folder, name)
         if step_of(stem) is None:
             continue
         if name.endswith(AGAIN) and has_marker(path) and not os.path.lexists(os.path.join(folder, stem)):
-            os.rename(path, os.path.join(folder, stem))  # cut short between its two renames
+            os.rename(path, os.path.join(folder, stem))  # interrupted between its two renames
         elif name.endswith((AGAIN, REMOVED)):
             shutil.rmtree(path, ignore_errors=True)
     latest = latest_step(folder)
@@ -136,7 +136,8 @@ def _steps(folder: str) -> List[int]:
 
 
 def _remove(path: str) -> None:
-    """Under another name first: what is cut short is then no checkpoint that has lost its marker."""
+    """Rename the folder before removing it: if that is interrupted, what is left is not taken for a checkpoint without its
+    marker."""
     shutil.rmtree(path + REMOVED, ignore_errors=True)
     try:
         os.rename(path, path + REMOVED)
@@ -150,7 +151,7 @@ class Unreadable(Refusal):
 
 
 def set_aside(path: str) -> str:
-    """Give a checkpoint a name under which it is not looked for; the new path, or the old one where that cannot be done."""
+    """Rename a checkpoint so that it is not found any more; return the new path, or the old one if that is not possible."""
     names = [path + UNREADABLE, *(f"{path}{UNREADABLE}-{number}" for number in range(2, 100))]
     free = next((name for name in names if not os.path.lexists(name)), None)
     try:
@@ -161,12 +162,12 @@ def set_aside(path: str) -> str:
 
 
 def sealed(marker: Dict[str, Any]) -> str:
-    """The text of a marker, with the checksum of all that it says."""
+    """Return the text of a marker with a checksum of its content."""
     return json.dumps({**marker, "checksum": _checksum(marker)})
 
 
 def open_sealed(text: str) -> Any:
-    """Return what a sealed marker says; ValueError if it is damaged."""
+    """Return the content of a sealed marker; ValueError if it is damaged."""
     marker = json.loads(text)
     if ("files" in marker or "checksum" in marker) and marker.pop("checksum", None) != _checksum(marker):
         raise ValueError(DAMAGED)
@@ -178,7 +179,7 @@ def _checksum(marker: Dict[str, Any]) -> int:
 
 
 def read_marker(path: str) -> Dict[str, Any]:
-    """The commit marker of the checkpoint at `path`; a Refusal if another version of drumbeat wrote it. `files` is None where
+    """Return the commit marker of the checkpoint at `path`; a Refusal if another version of drumbeat wrote it. `files` is None if
     none were recorded."""
     try:
         with open(os.path.join(path, MARKER), encoding="utf-8") as file:
@@ -202,7 +203,7 @@ def read_marker(path: str) -> Dict[str, Any]:
 
 
 def _write(path: str, text: str) -> None:
-    """Write a file whole or not at all; it is on the disk before it has its name."""
+    """Write a file completely or not at all: it is on the disk before it gets its name."""
     part = path + ".part"
     with open(part, "w", encoding="utf-8") as file:
         file.write(text)

@@ -1,16 +1,16 @@
-"""Snapshots: the training state in the memory of this node and of the next one, from which a run comes back in seconds.
+"""Snapshots: the training state in the memory of this node and of the next one, from which a run resumes in seconds.
 
-The agent of a node outlives its ranks. It holds files of memory without names (memfd), four per rank, and tells the ranks in
+The agent of a node outlives its ranks. It holds unnamed memory files (memfd), four per rank, and tells the ranks in
 DRUMBEAT_MEMORY how to open them; when the agent ends, however it ends, the kernel frees them. Two of the four are the slots of
-the rank itself, two are for copies that a rank of the node before sends. A slot has
+the rank itself, two hold copies sent by a rank of the previous node. A slot has
 
-    header      step, rank, sizes and checksums; written last and removed first, so that a slot is whole or does not count
+    header      step, rank, sizes and checksums; written last and removed first, so a slot is complete or ignored
     state       weights and optimizer as they lie in the rank, and the index of their names
     own         what differs from rank to rank: generators, buffers, position in the data
 
-Ranks that hold the same weights and optimizer state (replicas) keep one `state` per node; if replicas are on several nodes,
-it is not sent, because another node has it. A snapshot counts when every rank has all of it; only then may the next one
-overwrite the slot of the one before. A load takes the newest step that is whole over all ranks, wherever its parts are.
+Ranks that hold the same weights and optimizer state (replicas) keep one `state` per node; if replicas are on several nodes, it is
+not sent, because another node has it. A snapshot counts once every rank has all of it; only then may the next one overwrite the
+slot of the previous one. A load takes the newest step that is complete over all ranks, wherever its parts are.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ _PIECE = 1 << 26  # bytes that are summed, or sent, at a time
 _THREADS = min(16, len(os.sched_getaffinity(0)))
 _USABLE = 0.9  # of the free memory
 _ROUND = 1 << 20
-_SLACK = 1 << 24  # bytes for what follows weights and optimizer, so that one mapping does for all
+_SLACK = 1 << 24  # bytes for the data after weights and optimizer, so that one mapping covers everything
 _SHARED = ("model", "optimizer")
 
 Header = Dict[str, Any]
 
 
 class File:
-    """One of the agent's files, mapped as far as it is used."""
+    """One of the agent's files, mapped as far as it is in use."""
 
     def __init__(self, path: str) -> None:
         self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         self._bytes = torch.empty(0, dtype=torch.uint8)
-        self._pinned = 0  # address of what a GPU can copy to and from without the host's help
+        self._pinned = 0  # address of the memory that is pinned for a GPU
 
     def view(self, size: int) -> Tensor:
-        """The first `size` bytes."""
+        """Return the first `size` bytes."""
         if self._bytes.numel() < size:
             size = -(-size // _ROUND) * _ROUND
             os.ftruncate(self._file, max(size, os.fstat(self._file).st_size))
@@ -68,8 +68,8 @@ class File:
         return self._bytes
 
     def pinned(self, size: int) -> Tensor:
-        """Return the same as `view`, usable by a GPU. Memory is touched by several threads first, which takes a quarter of
-        the time."""
+        """Return the same as `view`, pinned for a GPU. Several threads touch the memory first, which takes a
+        quarter of the time."""
         old, memory = os.fstat(self._file).st_size, self.view(size)
         if torch.cuda.is_available() and self._pinned != memory.data_ptr():
             with ThreadPoolExecutor(_THREADS) as pool:
@@ -109,7 +109,7 @@ class File:
 
 
 class SlotState(TrainingState):
-    """A state whose copies of weights and optimizer lie in a slot."""
+    """A training state whose copies of weights and optimizer lie in a slot."""
 
     def __init__(self, of: TrainingState, file: File) -> None:
         super().__init__(of.parts, of.optimizer)
@@ -143,7 +143,7 @@ class Place(NamedTuple):
 
 
 class Found(NamedTuple):
-    """One slot of one rank, as its header says."""
+    """One slot of one rank, as described by its header."""
 
     holder: int
     number: int  # of the file among the holder's
@@ -151,7 +151,8 @@ class Found(NamedTuple):
 
 
 class Snapshots:
-    """`twins`: the ranks that hold the same weights and optimizer state as this one, itself included."""
+    """Takes and loads snapshots. `twins`: the ranks that hold the same weights and optimizer state as this one,
+    itself included."""
 
     def __init__(self, checkpoints: Checkpoints, twins: Sequence[int]) -> None:
         self.checkpoints, self.rank, self.size = checkpoints, checkpoints.rank, checkpoints.size
@@ -168,7 +169,7 @@ class Snapshots:
         self.available = all(there for _, there in every)
         self.places = [place for place, _ in every]
         self.nodes = list(dict.fromkeys(place.node for place in self.places))
-        # On each node one rank keeps the state of all that hold the same.
+        # On each node one rank keeps the state for all ranks that hold the same one.
         self._keepers: Dict[Tuple[str, int], int] = {}
         for rank, each in enumerate(self.places):
             self._keepers.setdefault((each.node, each.key), rank)
@@ -194,7 +195,7 @@ class Snapshots:
     # -- who keeps what ----------------------------------------------------------------------------------------------
 
     def _ring(self, rank: int, by: int) -> Optional[int]:
-        """The rank with the same number on the next node, or on the one before."""
+        """Return the rank with the same number on the next node (`by` 1) or on the previous one (-1)."""
         place = self.places[rank]
         node = self.nodes[(self.nodes.index(place.node) + by) % len(self.nodes)]
         alike = [i for i, other in enumerate(self.places) if (other.node, other.local_rank) == (node, place.local_rank)]
@@ -212,7 +213,7 @@ class Snapshots:
     # -- taking ------------------------------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Get the memory, while training warms up; a Refusal on all ranks where a node has not enough of it."""
+        """Allocate the memory while training warms up; a Refusal on all ranks if a node has too little."""
         self._refuse_too_large()
         self._thread.submit(_nothing).result()  # slots that a load left to be made ready
         if self.keeps_state:
@@ -246,8 +247,8 @@ class Snapshots:
     def take(
         self, step: int, more: Dict[str, Any], shared: Optional[Dict[str, Tensor]] = None
     ) -> Tuple[Dict[str, Any], Callable[[], None]]:
-        """Copy the state of step `step`; the rest goes on in the background. Returns the copy, without weights and optimizer
-        where another rank keeps them, and a function that waits until it is complete."""
+        """Copy the state of step `step`; the rest goes on in the background. Return the copy, without weights and optimizer if
+        another rank keeps them, and a function that waits until it is complete."""
         self.finish()
         if not self._prepared:
             self.prepare()
@@ -274,14 +275,14 @@ class Snapshots:
         self._readers[(self._next - 1) % _SLOTS] = save
 
     def finish(self) -> None:
-        """Wait until the last one is whole on all ranks."""
+        """Wait until the last snapshot is complete on all ranks."""
         if self._taking is not None:
             taking, self._taking = self._taking, None
             began = time.monotonic()
             saved = taking.result()
             self.ended.append(saved._replace(waited=time.monotonic() - began))
             if saved.error:
-                self._next = (self._next - 1) % _SLOTS  # the other slot has the last that is whole
+                self._next = (self._next - 1) % _SLOTS  # the other slot has the last complete snapshot
 
     def poll(self) -> List[Saved]:
         """Return the results of snapshots that have ended since the last call."""
@@ -312,12 +313,12 @@ class Snapshots:
                 if before is not None and copy is not None:
                     copy.seal(_as_sent(every[before][0]))
                 gathered(None, self.group)  # all ranks have all of it
-        except Exception as problem:  # another rank is gone, or memory is
+        except Exception as problem:  # another rank is gone, or memory ran out
             error = first_line(problem)
         return Saved(step, "", time.monotonic() - began, error)
 
     def _write(self, number: int, step: int, state: Dict[str, Any]) -> Header:
-        """Put what is not there yet behind the weights; the header, for when all is."""
+        """Append the rest of the state after the weights; return the header to write once all of it is there."""
         place, slot, file = self.places[self.rank], self._states[number], self.files[number]
         found, end = None, _HEADER
         if self.keeps_state:
@@ -339,7 +340,7 @@ class Snapshots:
         return {**about, "own": own, "state": found, "sent": self._sends_state}
 
     def _checksum(self, data: Tensor) -> int:
-        """CRC-32 of the CRC-32s of its pieces, which several threads compute."""
+        """Return a CRC-32 of the pieces' CRC-32s, which several threads compute."""
         pieces = self._pool.map(lambda piece: zlib.crc32(piece.numpy()), data.split(_PIECE))
         return zlib.crc32(array("I", pieces).tobytes())
 
@@ -358,8 +359,8 @@ class Snapshots:
     # -- coming back -------------------------------------------------------------------------------------------------
 
     def load(self, wanted: Sequence[str], newer_than: int) -> Optional[Loaded]:
-        """Load the newest snapshot that is whole over all ranks; None where it is not newer than step `newer_than`. All other
-        slots are cleared: their steps will be made again."""
+        """Load the newest snapshot that is complete over all ranks; None if it is not newer than step `newer_than`. All other
+        slots are cleared: their steps will be repeated."""
         if not self.available:
             return None
         self.finish()
@@ -394,7 +395,7 @@ class Snapshots:
                 file.clear()
 
     def _usable(self) -> List[Found]:
-        """Return the snapshots that all ranks hold, of a run like this one."""
+        """Return the snapshots that all ranks hold and that belong to a run like this one."""
         checkpoints = self.checkpoints
         like = {"ranks": self.size, "model": checkpoints.fingerprint, "optimizer": checkpoints.optimizer}
         own = [Found(self.rank, number, header) for number, file in enumerate(self.files) if (header := file.header())]
@@ -402,7 +403,7 @@ class Snapshots:
         return [found for found in every if {key: found.header.get(key) for key in like} == like]
 
     def _choose(self, usable: Sequence[Found]) -> Tuple[int, List[Need]]:
-        """The newest step of which everything is there, and from where each rank gets its part."""
+        """Return the newest step whose parts are all available, and the source of each rank's part."""
         where: Dict[int, Dict[Tuple[str, int], List[Found]]] = {}
         for found in usable:
             parts = where.setdefault(found.header["step"], {})
@@ -425,7 +426,7 @@ class Snapshots:
         return Need(rank, part[0], [*near, *there][0], bool(near)) if there else None
 
     def _check(self, needs: Sequence[Need]) -> List[Tuple[int, int]]:
-        """Return those of this rank's files that are damaged. Slots are made ready for a GPU meanwhile, which takes as long."""
+        """Return this rank's damaged files. Meanwhile slots are pinned for a GPU, which takes as long."""
         damaged, pinning = [], []
         for need in needs:
             file, section = self.files[need.found.number], need.found.header[need.name]
@@ -445,8 +446,8 @@ class Snapshots:
                 file.pinned(size)
 
     def _transfer(self, plan: Sequence[Need], target: int) -> None:
-        """Bring to each node what only another one has. One after the other in the same order on all ranks, so none waits for
-        itself."""
+        """Send each node the parts that only another node has. Ranks transfer one part after the other in the same order, so
+        there is no deadlock."""
         group, got = self.checkpoints.group, {}  # type: Tuple[Any, Dict[str, Any]]
         end = _HEADER
         for need in plan:
@@ -469,7 +470,7 @@ class Snapshots:
         self.checkpoints.gathered(None)
 
     def _read(self, step: int) -> Dict[str, Any]:
-        """Put the parts of this rank, which are all on its node now, into the live state."""
+        """Copy the parts of this rank, which are all on its node now, into the live state."""
         place, found = self.places[self.rank], {}  # type: Tuple[Place, Dict[str, Any]]
         shared: Dict[str, Dict[str, Tensor]] = {}
         own = {self._paths.index(path): file for path, file in zip(self._own_paths, self.files)}
@@ -519,7 +520,7 @@ def _gib(size: float) -> str:
 
 
 def _span(shape: Sequence[int], stride: Sequence[int]) -> int:
-    """Elements from the first to the last of a tensor."""
+    """Return the number of elements from the first to the last of a tensor."""
     return 0 if 0 in shape else 1 + sum((size - 1) * step for size, step in zip(shape, stride))
 
 
@@ -549,7 +550,7 @@ def _unpacked(data: Tensor) -> Any:
 
 
 def _dtypes(values: Dict[str, Any], path: str = "") -> Dict[str, Optional[torch.dtype]]:
-    """Names as torch's distributed checkpoint has them, and dtypes."""
+    """Return dtypes by the names that torch's distributed checkpoint uses."""
     found: Dict[str, Optional[torch.dtype]] = {}
     for key, value in values.items():
         if isinstance(value, dict):

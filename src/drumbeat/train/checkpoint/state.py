@@ -38,7 +38,7 @@ class _Walked(NamedTuple):
     places: Dict[str, Tuple[Any, Any]]  # name of such a leaf -> the dict or list that holds it, and its key there
     buffers: Entries  # those entries of `model` that are no parameters
     group_of: Dict[str, int]  # parameter name -> number of its parameter group
-    seen: List[Tuple[Tensor, int]]  # every tensor and the address of its data: is the walk still true?
+    seen: List[Tuple[Tensor, int]]  # every tensor and the address of its data, to check if the walk is still valid
     fixed: bool  # whether all entries are tensors; other values would be old at the next save
 
 
@@ -52,10 +52,9 @@ class TrainingState:
         self._copied: Optional[torch.cuda.Event] = None
 
     def now(self) -> Dict[str, Any]:
-        """The state itself, not a copy. `groups` holds what belongs to a parameter group (learning rate, ...): one tuple
-        per parameter, for torch would write each single value as a file of its own inside the file. `buffers` are those
-        of this rank, for where ranks differ in them.
-        """
+        """Return the state itself, not a copy. `groups` holds the values of a parameter group (learning rate, ...), as one tuple
+        per parameter: torch would write each single value as a file of its own inside the file. `buffers` are those of this rank,
+        for layouts in which ranks differ in them."""
         walked = self._walk()
         groups = [_values(group) for group in self.optimizer.param_groups]
         return {
@@ -66,10 +65,10 @@ class TrainingState:
         }
 
     def copied(self, shared: Optional[Dict[str, Tensor]] = None) -> Tuple[Dict[str, Any], Callable[[], None]]:
-        """A copy in host memory, and a function that waits until it is complete (on a GPU it is still on its way).
+        """Return a copy in host memory, and a function that waits until it is complete (from a GPU the copy is asynchronous).
 
-        `shared`: other values for some entries of the model. The same buffers each time: the copy before must no longer be
-        needed.
+        `shared`: other values for some entries of the model. The same buffers are used each time: the previous copy must no
+        longer be needed.
         """
         state = self.now()
         self.make_room(state)
@@ -95,7 +94,7 @@ class TrainingState:
         return state, torch.cuda.synchronize if torch.cuda.is_available() else _nothing
 
     def make_room(self, state: Dict[str, Any]) -> None:
-        """Buffers for a copy of `state`; those that there are and fit are kept."""
+        """Allocate buffers for a copy of `state`; existing ones that fit are kept."""
         for kind in _KINDS:
             old = self._copies.get(kind, {})
             self._copies[kind] = {
@@ -104,9 +103,9 @@ class TrainingState:
             }
 
     def _copy_from_device(self, pairs: List[Tuple[Tensor, Tensor]]) -> Callable[[], None]:
-        """Copy on a stream of its own, beside the next forward and backward pass; the next update waits for it.
+        """Copy on a separate stream, in parallel with the next forward and backward pass; the next update waits for it.
 
-        What more than an update changes (running means) is small: it is copied in the training's own stream.
+        Entries that more than an update changes (running means) are small: they are copied in the training's own stream.
         """
         if self._stream is None:
             self._stream = torch.cuda.Stream()
@@ -132,19 +131,20 @@ class TrainingState:
             self._copied = None
 
     def make_optimizer_state(self) -> None:
-        """Make what a load fills, if there is none. Which parameters have none in a checkpoint, `ready_for` finds out."""
+        """Create the state that a load fills, if there is none. `ready_for` finds out which parameters have none
+        in a checkpoint."""
         if not self.optimizer.state:
             _make_optimizer_state(self.optimizer)
             self._made_optimizer_state = True
 
     def drop_made_state(self) -> None:
-        """Drop what `make_optimizer_state` made and nothing was loaded into: the first step is still to come."""
+        """Drop state that `make_optimizer_state` made and no load filled: the first step is still to come."""
         if self._made_optimizer_state:
             self._made_optimizer_state = False
             self.optimizer.state.clear()
 
     def ready_for(self, saved: Mapping[str, Optional[torch.dtype]]) -> Dict[str, Any]:
-        """The live state to load into: as `now()`, with exactly the entries that a checkpoint holds for this rank.
+        """Return the live state to load into: as `now()`, with exactly the entries that a checkpoint holds for this rank.
 
         `saved`: names of a checkpoint's entries and the dtypes of those that are tensors.
         """
@@ -154,7 +154,7 @@ class TrainingState:
             for name, parameter in named_parameters(self.parts):
                 begin = f"optimizer.state.{name}."
                 if parameter in self.optimizer.state and not any(key.startswith(begin) for key in saved):
-                    del self.optimizer.state[parameter]  # it never had a gradient
+                    del self.optimizer.state[parameter]  # the parameter never had a gradient
                 if begin + MEAN in saved:
                     own = self.optimizer.state[parameter]
                     own[MEAN] = torch.zeros_like(own.get("master", parameter))
@@ -173,9 +173,10 @@ class TrainingState:
         return state
 
     def restore(self, state: Dict[str, Any]) -> None:
-        """Put the values of `state`, which has the shape of `now()`, into the modules and the optimizer, bit by bit.
+        """Copy the values of `state`, which has the shape of `now()`, into the modules and the optimizer, bit by bit.
 
-        `buffers` may be empty: then those of the model count."""
+        `buffers` may be empty: the model's own are then used.
+        """
         state["model"].update(state["buffers"])
         for part in self.parts:
             set_model_state_dict(part, {key: state["model"][key] for key in get_model_state_dict(part)})
@@ -225,13 +226,13 @@ class TrainingState:
 
 
 def named_parameters(parts: Sequence[nn.Module]) -> Iterator[Tuple[str, Tensor]]:
-    """All parameters, each once, under the names they have in a checkpoint."""
+    """Yield all parameters, each once, under the names they have in a checkpoint."""
     for part in _unwrapped(parts):
         yield from ((_plain(name), parameter) for name, parameter in part.named_parameters())
 
 
 def named_buffers(parts: Sequence[nn.Module]) -> Iterator[Tuple[str, Tensor]]:
-    """All buffers, each once, under the names they have in a checkpoint."""
+    """Yield all buffers, each once, under the names they have in a checkpoint."""
     for part in _unwrapped(parts):
         yield from ((_plain(name), buffer) for name, buffer in part.named_buffers())
 
@@ -247,7 +248,7 @@ def _plain(name: str) -> str:
 
 
 def _leaves(values: Any, path: str) -> Iterator[Tuple[str, Any, Any]]:
-    """(name, holder, key) of everything inside nested dicts and lists that is neither."""
+    """Yield (name, holder, key) of every value inside nested dicts and lists."""
     for key, value in values.items() if isinstance(values, dict) else enumerate(values):
         if isinstance(value, (dict, list)):
             yield from _leaves(value, f"{path}.{key}")
@@ -275,7 +276,7 @@ def _values(group: Dict[str, Any]) -> Tuple[Tuple[str, Any], ...]:
 
 
 def _same(seen: List[Tuple[Tensor, int]], now: List[Tensor]) -> bool:
-    """Identity, not equality: a tensor that was replaced, or given other memory, is another one."""
+    """Return true if all tensors are identical, not merely equal: a tensor that was replaced or reallocated is another one."""
     return len(seen) == len(now) and all(
         old is new and address == own_part(new).data_ptr() for (old, address), new in zip(seen, now)
     )
@@ -295,7 +296,7 @@ def _fits(room: Any, value: Any) -> bool:
 
 
 def room_for(value: Any, room: Optional[Tensor] = None) -> Any:
-    """Host memory for a copy: `room`, or new memory, pinned where a GPU writes into it."""
+    """Return host memory for a copy: `room`, or new memory, pinned if a GPU writes into it."""
     if not isinstance(value, Tensor):
         return value
     own = own_part(value.detach())
@@ -350,9 +351,9 @@ def restore_generators(state: Dict[str, Tensor]) -> None:
         torch.cuda.set_rng_state(state["cuda"])
 
 
-# Hashes of a training state: two states are the same, bit by bit, where all their hashes are.
-# They are sums of integers, computed where the tensors are: exact in any order, so fast on a GPU. They find mistakes; they are
-# no protection against somebody who wants two states to have one hash.
+# Hashes of a training state: two states are equal, bit by bit, if all their hashes are. They are sums of integers, computed where
+# the tensors are: exact in any order, so fast on a GPU. They find mistakes; they do not protect against somebody who constructs
+# two states with the same hash.
 
 
 _CHUNK = 1 << 24  # elements hashed at once: 128 MB of 64-bit products
@@ -366,18 +367,18 @@ class Digest(NamedTuple):
     entries: Dict[str, str]
 
     def differs_from(self, other: Digest) -> List[str]:
-        """Names of what is not the same in both."""
+        """Return the names of the parts that differ."""
         names = sorted({*self.entries, *other.entries})
         return [name for name in names if self.entries.get(name) != other.entries.get(name)]
 
     def of_all_ranks(self) -> str:
-        """One hash for the state of all ranks; all ranks must ask together."""
+        """Return one hash for the state of all ranks; a collective call."""
         own = hashlib.sha256(repr(sorted(self.entries.items())).encode()).hexdigest()
         return hashlib.sha256("".join(gathered(own)).encode()).hexdigest()[:16]
 
 
 def digest(step: int, state: TrainingState, others: Dict[str, Any]) -> Digest:
-    """Hash the state. `others`: what else belongs to it, such as the loss scale or the position in the data."""
+    """Hash the state. `others`: further parts of it, such as the loss scale or the position in the data."""
     now = state.now()
     entries = {f"{kind}.{name}": value for kind in ("model", "optimizer") for name, value in now[kind].items()}
     entries.update({f"group.{name}.{key}": value for name, pairs in now["groups"].items() for key, value in pairs})
@@ -400,7 +401,7 @@ def tensor_hash(tensor: Tensor) -> str:
 
 @torch.no_grad()
 def hash_on_device(tensor: Tensor) -> Tensor:
-    """Two integers, on the tensor's device: the host does not wait."""
+    """Return two integers on the tensor's device: the host does not wait."""
     own = own_part(tensor.detach())
     flat = own.contiguous().reshape(-1).view(torch.uint8)
     flat = flat.view(torch.int32) if flat.numel() % 4 == 0 and flat.storage_offset() % 4 == 0 else flat

@@ -1,1 +1,1 @@
-"""Samples by number: `read(indices, epoch)` of a data set gives a batch; `Stream` says which samples come when."""
+"""Samples by number: `read(indices, epoch)` of a data set returns a batch; `Stream` decides the order of the samples."""

@@ -1,8 +1,8 @@
 """Conversations and texts from folders of jsonl and parquet files, tokenised, packed into rows, mixed by weight.
 
-A line is {"messages": [{"role": ..., "content": ...}]}, {"prompt": ..., "completion": ...} or {"text": ...}. What an assistant
-says counts in the loss, and so do completions and texts; what it is asked does not. Several documents share a row: each one's
-positions begin at 0, by which transformers' attention keeps them apart, and its first token is not predicted.
+A line is {"messages": [{"role": ..., "content": ...}]}, {"prompt": ..., "completion": ...} or {"text": ...}. The assistant's
+messages count in the loss, and so do completions and texts; prompts do not. Several documents share a row: the positions of each
+begin at 0, by which transformers' attention keeps them apart, and its first token is not predicted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Document = Tuple[List[int], List[int]]  # tokens, and for each whether it counts
 
 
 def lines_of(folder: str) -> Iterator[Mapping[str, Any]]:
-    """All rows of all *.jsonl and *.parquet files below a folder, in the order of their names; or of one such file."""
+    """Yield all rows of all *.jsonl and *.parquet files below a folder, in the order of their names; or of one such file."""
     paths = [folder] if os.path.isfile(folder) else sorted(_below(folder))
     if not paths:
         raise Refusal(f"{folder}: no .jsonl or .parquet file in it", "give a folder of conversations or texts")
@@ -67,8 +67,8 @@ def document(row: Mapping[str, Any], tokenizer: Any) -> Document:
 
 
 def conversation(messages: Sequence[Mapping[str, str]], tokenizer: Any) -> Document:
-    """Tokenise by the tokenizer's chat template. What a template adds to a conversation with an assistant's answer, beyond
-    the prompt for one, is that answer."""
+    """Tokenise with the tokenizer's chat template. The answer is what the template adds to a conversation that includes the
+    answer, compared with the prompt for one."""
     if not getattr(tokenizer, "chat_template", None):
         raise Refusal("the tokenizer has no chat template", "give rows with prompt and completion, or text")
 
@@ -86,8 +86,8 @@ def conversation(messages: Sequence[Mapping[str, str]], tokenizer: Any) -> Docum
 
 
 class Packed:
-    """Documents in rows of `length` tokens, as they come: one that does not fit into what is left of a row begins the next, one
-    that is longer than a row is cut. Inputs are (rows, 2, length): tokens and positions; targets are labels, not shifted."""
+    """Documents packed into rows of `length` tokens in order: one that does not fit into the rest of a row begins the next row,
+    one that is longer than a row is cut. Inputs are (rows, 2, length): tokens and positions; targets are labels, not shifted."""
 
     def __init__(self, documents: Sequence[Document], length: int, padding: int) -> None:
         rows: List[List[Document]] = [[]]
@@ -115,7 +115,7 @@ class Packed:
                 self.inputs[i, 0, at:end], self.inputs[i, 1, at:end] = tokens, np.arange(end - at)
                 self.labels[i, at + 1 : end] = np.where(counts[1:], tokens[1:], IGNORE)
                 at = end
-            self.inputs[i, 1, at:] = np.arange(length - at)  # padding is a document of its own, of which nothing counts
+            self.inputs[i, 1, at:] = np.arange(length - at)  # padding is a document of its own, and none of it counts
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -125,8 +125,8 @@ class Packed:
 
 
 class Mixture:
-    """Rows of several sources, by weight: a pass takes each one's share, from a source that is too small several times. Which
-    rows a step takes follows from its number alone, so a resumed run goes on exactly."""
+    """Rows of several sources, mixed by weight: an epoch takes each source's share, repeating a source that is too small. The
+    rows of a step depend on its number alone, so a resumed run continues exactly."""
 
     def __init__(self, sources: Sequence[Packed], weights: Sequence[float]) -> None:
         total = sum(map(len, sources))
@@ -146,7 +146,7 @@ class Mixture:
 
 
 def named(x: Tensor, y: Tensor) -> Dict[str, Any]:
-    """A batch as transformers' models take it. With a cache they would not look where documents begin."""
+    """Return a batch in the form that transformers' models take. With a cache they would ignore where documents begin."""
     tokens, positions = x.unbind(1)
     return {"input_ids": tokens.contiguous(), "position_ids": positions.contiguous(), "labels": y, "use_cache": False}
 

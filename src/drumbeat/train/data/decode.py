@@ -1,4 +1,4 @@
-"""One image file -> bytes of a crop of it. Also a program, which reads or decodes: decoders.py runs this file as it is.
+"""Decodes an image file to the bytes of a crop. Also a program that reads or decodes: decoders.py runs this file as it is.
 
 It imports NumPy and Pillow and nothing of ours, so that a decoder starts fast and stays small.
 """
@@ -19,21 +19,21 @@ import numpy.typing as npt
 
 Pixels = npt.NDArray[np.uint8]
 Box = Tuple[float, float, float, float]  # left, top, right, bottom
-REPLY = struct.Struct("<BQ")  # 0: what was asked for, 1: what is wrong; how many bytes follow
+REPLY = struct.Struct("<BQ")  # status (0: reply follows, 1: error message follows) and the number of bytes that follow
 _RATIOS = (math.log(3 / 4), math.log(4 / 3))  # of a crop's sides, from upright to lying
 
 
 def decoded(path: str, size: int, draw: Any) -> Pixels:
-    """(size, size, 3) bytes. `draw`: three numbers from which a random crop and a flip are drawn, or None: the middle.
+    """Return (size, size, 3) bytes. `draw`: three numbers from which a random crop and a flip are drawn; None: the centre crop.
 
-    A file that is no image raises ValueError.
+    A file that is not an image raises ValueError.
     """
     from PIL import Image
 
     try:
         with Image.open(path) as opened:
             image = opened.convert("RGB")
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # a broken PNG's is a SyntaxError
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # a broken PNG raises SyntaxError
         raise ValueError(str(error)) from None
     width, height = image.size
     box, flip = chosen_box(width, height, draw)
@@ -42,7 +42,7 @@ def decoded(path: str, size: int, draw: Any) -> Pixels:
 
 
 def chosen_box(width: int, height: int, draw: Any) -> Tuple[Box, bool]:
-    """Choose the part of an image that is taken, and whether it is mirrored."""
+    """Choose the crop of an image, and if it is mirrored."""
     if draw is None:
         edge = min(width, height) * 0.875  # the usual 224 of 256
         return ((width - edge) / 2, (height - edge) / 2, (width + edge) / 2, (height + edge) / 2), False
@@ -62,8 +62,8 @@ def _random_box(width: int, height: int, own: random.Random) -> Box:
 
 
 def contents(paths: List[str]) -> bytes:
-    """The length of each file, and all their bytes. Four system calls per file, without a file object: 40 KB take 30 microseconds
-    of a core, np.fromfile 90. A file that cannot be read raises ValueError."""
+    """Return the length of each file, then all their bytes. This takes four system calls per file, without a file object: 40 KB
+    take 30 microseconds of a core, np.fromfile 90. A file that cannot be read raises ValueError."""
     files = []
     for path in paths:
         try:
@@ -77,15 +77,15 @@ def contents(paths: List[str]) -> bytes:
                 os.close(file)
         except OSError as error:
             raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
-        files.append(memoryview(data)[: len(data) - len(missing)])  # less where somebody cut the file meanwhile
+        files.append(memoryview(data)[: len(data) - len(missing)])  # shorter if the file was truncated meanwhile
     return b"".join([struct.pack(f"<{len(files)}Q", *map(len, files)), *files])
 
 
 def main() -> None:
-    """A line of JSON in, a reply out, until the input ends: also when the rank that asks was killed. A list of paths asks for the
-    files as they are, anything else for one decoded image."""
+    """Read requests, one line of JSON each, and reply until the input ends, even if the rank was killed. A list of paths requests
+    the files as they are, anything else one decoded image."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # a stop is the rank's to handle; this ends when the rank does
+        signal.signal(number, signal.SIG_IGN)  # the rank handles stop signals; this process ends when the rank does
     for line in sys.stdin:
         try:
             path, *more = json.loads(line)

@@ -33,9 +33,8 @@ _SET_PIPE_SIZE = 1031  # F_SETPIPE_SZ, which Python 3.9 has no name for
 
 
 class Decoders:
-    """`workers` processes, each asked by a thread of its own, which only waits. They start when the first image is
-    wanted and end with this process, however it ends: their input is closed then.
-    """
+    """`workers` processes, each driven by a thread of its own, which only waits. They start when the first image is requested and
+    end with this process, however it ends, because their input is then closed."""
 
     def __init__(self, workers: int = 0, local_ranks: int = 1) -> None:
         """0: as many as this rank has cores."""
@@ -46,7 +45,7 @@ class Decoders:
         self._own = threading.local()
 
     def decode(self, size: int, images: Sequence[Tuple[str, Draw]]) -> Pixels:
-        """(count, size, size, 3) bytes, in the order asked."""
+        """Return (count, size, size, 3) bytes, in the order requested."""
         out = np.empty((len(images), size, size, 3), dtype=np.uint8)
         jobs: List[Any] = [self._threads.submit(self._one, path, draw, out[i]) for i, (path, draw) in enumerate(images)]
         for job in jobs:
@@ -54,7 +53,7 @@ class Decoders:
         return out
 
     def read(self, paths: Sequence[str]) -> List[memoryview]:
-        """The files as they are, in the order asked: each process reads a part, and sends it in one piece."""
+        """Return the files as they are, in the order requested: each process reads a part, and sends it in one piece."""
         each = max(1, -(-len(paths) // min(self.workers, _READERS)))
         parts = [paths[at : at + each] for at in range(0, len(paths), each)]
         return [file for part in self._threads.map(self._files, parts) for file in part]
@@ -72,7 +71,8 @@ class Decoders:
         return files
 
     def _ask(self, request: List[Any], refused: str, into: Optional[Buffer] = None) -> Buffer:
-        """Ask this thread's process, and return its answer, in `into` where that is given; `refused` begins the refusal."""
+        """Send a request to this thread's process and return its answer, in `into` if that is given; `refused` is the start of
+        the Refusal."""
         process = self._process()
         pipe = process.stdout
         assert process.stdin is not None and pipe is not None
@@ -147,7 +147,7 @@ class DeviceDecoder:
         self._own = threading.local()  # .stream
 
     def decode(self, size: int, images: Sequence[Tuple[str, Draw]]) -> Tensor:
-        """(count, size, size, 3) bytes on the device, complete when this returns."""
+        """Return (count, size, size, 3) bytes on the device, complete when this returns."""
         first = len(images) - int(len(images) * self.share)
         if first == len(images):
             return self._decoded(size, images)
@@ -207,7 +207,7 @@ class DeviceDecoder:
 
 
 def _smallest() -> Tensor:
-    """A JPEG image of 16 x 16 grey pixels, to see whether there is a decoder."""
+    """Return a JPEG image of 16 x 16 grey pixels, to test if there is a decoder."""
     import io
 
     from PIL import Image

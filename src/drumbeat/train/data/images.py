@@ -30,9 +30,9 @@ Statistics = Tuple[Tuple[float, ...], Tuple[float, ...]]
 
 
 class ImageFolder:
-    """folder/CLASS/*.jpg, as ImageNet lies on disk. Training: a random crop of 8 to 100 % of the area, and a flip.
+    """folder/CLASS/*.jpg, as ImageNet is laid out on disk. Training: a random crop of 8 to 100 % of the area, and a flip.
 
-    `classes`: those of the training images, so that a label means the same in both; they may share `decoders` too.
+    `classes`: those of the training images, so that a label means the same in both; `decoders` may be shared too.
     """
 
     def __init__(
@@ -103,14 +103,14 @@ class ImageArray:
 
 
 def normalised(pixels: Tensor, statistics: Statistics) -> Tensor:
-    """Bytes (count, height, width, 3) -> floats (count, 3, height, width), channels last in memory."""
+    """Convert bytes (count, height, width, 3) to floats (count, 3, height, width), channels last in memory."""
     mean, spread = _on(pixels.device, statistics)
     return ((pixels.float() - mean) / spread).permute(0, 3, 1, 2)
 
 
 @functools.lru_cache
 def _on(device: torch.device, statistics: Statistics) -> Tuple[Tensor, Tensor]:
-    """Kept there: a copy in every step would make the host wait."""
+    """Return the statistics on the device; cached, because a copy in every step would make the host wait."""
     mean, spread = (torch.tensor(values, device=device) * 255 for values in statistics)
     return mean, spread
 
@@ -163,7 +163,8 @@ def _pickled(path: str) -> Tuple[Pixels, Labels]:
 
 
 class _ArraysOnly(pickle.Unpickler):
-    """Dictionaries, lists, numbers, text and NumPy arrays; a pickle that names anything else is refused, not run."""
+    """Unpickler for dictionaries, lists, numbers, text and NumPy arrays; a pickle that names anything else is
+    refused, not run."""
 
     _ALLOWED = frozenset(
         [

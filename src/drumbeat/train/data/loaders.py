@@ -74,7 +74,7 @@ class Batches:
         return tensor.to(self.device, non_blocking=True)
 
     def _one_epoch(self, done: int) -> Iterator[Tuple[Any, bool, int]]:
-        """(batch, whether it counts, its rows on all ranks), after the first `done` samples."""
+        """Yield (batch, whether it counts, its rows on all ranks), after the first `done` samples."""
         if not self.split:
             yield from self._as_given(done)
         elif isinstance(self.source, DataLoader) and self.source.batch_sampler is not None:
@@ -83,7 +83,7 @@ class Batches:
                 self._loader = _with_indices(self.source, self._own, self.device)
             seed = (self.seed << 20) + self.epoch
             _set_seed(self.source, seed)
-            # Else each start of an epoch would draw a number that dropout gets in a run that was not resumed.
+            # Otherwise each start of an epoch would draw a random number that dropout gets in a run that was not resumed.
             self._loader.generator = torch.Generator().manual_seed(seed)
             self._own.begin(done)
             for batch in self._loader:
@@ -108,7 +108,7 @@ class _OwnIndices:
         self.handed_out: Deque[Tuple[bool, int]] = deque()
 
     def begin(self, done: int) -> None:
-        """The next epoch starts after its first `done` samples."""
+        """Start the next epoch after its first `done` samples."""
         self.done = done
         self.handed_out.clear()
 
@@ -162,7 +162,7 @@ def _with_indices(loader: DataLoader[Any], own: _OwnIndices, device: torch.devic
 
 
 def _set_seed(loader: DataLoader[Any], seed: int) -> None:
-    """Random samplers draw from a generator: here the same on every rank, and for every epoch another."""
+    """Seed random samplers: their generator must be the same on every rank, and different for every epoch."""
     samplers: List[Any] = [loader.sampler, getattr(loader.batch_sampler, "sampler", None), loader.batch_sampler]
     for sampler in samplers:
         if hasattr(sampler, "generator"):
@@ -204,7 +204,7 @@ def _same_on_all_ranks(indices: List[Any]) -> None:
 
 
 def map_tensors(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The same structure with every tensor changed; mappings of any kind become dicts."""
+    """Return the same structure with every tensor changed; mappings of any kind become dicts."""
     if isinstance(batch, Tensor):
         return change(batch)
     if isinstance(batch, Mapping):
@@ -226,8 +226,8 @@ def rows_of(batch: Any) -> int:
 
 
 def share_of(batch: Any, part: int, parts: int) -> Tuple[Any, bool]:
-    """Part `part` of `parts` of the rows. With fewer rows than parts some get none: they get row 0 and False, which says
-    that it must not count, because every rank has to take part in every forward pass."""
+    """Return part `part` of `parts` of the rows. With fewer rows than parts, the parts without rows get row 0 and False, which
+    says that it must not count: every rank has to take part in every forward pass."""
     rows = rows_of(batch)
     first, last = rows * part // parts, rows * (part + 1) // parts
     counts = last > first
@@ -255,19 +255,19 @@ def tensors_of(batch: Any) -> Iterator[Tensor]:
             yield from tensors_of(value)
 
 
-# Ranks whose data end at different times, or who cut a step into more micro-batches than others. Each forward pass of a
-# sharded model is a conversation of all ranks, so a rank that has nothing left must still take part: it repeats its last
-# inputs with no targets, which adds nothing to the loss, to the gradients or to what the loss is divided by.
+# Ranks whose data end at different times, or that split a step into more micro-batches than others. Each forward pass of a
+# sharded model needs all ranks, so a rank that has nothing left must still take part: it repeats its last inputs with no targets,
+# which adds nothing to the loss, to the gradients or to the divisor of the loss.
 #     for batches in together(my_steps):  # instead of: for batches in my_steps
 #         step(batches)
-# The recipes do not need it: their Stream gives every rank equally much.
+# The recipes do not need it: their Stream gives every rank the same number.
 
 
 Batch = Tuple[Tensor, Tensor]
 
 
 def together(steps: Iterable[List[Batch]]) -> Iterator[List[Batch]]:
-    """The lists of micro-batches of `steps`, until the last rank's end, equally long on all ranks."""
+    """Yield the lists of micro-batches of `steps` until the last rank's end, equally long on all ranks."""
     source = iter(steps)
     empty: List[Batch] = []
     while True:

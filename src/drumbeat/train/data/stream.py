@@ -30,22 +30,22 @@ class Samples(Protocol):
     def __len__(self) -> int: ...
 
     def read(self, indices: list[int], epochs: list[int]) -> Batch:
-        """Inputs and targets of these samples. The epoch is for augmentation: the same pair gives the same result.
+        """Return inputs and targets of these samples. The epoch is for augmentation: the same pair gives the same result.
 
-        Samples may have `sizes`, the tokens of each one, where not every token is a target."""
+        Samples may have `sizes`, the tokens of each one, if not every token is a target.
+        """
         ...
 
 
 class Images(Samples, Protocol):
     def finish(self, inputs: Tensor) -> Tensor:
-        """Turn what was read into the images that a model takes; runs on the device that trains."""
+        """Turn what `read` returned into the images that a model takes; runs on the device that trains."""
         ...
 
 
 class Stream:
-    """Step k takes samples k * batch to (k + 1) * batch - 1 of the endless shuffled sequence; of those, this rank takes
-    its share, in `accumulate` micro-batches. All ranks always have equally much, so none can be left waiting.
-    """
+    """Step k takes samples k * batch to (k + 1) * batch - 1 of the endless shuffled sequence; this rank takes its share of them,
+    in `accumulate` micro-batches. All ranks always have the same number, so none is left waiting."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class Stream:
         return int(sizes[places(numbers, len(self.samples), self.seed, self.shuffle)[1]].sum())
 
     def _next_read(self) -> List[Batch]:
-        """While the device computes, others read the batches that follow."""
+        """Return the next batches; threads read ahead while the device computes."""
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self.readers, thread_name_prefix="drumbeat-data")
         while len(self._ahead) < self.prefetch + self.readers:
@@ -139,7 +139,7 @@ Integers = npt.NDArray[np.uint64]
 
 
 def places(numbers: Integers, size: int, seed: int, shuffle: bool = True) -> tuple[Integers, Integers]:
-    """(epoch, index in the data set) of each sample number."""
+    """Return (epoch, index in the data set) of each sample number."""
     epoch, index = numbers // np.uint64(size), numbers % np.uint64(size)
     return (epoch, _permuted(index, epoch, size, seed)) if shuffle and size > 1 else (epoch, index)
 
@@ -159,7 +159,7 @@ def _permuted(index: Integers, epoch: Integers, size: int, seed: int) -> Integer
 
 
 def _mix(x: Integers, epoch: Integers, seed: int, turn: int) -> Integers:
-    """A hash of its inputs (the finishing steps of splitmix64)."""
+    """Return a hash of the inputs (the finishing steps of splitmix64)."""
     with np.errstate(over="ignore"):
         key = np.uint64((seed * 4 + turn + 1) * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF)
         x = x + key + epoch * np.uint64(0xD1342543DE82EF95)

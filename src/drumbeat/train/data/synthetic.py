@@ -12,10 +12,10 @@ _NOISE = 1 << 22  # numbers drawn once; every image takes a window of them
 
 
 class SyntheticImages:
-    """Each class has a pattern; a sample is its pattern under noise. Sample i is the same on every machine.
+    """Images in which each class has a pattern; a sample is its pattern with noise. Sample i is the same on every machine.
 
-    What is read is the sample's number alone: the image is made on the device that trains, because drawing 150,000
-    random numbers an image on a CPU is slower than training on it.
+    Only the sample's number is read: the image is made on the device that trains, because drawing 150,000 random numbers per
+    image on a CPU is slower than training on it.
     """
 
     def __init__(self, count: int, size: int, classes: int, seed: int = 0) -> None:
@@ -43,7 +43,7 @@ class SyntheticImages:
 
 
 class SyntheticTokens:
-    """Sequences with a rule: each token follows from the one before it, but for one in eight, drawn at random."""
+    """Sequences with a rule: each token follows from the previous one, except one in eight, which is random."""
 
     def __init__(self, count: int, length: int, vocabulary: int, seed: int = 0) -> None:
         self.count, self.length, self.vocabulary, self.seed = count, length, vocabulary, seed

@@ -59,7 +59,7 @@ class TokenWindows:
         return index * 10 + 9 if self.part == "validation" else index + index // 9
 
     def _fill(self, out: npt.NDArray[np.int64], start: int) -> None:
-        """The tokens from `start` on, across the ends of files."""
+        """Copy the tokens from `start` on, across the ends of files."""
         filled = 0
         at = int(np.searchsorted(self.starts, start, side="right")) - 1
         while filled < len(out):
@@ -71,7 +71,7 @@ class TokenWindows:
 
 
 def byte_text(folder: str, length: int, part: str = "train", limit: Optional[int] = None) -> TokenWindows:
-    """Read text files: every byte of those under `folder` is a token. `limit`: take no more than so many bytes."""
+    """Read text files under `folder`, every byte as a token. `limit`: take at most this many bytes."""
     arrays: List[npt.NDArray[np.generic]] = []
     total = 0
     for path in _text_files(folder):
@@ -86,7 +86,7 @@ def byte_text(folder: str, length: int, part: str = "train", limit: Optional[int
 
 
 def standard_library() -> str:
-    """A folder of real text that every machine has: the source of Python's own library."""
+    """Return a folder of real text that every machine has: the source of Python's own library."""
     return os.path.dirname(os.__file__)
 
 
@@ -101,8 +101,8 @@ def _text_files(folder: str) -> List[str]:
 
 
 class Masked:
-    """Masked text: 15 % of the tokens are asked; of those 80 % show the mask, 10 % another token.
-    Holes are drawn from (seed, epoch, sample): new ones every epoch, the same on every rank."""
+    """Masked text: 15 % of the tokens are to be predicted; of those 80 % show the mask, 10 % another token. Masks are drawn from
+    (seed, epoch, sample): new ones every epoch, the same on every rank."""
 
     def __init__(self, text: Samples, vocabulary: int, mask: int, seed: int = 0) -> None:
         self.text, self.vocabulary, self.mask, self.seed = text, vocabulary, mask, seed

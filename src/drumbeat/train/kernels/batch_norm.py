@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor, nn
 
 WIDTH = 2048  # values of a row; 8 per thread, 16 bytes
-ROWS = 2  # that a program without sums reads at once
+ROWS = 2  # rows that a program without sums reads at once
 WARPS = 8
 BLOCK, TILE = 16, 256  # of the kernels that add partial sums up: channels, and sums read at once
 
@@ -32,15 +32,15 @@ def place(row, size, width: tl.constexpr, rows: tl.constexpr):
 
 @triton.jit  # type: ignore[untyped-decorator]
 def store_sums(sums, place, values, channels: tl.constexpr, width: tl.constexpr):
-    """Columns of one channel together."""
+    """Store sums per channel: add the columns that belong to the same channel."""
     folded = tl.sum(tl.reshape(values, (width // channels, channels)), 0)
     tl.store(sums + place * channels + tl.arange(0, channels), folded)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def row_of(source, row, size, column, width: tl.constexpr):
-    """One row, and which of its values exist. Sums keep to rows: adding up over a third dimension would exchange values
-    between threads in every turn."""
+    """Return one row, and which of its values exist. Sums are kept per row: adding up over a third dimension would exchange
+    values between threads in every iteration."""
     first = row.to(tl.int64) * width
     exists = column < tl.minimum(size - first, width).to(tl.int32)
     return tl.load(source + first + column, mask=exists, other=0.0).to(tl.float32), exists
@@ -48,7 +48,7 @@ def row_of(source, row, size, column, width: tl.constexpr):
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _statistics(source, sums, size, height, programs, channels: tl.constexpr, width: tl.constexpr):
-    """Sums of the values and of their squares, both from the first pixel's values on: far from zero squares lose digits."""
+    """Sum the values and their squares, both relative to the first pixel's values: squares far from zero lose digits."""
     program = tl.program_id(0)
     total, squares = tl.zeros((width // 8, 8), tl.float32), tl.zeros((width // 8, 8), tl.float32)
     column = tl.arange(0, width // 8)[:, None] * 8 + tl.arange(0, 8)[None, :]
@@ -68,7 +68,7 @@ def _statistics(source, sums, size, height, programs, channels: tl.constexpr, wi
 
 @triton.jit  # type: ignore[untyped-decorator]
 def added(sums, programs, kinds: tl.constexpr, kind: tl.constexpr, channel, channels, tile: tl.constexpr):
-    """Two kinds of partial sums, the first and `kind`, each over all programs."""
+    """Return two kinds of partial sums, the first and `kind`, each added over all programs."""
     one, two = tl.zeros((tile, channel.shape[0]), tl.float32), tl.zeros((tile, channel.shape[0]), tl.float32)
     for start in range(0, programs, tile):
         program = start + tl.arange(0, tile)
@@ -119,7 +119,7 @@ def _norm_add_relu(
     source, line, shortcut, shortcut_line, out, bits, size, channels,
     normalised: tl.constexpr, width: tl.constexpr, rows: tl.constexpr,
 ):  # fmt: skip
-    """`bits`: one per value, whether it is above zero; eight of them are a byte."""
+    """Normalise, add and apply the ReLU. `bits`: one per value, set if it is above zero; eight of them are a byte."""
     first, at, exists, column = place(tl.program_id(0) * rows, size, width, rows)
     channel = column % channels
     gain, offset = tl.load(line + 2 * channels + channel), tl.load(line + 3 * channels + channel)
@@ -141,14 +141,15 @@ def rows_of(x: Tensor) -> int:
 
 
 def programs_for(x: Tensor) -> int:
-    """Of a sum over all pixels: four per multiprocessor, each with about as much to read."""
+    """Return the number of programs for a sum over all pixels: four per multiprocessor, each with about as much to read."""
     rows = rows_of(x)
     most = 4 * (torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 1)
     return triton.cdiv(rows, triton.cdiv(rows, most))
 
 
 def line_of(x: Tensor, norm: nn.BatchNorm2d) -> Tensor:
-    """Normalising as x * gain + offset: by channel the mean, 1 / deviation, gain and offset. Updates the running means."""
+    """Return normalisation as x * gain + offset: per channel the mean, 1 / deviation, gain and offset. Updates the
+    running means."""
     channels, programs = x.shape[1], programs_for(x)
     sums = torch.empty((programs, 2, channels), dtype=torch.float32, device=x.device)
     _statistics[(programs,)](x, sums, x.numel(), rows_of(x), programs, channels, WIDTH, num_warps=WARPS)
@@ -170,7 +171,7 @@ def norm_relu(x: Tensor, line: Tensor) -> Tensor:
 
 
 def norm_add_relu(x: Tensor, line: Tensor, shortcut: Tensor, shortcut_line: Optional[Tensor]) -> Tuple[Tensor, Tensor]:
-    """The sum after its ReLU, and one bit per value that tells whether it is above zero."""
+    """Return the sum after its ReLU, and one bit per value that tells if it is above zero."""
     out = torch.empty_like(x)
     bits = torch.empty(x.numel() // 8, dtype=torch.uint8, device=x.device)
     normalised = shortcut_line is not None
@@ -190,7 +191,7 @@ def grid(x: Tensor) -> Tuple[int]:
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _relu_sums(d_out, source, line, sums, size, height, programs, channels: tl.constexpr, width: tl.constexpr):
-    """Sums of the gradient, and of the gradient times the distance from the mean."""
+    """Sum the gradient, and the gradient times the distance from the mean."""
     program = tl.program_id(0)
     total, scaled = tl.zeros((width // 8, 8), tl.float32), tl.zeros((width // 8, 8), tl.float32)
     column = tl.arange(0, width // 8)[:, None] * 8 + tl.arange(0, 8)[None, :]
@@ -214,7 +215,7 @@ def _relu_sums(d_out, source, line, sums, size, height, programs, channels: tl.c
 def _added_grads(
     d_one, d_two, d_three, bits, row, size, column, ways: tl.constexpr, width: tl.constexpr
 ):  # fmt: skip
-    """The gradients of one row added, and passed through the ReLU."""
+    """Return the added gradients of one row, passed through the ReLU."""
     grad, exists = row_of(d_one, row, size, column, width)
     if ways > 1:
         grad += row_of(d_two, row, size, column, width)[0]
@@ -229,7 +230,7 @@ def _add_relu_sums(
     d_one, d_two, d_three, bits, source, line, shortcut, shortcut_line, d_sum, sums, size, height, programs,
     ways: tl.constexpr, normalised: tl.constexpr, channels: tl.constexpr, width: tl.constexpr,
 ):  # fmt: skip
-    """Adds the gradients of a block's output, passes them through its ReLU into `d_sum`, and sums them up."""
+    """Add the gradients of a block's output, pass them through its ReLU into `d_sum`, and sum them up."""
     program = tl.program_id(0)
     total, scaled = tl.zeros((width // 8, 8), tl.float32), tl.zeros((width // 8, 8), tl.float32)
     more_scaled = tl.zeros((width // 8, 8), tl.float32)
@@ -264,7 +265,8 @@ def _terms(
     sums, line, out, programs, channels, count, kinds: tl.constexpr, kind: tl.constexpr, block: tl.constexpr,
     tile: tl.constexpr,
 ):  # fmt: skip
-    """By channel: gradients of weight and bias, and what the input's gradient, gain * grad + slope * x + level, takes."""
+    """Compute per channel: gradients of weight and bias, and the factors of the input's gradient, gain * grad + slope * x +
+    level."""
     channel = tl.program_id(0) * block + tl.arange(0, block)
     total, scaled = added(sums, programs, kinds, kind, channel, channels, tile)
     mean, rstd = tl.load(line + channel), tl.load(line + channels + channel)
@@ -310,7 +312,7 @@ def _norm_backward(
 
 
 def norm_relu_backward(d_out: Tensor, x: Tensor, line: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
-    """Gradients by the input, the norm's weight and its bias."""
+    """Return the gradients of the input, the norm's weight and its bias."""
     channels, programs = x.shape[1], programs_for(x)
     sums = torch.empty((programs, 2, channels), dtype=torch.float32, device=x.device)
     _relu_sums[(programs,)](d_out, x, line, sums, x.numel(), rows_of(x), programs, channels, WIDTH, num_warps=WARPS)
@@ -323,8 +325,8 @@ def norm_relu_backward(d_out: Tensor, x: Tensor, line: Tensor) -> Tuple[Tensor, 
 def norm_add_relu_backward(
     grads: List[Tensor], bits: Tensor, x: Tensor, line: Tensor, shortcut: Tensor, shortcut_line: Optional[Tensor]
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor, Optional[Tensor], Optional[Tensor]]:
-    """`grads`: of the sum's one to three uses. Returned: gradients by the input, weight, bias, shortcut and, where that is
-    normalised too, its weight and bias."""
+    """Return the gradients of input, weight, bias, shortcut and, if the shortcut is normalised too, its weight and bias. `grads`:
+    the gradients from the one to three uses of the sum."""
     channels, programs, normalised = x.shape[1], programs_for(x), shortcut_line is not None
     d_sum = torch.empty_like(x)
     sums = torch.empty((programs, 3 if normalised else 2, channels), dtype=torch.float32, device=x.device)

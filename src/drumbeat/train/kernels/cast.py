@@ -31,7 +31,7 @@ def _gate_gradients(gate, up, d_out):
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _values(source, d_out, row, column, inside, width, part, kind: tl.constexpr):
-    """The tile's values, and a second tile for a gate's gradient: `part` columns further on in the output."""
+    """Return the tile's values, and a second tile for a gate's gradient: `part` columns further on in the output."""
     row = row.to(tl.int64)
     if kind == 0:
         first = tl.load(source + row[:, None] * width + column[None, :], mask=inside, other=0.0).to(tl.float32)
@@ -51,8 +51,8 @@ def _values(source, d_out, row, column, inside, width, part, kind: tl.constexpr)
 
 @triton.jit  # type: ignore[untyped-decorator]
 def keep_bits(small):
-    """The same 8-bit values. The compiler cannot see that, so it transposes them, a byte each, instead of loading and
-    computing everything a second time in the other order."""
+    """Return the same 8-bit values. The compiler cannot see that they are the same, so it transposes them as bytes instead of
+    loading and computing everything a second time in the other order."""
     bits = small.to(tl.uint8, bitcast=True)
     bits = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [bits], dtype=tl.uint8, is_pure=False, pack=4)
     return bits.to(small.dtype, bitcast=True)
@@ -127,7 +127,7 @@ def _cast_again(
     source, d_out, peaks, back, straight, turned, rows, width, part, top: tl.constexpr, kind: tl.constexpr,
     row_tile: tl.constexpr, column_tile: tl.constexpr,
 ):  # fmt: skip
-    """Writes the factor that turns 8 bits back; and the matrix once more, if the guess was too small."""
+    """Write the factor that converts 8 bits back, and write the matrix again if the guessed scale was too small."""
     guess, true = 2 * tl.load(peaks), tl.load(peaks + 1)
     peak = tl.where(true > guess, true, guess)
     peak = tl.maximum(peak, 1e-12)
@@ -149,7 +149,7 @@ def _cast(source: Tensor, d_out: Tensor, part: int, kind: int, dtype: torch.dtyp
     out = width if kind == _GATE else columns
     straight = torch.empty((rows, out), dtype=dtype, device=source.device)
     turned = torch.empty((out, rows), dtype=dtype, device=source.device)
-    peaks = torch.zeros(2, dtype=torch.float32, device=source.device)  # of the sample, of all
+    peaks = torch.zeros(2, dtype=torch.float32, device=source.device)  # of the sample, of all rows
     back = torch.empty((), dtype=torch.float32, device=source.device)
     top = torch.finfo(dtype).max
     row_tile, column_tile, warps = _TILES[kind]
@@ -166,16 +166,16 @@ def _cast(source: Tensor, d_out: Tensor, part: int, kind: int, dtype: torch.dtyp
 
 
 def cast_both(x: Tensor, dtype: torch.dtype) -> Tuple[Tensor, Tensor, Tensor]:
-    """x in 8 bits, that transposed, and the factor that turns either back."""
+    """Return x in 8 bits, its transpose in 8 bits, and the factor that converts either back."""
     x = x.contiguous()
     return _cast(x, x, 1, _PLAIN, dtype)
 
 
 def cast_gate(pairs: Tensor, part: int, dtype: torch.dtype) -> Tuple[Tensor, Tensor, Tensor]:
-    """The same of silu(gate) * up, which is never written in 16 bits."""
+    """Return the same for silu(gate) * up, which is never written in 16 bits."""
     return _cast(pairs, pairs, part, _GATE, dtype)
 
 
 def cast_gate_gradient(pairs: Tensor, d_out: Tensor, part: int, dtype: torch.dtype) -> Tuple[Tensor, Tensor, Tensor]:
-    """The same of its gradient by gates and ups."""
+    """Return the same for the gradient of silu(gate) * up by gates and ups."""
     return _cast(pairs, d_out.contiguous(), part, _GATE_GRADIENT, dtype)

@@ -44,7 +44,7 @@ def _cross_entropy(logits, targets, losses, width, ignore: tl.constexpr, block: 
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, ignore: int) -> Tuple[Tensor, Tensor]:
-    """Sum of the losses; gradient by the logits, in their place."""
+    """Return the sum of the losses, and the gradient of the logits, which overwrites them."""
     rows, width = logits.shape
     losses = torch.empty(rows, dtype=torch.float32, device=logits.device)
     _cross_entropy[(rows,)](logits, targets, losses, width, ignore, 4096, num_warps=16)

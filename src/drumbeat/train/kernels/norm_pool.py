@@ -16,7 +16,7 @@ _PROGRAMS = 1056  # of a reduction: eight per multiprocessor of an H200
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _tap(source, row, ow, step: tl.constexpr, height, width, out_height, channels: tl.constexpr):
-    """The input pixels under one tap of the windows of a row of outputs, and which of them lie inside the image."""
+    """Return the input pixels under one tap of the windows of a row of outputs, and which of them lie inside the image."""
     channel = tl.arange(0, channels)
     ih = (row % out_height) * 2 - 1 + step // 3 + 0 * ow  # as many as there are columns
     iw = ow * 2 - 1 + step % 3
@@ -52,7 +52,7 @@ def _norm_pool_sums(
     source, gain, offset, mean, rstd, d_pooled, chosen, sums, rows, programs, height, width, out_height, out_width,
     channels: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
-    """Sums of the gradient, and of the gradient times the normalised value, over all pixels."""
+    """Sum the gradient, and the gradient times the normalised value, over all pixels."""
     channel = tl.arange(0, channels)
     a, b = tl.load(gain + channel)[None, :], tl.load(offset + channel)[None, :]
     m, r = tl.load(mean + channel)[None, :], tl.load(rstd + channel)[None, :]
@@ -109,7 +109,7 @@ def _tile(width: int) -> int:
 
 
 def forward(x: Tensor, gain: Tensor, offset: Tensor) -> Tuple[Tensor, Tensor]:
-    """The pooled image, and under which tap (0 to 8) of its window each value lay."""
+    """Return the pooled image, and for each value the tap (0 to 8) of its window where it was found."""
     images, channels, height, width = x.shape
     out_height, out_width = (height - 1) // 2 + 1, (width - 1) // 2 + 1
     shape = (images, channels, out_height, out_width)
@@ -125,7 +125,7 @@ def forward(x: Tensor, gain: Tensor, offset: Tensor) -> Tuple[Tensor, Tensor]:
 def backward(
     x: Tensor, gain: Tensor, offset: Tensor, mean: Tensor, rstd: Tensor, d_pooled: Tensor, chosen: Tensor
 ) -> Tuple[Tensor, Tensor, Tensor]:
-    """Gradients by the input, the norm's weight and its bias."""
+    """Return the gradients of the input, the norm's weight and its bias."""
     images, channels, height, width = x.shape
     out_height, out_width = d_pooled.shape[2:]
     sums = torch.empty((_PROGRAMS, 2, channels), dtype=torch.float32, device=x.device)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _places(inner: tl.constexpr, part: tl.constexpr, block: tl.constexpr):
-    """Return where a block of outputs lies, and its gate; the matching up lies `part` further on."""
+    """Return the places of a block of outputs and of its gate; the matching up lies `part` further on."""
     at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     row, column = at // inner, at % inner
     return at, row * (2 * inner) + (column // part) * (2 * part) + column % part
@@ -41,7 +41,7 @@ def _swiglu_backward(pairs, d_out, d_pairs, inner: tl.constexpr, part: tl.conste
 
 
 def _shape(pairs: Tensor, part: int) -> Tuple[int, int, int]:
-    """Outputs per row, block size, number of blocks; a block never crosses the edge of a part."""
+    """Return outputs per row, block size, number of blocks; a block never crosses the edge of a part."""
     inner = pairs.shape[-1] // 2
     block = min(2048, part & -part)
     return inner, block, pairs.numel() // 2 // block

@@ -35,7 +35,7 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def repeat_heads(x: Tensor, heads: int) -> Tensor:
-    """Each key-value head stands beside its group of queries."""
+    """Repeat each key-value head for its group of queries, next to each other."""
     groups = heads // x.shape[1]
     return x if groups == 1 else x[:, :, None].expand(-1, -1, groups, -1, -1).flatten(1, 2)
 
@@ -85,7 +85,8 @@ _ERROR = 0.02  # most that a result in bf16 may be off, of its norm; 0.002 to 0.
 
 @torch.library.custom_op("drumbeat::flash4", mutates_args=())
 def flash4(q: Tensor, k: Tensor, v: Tensor) -> Tuple[Tensor, Tensor]:
-    """Tensors (batch, time, heads, head width); the result, and the log-sum-exp (batch, heads, time)."""
+    """Run FlashAttention 4 on tensors (batch, time, heads, head width); return the result and the log-sum-exp (batch, heads,
+    time)."""
     out, lse, *_ = _package()._flash_attn_fwd(q, k, v, causal=True, return_lse=True)
     return out, lse
 

@@ -20,8 +20,8 @@ _SMALLEST, _LARGEST = 16, 2048  # channels, powers of two
 
 
 class Block(NamedTuple):
-    """A block's output, three times the same tensor, so that the gradients of its uses arrive apart: they are added where
-    they are needed, which saves writing their sum and reading it again."""
+    """A block's output, three times the same tensor, so that the gradients of its uses arrive separately: they are added when
+    they are used, which saves writing their sum and reading it again."""
 
     main: Tensor  # for the next block's first convolution
     projection: Tensor  # for the convolution of its shortcut, if it has one
@@ -41,7 +41,7 @@ def norm_relu(norm: nn.BatchNorm2d, x: Tensor) -> Tensor:
 def norm_add_relu(
     norm: nn.BatchNorm2d, x: Tensor, shortcut: Tensor, shortcut_norm: Optional[nn.BatchNorm2d] = None
 ) -> Block:
-    """relu(norm(x) + shortcut), where the shortcut may have a norm of its own."""
+    """Return relu(norm(x) + shortcut); the shortcut may have a norm of its own."""
     if not fusable(norm, x) or not (shortcut_norm is None or fusable(shortcut_norm, shortcut)):
         return block_of(F.relu(norm(x) + (shortcut if shortcut_norm is None else shortcut_norm(shortcut))))
     weight, bias = (None, None) if shortcut_norm is None else (shortcut_norm.weight, shortcut_norm.bias)
@@ -49,7 +49,8 @@ def norm_add_relu(
 
 
 def fusable(norm: nn.BatchNorm2d, x: Tensor) -> bool:
-    """Parameters that FSDP has not gathered (DTensors) mean that the norm is a unit of its own: only calling it gathers them."""
+    """Return true if our kernels can compute this norm. They cannot if its parameters are DTensors, which FSDP has not gathered:
+    the norm is then an FSDP unit of its own, and only calling it gathers them."""
     channels = x.shape[1]
     return (
         kernels_for(x)
@@ -124,7 +125,7 @@ _POOLED = 256  # channels that one program of the pooling kernel holds
 
 
 def norm_relu_pool(norm: nn.BatchNorm2d, x: Tensor) -> Tensor:
-    """max_pool(relu(norm(x))), the end of a ResNet's stem: 3 x 3 windows, stride 2, padding 1."""
+    """Return max_pool(relu(norm(x))), the end of a ResNet's stem: 3 x 3 windows, stride 2, padding 1."""
     if not fusable(norm, x) or x.shape[1] > _POOLED:
         return F.max_pool2d(F.relu(norm(x)), 3, stride=2, padding=1)
     return _NormReluPool.apply(x, norm.weight, norm.bias, norm)  # type: ignore[no-any-return,no-untyped-call]

@@ -18,7 +18,7 @@ Gradients = Tuple[Tensor, Tensor, Tensor]
 
 
 def block_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tuple[Tensor, Tensor]:
-    """The result, in q's dtype or wider, and the log-sum-exp (batch, heads, time), in 32 bits or more."""
+    """Return the result, in q's dtype or wider, and the log-sum-exp (batch, heads, time), in 32 bits or more."""
     if _fused(q):
         aten: Any = torch.ops.aten
         if has_cudnn(q):
@@ -35,7 +35,7 @@ def block_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tuple[Tens
 def block_attention_backward(
     d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool
 ) -> Gradients:
-    """The share of these keys in the gradients. `out` and `lse` are those of the whole rows, over all keys."""
+    """Return the part of the gradients that comes from these keys. `out` and `lse` are those of the whole rows, over all keys."""
     if _fused(q):
         return _fused_backward(d_out, q, k, v, out, lse, causal)
     groups = k.shape[1]
@@ -51,7 +51,7 @@ def _fused_backward(
     d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool
 ) -> Gradients:
     aten: Any = torch.ops.aten
-    no_dropout = torch.zeros(2, dtype=torch.uint64, device=q.device)  # the state of a random generator nobody asks
+    no_dropout = torch.zeros(2, dtype=torch.uint64, device=q.device)  # the state of an unused random generator
     nested: Optional[Tensor] = None  # sequences of uneven length: not here
     # Parts of a row came from different calls, so strides differ: the kernels want them alike.
     d_out, out, lse = d_out.contiguous(), out.contiguous(), lse.contiguous()
@@ -85,5 +85,5 @@ def _scores(q: Tensor, k: Tensor, causal: bool) -> Tensor:
 
 
 def _gathered(x: Tensor, heads: int) -> Tensor:
-    """Gradients of repeated heads, added up where they came from."""
+    """Add the gradients of repeated heads into the heads that they were repeated from."""
     return x if x.shape[1] == heads else x.unflatten(1, (heads, -1)).sum(2)

@@ -21,7 +21,7 @@ _SLICE_BYTES = 2 << 30  # of bf16 logits: large enough for full-speed products, 
 
 
 def linear_cross_entropy(hidden: Tensor, head: nn.Linear, targets: Tensor) -> Tensor:
-    """The sum over all targets but IGNORE of the cross-entropy of `head(hidden)`."""
+    """Return the sum of the cross-entropy of `head(hidden)` over all targets except IGNORE."""
     weight = head.weight
     if isinstance(weight, DTensor):  # tensor parallel: a rank holds a slice already
         return cross_entropy_sum(head(hidden), targets)
@@ -73,7 +73,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 def _slices(hidden: Tensor, weight: Tensor) -> List[slice]:
-    """Rows whose logits are made together: slices of equal size."""
+    """Return slices of equal size: the rows whose logits are made together."""
     rows = max(1, _SLICE_BYTES // (2 * weight.shape[0]))
     if rows < hidden.shape[0]:
         rows = -(-hidden.shape[0] // -(-hidden.shape[0] // rows))
@@ -81,7 +81,7 @@ def _slices(hidden: Tensor, weight: Tensor) -> List[slice]:
 
 
 def _loss_and_gradient(logits: Tensor, targets: Tensor) -> Tuple[Tensor, Tensor]:
-    """Sum of the losses and its gradient by the logits."""
+    """Return the sum of the losses and its gradient by the logits."""
     if kernels_for(logits):
         from drumbeat.train.kernels.cross_entropy import cross_entropy
 

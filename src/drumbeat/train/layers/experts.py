@@ -59,9 +59,11 @@ class Mixture(nn.Module):
         return y.view_as(x), self.unevenness(odds, index)
 
     def unevenness(self, odds: Tensor, index: Tensor) -> Tensor:
-        """Sum over all tokens: 1 each if a sequence uses all experts alike, up to their number if it uses one.
+        """Sum the unevenness over all tokens: 1 per token if a sequence uses all experts alike, up to the number of experts if it
+        uses only one.
 
-        Within each sequence, so that neither ranks nor micro-batches change it."""
+        It is computed within each sequence, so that neither ranks nor micro-batches change it.
+        """
         count, tokens = odds.shape[-1], index.shape[1] * self.top
         chosen = F.one_hot(index.flatten(1), count).sum(1).float()
         for group, _ in self.sequence:
@@ -75,9 +77,11 @@ class Mixture(nn.Module):
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def mix(experts: Any, group: Group, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-    """The weighted sum of what its experts make of each token. x: (tokens, width); index, weights: (tokens, chosen).
+    """Return the weighted sum of the chosen experts' results for each token. x: (tokens, width); index, weights: (tokens,
+    chosen).
 
-    `group`: the ranks between which the experts are divided, in their order."""
+    `group`: the ranks between which the experts are divided, in their order.
+    """
     gate_up, down = (_own(weight).to(x.dtype) for weight in (experts.gate_up_proj, experts.down_proj))
     order = index.flatten().argsort(stable=True)
     rows = x.repeat_interleave(index.shape[1], 0)[order]
@@ -89,7 +93,7 @@ def mix(experts: Any, group: Group, x: Tensor, index: Tensor, weights: Tensor) -
         dist.all_to_all_single(there, counts, group=group)
         ways: Tuple[List[int], List[int]] = (counts.sum(1).tolist(), there.sum(1).tolist())
         rows = _Exchange.apply(rows, *ways, group)
-        # They come rank by rank, and each rank's by expert.
+        # Rows arrive rank by rank, and by expert within each rank.
         experts_of = torch.arange(len(gate_up), device=x.device).repeat(ranks).repeat_interleave(there.flatten())
         places = experts_of.argsort(stable=True)
         rows = rows[places]
@@ -100,14 +104,14 @@ def mix(experts: Any, group: Group, x: Tensor, index: Tensor, weights: Tensor) -
 
 
 def grouped_product(x: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
-    """Each weight (out, in) by its own `counts` rows of x, which follow each other."""
+    """Multiply each weight (out, in) by its own `counts` rows of x; the rows of one weight are consecutive."""
     if x.is_cuda and x.dtype is torch.bfloat16 and hasattr(F, "grouped_mm"):
         return F.grouped_mm(x, weights.transpose(1, 2), offs=counts.cumsum(0, dtype=torch.int32))
     return torch.cat([F.linear(rows, weight) for rows, weight in zip(x.split(counts.tolist()), weights)])
 
 
 class _Exchange(torch.autograd.Function):
-    """Rows to the ranks of a group and from them."""
+    """Exchange rows between the ranks of a group."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, sent: List[int], received: List[int], group: dist.ProcessGroup) -> Tensor:
@@ -123,7 +127,7 @@ class _Exchange(torch.autograd.Function):
 
 
 class _Sum(torch.autograd.Function):
-    """Add up over ranks that all go on with the sum: each one's gradient is that of the sum."""
+    """Sum over ranks that all continue with the sum: each rank's gradient is the gradient of the sum."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:

@@ -46,12 +46,12 @@ def supported(device: torch.device) -> Optional[str]:
 
 
 def kinds(device: torch.device) -> Kinds:
-    """The 8-bit types that a device multiplies."""
+    """Return the 8-bit types that the device multiplies."""
     return OCP if device.type != "cuda" or torch.version.hip is None else _AMD.get(_arch(device), OCP)
 
 
 def has_kernels(x: Tensor) -> bool:
-    """Our casts speak NVIDIA's assembler; elsewhere plain arithmetic does the same."""
+    """Return true if our cast kernels run here: they contain NVIDIA assembly; elsewhere plain arithmetic does the same."""
     return kernels_for(x) and torch.version.hip is None
 
 
@@ -61,7 +61,7 @@ def _arch(device: torch.device) -> str:
 
 @torch.library.custom_op("drumbeat::quantize", mutates_args=())
 def quantize(x: Tensor, wide_range: bool) -> Quantized:
-    """x (rows, columns) in e4m3, or e5m2 where `wide_range`."""
+    """Quantize x (rows, columns) to e4m3, or to e5m2 if `wide_range`."""
     dtype = kinds(x.device)[wide_range]
     if has_kernels(x):
         from drumbeat.train.kernels.cast import cast_both
@@ -72,7 +72,7 @@ def quantize(x: Tensor, wide_range: bool) -> Quantized:
 
 @torch.library.custom_op("drumbeat::quantize_gate", mutates_args=())
 def quantize_gate(pairs: Tensor, part: int) -> Quantized:
-    """silu(gate) * up of (rows, groups x (gate, up) x part), in e4m3."""
+    """Quantize silu(gate) * up of (rows, groups x (gate, up) x part) to e4m3."""
     if has_kernels(pairs):
         from drumbeat.train.kernels.cast import cast_gate
 
@@ -82,7 +82,7 @@ def quantize_gate(pairs: Tensor, part: int) -> Quantized:
 
 @torch.library.custom_op("drumbeat::quantize_gate_gradient", mutates_args=())
 def quantize_gate_gradient(pairs: Tensor, d_out: Tensor, part: int) -> Quantized:
-    """Return its gradient by gates and ups, in e5m2."""
+    """Quantize the gradient of silu(gate) * up by gates and ups to e5m2."""
     if has_kernels(pairs):
         from drumbeat.train.kernels.cast import cast_gate_gradient
 
@@ -91,7 +91,7 @@ def quantize_gate_gradient(pairs: Tensor, d_out: Tensor, part: int) -> Quantized
 
 
 def _plain(x: Tensor, dtype: torch.dtype) -> Quantized:
-    """The same in plain arithmetic, with the exact scale."""
+    """Quantize in plain arithmetic, with the exact scale."""
     top = torch.finfo(dtype).max
     peak = x.abs().amax().clamp(min=1e-12)
     straight = (x * (top / peak)).clamp(-top, top).to(dtype)
@@ -124,7 +124,7 @@ def product(a: Tensor, b_turned: Tensor, scale_a: Tensor, scale_b: Tensor, dtype
 
 
 class _Float8Product(torch.autograd.Function):
-    """x @ weight.T; x is two-dimensional."""
+    """Compute x @ weight.T in fp8; x is two-dimensional."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
@@ -149,7 +149,7 @@ class Float8Linear(nn.Linear):
 
 
 class _Float8MLP(torch.autograd.Function):
-    """down(swiglu(gate_up(x))); x is two-dimensional."""
+    """Compute down(swiglu(gate_up(x))) in fp8; x is two-dimensional."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, gate_up: Tensor, down: Tensor, part: int) -> Tensor:
@@ -193,8 +193,8 @@ def convert_linears(model: nn.Module, wanted: Callable[[str, nn.Linear], bool]) 
 
 
 def fuse_mlps(model: nn.Module) -> None:
-    """Gated feed-forwards whose layers are fp8 become one function. It takes the layers' weights as they are, so it must
-    not be used where weights are gathered layer by layer (FSDP without named blocks)."""
+    """Fuse each gated feed-forward whose layers are fp8 into one function. It reads the layers' weights directly, so it must not
+    be used if weights are gathered layer by layer (FSDP without named blocks)."""
     for module in model.modules():
         if type(module) is GatedMLP and type(module.gate_up) is type(module.down) is Float8Linear:
             module.__class__ = Float8GatedMLP

@@ -32,13 +32,13 @@ def swiglu(pairs: Tensor, part: int) -> Tensor:
 
 
 def gate_product(pairs: Tensor, part: int) -> Tensor:
-    """The product in plain torch."""
+    """Compute the product in plain torch."""
     gate, up = _apart(pairs, part)
     return (F.silu(gate) * up).flatten(-2)
 
 
 def gate_gradient(pairs: Tensor, d_out: Tensor, part: int) -> Tensor:
-    """The gradient by gates and ups in plain torch."""
+    """Compute the gradient by gates and ups in plain torch."""
     gate, up = _apart(pairs, part)
     grad, sigmoid = d_out.unflatten(-1, (-1, part)), torch.sigmoid(gate)
     d_gate, d_up = grad * up * sigmoid * (1 + gate * (1 - sigmoid)), grad * gate * sigmoid

@@ -45,7 +45,7 @@ class Communication:
 
     @contextmanager
     def watch(self, step: int) -> Iterator[None]:
-        """A watched step is slower than others: leave it out of other figures."""
+        """Profile the step if it is due. A profiled step is slower than others: leave it out of other figures."""
         self._next = step + self._every
         began = time.perf_counter()
         if self._cuda:
@@ -80,7 +80,7 @@ def _events(events: Iterable[Any]) -> List[Event]:
 
 
 def host_spans(events: List[Event]) -> Tuple[List[Span], List[Span]]:
-    """Collectives, and computing: torch's operators but for those inside which a collective is started or awaited."""
+    """Return the spans of collectives and of computing: torch's operators, except those that start or await a collective."""
     collectives = [(e.start, e.end) for e in events if e.name.startswith(_COLLECTIVES)]
     computing: List[Span] = []
     for thread in {e.thread for e in events}:
@@ -96,7 +96,7 @@ def host_spans(events: List[Event]) -> Tuple[List[Span], List[Span]]:
 
 
 def device_spans(events: Iterable[Any]) -> Tuple[List[Span], List[Span]]:
-    """NCCL's and RCCL's kernels, and all other work of the device."""
+    """Return the spans of NCCL's and RCCL's kernels, and of all other work of the device."""
     collectives: List[Span] = []
     computing: List[Span] = []
     for e in events:
@@ -108,7 +108,7 @@ def device_spans(events: Iterable[Any]) -> Tuple[List[Span], List[Span]]:
 
 
 def lengths(collectives: List[Span], computing: List[Span]) -> Tuple[int, int]:
-    """(time with a collective under way, the part of it without computing)"""
+    """Return (time with a collective under way, the part of it without computing)."""
     collectives, computing = merged(collectives), merged(computing)
     total = sum(end - start for start, end in collectives)
     hidden = at = 0

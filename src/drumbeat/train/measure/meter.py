@@ -25,10 +25,8 @@ WAITING = ("agree", "waiting")  # phases in which a rank only waits for others
 
 
 def own_seconds(phases: Dict[str, float], watched: Dict[str, float]) -> Dict[str, float]:
-    """Return `seconds`: the time that this rank itself needed for a step, without waiting for others: the figure by which
-    a slow rank is
-    found. DDP's phases tell it in every report; in other layouts a step whose communication was watched does.
-    """
+    """Return `seconds`: the time that this rank itself needed for a step, without waiting for others: the figure by which a slow
+    rank is found. DDP's phases give it in every report; other layouts only in a step whose communication was watched."""
     own = 0.0
     if "waiting" in phases:
         own = sum(ms for phase, ms in phases.items() if phase not in WAITING)
@@ -73,7 +71,7 @@ class Meter:
         self._open.append(self._now(phase))
 
     def leave_out(self) -> None:
-        """The step that is under way was slowed down by looking at it."""
+        """Leave out the current step, which profiling has slowed down."""
         self._unusual = True
 
     def _now(self, phase: str) -> Mark:
@@ -84,7 +82,7 @@ class Meter:
         return Mark(phase, time.perf_counter(), event)
 
     def take(self) -> Dict[str, float]:
-        """Mean milliseconds of each phase of the steps finished since the last take; the host waits for the device."""
+        """Return the mean milliseconds of each phase of the steps finished since the last call; the host waits for the device."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         totals: Dict[str, float] = {}
@@ -168,7 +166,7 @@ def utilisation(
 
 
 def matmul_tflops(device: torch.device, dtype: torch.dtype, size: int = 8192, count: int = 30) -> float:
-    """A square product on random numbers (zeros would run faster than real data), the median of `count`."""
+    """Return the median TFLOP/s of `count` square products on random numbers (zeros would run faster than real data)."""
     a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
     for _ in range(5):
@@ -202,7 +200,7 @@ class Reporter:
             sink.flush()  # reports are rare, and a run that is killed must not lose two minutes of them
 
     def begins(self, kind: str, step: int) -> None:
-        """Announce work that takes its time: until the next report of this rank its silence is no hang."""
+        """Announce work that takes time: this rank's silence until its next report does not count as a hang."""
         metrics.report(step, kind=kind)
 
     def say(self, text: str) -> None:

@@ -106,13 +106,13 @@ class LlamaShape:
 
     @property
     def matmul_parameters(self) -> int:
-        """Parameters with which a token is multiplied: the input embedding is a lookup, the head is not, and of experts only
-        those count that it takes."""
+        """Count the parameters that a token is multiplied with: not the input embedding, which is a lookup, but the head, and
+        only the chosen ones of the experts."""
         return self._matrices(self.chosen if self.experts else 1)
 
     @property
     def parameters(self) -> int:
-        """All but the norms'."""
+        """Count all parameters except those of the norms."""
         return self._matrices(max(1, self.experts)) + (0 if self.tied else self.width * self.vocabulary)
 
     def _matrices(self, feed_forwards: int) -> int:
@@ -236,7 +236,7 @@ class Llama(nn.Module):
         return whole + uneven * (self.shape.balance / self.shape.layers)
 
     def angles(self, device: torch.device, positions: Optional[Tensor]) -> Tuple[Tensor, Tensor]:
-        """cos and sin by position, made anew each time: 1 MB that would otherwise have to follow the model about."""
+        """Return cos and sin by position, computed anew each time: 1 MB that would otherwise have to move with the model."""
         if positions is None:
             positions = torch.arange(self.shape.context, device=device)
         half = torch.arange(0, self.shape.head_width, 2, device=device, dtype=torch.float32) / self.shape.head_width
@@ -287,7 +287,8 @@ def segments(shape: LlamaShape, head_is_embedding: bool = False) -> Dict[str, Li
 
 
 def shape_from(config: Mapping[str, Any]) -> LlamaShape:
-    """The shape that a transformers config.json describes; a Refusal where it holds what this model does not compute."""
+    """Return the shape that a transformers config.json describes; a Refusal if the model there needs something that ours does not
+    compute."""
     rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     kind = rope.get("rope_type", rope.get("type", "default"))
     heads, width = config["num_attention_heads"], config["hidden_size"]
@@ -325,7 +326,7 @@ def shape_from(config: Mapping[str, Any]) -> LlamaShape:
 
 
 def config_of(shape: LlamaShape) -> Dict[str, Any]:
-    """A config.json with which transformers loads an export writes."""
+    """Return the config.json with which transformers loads an exported model."""
     rope: Dict[str, Any] = {"rope_type": "default", "rope_theta": shape.rope_base}
     if shape.rope is not None:
         rope.update(shape.rope.config())

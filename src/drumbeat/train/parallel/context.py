@@ -56,7 +56,7 @@ class Ulysses:
         return self._gather_heads(y)
 
     def _gather_time(self, x: Tensor) -> Tensor:
-        """(batch, time / n, heads, width) -> (batch, time, heads / n, width)"""
+        """Turn (batch, time / n, heads, width) into (batch, time, heads / n, width)."""
         parts = torch.stack(x.chunk(self.size, dim=2))
         return torch.cat(all_to_all(parts, self.group_name).unbind(0), dim=1)
 
@@ -103,7 +103,7 @@ def zigzag(length: int, rank: int, ranks: int) -> Tensor:
 
 
 class Ring:
-    """Causal attention over the ranks of a group; takes and gives (batch, own time, heads, width)."""
+    """Causal attention over the ranks of a group; takes and returns (batch, own time, heads, width)."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group_name = name_of(group)
@@ -152,8 +152,8 @@ def ring_attention(q: Tensor, k: Tensor, v: Tensor, group_name: str) -> Tuple[Te
 def ring_attention_backward(
     d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, weight: Tensor, group_name: str
 ) -> Tuple[Tensor, Tensor]:
-    """The gradients of q, and of k and v as one tensor. With the log-sum-exp of the whole row, each block's share of them
-    is exact by itself."""
+    """Return the gradient of q, and those of k and v as one tensor. Since the log-sum-exp covers the whole row, each block's part
+    of them is exact by itself."""
     group = GROUPS[group_name]
     rank, ranks, half = group.rank(), group.size(), q.shape[2] // 2
     held = torch.stack((k, v))
@@ -166,7 +166,7 @@ def ring_attention_backward(
         its_k, its_v = held[0, :, :, columns], held[1, :, :, columns]
         d_rows, d_k, d_v = block_attention_backward(d_own, own_q, its_k, its_v, own_out, own_weight, causal)
         d_q[:, :, rows] += d_rows
-        # What earlier ranks found for this block arrives only now, when ours is ready: it was under way meanwhile.
+        # The sums of earlier ranks for this block arrive only now, when ours is ready: they were in transit meanwhile.
         d_held = going.wait() if going is not None else torch.zeros_like(held, dtype=weight.dtype)
         d_held[0, :, :, columns] += d_k
         d_held[1, :, :, columns] += d_v
@@ -178,7 +178,7 @@ def ring_attention_backward(
 
 
 class _Passing:
-    """A tensor on its way to the next rank, and the previous rank's on its way here."""
+    """A tensor being sent to the next rank, and the previous rank's being received."""
 
     def __init__(self, x: Tensor, group: dist.ProcessGroup, tag: int) -> None:
         self.sent, self.received = x, torch.empty_like(x)

@@ -43,7 +43,7 @@ class Equality:
 
     @torch.no_grad()
     def batches(self, batches: Any) -> None:
-        """Ranks of one tensor-parallel, context-parallel or pipeline group take the same samples."""
+        """Check that the ranks of one tensor-parallel, context-parallel or pipeline group take the same samples."""
         held = {f"tensor {i}": tensor for i, tensor in enumerate(tensors_of(batches))}
         problems = []
         for name in ("tp", "cp", "pp"):
@@ -55,8 +55,8 @@ class Equality:
 
     @torch.no_grad()
     def gradients(self, summed: Sequence[Tensor]) -> None:
-        """A whole parameter under tensor parallelism must get the whole gradient on every rank. Where ranks saw only their own
-        heads or columns its gradient is a part: `summed` are added up already."""
+        """Check gradients under tensor parallelism: an unsharded parameter must get the whole gradient on every rank. If ranks
+        saw only their own heads or columns, its gradient is a part: those in `summed` are added up already."""
         mesh = self.meshes.one("tp")
         if mesh is None:
             return
@@ -129,7 +129,7 @@ class Equality:
 
 
 def summed_gradients(parts: Sequence[nn.Module]) -> List[Tensor]:
-    """Parameters of modules that a tensor-parallel plan marks: each rank's gradient is a part of the whole."""
+    """Return the parameters of modules that a tensor-parallel plan marks: each rank's gradient is a part of the whole."""
     marked = [module for part in parts for module in part.modules() if getattr(module, SUMMED, False)]
     return [p for module in marked for p in module.parameters()]
 
@@ -138,7 +138,7 @@ SUMMED = "_drumbeat_summed_gradients"
 
 
 def _running_statistics(part: nn.Module) -> List[Tensor]:
-    """Each rank has its own; they are averaged where they are used."""
+    """Return the running statistics: each rank has its own, and they are averaged when they are used."""
     layers = [module for module in part.modules() if isinstance(module, BATCH_NORMS)]
     return [b for layer in layers for b in (layer.running_mean, layer.running_var) if b is not None]
 

@@ -57,7 +57,8 @@ def cut_experts(model: nn.Module) -> List[nn.Module]:
 
 
 def _holds_experts(module: nn.Module) -> bool:
-    """Experts without biases, whose gates and ups are two halves and whose weights lie (experts, out, in)."""
+    """Return true for a module with experts without biases, whose gates and ups are two halves and whose weights are (experts,
+    out, in)."""
     own = dict(module.named_parameters(recurse=False))
     plain = set(own) == set(_WEIGHTS) and all(p.ndim == 3 for p in own.values()) and hasattr(module, "_apply_gate")
     return plain and not getattr(module, "is_transposed", False) and getattr(module, "is_concatenated", True)

@@ -45,7 +45,7 @@ class PowerSGD:
                 self.errors[name] = torch.zeros_like(parameter).reshape(height, width)
 
     def __call__(self, _state: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-        """Adds up over the ranks, as the other hooks do: the loss is already divided by the samples of all."""
+        """Add up gradients over the ranks, as the other hooks do: the loss is already divided by the samples of all ranks."""
         sending = int(self.steps) >= self.first
         if bucket.is_last():
             self.steps += 1
@@ -98,7 +98,7 @@ class PowerSGD:
 
 
 def orthogonal(matrix: Tensor) -> Tensor:
-    """The columns made orthogonal to each other and of length 1; a column of zeros stays one."""
+    """Make the columns orthogonal to each other and of length 1; a column of zeros stays one."""
     done: List[Tensor] = []
     for column in matrix.float().unbind(1):
         for before in done:

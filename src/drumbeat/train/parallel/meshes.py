@@ -31,7 +31,7 @@ def name_of(group: dist.ProcessGroup) -> str:
 
 
 def forget() -> None:
-    """The world is left: nothing may keep its groups."""
+    """Forget the groups of a world that this process has left."""
     _kept.clear()
     GROUPS.clear()
 
@@ -51,7 +51,7 @@ class Meshes:
         return None if self.root is None or getattr(self.layout, name) == 1 else self.root[name]
 
     def joined(self, *names: str) -> Optional[DeviceMesh]:
-        """Several dimensions as one, such as all ranks that hold different tokens."""
+        """Return several dimensions as one, such as all ranks that hold different tokens."""
         real = tuple(name for name in names if getattr(self.layout, name) > 1)
         if self.root is None or not real:
             return None
@@ -63,7 +63,7 @@ class Meshes:
 
     @property
     def tokens(self) -> Optional[DeviceMesh]:
-        """The ranks whose losses add up: all that see different samples or different parts of a sequence."""
+        """Return the ranks whose losses add up: all that see different samples or different parts of a sequence."""
         return self.joined("dp_replicate", "dp_shard", "ep", "cp")
 
     def sharding(self, *inner: str) -> Optional[DeviceMesh]:

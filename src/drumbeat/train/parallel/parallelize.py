@@ -96,8 +96,8 @@ def parallelize(
 
 
 def shards(meshes: Meshes) -> bool:
-    """FSDP2 carries shards, and replicas under tensor parallelism with a shard dimension of 1: DDP takes no DTensors.
-    DDP carries other replicas; those of a pipeline add their gradients themselves (replicas.py)."""
+    """Return true if FSDP2 is used: for shards, and for replicas under tensor parallelism with a shard dimension of 1, because
+    DDP does not accept DTensors. DDP handles other replicas; those of a pipeline add their gradients themselves (replicas.py)."""
     layout = meshes.layout
     copies = layout.dp_replicate > 1 or layout.cp > 1
     return layout.dp_shard > 1 or layout.ep > 1 or (copies and layout.tp > 1 and layout.pp == 1)
@@ -114,7 +114,7 @@ def block_list(model: nn.Module, blocks: str) -> List[Tuple[str, nn.Module]]:
 
 
 def _callable_children(holder: nn.Module) -> Iterator[Tuple[str, nn.Module]]:
-    """A block may be a plain list of layers that the model calls one by one: then each layer is a block."""
+    """Yield the blocks; a block may be a plain list of layers that the model calls one by one: then each layer is a block."""
     for name, block in holder.named_children():
         if isinstance(block, (nn.ModuleList, nn.ModuleDict)):
             yield from _callable_children(block)
@@ -123,7 +123,8 @@ def _callable_children(holder: nn.Module) -> Iterator[Tuple[str, nn.Module]]:
 
 
 def find_blocks(model: nn.Module) -> str:
-    """The name of the list with the most parameters whose children are all of one kind: a transformer's layers. "": none."""
+    """Return the name of the list with the most parameters whose children are all of one kind: a transformer's
+    layers. "": none."""
     best, most = "", 0
     for name, module in model.named_modules():
         children = list(module.children())
@@ -174,7 +175,7 @@ def apply_recompute(model: nn.Module, repeated: Sequence[Tuple[str, nn.Module]],
 
 
 def _statistics_once(block: nn.Module) -> Tuple[ContextManager[None], ContextManager[None]]:
-    """Contexts of the forward pass and of its repetition: running means must not take the same images in twice."""
+    """Return contexts for the forward pass and for its recomputation: running means must not count the same images twice."""
     return nullcontext(), _kept_buffers(block)
 
 
@@ -221,8 +222,8 @@ def apply_fsdp(model: nn.Module, meshes: Meshes, precision: Precision, blocks: s
 
 
 def large_modules(model: nn.Module, smallest: int) -> List[nn.Module]:
-    """The deepest modules with at least `smallest` parameters of their own that no smaller unit has taken. A parameter
-    that two modules share must stay whole in one unit, so neither of them becomes one without the other."""
+    """Return the deepest modules with at least `smallest` parameters of their own that no smaller unit has taken. A parameter
+    that two modules share must stay whole in one unit, so neither of them becomes a unit without the other."""
     chosen: List[nn.Module] = []
     holders = Counter(id(p) for m in model.modules() for p in m.parameters(recurse=False))
 

@@ -103,7 +103,7 @@ class _Elsewhere(nn.Module):
 
 
 class _Missing(nn.Module):
-    """Stand-in for a layer that another stage holds: NaN of the shape that it would give."""
+    """Stand-in for a layer that another stage holds: returns NaN in the shape of that layer's output."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -143,14 +143,15 @@ class Stage(nn.Module):
 
 
 def make_stages(model: nn.Module, holders: Sequence[str], schedule: str, mesh: DeviceMesh) -> List[nn.Module]:
-    """This rank's stages of `model`, which is used up. `holders`: the modules whose children are spread, in their order."""
+    """Return this rank's stages of `model`, which cannot be used afterwards. `holders`: the modules whose children are
+    distributed, in their order."""
     numbers = stage_numbers(schedule, mesh.get_local_rank(), mesh.size())
     models = [model, *(copy.deepcopy(model) for _ in numbers[1:])]
     return [Stage(each, holders, number, len(numbers) * mesh.size()) for each, number in zip(models, numbers)]
 
 
 def _cut(stage: Stage, holders: Sequence[str], number: int, stages: int) -> nn.Module:
-    """Leave in `stage` what is its own; returns the first of its blocks."""
+    """Keep in `stage` only its own blocks; return the first of them."""
     model = stage.inner
     if tied := tied_parameters(model):
         raise Refusal(
@@ -179,8 +180,8 @@ def _cut(stage: Stage, holders: Sequence[str], number: int, stages: int) -> nn.M
 
 
 def _outside(model: nn.Module, holders: Sequence[str]) -> List[Tuple[str, nn.Module, bool]]:
-    """Modules outside of the blocks that have parameters of their own, and whether they come before the blocks: models define
-    their layers in the order in which they use them."""
+    """Return modules outside of the blocks that have parameters of their own, with true if they come before the blocks: models
+    define their layers in the order in which they use them."""
     found: List[Tuple[str, nn.Module, bool]] = []
     before = True
     for name, module in model.named_modules():
@@ -223,7 +224,8 @@ class Pipeline:
         self._divisor = torch.ones((), device=device)
 
     def run(self, pieces: Sequence[Piece], weighted: Weighted, divisor: Tensor) -> List[Tensor]:
-        """Forward and backward of one step; this rank's losses, each divided by `divisor`; none but on the last stage."""
+        """Run forward and backward of one step; return this rank's losses, each divided by `divisor`; none except on the last
+        stage."""
         schedule = self._prepared(pieces, weighted)
         self._divisor = divisor
         losses: List[Tensor] = []
@@ -279,8 +281,8 @@ class Pipeline:
 
     @torch.no_grad()
     def _between(self, pieces: Sequence[Piece]) -> Tuple[Between, ...]:
-        """Shapes that each stage but the last sends. They are tried once, stage by stage; rows and tokens of other batches change
-        them in proportion, because ranks whose batches differ cannot try together."""
+        """Return the shapes that each stage but the last sends. They are tried once, stage by stage; for other batches rows and
+        tokens are scaled in proportion, because ranks whose batches differ cannot try together."""
         given = next(tensors_of(pieces[0][0])).shape[:2]
         if self._tried is None:
             for part in self.parts:  # a loss that counts nothing leaves its sums as they are
@@ -312,8 +314,8 @@ class Pipeline:
 
 
 def _try(part: Stage, received: Tensor) -> Tuple[Tuple[int, ...], torch.dtype, bool, bool]:
-    """The shape and type of what a stage sends for the first micro-batch, whether its blocks give tuples, and whether the first
-    of them got what was received and nothing else: what is missing on this stage would be NaN."""
+    """Return shape and type of a stage's output for the first micro-batch, true if its blocks give tuples, and true if the first
+    of them got the received tensor and nothing else: anything missing on this stage would be NaN."""
     training = part.training
     part.eval()  # no random numbers are drawn, no statistics change
     kinds: List[Tuple[bool, bool]] = []
@@ -330,7 +332,7 @@ def _try(part: Stage, received: Tensor) -> Tuple[Tuple[int, ...], torch.dtype, b
 
 
 def _equal(pieces: Sequence[Piece]) -> List[Piece]:
-    """Micro-batches of a pipeline are equally long: one that is shorter gets rows whose labels do not count."""
+    """Return micro-batches of equal length, as a pipeline needs: a shorter one gets rows whose labels do not count."""
     rows = [len(next(tensors_of(batch))) for batch, _ in pieces]
     most, equal = max(rows), []
     for (batch, count), own in zip(pieces, rows):
@@ -352,7 +354,7 @@ def _longer(x: Any, own: int, most: int, labels: bool) -> Any:
 
 @contextmanager
 def forward_only(schedule: Any) -> Iterator[None]:
-    """torch's V schedule hands gradients from stage to stage of one rank in an evaluation too, and finds none."""
+    """Keep only a V schedule's forward actions: in an evaluation torch would also pass gradients on, and there are none."""
     whole = getattr(schedule, "pipeline_order_with_comms", {})
     try:
         if isinstance(schedule, ScheduleZBVZeroBubble):

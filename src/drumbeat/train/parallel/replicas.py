@@ -29,7 +29,7 @@ def add_gradients(parameters: Sequence[Tensor], mesh: DeviceMesh) -> None:
 
 
 def buckets(gradients: Sequence[Tensor]) -> List[List[Tensor]]:
-    """Group gradients of one dtype, in the same order on every rank. Tensor parallelism: each rank its own slices."""
+    """Group gradients of one dtype, in the same order on every rank. Under tensor parallelism each rank groups its own slices."""
     full: List[List[Tensor]] = []
     filling: Dict[torch.dtype, List[Tensor]] = {}
     for gradient in gradients:
@@ -70,7 +70,7 @@ def agreed_statistics(parts: Sequence[nn.Module], meshes: Meshes) -> Iterator[No
 
 
 def _statistics(parts: Sequence[nn.Module]) -> Dict[str, Tensor]:
-    """The running means of batch normalisation, under the names that they have in a checkpoint."""
+    """Return the running means of batch normalisation, under the names that they have in a checkpoint."""
     layers = [m for part in parts for m in part.modules() if isinstance(m, BATCH_NORMS)]
     running = {id(buffer) for layer in layers for buffer in (layer.running_mean, layer.running_var)}
     return {name: buffer for name, buffer in named_buffers(parts) if id(buffer) in running}

@@ -66,7 +66,8 @@ def read_plan(model: nn.Module, plan: Optional[Plan]) -> Dict[str, ParallelStyle
 
 
 def apply_tensor_plan(model: nn.Module, meshes: Meshes, plan: Mapping[str, ParallelStyle]) -> None:
-    """A pipeline stage lacks some of the modules, so patterns that match nothing are read_plan's to refuse."""
+    """Apply the plan. Patterns without a match are allowed, because a pipeline stage lacks some modules; read_plan refuses
+    them."""
     if not plan:
         what = "tensor parallelism needs a plan that says which layer is cut how"
         raise Refusal(what, "pass plan, or use another layout")

@@ -108,7 +108,7 @@ def refuse_different(names: Sequence[str], uncut: Tensor, cut: Tensor, dtype: An
 
 
 def sketch(tensor: Tensor) -> Tensor:
-    """Sums of all values with random signs: linear, and as far apart as the tensors are."""
+    """Return sums of all values with random signs: they are linear, and as far apart as the tensors are."""
     signs = torch.Generator(tensor.device).manual_seed(7)
     total = torch.zeros(_SIGNS, device=tensor.device, dtype=torch.float64)
     for piece in tensor.detach().flatten().split(_PIECE):

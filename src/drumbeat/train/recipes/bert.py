@@ -75,7 +75,8 @@ def tensor_plan() -> Dict[str, ParallelStyle]:
 
 
 def transformer(shape: BertShape, length: int) -> Transformer:
-    """Its blocks keep two inner widths, not three, and masks of dropout instead: the estimate for three covers both."""
+    """Return the shape for the memory estimate: the blocks keep two inner widths, not three, and masks of dropout instead, so the
+    estimate for three covers both."""
     count = shape.matmul_parameters + shape.width * (shape.context + (0 if shape.tied else shape.vocabulary))
     return Transformer(count, shape.layers, shape.width, 2 * shape.width, shape.inner, shape.vocabulary, length)
 
@@ -110,7 +111,7 @@ def run(settings: BertSettings) -> Result:
     optimizer = optimizer_of(settings, model)
     trainer = set_up(settings, model, optimizer, scheduler=rate, plan=tensor_plan(), blocks="blocks", ema=settings.ema)
     stream = trainer.stream(samples(settings, length, "train"), settings.batch)
-    # The head is computed at every place, so every place counts, asked or not.
+    # The head is computed at every position, so every position counts, masked or not.
     flops = transformer_flops(shape.matmul_parameters, shape.layers, shape.width, length, causal=False) / 0.15
     use = utilisation(flops, "6 N + 12 L h s FLOPs per token", settings.precision, world.device, settings.measure_peak)
     kept = samples(settings, length, "validation") if settings.validation else stream.samples

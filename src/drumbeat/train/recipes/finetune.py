@@ -24,7 +24,7 @@ from drumbeat.train.settings import Settings, option
 from drumbeat.train.world import join
 
 _BATCH = 32
-_KEPT = 50  # of so many documents one is kept back to validate on
+_KEPT = 50  # one in this many documents is kept back for validation
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ SettingsClass = FinetuneSettings
 
 
 def samples(settings: FinetuneSettings, tokenizer: Any, kept: bool) -> Samples:
-    """Rows to train on, or those of every 50th document, which are kept back."""
+    """Return rows to train on, or those of every 50th document, which are kept back for validation."""
     padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id or 0
     sources: List[Packed] = []
     weights: List[float] = []
@@ -82,7 +82,7 @@ def samples(settings: FinetuneSettings, tokenizer: Any, kept: bool) -> Samples:
 
 
 def fitted(settings: FinetuneSettings, rows: int, ranks: int) -> FinetuneSettings:
-    """Batch and steps that fit the data, where they are not given: no row twice in a step, and `epochs` in all."""
+    """Choose batch and steps that fit the data if they are not given: no row twice in a step, and `epochs` in total."""
     pieces = ranks * (settings.accumulate or 1)  # into which a batch must divide
     batch = settings.batch or max(1, min(_BATCH, rows) // pieces) * pieces
     return replace(settings, batch=batch, steps=settings.steps or max(1, math.ceil(settings.epochs * rows / batch)))

@@ -51,7 +51,7 @@ SettingsClass = ResNetSettings
 
 
 def samples(settings: ResNetSettings, world: World) -> Tuple[Images, Images, int]:
-    """Training images, validation images, classes."""
+    """Return training images, validation images and the number of classes."""
     if settings.data == "synthetic":
         made = [SyntheticImages(n, settings.size, settings.classes, seed) for n, seed in ((100_000, 0), (512, 0))]
         return made[0], made[1], settings.classes

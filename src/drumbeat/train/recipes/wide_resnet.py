@@ -94,7 +94,7 @@ def run(settings: WideResNetSettings) -> Result:
 
 
 class _Epochs:
-    """The lines that readers of this job's output know."""
+    """Prints the lines that readers of this job's output know."""
 
     def __init__(self, settings: WideResNetSettings, an_epoch: int, lead: bool, workers: str) -> None:
         self.settings, self.images, self.lead = settings, an_epoch * settings.batch, lead
