@@ -154,7 +154,7 @@ def _why_not(case: Case, layout: Layout, winner: float) -> str:
 
 
 def pareto(points: Sequence[Tuple[float, float]]) -> List[bool]:
-    """Return the points of (time, GPU-hours) that no other point beats in both."""
+    """Return, for each (time, GPU-hours) point, true if no other point is better in one and no worse in the other."""
     return [not any((t <= a and g < b) or (t < a and g <= b) for t, g in points) for a, b in points]
 
 
