@@ -1,4 +1,4 @@
-"""Subject of a check: a node's facts, the job (or a stand-in for one), and the fabric the plan sees."""
+"""Input of a check: a node's facts, its job (or a stand-in for one), and the fabric as the plan sees it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Case:
     facts: Facts
     order: Order
     here: Scene
-    shown: Optional[FrozenSet[str]] = None  # subjects that a pasted dump shows whole; None: a live node, all of them
-    of_job: bool = False  # a job that is about to start, not any
+    shown: Optional[FrozenSet[str]] = None  # subjects that a pasted dump shows fully; None: live node, all
+    of_job: bool = False  # for a job that is about to start, not for any job
 
     @property
     def several_nodes(self) -> bool:
@@ -39,17 +39,17 @@ class Case:
 
     @property
     def breaking(self) -> str:
-        """Severity of what breaks a job on several nodes, and no other."""
+        """Severity of faults that break only jobs on several nodes."""
         return ERROR if self.several_nodes and self.live else WARNING
 
     @property
     def handled(self) -> str:
-        """Severity of what a plan takes into account by itself; nobody plans from a dump."""
+        """Severity of faults that a plan works around; no plan is made from a dump."""
         return INFO if self.live else WARNING
 
     @property
     def unfit(self) -> str:
-        """Severity of what makes a node unfit, though a job may get through on it: no run is stopped for that."""
+        """Severity of faults that make a node unfit, though a job may survive them: no run is stopped for these."""
         return WARNING if self.of_job else ERROR
 
     @property
@@ -69,13 +69,13 @@ def alone(facts: Facts, node: int = 0) -> Peers:
 
 
 def stand_in(facts: Facts) -> Order:
-    """Make an order without a job: the scheduler's, if we are in one; else a node with a fast network is one of several."""
+    """Make an order without a job: the scheduler's node count if there is one, else two nodes if the node has a fast network."""
     nodes = facts.identity.nodes or (2 if facts.rdma or facts.cxi else 1)
     return Order("", "", 0.0, (), nodes, 0, "ranks", "", "/", "/", "", "local")
 
 
 def seen(what: str, findings: Iterable[Finding]) -> Iterator[Finding]:
-    """Add to each finding of a check what the check looked at: a finding that names nothing is not certain."""
+    """Add what a check examined to each of its findings: a finding without evidence is not certain."""
     return (finding if finding.seen else replace(finding, seen=(what,)) for finding in findings)
 
 

@@ -1,4 +1,4 @@
-"""All nodes of a job against each other: one that differs is slow, hangs the rest, or fails first."""
+"""Compare all nodes of a job: one that differs is slow, hangs the rest, or fails first."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from drumbeat.machine.model import Facts, Peer, Peers
 from drumbeat.plan.network import active_ports, compute_nics
 from drumbeat.plan.variables import steers
 
-CLOCK_SECONDS = 2.0  # more than this makes logs of several nodes hard to read together
+CLOCK_SECONDS = 2.0  # more than this makes logs of several nodes hard to compare
 MEMORY_FACTOR = 1.5
 # Exported values that are meant to differ from node to node.
 _TIE = "neither is in the majority: find out which is right, and make them equal"
@@ -31,7 +31,8 @@ Outliers = Tuple[Optional[str], List[Tuple[Peer, str]]]
 
 
 def _outliers(peers: Peers, value: Callable[[Facts], Optional[str]]) -> Outliers:
-    """Return the majority's value and the nodes that have another one; None and all nodes at a tie. Unknown is no difference."""
+    """Return the most frequent value and the nodes that differ from it; None and all nodes at a tie. Unknown values are
+    ignored."""
     known = [(peer, found) for peer in peers.nodes if (found := value(peer.facts)) is not None]
     counts = Counter(found for _, found in known).most_common(2)
     if len(counts) < 2:
@@ -41,7 +42,7 @@ def _outliers(peers: Peers, value: Callable[[Facts], Optional[str]]) -> Outliers
 
 
 def _say(code: str, variant: str, what: str, outliers: Outliers, severity: str = WARNING) -> Iterator[Finding]:
-    """Yield one finding per odd node, or a single one that names all sides at a tie."""
+    """Yield one finding per differing node, or a single one that names all sides at a tie."""
     common, odd = outliers
     if common is None and odd:
         hosts: Dict[str, List[str]] = {}
@@ -121,7 +122,7 @@ def _memory(peers: Peers) -> Iterator[Finding]:
 
 
 def _exported(peers: Peers) -> Iterator[Finding]:
-    """Settings of the collectives must be alike on all nodes."""
+    """Find exported variables for collectives that differ between nodes."""
     names = {name for peer in peers.nodes for name in peer.facts.environment if steers(name)}
     for name in sorted(name for name in names if not any(part in name for part in OWN_VALUES)):
         outliers = _outliers(peers, lambda facts, name=name: facts.environment.get(name, "unset"))  # type: ignore[misc]
@@ -129,7 +130,7 @@ def _exported(peers: Peers) -> Iterator[Finding]:
 
 
 def _same_gpu(peers: Peers) -> Iterator[Finding]:
-    """Two pods on one machine is allowed, the same GPU in both is not."""
+    """Find a GPU that two nodes share. Two pods on one machine are allowed; the same GPU in both is not."""
     owner: Dict[str, Peer] = {}
     for peer in peers.nodes:
         for uuid in (gpu.uuid for gpu in peer.facts.gpus if gpu.uuid is not None):

@@ -1,4 +1,4 @@
-"""Pasted dumps, judged as a live node is, and told in words."""
+"""Judge pasted dumps like a live node, and describe them in words."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _shown(dump: Dump, findings: Tuple[Finding, ...]) -> PastedDump:
 
 
 def judge(dumps: Sequence[Dump]) -> List[Tuple[Dump, Finding]]:
-    """Judge dumps, those of one node together; each finding comes with the first dump, and the lines, that it rests on."""
+    """Judge dumps, those of one node together; return each finding with its first dump and that dump's lines for it."""
     return [each for group in by_node(dumps) for each in _judge(group)]
 
 
@@ -55,11 +55,11 @@ def _first(dump: Dump, finding: Finding) -> List[Evidence]:
 
 
 _ADDRESS = re.compile(r"[\da-fA-F:.]{7,16}")
-MOST_APART = 16  # dumps, and GPUs of one, that are left out one by one
+MOST_APART = 16  # dumps, and GPUs of one, that are tested one by one
 
 
 def _sources(dumps: Sequence[Dump]) -> Iterator[Tuple[Finding, Sequence[Dump]]]:
-    """Yield each finding with the dumps that show it: those that do so alone, else those without which it is not found."""
+    """Yield each finding with its dumps: those that show it alone, else those that it is lost without."""
     if not dumps:
         return
     found = _found(together(dumps))
@@ -82,10 +82,10 @@ def _titles(dump: Dump) -> Set[Tuple[str, str]]:
 
 
 def _cited(dump: Dump, finding: Finding) -> List[Evidence]:
-    """Return the lines of the facts without which this dump does not show the finding; else those that name its devices. A line
-    that names more of a device stands for the others of it."""
+    """Return the lines that the finding depends on in this dump; else those that name its devices. A line that gives more of a
+    device replaces its other lines."""
     named = [name for name in dump.lines if _names(name, finding)]
-    named = [name for name in named if _ADDRESS.fullmatch(name)] or named  # the line that speaks of it there
+    named = [name for name in named if _ADDRESS.fullmatch(name)] or named  # prefer the line with its address
     devices, exact = set(named), []
     for key in [key for key in dump.lines if "/" in key and key.partition("/")[0] in devices]:
         if len(dump.facts.gpus) <= MOST_APART:
@@ -95,7 +95,7 @@ def _cited(dump: Dump, finding: Finding) -> List[Evidence]:
 
 
 def _without(facts: Facts, device: str, fact: str) -> Facts:
-    """Return the facts with this one of a GPU, or of a card's ports, unknown."""
+    """Return the facts with one field of a GPU, or of a card's ports, set to unknown."""
     gpus = [_unknown(gpu, fact.split(".")) if device == gpu.label else gpu for gpu in facts.gpus]
     cards = [
         replace(card, ports=tuple(_unknown(port, [fact]) for port in card.ports)) if device == card.name else card
@@ -112,8 +112,8 @@ def _unknown(record: Any, path: List[str]) -> Any:
 def passed_over(
     file: str, unread: Sequence[Tuple[Evidence, int]], dumps: bool, jobs: bool, failure: Optional[Finding] = None
 ) -> Iterator[Finding]:
-    """Name what no reader of dumps knows: a file, or passages of one; `failure` is what the reader of logs found in it. Jobs were
-    read by another reader."""
+    """Report a file, or passages of one, that no dump reader understood. `failure` is the log reader's finding in it; `jobs`:
+    the reader of pasted jobs has read it."""
     if failure:
         how = f"{failure.fix}; " if failure.fix else ""
         yield find("dump-log", file=file, what=failure.title, how=how, evidence=failure.evidence, seen=(file,))
@@ -198,7 +198,7 @@ def _device(device: RdmaDevice) -> Iterator[str]:
 
 
 def _data(dump: Dump) -> Dict[str, Any]:
-    """The same for programs."""
+    """Return the facts as data for programs."""
     facts, found = dump.facts, {}
     ports = [(device.name, port) for device in facts.rdma for port in device.ports if not port.cut]
     if facts.gpus:

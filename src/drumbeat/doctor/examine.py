@@ -1,4 +1,4 @@
-"""The doctor: facts in, findings out. Preflight is the same, with a job."""
+"""The doctor: turn facts into findings. Preflight does the same for a job."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PLAN = "the plan for this node: its devices and cores, and what is exported her
 
 
 def looked_at(case: Case) -> Finding:
-    """One finding that carries everything looked at in `seen`, and what could not be read in `unseen`."""
+    """Return one finding that lists everything examined in `seen`, and everything unreadable in `unseen`."""
     facts = case.facts
     lines = [
         f"GPUs: {_gpus(case)}",
@@ -71,9 +71,10 @@ def _surroundings(facts: Facts) -> str:
 def examine(
     facts: Facts, order: Optional[Order] = None, peers: Optional[Peers] = None, shown: Optional[FrozenSet[str]] = None
 ) -> List[Finding]:
-    """Run every check on one node, the worst finding first; what is fine is said too. Without an order, any job is meant.
+    """Run every check on one node and return findings, worst first, passed checks included. Without an order, check for any
+    job.
 
-    `shown`: of a pasted dump, the subjects that it shows whole; what else it lacks is unknown, and not judged.
+    `shown`: the subjects that a pasted dump shows completely; others are unknown, and not judged.
     """
     case = make_case(facts, order, peers, shown)
     findings = [*gpus.check(case), *network.check(case), *check_host(case)]
@@ -81,7 +82,7 @@ def examine(
         return worst_first(findings)
     findings += seen("the versions of drivers and libraries on this node", _software(case))
     findings += seen("versions of the kernel, drivers and libraries, and what is exported here", _combinations(case))
-    if order is None:  # what is exported here is questioned too
+    if order is None:  # exported variables are checked here too
         findings += seen(_PLAN, plan_node(case.order, facts, peers or alone(facts), 0).findings)
     if facts.unknown:
         unread = facts.unknown[:16]
@@ -91,12 +92,12 @@ def examine(
 
 
 def preflight(order: Order, facts: Facts, peers: Optional[Peers] = None, node: int = 0) -> List[Finding]:
-    """Find what is wrong with this node for this job, and with its plan, before ranks start."""
+    """Find faults of this node for this job, and of its plan, before ranks start."""
     return list(judged_plan(order, facts, peers or alone(facts, node), node).findings)
 
 
 def judged_plan(order: Order, facts: Facts, peers: Peers, node: int) -> NodePlan:
-    """The plan of a node; its findings also say what is wrong with the node for this job."""
+    """Return the plan of a node, with the doctor's findings on the node for this job added."""
     plan = plan_node(order, facts, peers, node)
     findings = [finding for finding in examine(facts, order, peers) if finding.severity in (WARNING, ERROR)]
     findings += seen(_PLAN, plan.findings)
@@ -104,13 +105,13 @@ def judged_plan(order: Order, facts: Facts, peers: Peers, node: int) -> NodePlan
     return replace(plan, findings=tuple(worst_first(placed)))
 
 
-# Checks of the machine itself: limits, memory, kernel settings, container, and the least hardware for training.
+# Checks of the machine itself: limits, memory, kernel settings, container, and minimum hardware for training.
 
-# Limits below which collectives or data loaders fail, and above which nobody has trouble.
+# Lower limits make collectives or data loaders fail; at these nobody has trouble.
 MEMLOCK_FAILS, MEMLOCK_GOOD = 1 * GIB, 32 * GIB
 SHM_FAILS, SHM_GOOD = 64 << 20, 8 * GIB
 FILES_GOOD = 4096
-# The least a machine for training on several GPUs should have.
+# Minimum hardware for training on several GPUs.
 CORES, MEMORY, PCIE_GTS = 32, 128 * GIB, 16.0
 
 
@@ -157,7 +158,7 @@ def _kernel(case: Case) -> Iterator[Finding]:
     elif kernel.numa_balancing is False:
         yield find("numa-balancing")
     needs_pass_through = vendor_named(case.here.vendor).needs_iommu_off
-    cray = "cray" in (kernel.release or "")  # RCCL leaves these alone too
+    cray = "cray" in (kernel.release or "")  # RCCL does not use these either
     if kernel.iommu == "on" and needs_pass_through and len(case.gpus) > 1 and not cray:
         yield find("iommu-translating", host=facts.host)
     elif kernel.iommu in ("pt", "off") and needs_pass_through:
@@ -180,7 +181,7 @@ def _container(case: Case) -> Iterator[Finding]:
 
 
 def _hardware(case: Case) -> Iterator[Finding]:
-    """Thresholds below which training on several GPUs waits for the host."""
+    """Compare the host with the thresholds below which training on several GPUs waits for it."""
     facts = case.facts
     if len(case.gpus) < 2:
         return
@@ -188,7 +189,7 @@ def _hardware(case: Case) -> Iterator[Finding]:
     short = []
     if 0 < cores < CORES:
         short.append(f"{cores} cores, {CORES} are advised")
-    if facts.memory_bytes is not None and facts.memory_bytes < MEMORY * 0.95:  # firmware keeps a part
+    if facts.memory_bytes is not None and facts.memory_bytes < MEMORY * 0.95:  # firmware reserves a part
         short.append(f"{gib(facts.memory_bytes)} of memory, {gib(MEMORY)} are advised")
     slow = [gpu for gpu in case.gpus if gpu.link and gpu.link.most_speed_gts and gpu.link.most_speed_gts < PCIE_GTS]
     if slow:
@@ -209,7 +210,7 @@ def _software(case: Case) -> Iterator[Finding]:
         yield find("nccl-old", version=facts.versions["nccl"])
 
 
-# Versions that are known to be broken together: when, as in plan.scene.matches, and exported variables that fix it.
+# Versions known to break together: when, as in plan.scene.matches, and exported variables that fix it.
 COMBINATIONS: Dict[str, Tuple[Dict[str, str], Dict[str, str]]] = {
     "rccl-kernel-gdr": ({"vendor": "amd", "rccl": "<=2.20.5", "kernel": ">=6.8", "nodes": "many"}, {}),
     "rccl-cumem-thor": (
@@ -224,7 +225,7 @@ def _combinations(case: Case) -> Iterator[Finding]:
     versions = [f"{name} {known[name]}" for name in ("rocm", "rccl", "nccl", "kernel") if name in known]
     exported = case.facts.environment
     for code, (when, unless) in COMBINATIONS.items():
-        # Solved: the exported value is the right one, or it is unset and the plan sets it.
+        # Fixed if the exported value is right, or if it is unset and the plan sets it.
         solved = unless and all(exported.get(name, value) == value for name, value in unless.items())
         if not solved and matches(when, case.here, case.facts):
             yield find(code, evidence=versions)

@@ -1,4 +1,4 @@
-"""Checks of the GPUs: are they all there, each once, free, and attached as wide as their neighbours?"""
+"""Checks of the GPUs: all present, each listed once, free, and attached with the same width."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from drumbeat.machine.topology import distance, nearest
 from drumbeat.machine.vendors import of_program
 from drumbeat.plan.network import natural
 
-WHOLE = (None, "SPX", "N/A")  # partitions that are the whole GPU
-FAST = ("NV", "XGMI")  # links that are faster than PCIe
+WHOLE = (None, "SPX", "N/A")  # partition modes that expose the whole GPU
+FAST = ("NV", "XGMI")  # links faster than PCIe
 
 
 def check(case: Case) -> Iterator[Finding]:
@@ -54,7 +54,7 @@ def _twice(gpus: List[Gpu]) -> Iterator[Finding]:
 
 
 def _unreachable(case: Case) -> Iterator[Finding]:
-    """Name GPUs that their driver does not reach, and how many a dump should show and does not."""
+    """Report GPUs that their driver does not reach, and a dump that shows fewer GPUs than are attached."""
     lost, labels = [], {gpu.label: gpu.title for gpu in case.gpus}
     for words in case.facts.driver_errors:
         address, colon, what = words.partition(": ")
@@ -66,7 +66,7 @@ def _unreachable(case: Case) -> Iterator[Finding]:
             yield find("gpu-lost", "silent", gpu=labels[address], words=what, host=case.facts.host)
         else:
             yield find("gpu-driver-fails", words=words, host=case.facts.host)
-    # Of a GPU that only a kernel log names nothing but the address is known.
+    # A GPU that only a kernel log mentions is known by its address alone.
     shown = {gpu.pci for gpu in case.gpus if gpu.pci and gpu != Gpu(gpu.index, gpu.vendor, pci=gpu.pci)}
     attached = sum(case.facts.gpus_on_bus.values())
     if not case.live and attached > len(shown.union(lost)):
@@ -84,7 +84,7 @@ def _in_use(case: Case, gpus: List[Gpu]) -> Iterator[Finding]:
 
 
 def _mixed(gpus: List[Gpu]) -> Iterator[Finding]:
-    """Compare names and memory where they are known; a name that a tool has cut off is not."""
+    """Compare known names and memory; a name that a tool has cut off is not compared."""
     names = {gpu.label: gpu.name for gpu in gpus if gpu.name and not gpu.name.endswith("...")}
     sizes = {gpu.label: gib(gpu.memory_bytes) for gpu in gpus if gpu.memory_bytes}
     differ = next((known for known in (names, sizes) if len(set(known.values())) > 1), None)
@@ -93,7 +93,7 @@ def _mixed(gpus: List[Gpu]) -> Iterator[Finding]:
 
 
 def _width(case: Case, gpus: List[Gpu]) -> Iterator[Finding]:
-    """Width, not speed: an idle GPU slows its link down."""
+    """Check PCIe widths. Speeds are not checked: an idle GPU slows its link down."""
     links = [(gpu, gpu.link) for gpu in gpus if gpu.link is not None and gpu.link.width]
     narrow = [(gpu, link) for gpu, link in links if link.most_width and link.width and link.width < link.most_width]
     if narrow:
@@ -124,7 +124,7 @@ def _memory_errors(case: Case, gpus: List[Gpu]) -> Iterator[Finding]:
 
 
 def _slowed(case: Case, gpus: List[Gpu]) -> Iterator[Finding]:
-    """A power limit is only low beside the GPU's own default, and throttling counts where it is not the limit itself."""
+    """Check for a power limit below the GPU's own default, and for throttling not caused by the limit itself."""
     for gpu, health in ((gpu, gpu.health) for gpu in gpus if gpu.health is not None):
         limit, usual = health.power_limit_w, health.power_default_w
         if limit and usual and limit < 0.95 * usual:
@@ -147,7 +147,7 @@ def _names(gpus: Sequence[Gpu]) -> str:
 
 
 def _between(gpus: List[Gpu]) -> Iterator[Finding]:
-    """Links that only some of the GPUs have, and memory that another GPU cannot reach."""
+    """Report fast links that only some GPU pairs have, and memory that another GPU cannot reach."""
     pairs = [(one, other) for one in gpus for other in gpus if one.index < other.index]
     words = [one.links.get(f"GPU {other.index}", "") for one, other in pairs]
     without = [pair for pair, word in zip(pairs, words) if word and not word.startswith(FAST)]
@@ -176,12 +176,12 @@ def _numa(case: Case, gpus: List[Gpu]) -> Iterator[Finding]:
 
 
 def _from_file(case: Case) -> bool:
-    """NCCL's own topology file: it need not number the GPUs, nor name the cards."""
+    """Return true for NCCL's own topology file, which may have neither GPU numbers nor card names."""
     return "nccl-file" in (case.shown or ())
 
 
 def _beside(case: Case, gpus: List[Gpu]) -> Iterator[Finding]:
-    """GPUs without a NIC on their side, and NICs without a GPU on theirs."""
+    """Report GPUs far from any NIC, and NICs near no GPU."""
     facts = case.facts
     paths = [gpu.pci_path.split("/") for gpu in gpus if gpu.pci_path]
     alike = len(paths) == len(gpus) > 1 and len({gpu.numa for gpu in gpus}) == 1
@@ -198,7 +198,7 @@ def _beside(case: Case, gpus: List[Gpu]) -> Iterator[Finding]:
     used = {one.name for gpu in gpus if gpu not in far and places.get(gpu.index) for one in near[gpu.index]}
     known = [device.name for device in nics if any(distance(gpu, device) for gpu in gpus)]
     idle = [name for name in known if name not in used]
-    cut = any(words.startswith("gpus:") for words in facts.unknown)  # another GPU may have the NIC beside it
+    cut = any(words.startswith("gpus:") for words in facts.unknown)  # an unread GPU may have the NIC beside it
     if used and idle and not cut and not _from_file(case):
         unnamed = any(re.fullmatch(r"NIC\d+", name) for name in used)
         keep = ",".join(sorted(used, key=natural))
@@ -206,7 +206,7 @@ def _beside(case: Case, gpus: List[Gpu]) -> Iterator[Finding]:
 
 
 def _part_of_a_node(case: Case, gpus: List[Gpu]) -> Iterator[Finding]:
-    """Pods of one job may be put on one machine or on several, and nobody says which."""
+    """Warn if a pod has only some of its machine's GPUs: other pods of the job may be on the same machine."""
     if not case.facts.identity.own_home or not case.several_nodes:
         return
     for vendor, whole in case.facts.gpus_on_bus.items():
@@ -216,7 +216,7 @@ def _part_of_a_node(case: Case, gpus: List[Gpu]) -> Iterator[Finding]:
 
 
 def _events(case: Case) -> Iterator[Finding]:
-    mine = [(gpu, gpu.pci[:-2].lower()) for gpu in case.gpus if gpu.pci]  # Xid lines leave the function out
+    mine = [(gpu, gpu.pci[:-2].lower()) for gpu in case.gpus if gpu.pci]  # Xid lines omit the PCI function
     events = [(text, gpu) for text in case.facts.gpu_events or () for gpu, address in mine if address in text]
     ours, faults = ([each for each in events if of_program(each[0]) == own] for own in (False, True))
     for code, found, most in (("gpu-events", ours, 8), ("gpu-program-faults", faults, 4)):

@@ -23,7 +23,7 @@ from drumbeat.plan.network import (
 )
 from drumbeat.plan.scene import NET_PLUGINS, fits
 
-# Packages that bring a library: of Debian and Ubuntu, RHEL and its kin, SUSE.
+# Packages that contain a library: for Debian and Ubuntu, RHEL and its kin, SUSE.
 PACKAGES: Dict[str, Tuple[str, str, str]] = {
     "libibverbs.so": ("libibverbs1", "libibverbs", "libibverbs1"),
     "librdmacm.so": ("librdmacm1", "librdmacm", "librdmacm1"),
@@ -38,7 +38,7 @@ _SYSTEMS = (("ubuntu", "debian"), ("red hat", "rocky", "alma", "centos", "fedora
 
 
 def package_of(library: str, os_name: Optional[str]) -> str:
-    """Return the package of this distribution; all of them if it is unknown."""
+    """Return the package for this distribution; all of them if it is unknown."""
     text = (os_name or "").lower()
     own = [name for name, marks in zip(PACKAGES[library], _SYSTEMS) if any(mark in text for mark in marks)]
     return " or ".join(own[:1] or dict.fromkeys(PACKAGES[library]))
@@ -46,7 +46,7 @@ def package_of(library: str, os_name: Optional[str]) -> str:
 
 ROCE_MTU = 4200  # an active MTU of 4096 bytes and its headers
 GOOD_MTU = 9000
-SMALL_PACKETS = 2048  # of RDMA, in bytes
+SMALL_PACKETS = 2048  # RDMA MTU in bytes
 SLOW_MBPS = 10_000
 
 
@@ -87,7 +87,7 @@ def _fabric(case: Case) -> Iterator[Finding]:
 
 
 def _ports(case: Case) -> Iterator[Finding]:
-    """Ports that cannot be used, and cards that a job leaves out. Those beside a GPU are missed most."""
+    """Report unusable ports and cards that a job leaves out. A card beside a GPU is the greatest loss."""
     nics = case.here.nics
     for device in case.facts.rdma:
         for port in device.ports:
@@ -119,7 +119,7 @@ def _ports(case: Case) -> Iterator[Finding]:
 
 
 def _is_beside(case: Case, name: str) -> Optional[bool]:
-    """Return whether a GPU is behind this NIC's switch; None where the places are not known."""
+    """Return true if a GPU is behind this NIC's switch; None if the positions are unknown."""
     device = next(one for one in case.facts.rdma if one.name == name)
     places = {distance(gpu, device) for gpu in case.gpus} - {None}
     return bool(places & {"PIX", "PXB"}) if places else None
@@ -137,7 +137,7 @@ def _port(case: Case, device: RdmaDevice, port: RdmaPort) -> Iterator[Finding]:
             yield find("rdma-port-not-shown", port=name, interface=down[0])
     elif port.state == "INIT" and port.link_layer != "Ethernet":
         yield find("ib-no-subnet-manager", port=name, severity=severity)
-    elif case.here.nics.devices or not case.live:  # else all are, which is said once
+    elif case.here.nics.devices or not case.live:  # otherwise all are, which is reported once
         state = "down" if port.state == "ACTIVE" else port.state.lower()
         state += f" ({port.physical_state})" if port.physical_state else ""
         about = {"port": name, "state": state, "device": device.name, "host": case.facts.host}
@@ -145,7 +145,7 @@ def _port(case: Case, device: RdmaDevice, port: RdmaPort) -> Iterator[Finding]:
 
 
 def _hidden(case: Case) -> Iterator[Finding]:
-    """A container sees the host's devices in /sys, whether it was given them or not."""
+    """Report devices missing from /dev: a container sees the host's devices in /sys even if it was not given them."""
     hidden = [device.name for device in case.here.nics.devices if device.openable is False]
     if hidden:
         yield find("rdma-device-hidden", devices=", ".join(hidden), severity=case.breaking)
@@ -200,7 +200,7 @@ def _mtu(case: Case) -> Iterator[Finding]:
 
 
 def _unequal_mtu(case: Case) -> Iterator[Finding]:
-    """Compare the MTU of interfaces that are up and alike: InfiniBand ports, those of RDMA cards, else by their names."""
+    """Compare the MTU of similar interfaces that are up: InfiniBand ports, those of RDMA cards, else by their names."""
     rdma = {netdev for device in case.here.nics.devices for netdev in device.netdevs}
     alike: Dict[Tuple[str, bool], List[Interface]] = {}
     for one in case.facts.interfaces:
@@ -216,7 +216,7 @@ def _unequal_mtu(case: Case) -> Iterator[Finding]:
 
 
 def _verbs_libraries(case: Case) -> Iterator[Finding]:
-    """libibverbs, librdmacm and the provider must load inside this image, or NCCL sees no device."""
+    """Check that libibverbs, librdmacm and the providers load inside this image; NCCL needs all but librdmacm."""
     if case.here.fabric not in ("infiniband", "roce"):
         return
     providers = ("libmlx5", "libbnxt_re", "libionic", "libefa", "libirdma", "libhfi1verbs")
@@ -242,7 +242,7 @@ def _where(case: Case) -> str:
 
 
 def _plugin(case: Case) -> Iterator[Finding]:
-    """Slingshot and EFA are reached through libfabric only."""
+    """Check the libfabric plug-in, which Slingshot and EFA need."""
     if case.here.fabric not in ("slingshot", "efa") or not case.live:
         return
     plugin = case.here.net_plugin
@@ -267,14 +267,14 @@ def _first(libraries: tuple[Library, ...], names: tuple[str, ...]) -> Optional[L
 
 
 def _broadcom(case: Case) -> Iterator[Finding]:
-    """Two copies of the RoCE library, of which the loader takes one."""
+    """Report differing copies of the RoCE library: the loader takes only one."""
     copies: List[Library] = [one for one in case.facts.libraries if one.name.startswith("libbnxt_re") and one.path]
     if len({one.digest for one in copies if one.digest}) > 1:
         yield find("bnxt-two-libraries", evidence=[f"{one.path} sha256 {(one.digest or '')[:12]}" for one in copies])
 
 
 def _gpu_direct(case: Case) -> Iterator[Finding]:
-    """Check what GPU-direct RDMA needs where a kernel module brings it, and what NCCL cannot see in a virtual machine."""
+    """Check the kernel module for GPU-direct RDMA where one is needed, and what NCCL cannot see in a virtual machine."""
     if not case.verbs or not vendor_named(case.here.vendor).peer_module:
         return
     if case.facts.kernel.nvidia_peermem is False:
@@ -287,7 +287,7 @@ def _gpu_direct(case: Case) -> Iterator[Finding]:
 
 
 def compare_with_host(host: Case, inside: Case) -> Iterator[Finding]:
-    """Check that the RDMA provider in the container is the host's, byte for byte."""
+    """Check that the RDMA provider in the container is identical to the host's."""
     looked = ("the RDMA libraries of the host and of the container",)
     theirs = {one.name: one for one in host.facts.libraries if one.digest}
     for mine in inside.facts.libraries:

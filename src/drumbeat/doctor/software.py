@@ -1,4 +1,4 @@
-"""Findings on a framework's own build, from what it says of itself. Pure: answers in, findings out."""
+"""Findings on a framework's own build, from its own report. Pure: answers in, findings out."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import ERROR, INFO, WARNING, Finding
 from drumbeat.machine.frameworks import FrameworkAnswers
 
-# Findings on the MPI of this node: which one, whether it takes GPU memory, and whether mpi4py uses the same one as
-# mpirun.
+# Findings on the MPI of this node: its implementation, its support for GPU memory, and a mismatch between mpi4py and mpirun.
 
 
 find = Catalog("software")
@@ -65,7 +64,7 @@ def _of(name: str, ways: List[str]) -> List[Finding]:
 
 
 def _cray(answers: FrameworkAnswers) -> List[Finding]:
-    """Cray MPICH has no report tool: its modules' variables tell."""
+    """Judge Cray MPICH by its modules' variables, since it has no report tool."""
     version = answers.variables.get("CRAY_MPICH_VERSION")
     if version is None:
         return []
@@ -108,26 +107,26 @@ def _kind(text: str) -> Optional[str]:
 _COLOUR = regex(r"\x1b\[[0-9;]*m")
 _OPERATOR = regex(r"^(\w+) \.*\s*\[(YES|NO)\] \.*\s*\[(OKAY|NO|FAIL)\]", re.MULTILINE)
 _BOX = regex(r"\[([X ])\] (\w+)")
-# Used by almost everybody, on each kind of GPU; the others are needed by a few configurations.
+# Operators used by almost everybody, on each kind of GPU; the others are needed by a few configurations.
 _IMPORTANT = ("fused_adam", "cpu_adam", "async_io")
 
 
 def examine_framework(answers: FrameworkAnswers) -> List[Finding]:
-    if answers.framework != "mpi" and not answers.probe:  # MPI's programs answer without Python
+    if answers.framework != "mpi" and not answers.probe:  # MPI's programs answer even without Python
         return [find("framework-python", python=answers.python, seen=(f"the start of {answers.python}",))]
     tools = "".join(f", {name}" for name in sorted(answers.tools))
     return worst_first(list(seen(f"what {answers.python}{tools} answered", _CHECKS[answers.framework](answers))))
 
 
 def recipe(name: str, answers: FrameworkAnswers) -> str:
-    """Return how to install it for the GPUs of this node."""
+    """Return how to install a package for the GPUs of this node."""
     kinds: Mapping[str, str] = data.load("drumbeat.doctor", "recipes")[name]
     vendor = answers.gpus[0] if answers.gpus else ""
     return kinds.get(vendor) or kinds.get("any") or " | ".join(kinds.values())
 
 
 def _module(answers: FrameworkAnswers, name: str) -> Tuple[Optional[str], str]:
-    """Return its version, or why it cannot be imported."""
+    """Return a module's version, or why it cannot be imported."""
     found = (answers.probe.get("modules") or {}).get(name) or {}
     return (None, str(found["error"])) if "error" in found else (found.get("version") or "", "")
 
@@ -174,14 +173,14 @@ def _deepspeed(answers: FrameworkAnswers) -> Iterator[Finding]:
 
 
 def operators(answers: FrameworkAnswers) -> Dict[str, Tuple[bool, bool]]:
-    """Operator -> is it built, can it be; from ds_report."""
+    """Return operator -> (built, can be built), from ds_report."""
     found = _OPERATOR.findall(_COLOUR.sub("", answers.tools.get("ds_report") or ""))
     rows = {name: (built == "YES", fits == "OKAY") for name, built, fits in found}
     return {name: row for name, row in rows.items() if name != "deepspeed_not_implemented"}
 
 
 def check_report(answers: FrameworkAnswers) -> Iterator[Finding]:
-    """Findings on what ds_report printed, here or in a pasted text."""
+    """Judge the output of ds_report, from this node or a pasted text."""
     text, version = _COLOUR.sub("", answers.tools.get("ds_report") or ""), _module(answers, "deepspeed")[0]
     rows = operators(answers)
     yield from _toolkit(text)
@@ -209,7 +208,7 @@ def check_report(answers: FrameworkAnswers) -> Iterator[Finding]:
 
 
 def _toolkit(text: str) -> Iterator[Finding]:
-    """The compiler that builds operators at first use must be of torch's own CUDA."""
+    """Check that the compiler for operators has the CUDA version of torch: they are compiled at first use."""
     version = r" version \.+ (\d+)([.\d]*)"
     torch, nvcc = (re.search(f"^{name}{version}", text, re.MULTILINE) for name in ("torch cuda", "nvcc"))
     if torch and nvcc and torch.groups() != nvcc.groups():

@@ -1,4 +1,4 @@
-"""Finds of the rules and tracebacks, line by line: bounded, in the order of the log."""
+"""Events found by the rules and in tracebacks, line by line: bounded, in log order."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from drumbeat.logs.read.prefixes import Line
 from drumbeat.logs.read.tracebacks import Raised, Span
 
 MAX_PER_RULE_AND_SOURCE = 3
-MAX_ENDS = 64  # of the lines that end a job: a file may hold several jobs, and the last of them counts
+MAX_ENDS = 64  # lines that end a job: a file may hold several jobs, and the last of them counts
 ENDS = frozenset({"time-limit", "cancelled", "preempted"})
 MAX_EVENTS = 20_000
 MAX_SOURCES = 20_000
 _Source = Tuple[str, str, Optional[int], str]  # rule or exception, file, rank, host
 
 _RANK_IN_NAME = re.compile(r"(?:rank|local_rank)[-_.]?(\d{1,6})(?!\d)|/(\d{1,6})/std(?:err|out)\.log$", re.IGNORECASE)
-# Launchers name the process that they speak about.
+# Launchers name the process they report on.
 _REPORTED = re.compile(
     r"srun: error: (?P<host>[\w.-]+): task (?P<task>\d+): "
     r"|process rank (?P<process>\d+) with PID \S+ on node (?P<node>\S+)"
@@ -40,7 +40,7 @@ _REPORTED = re.compile(
 
 @dataclass(frozen=True)
 class Event:
-    """A line that a rule or a traceback made speak. `match` is none for an exception that no rule knows."""
+    """An event that a rule or a traceback found on a line. `match` is None for an exception that no rule knows."""
 
     sequence: int
     evidence: Evidence
@@ -49,7 +49,7 @@ class Event:
     raised_at: str = ""  # `raised at train.py:12`, `crashed at data.py:33`
     beside: Tuple[Evidence, ...] = ()  # other lines that its rule rests on
     rank: Optional[int] = None
-    local: bool = False  # `rank` counts on its node only
+    local: bool = False  # `rank` is a local rank
     host: Optional[str] = None
     pid: int = 0
     device: Optional[int] = None  # of NCCL's own line, where one process has several
@@ -58,15 +58,15 @@ class Event:
     bare: bool = False  # an exception's last line without its traceback
     own: bool = False  # raised by a line of the program itself, not inside a library
     caught: bool = False  # an exception that somebody caught and printed
-    lines: int = 1  # of the traceback
-    again: bool = False  # the like of it came several times before
+    lines: int = 1  # length of the traceback
+    again: bool = False  # similar events came several times before
     of_launcher: bool = False  # a launcher's own traceback: it says that a rank failed, not why
     of_helper: bool = False  # an exception of a thread or a worker process
-    said: bool = False  # plain words that no rule knows, of a program or its logger
-    meant: str = ""  # the code of plain words, read with the log's own words for ranks
-    task: Optional[int] = None  # of srun -l, as its line begins
+    said: bool = False  # plain words of a program or its logger that no rule knows
+    meant: str = ""  # the code of plain words, read with the log's own names for ranks
+    task: Optional[int] = None  # the task label of srun -l
     rank_is_task: bool = False  # no other words name the rank
-    of_table: bool = False  # an entry of a launcher's table, and not the one that it calls the first
+    of_table: bool = False  # a launcher-table entry other than the one marked as first
 
     @property
     def sense(self) -> str:
@@ -88,12 +88,12 @@ class Event:
 
     @property
     def advice(self) -> Optional[str]:
-        """The remedy that its line names."""
+        """The fix that the line itself suggests."""
         return remedy(self.evidence.text)
 
     @property
     def mention(self) -> bool:
-        """Its line has the words of an error, but not the error's own shape."""
+        """True if the line has the words of an error but not the error's own form."""
         return self.match is not None and self.match.mention
 
     @property
@@ -102,32 +102,32 @@ class Event:
 
 
 def rank_of_file(file: str) -> Optional[int]:
-    matches = list(_RANK_IN_NAME.finditer(file))  # the last: a folder above may have such a name too
+    matches = list(_RANK_IN_NAME.finditer(file))  # use the last match: a folder above may have such a name too
     return int(matches[-1][1] or matches[-1][2]) if matches else None
 
 
 class Events:
     def __init__(self) -> None:
         self._first: List[Event] = []
-        # of sources that have had their room: a log may repeat itself to its end
+        # sources that used up their limit: a log may repeat itself to its end
         self._latest: Dict[_Source, Event] = {}
-        self.counts: Dict[str, int] = {}  # rule -> how often, also of those not kept
+        self.counts: Dict[str, int] = {}  # rule -> number of matches, including those not kept
         self.marks: Set[str] = set()
-        self.mark_lines: Dict[Tuple[str, str], List[int]] = {}  # mark and file -> the numbers of its first lines
+        self.mark_lines: Dict[Tuple[str, str], List[int]] = {}  # mark and file -> its first lines
         self.owners: Dict[str, Tuple[Optional[int], Optional[str]]] = {}  # file -> rank, host
-        self.of_one_process: Set[str] = set()  # files of which the caller knows that only one process wrote to them
-        self.tracebacks: List[Span] = []  # of streams that belong to one process
+        self.of_one_process: Set[str] = set()  # files that the caller knows to have one writer
+        self.tracebacks: List[Span] = []  # tracebacks of streams that belong to one process
         self.raised: Dict[str, List[int]] = {}  # file -> lines that end a traceback
         self.by_launcher: Set[Tuple[str, int]] = set()  # file and line: where a launcher's own traceback ends
-        self.places: Dict[str, Places] = {}  # code -> every line that spoke of it
+        self.places: Dict[str, Places] = {}  # code -> every line that shows it
         self._where: Dict[Tuple[str, int], str] = {}  # file and line -> where in the program it happened
         self._per_source: Dict[_Source, int] = {}
-        self.reported: Set[Tuple[str, str]] = set()  # rules and files of this run's reports of launchers
+        self.reported: Set[Tuple[str, str]] = set()  # (rule, file) of launcher reports in this run
         self.labels = Labels()
 
     @property
     def kept(self) -> List[Event]:
-        """The first ones of each source and the last one, in the order of the log, each with its rank and place."""
+        """The first events of each source and the last one, in log order, each with its rank and place."""
         latest = (replace(event, again=True) for event in self._latest.values())
         return sorted(map(self._located, (*self._first, *latest)), key=lambda event: event.sequence)
 
@@ -140,7 +140,8 @@ class Events:
         record: Optional[Record] = None,
         of_table: bool = False,
     ) -> None:
-        """`record`: NCCL's own head of the line. `of_table`: an entry of a launcher's table that is not its root cause."""
+        """Add a rule's match. `record`: the NCCL header of the line. `of_table`: a launcher-table entry other than its root
+        cause."""
         rule = match.rule
         if rule.role == REPORT and len(self.reported) < MAX_SOURCES:
             self.reported.add((rule.id, evidence.file or ""))
@@ -173,7 +174,7 @@ class Events:
         self._keep((rule.id, evidence.file or "", rank, host), event, most)
 
     def add_words(self, sequence: int, line: Line, evidence: Evidence, meant: str = "") -> None:
-        """Plain words that mean a failure."""
+        """Add an event for plain words that mean a failure."""
         self.add_exception(sequence, Raised(line.text.strip(), "", "", 1), line, evidence, True, True, meant)
 
     def add_exception(
@@ -213,7 +214,7 @@ class Events:
         self._keep((name, evidence.file or "", line.rank, ""), event)
 
     def add_traceback(self, raised: Raised, line: Line, file: str, number: int) -> None:
-        """Note where it ends; and all of it, if its lines are one process's: of a known rank, or of such a file."""
+        """Note where a traceback ends; keep all of it if its lines come from one process (known rank, or a one-process file)."""
         if len(self.raised) < MAX_SOURCES:
             ends = self.raised.setdefault(file, [])
             if len(ends) < MAX_EVENTS:
@@ -225,7 +226,7 @@ class Events:
             self.tracebacks.append(Span(file, rank, number - raised.lines + 1, number, raised))
 
     def locate(self, file: str, number: int, where: str) -> None:
-        """Note where in the program it happened: `raised at train.py:12`."""
+        """Note where in the program the error happened: `raised at train.py:12`."""
         if where and ((file, number) in self._where or len(self._where) < MAX_EVENTS):
             self._where[(file, number)] = where
 
@@ -238,7 +239,7 @@ class Events:
         speaker = self.labels.speaker(file, event.number) if rank is None else None
         if (where, rank, speaker) == (event.raised_at, event.rank, None):
             return event
-        # What looks like a host before the line is that label: `s4: `
+        # Text before the line that looks like a host is such a label: `s4: `
         return replace(
             event,
             raised_at=where,
@@ -247,16 +248,16 @@ class Events:
         )
 
     def forget(self, file: str, number: int) -> None:
-        """Drop what was found on this line: Python itself calls the exception ignored."""
+        """Drop the events of this line: Python calls its exception ignored."""
         self._only(lambda event: (event.evidence.file, event.number) != (file, number))
 
     def ends_of_run(self, file: str) -> None:
-        """A run seems to have ended here: what comes now may belong to another one, and has room of its own."""
+        """Reset the limits of a file where a run seems to have ended: later lines may belong to another run."""
         self._per_source = {key: count for key, count in self._per_source.items() if key[1] != file}
         self.reported = {key for key in self.reported if key[1] != file}
 
     def drop(self, file: str, below: int) -> None:
-        """Forget what was found in that file before line `below`: it belongs to an earlier run."""
+        """Forget the events of this file before line `below`: they belong to an earlier run."""
         self._only(lambda event: event.evidence.file != file or event.number >= below)
         self.tracebacks = [span for span in self.tracebacks if span.file != file or span.first >= below]
         for places in self.places.values():
@@ -281,7 +282,7 @@ class Events:
             self.places.setdefault(code, Places()).add(evidence.file or "", evidence.line, lines)
 
     def owner(self, file: str) -> Tuple[Optional[int], Optional[str]]:
-        """Return rank and host of the file's only writer, as the caller or its name tells."""
+        """Return rank and host of the file's only writer, as given by the caller or by the file name."""
         return self.owners.get(file) or (rank_of_file(file), None)
 
     def _only(self, wanted: Callable[[Event], bool]) -> None:
@@ -305,7 +306,7 @@ def is_reported(text: str) -> bool:
 
 
 def _reported(text: str) -> Tuple[Optional[int], str, bool]:
-    """Rank and host that a launcher names in its report, and whether that rank counts on its node only."""
+    """Return the rank and host that a launcher's report names, and True if that rank is a local rank."""
     found = _REPORTED.search(text)
     if not found:
         return None, "", False
@@ -317,7 +318,7 @@ def _reported(text: str) -> Tuple[Optional[int], str, bool]:
 
 @dataclass(frozen=True)
 class RankOf:
-    """Global ranks of processes: by host and pid, or with the device too where one process has several."""
+    """Global ranks of processes, by host and pid; also by device where one process drives several ranks."""
 
     processes: Dict[Tuple[str, int], int]
     devices: Dict[Tuple[str, int, int], int]
@@ -341,7 +342,7 @@ class RankOf:
         return RankOf(processes, devices, first)
 
     def local(self, event: Event) -> bool:
-        """Return True if `rank` counts on the event's node only."""
+        """Return True if the event's rank is only a local rank."""
         return event.local and not self._in_table(event)
 
     def _in_table(self, event: Event) -> bool:
@@ -363,7 +364,7 @@ class RankOf:
 
 
 def _own_ends(process: Process) -> Set[int]:
-    """The ranks from which a process connects, where no line names its communicator."""
+    """Return the ranks from which a process connects, for processes whose lines name no communicator."""
     return {
         receiver if side == "receive" else sender
         for member in process.members

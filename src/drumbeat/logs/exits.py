@@ -1,8 +1,8 @@
 """Judge why a rank or a run ended: live, for the agent at every rank's end, and offline.
 
-What the ranks wrote (the last lines of both streams, torchrun's own table among them) is read by the same reader as
-`drumbeat diagnose`; exit codes and signals say what is left. The codes are stable: the agent's decisions (restart, next
-port, first failure) are made by them.
+The ranks' output (the last lines of both streams, including torchrun's own table) is read by the same reader as `drumbeat
+diagnose`; exit codes and signals fill the gaps. The codes are stable: the agent bases its decisions on them (restart, next
+port, first failure).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from drumbeat.plan.argv import SETUP_FAILED
 find = Catalog("logs")
 FINISHED = "finished"
 
-# Ends that tell nothing about the cause: another rank, or we, came first.
+# Ends that say nothing about the cause: another rank failed first, or drumbeat ended this one.
 CONSEQUENCES = frozenset({STOPPED, PEER_LOST})
 
 _SETUP_FAILED = re.compile(rf"{SETUP_FAILED} \(exit (\d+)\)$")
@@ -46,7 +46,7 @@ _OF_SETUP = re.compile(r"^(?:setup|bash|/bin/bash): line \d+: ")
 _NO_COMMAND = re.compile(r"(\S+): command not found$")
 MAX_TAIL = 2_000  # lines of each stream that are read
 _NO_SCRIPT = re.compile(r"[Cc]an't open file '?(/[^':]+)'?: \[Errno 2\]")
-# By torch.multiprocessing.spawn: its numbers are those of one node.
+# Ranks reported by torch.multiprocessing.spawn are local ranks.
 _SPAWNED = re.compile(
     r"ProcessExitedException: process (\d+) terminated with (?:signal (SIG[A-Z0-9]+)|exit code (\d+))"
 )
@@ -62,16 +62,16 @@ _BY_SIGNAL = {signals.SIGSEGV, signals.SIGBUS, signals.SIGABRT}  # whose rules s
 class RankEnd:
     """One rank's end and the last lines that it wrote."""
 
-    rank: Optional[int]  # none for a launcher that starts ranks itself: its own table names them
+    rank: Optional[int]  # None for a launcher that starts ranks itself: its own table names them
     exit_code: Optional[int]
     signal: Optional[int] = None
     stdout: Sequence[str] = ()
     stderr: Sequence[str] = ()
     host: str = ""
-    time: Optional[float] = None  # of the end, by one clock for all ranks
+    time: Optional[float] = None  # time of the end, by one clock for all ranks
     killed_by_us: bool = False
     oom_kill_seen: bool = False
-    one_process: bool = False  # nobody but its main process has written these lines
+    one_process: bool = False  # only its main process has written these lines
 
     @property
     def failed(self) -> bool:
@@ -104,8 +104,8 @@ def explain_exit(
     stdout_tail: Sequence[str] = (),
     one_process: bool = True,
 ) -> Finding:
-    """One rank's end as a Finding. `signal` is set when it died from one. A code of 128+N is what shells and containers make
-    of signal N, but a program may choose such a code itself, so it is never a certain sign of that signal."""
+    """Explain one rank's end as a Finding. `signal` is set when a signal killed it. Shells and containers report signal N as
+    exit code 128+N, but a program may choose such a code itself, so the code never proves the signal."""
     given, signal = signal, signal or _signal_of_code(exit_code)
     if exit_code == 0 and signal is None:
         return find("finished")
@@ -148,7 +148,8 @@ def explain_exit(
 
 
 def _failed_setup(lines: Sequence[str]) -> Optional[Finding]:
-    """The job's setup ended the rank before its command was started: the trap around it says so in the last line."""
+    """Return a finding if the job's setup failed before the command started: the shell trap around it says so in the last
+    line."""
     texts = [text for text in (clean(line).text.strip() for line in lines) if text]
     match = _SETUP_FAILED.fullmatch(texts[-1]) if texts else None
     if match is None:
@@ -169,7 +170,7 @@ def _failed_setup(lines: Sequence[str]) -> Optional[Finding]:
 
 
 def _in_a_table(finding: Finding, exit_code: Optional[int]) -> Finding:
-    """A launcher's table that a rank has printed is about other processes: the rank's own end was seen."""
+    """Report the exit code of a rank that printed a launcher's table: the table is about other processes."""
     title = f"exit code {exit_code}; a launcher's table that it printed says: {finding.title}"
     cause = "not known: the table is about another process, which it may have started or only quoted"
     seen = (f"exit code {exit_code}", *finding.seen)
@@ -179,7 +180,7 @@ def _in_a_table(finding: Finding, exit_code: Optional[int]) -> Finding:
 
 
 def _missing_script(finding: Finding, command: Sequence[str]) -> Finding:
-    """Python names the script's whole path; the command, what was written."""
+    """Name a missing script as the command does: Python's message has only the full path."""
     match = _NO_SCRIPT.search(finding.evidence[0].text) if finding.evidence else None
     script = match and next((word for word in command if word and match[1].endswith(f"/{word}")), None)
     if not match or not script:
@@ -206,7 +207,7 @@ def _read(ends: Sequence[RankEnd], first: Optional[RankEnd]) -> Failure:
 
 
 def _role(failure: Failure) -> str:
-    """cause, symptom or consequence; empty where the streams name nothing."""
+    """Return cause, symptom or consequence; empty if the streams name nothing."""
     if failure.finding is None or failure.answer in (NO_FAILURE, NOT_KNOWN):
         return ""
     rule = _rule(failure.rule)
@@ -218,12 +219,12 @@ def _rule(name: str) -> Optional[Rule]:
 
 
 def _own(finding: Finding) -> Finding:
-    """Leave out host and file, which the agent knows better. A rank is kept where the lines or torchrun's table name one."""
+    """Drop host and file, which the agent knows better. Keep the rank if the lines or torchrun's table name one."""
     return replace(finding, host=None, evidence=tuple(Evidence(item.text) for item in finding.evidence))
 
 
 def _signal_of_code(exit_code: Optional[int]) -> Optional[int]:
-    """The signal for which shells and containers use this exit code."""
+    """Return the signal that shells and containers report with this exit code."""
     return exit_code - 128 if exit_code is not None and 128 < exit_code < 128 + 65 else None
 
 
@@ -255,7 +256,7 @@ def _by_signal(signal: int, lines: Sequence[str], known: Optional[Finding]) -> F
 
 
 def _like_signal(signal: int, lines: Sequence[str], known: Optional[Finding]) -> Finding:
-    """The exit code is that of a signal, but nobody saw the signal itself; what the streams say of it counts for more."""
+    """Judge an exit code that looks like a signal's when no signal was seen; what the streams say counts for more."""
     finding = _by_signal(signal, lines, known)
     if known is not None and known.code == finding.code:
         return _own(known)
@@ -302,7 +303,7 @@ def _by_code(
             )
         title = f"process {spawned[1]} that the program spawned: {how.title}"
         return replace(how, title=title, evidence=evidence, seen=said)
-    if evidence:  # its own last words, such as a refusal or what a set-up script said, are better than none
+    if evidence:  # its own last words (a refusal, a setup script's message) are better than none
         words = evidence[-1].text[:200]
         return find("exit-code", "words", code=exit_code, words=words, evidence=evidence, confidence=UNKNOWN, seen=seen)
     silent = not any(line.strip() for line in lines)
@@ -310,8 +311,8 @@ def _by_code(
 
 
 def _last_words(lines: Sequence[str]) -> Tuple[Evidence, ...]:
-    """The last line, or a telling one among the last few; what a logger calls information says nothing about an end, and an
-    indented line goes on with the one above it: a hint, a quotation."""
+    """Return the last line, or a more telling one among the last few. Lines logged as info say nothing about an end, and an
+    indented line (a hint, a quotation) continues the one above it."""
     # A step of training says nothing about the program's end.
     spoken = (line for line in lines[-20:] if not any("step" in record for record in read_line(line)))
     cleaned = [line.text for line in map(clean, spoken) if line.level != "I" and line.text.strip()]
@@ -325,10 +326,10 @@ def _last_words(lines: Sequence[str]) -> Tuple[Evidence, ...]:
 __all__ = ["CERTAIN", "CONSEQUENCES", "FINISHED", "RankEnd", "explain_exit", "explain_run"]
 
 
-# Advice for the place where a run is: a scheduler's tools are no help on a machine without it.
+# Adapt advice to the place of the run: Slurm's tools do not help on a machine without Slurm.
 
 
-# What a fix asks a tool of Slurm for -> the same in a pod, and on a machine without a scheduler.
+# Words of a fix that name a Slurm tool -> the same advice in a pod, and on a machine without a scheduler.
 _ELSEWHERE: Dict[str, Tuple[str, str]] = {
     "dmesg on that host, or sacct -j JOB -o State,MaxRSS": (
         "kubectl describe pod POD says whether it was memory (OOMKilled)",
@@ -342,7 +343,7 @@ _ELSEWHERE: Dict[str, Tuple[str, str]] = {
 
 
 def for_place(finding: Finding, identity: Identity) -> Finding:
-    """The finding with a fix for the place that `identity` tells of."""
+    """Return the finding with a fix that suits the place described by `identity`."""
     started_by = (identity.scheduler, identity.batch)
     if "slurm" in started_by:
         return finding

@@ -1,7 +1,7 @@
-"""Judge what failed first, and why: the earliest error that is nobody's consequence.
+"""Judge what failed first, and why: the earliest error that is not a consequence of another one.
 
 tiers.py says which events count: known causes and uncaught exceptions, symptoms (a watchdog's timeout, a signal), what
-launchers report, consequences. The judge of order (drumbeat.causes) picks the first of them; here it becomes an answer.
+launchers report, consequences. drumbeat.causes picks the first of them; this module turns it into an answer.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from drumbeat.logs.read.progress import NOT_FINITE, nan_among_the_last
 from drumbeat.logs.read.tracebacks import CUT_OFF
 from drumbeat.logs.tiers import BARE, SAID, UNEXPLAINED, WAITED, WARNED, Tiers, most_specific, of_tool
 
-# How events are shown: one finding for an event, one for each code of many, with lines of several ranks as evidence.
+# How events are shown: one finding per event, or one per code for many events, with lines of several ranks as evidence.
 
 
 MAX_EVIDENCE = 4
@@ -50,7 +50,7 @@ OWN_WORDS = "as the log itself says"
 
 
 def finding_of(event: Event, ranks: RankOf, first: bool = True) -> Finding:
-    """`first`: no other rank is known to have said the same before."""
+    """Return the finding for an event. `first`: no other rank is known to have reported the same earlier."""
     rank = ranks.rank(event) if first and not (event.match and event.match.rule.blames == JOB) else None
     advice = event.advice
     own_fix = f"{advice}, {OWN_WORDS}" if advice else ""
@@ -96,7 +96,7 @@ def finding_of(event: Event, ranks: RankOf, first: bool = True) -> Finding:
 
 
 def merged_findings(events: List[Event], ranks: RankOf) -> Tuple[Finding, ...]:
-    """One finding for each code, in the order in which each first appeared."""
+    """Return one finding per code, in order of first appearance."""
     by_code: Dict[str, List[Event]] = {}
     for event in sorted(events, key=lambda event: event.sequence):
         by_code.setdefault(event.code, []).append(event)
@@ -104,7 +104,7 @@ def merged_findings(events: List[Event], ranks: RankOf) -> Tuple[Finding, ...]:
 
 
 def blame(finding: Finding, extra: Sequence[Finding]) -> Finding:
-    """The rank that many lines together point to: who waits is not who is late."""
+    """Blame the rank that many lines together point to: the rank that waits is not the one that is late."""
     pointing = [item for item in extra if item.rank is not None]
     if len({item.rank for item in pointing}) != 1:
         return finding
@@ -116,7 +116,7 @@ def blame(finding: Finding, extra: Sequence[Finding]) -> Finding:
 
 
 def with_evidence(finding: Finding, events: List[Event]) -> Finding:
-    """More lines of the same kind, from other ranks first."""
+    """Add lines of the same kind as evidence, other ranks' lines first."""
     evidence: List[Evidence] = list(finding.evidence)
     for event in sorted(events, key=lambda event: event.sequence):
         if event.evidence not in evidence and len(evidence) < MAX_EVIDENCE:
@@ -124,13 +124,13 @@ def with_evidence(finding: Finding, events: List[Event]) -> Finding:
     return replace(finding, evidence=tuple(evidence))
 
 
-# Which rank the answer names, and when it names none. A line's own rank; else the only rank that says the same or
-# speaks right beside it; else the one that the launcher reports. Where that is not one rank, none is named: the
-# title says who waited, and the report shows every line.
+# Which rank the answer names, and when it names none: the line's own rank; else the only rank that prints the same or prints
+# right beside it; else the one that the launcher reports. If that is not one rank, none is named: the title says who waited,
+# and the report shows every line.
 
 
-BESIDE = 3  # lines: who writes them is taken to be the same process
-OF_THE_SAME = frozenset({"watchdog-teardown", "child-failed", "task-failed"})  # who prints these failed as well
+BESIDE = 3  # lines: neighbours within this distance are taken to be of the same process
+OF_THE_SAME = frozenset({"watchdog-teardown", "child-failed", "task-failed"})  # codes whose writers failed as well
 MAX_NAMED = 8  # ranks in a title
 MAX_WORLD = 100_000
 FOLLOWS = "most likely a consequence of the failure above: the others waited for the rank that failed"
@@ -143,7 +143,7 @@ class NamedRank:
         self._several = any(_SEVERAL.search(event.evidence.text) for event in tiers[REPORT])
 
     def finding(self, event: Event, alike: List[Event], in_order: bool = True) -> Finding:
-        """The finding for this event, with its rank. `in_order`: it is known that none of `alike` came before it."""
+        """Return the finding for this event, with its rank. `in_order`: none of `alike` is known to have come before it."""
         waiting = {rank for rank in map(self._ranks.rank, alike) if rank is not None} - self._log.late
         in_order = in_order and event.code not in WAITED
         if _blames(event) == OTHER and not in_order and len(waiting) > 1:
@@ -151,14 +151,14 @@ class NamedRank:
         return self._beside(finding_of(self._located(event, alike), self._ranks), event, alike)
 
     def _located(self, event: Event, alike: List[Event]) -> Event:
-        """A crash is told twice, by the process and by its launcher: only the process knows where in the program it was."""
+        """Add the place in the program: a crash is reported by the process and by its launcher, and only the process knows it."""
         own = [each for each in alike if None in (each.rank, event.rank) or each.rank == event.rank]
         places = {each.raised_at for each in own} - {""}
         return replace(event, raised_at=places.pop()) if not event.raised_at and len(places) == 1 else event
 
     def unheard(self, finding: Optional[Finding]) -> Tuple[int, ...]:
-        """Ranks of the world without a word about a collective that others waited in. Where no line says how large the world is,
-        it has at least the ranks up to the highest that spoke."""
+        """Return the ranks that printed nothing about a collective that others waited in. If no line gives the world size, it
+        is taken from the highest rank seen."""
         if finding is None or finding.code not in WAITED:
             return ()
         heard = {self._ranks.rank(event) for event in self._live if not self._ranks.local(event)} - {None}
@@ -167,7 +167,7 @@ class NamedRank:
         return tuple(rank for rank in range(min(world, MAX_WORLD)) if rank not in heard)
 
     def _beside(self, finding: Finding, event: Event, alike: List[Event]) -> Finding:
-        """A line without a rank belongs to the rank that says the same, or speaks right beside it, if that is only one."""
+        """Assign a line without a rank to the only rank that prints the same, or that prints right beside it."""
         if finding.rank is not None or finding.host is not None or any(map(self._of_nobody, alike)):
             return finding
         waiting = {each.rank for each in self._tiers[SYMPTOM] if _blames(each) == OTHER}
@@ -189,12 +189,12 @@ class NamedRank:
         return finding
 
     def _host(self, rank: Optional[int], events: Sequence[Event]) -> Optional[str]:
-        """Return the host of that rank, as these lines name it."""
+        """Return the host of this rank as named in these events."""
         hosts = {event.host for event in events if self._ranks.rank(event) == rank} - {None, ""}
         return hosts.pop() if len(hosts) == 1 else None
 
     def by_launcher(self, finding: Finding, events: Sequence[Event] = ()) -> Finding:
-        """Rank and host as the launcher names them, where the lines themselves (of `events`) name none."""
+        """Add rank and host as the launcher names them, if the lines of `events` name none."""
         if finding.code in NOBODYS_FAULT:
             return replace(finding, rank=None, host=None)
         if any(map(self._of_nobody, events)):
@@ -212,7 +212,8 @@ class NamedRank:
         return replace(finding, rank=first.rank, local=False, host=finding.host or first.host or None)
 
     def first_of_others(self, finding: Finding) -> Optional[FirstFailure]:
-        """torchrun's word that another rank failed first, as by an uncaught exception; that rank's own words are not here."""
+        """Report that torchrun says another rank failed first (such as by an uncaught exception), whose own output is not
+        here."""
         first = self._first
         if first is None or not first.alone or first.who != "torchrun" or first.rank is None or first.exit_code != 1:
             return None
@@ -220,13 +221,13 @@ class NamedRank:
         return first if here and not finding.local and finding.rank not in (None, first.rank) else None
 
     def _of_nobody(self, event: Event) -> bool:
-        """It concerns the job, the launcher itself raised it, or a tool of the script did: which rank the launcher saw
-        fail is another matter."""
+        """Return True if the event is not one rank's: it concerns the job, or was raised by the launcher or a tool of the
+        script."""
         of_launcher = (event.evidence.file, event.number) in self._log.by_launcher
         return _blames(event) == JOB or of_launcher or of_tool(event)
 
     def _reported(self, finding: Finding) -> Finding:
-        """The rank of the launcher's reports, if all are about the same one."""
+        """Add the rank of the launcher's reports if all are about the same rank."""
         reports = [event for event in self._tiers[REPORT] if self._ranks.rank(event) is not None]
         named = {(self._ranks.rank(event), self._ranks.local(event), event.host) for event in reports}
         if finding.host is not None or self._several or len({rank for rank, *_ in named}) != 1:
@@ -236,8 +237,8 @@ class NamedRank:
 
 
 def by_label(finding: Finding, labels: Labels) -> Finding:
-    """The finding with the rank that the others name, where the lines have labels of their own: who lost a peer or waited
-    is not who failed; any other error is its speaker's."""
+    """Return the finding with its rank, for logs with rank labels of their own. A lost peer or a timeout is blamed on the rank
+    that the others name; any other error on the rank that prints it."""
     where = finding.evidence[0] if finding.evidence else Evidence("")
     file, number = where.file or "", where.line or 0
     if finding.code in NOBODYS_FAULT or labels.label(file) is None:
@@ -265,11 +266,11 @@ def _waited_for(finding: Finding, ranks: List[int]) -> Finding:
     return replace(finding, title=f"{finding.title}, seen by ranks {', '.join(map(str, ranks[:MAX_NAMED]))}{more}")
 
 
-# What an answer rests on: the lines that were seen, what was not, and no certainty without either.
+# Evidence of an answer: the lines that were seen and what was not; no answer is certain without them.
 
 
 def without_itself(failure: Failure) -> Failure:
-    """Remove from the other failures those that only repeat the answer, such as the launcher's record of the same end."""
+    """Remove other failures that only repeat the answer, such as the launcher's record of the same end."""
     finding = failure.finding
     if finding is None:
         return failure
@@ -284,14 +285,14 @@ def without_itself(failure: Failure) -> Failure:
 
 
 def with_record(failure: Failure, log: Log, unheard: Tuple[int, ...] = ()) -> Failure:
-    """Add the lines that the answer rests on; without any, it is not certain. `unheard`: ranks without a word about it."""
+    """Add the lines that the answer rests on; without any, it is not certain. `unheard`: ranks that printed nothing about it."""
     unseen = []
     if log.missing_ranks:
         unseen.append(f"{_ranks(log.missing_ranks)}: no line of their communicator in these logs")
     unheard = tuple(rank for rank in unheard if rank not in log.missing_ranks)
     if unheard:
         absent = tuple(rank for rank in unheard if rank not in log.last_lines)
-        maybe = "" if log.nranks else "; a log may be missing"  # of a known world, these are named above
+        maybe = "" if log.nranks else "; a log may be missing"  # the world size is known: these are named above
         silent = [
             f"rank {rank}: no line about this in {log.last_lines[rank].file}" for rank in unheard if rank not in absent
         ]
@@ -327,8 +328,8 @@ def _ranks(numbers: Tuple[int, ...]) -> str:
     return f"rank{'s' if len(numbers) > 1 else ''} {shown}"
 
 
-_DEATHS = frozenset(CODE_OF_SIGNAL.values()) - {"aborted"}  # how a process may die without a word
-ABOVE_CUT = 40  # lines: a warning or a lost peer no further above the end of a traceback that is cut off may say why
+_DEATHS = frozenset(CODE_OF_SIGNAL.values()) - {"aborted"}  # ways in which a process dies without printing anything
+ABOVE_CUT = 40  # lines: a warning or a lost peer at most this far above the end of a cut-off traceback may be its cause
 
 
 def judge(
@@ -340,8 +341,8 @@ def judge(
     unfinished: Sequence[Finding] = (),
     log: Optional[Log] = None,
 ) -> Failure:
-    """`extra` are findings that rest on many lines (absent ranks, desync, flight recorders); `unfinished` are
-    communicators that were never complete: a log that merely ends there shows no failure."""
+    """Judge a log. `extra` are findings that rest on many lines (absent ranks, desync, flight recorders); `unfinished` are
+    communicators that never completed: a log that just ends there shows no failure."""
     log = log or Log()
     held = (event for event in events if event.match is None or holds(event.match.rule, seen, event))
     live = [with_settings(event, seen) for event in held]
@@ -356,7 +357,7 @@ def judge(
 
 
 def _with_consequences(failure: Failure) -> Failure:
-    """Timeouts beside a failure that explains them: who waited in vain is not where to look."""
+    """Mark timeouts as consequences if the failure explains them: the waiting rank is not the one to look at."""
     found = failure.finding
     if found is None or failure.answer == NOT_KNOWN or found.code in (NOBODYS_FAULT | CONSEQUENCES | WAITED):
         return failure
@@ -365,7 +366,7 @@ def _with_consequences(failure: Failure) -> Failure:
 
 
 def _with_silent(failure: Failure, unheard: Tuple[int, ...], log: Log) -> Failure:
-    """The others waited, and the only rank without a word about it has a log here: that is where to look."""
+    """Blame the only silent rank if the others waited in a collective and its log is here."""
     found, last = failure.finding, log.last_lines.get(unheard[0]) if len(unheard) == 1 else None
     if found is None or last is None or found.rank is not None:
         return failure
@@ -375,7 +376,7 @@ def _with_silent(failure: Failure, unheard: Tuple[int, ...], log: Log) -> Failur
 
 
 class _Judge:
-    """One judgement; holds what its steps share."""
+    """One judgement; holds the state that its steps share."""
 
     def __init__(
         self,
@@ -450,7 +451,7 @@ class _Judge:
         return replace(rest, answer=NOT_KNOWN, confidence=UNKNOWN, finding=finding, why_first=why)
 
     def _of_nan(self, rest: Failure, first: Evidence) -> Failure:
-        """Nothing else failed, and the loss is NaN to the end: such a run trains nothing."""
+        """Report a loss that stays NaN to the end if nothing else failed: such a run trains nothing."""
         finding = next((note for note in rest.notes if note.code == NAN_LOSS), None)
         if finding is None:
             return rest
@@ -466,7 +467,7 @@ class _Judge:
         )
 
     def _earliest(self, causes: List[Event], symptoms: List[Event]) -> Tuple[First, Optional[Event]]:
-        """The first of these; none where it is a death that only the launcher's record tells of."""
+        """Return the earliest of these events; None if it is a death that only the launcher's record shows."""
         pairs = [(self.tiers.in_order(event, CAUSE), event) for event in causes]
         pairs += [(self.tiers.in_order(event, SYMPTOM), event) for event in symptoms]
         record = self.tiers.record
@@ -474,12 +475,12 @@ class _Judge:
             (each.kind == OUTSIDE or event.code == "oom-kill") and not each.place.differs(record.place)
             for each, event in pairs
         ):
-            record = replace(record, kind=RECORD)  # the lines themselves tell of that death
+            record = replace(record, kind=RECORD)  # the lines themselves show that death
         found = earliest([*(each for each, _ in pairs), *([record] if record else ())], NOTICED)
         return found, next((event for each, event in pairs if each is found.event), None)
 
     def _of_death(self, rest: Failure, first: FirstFailure) -> Failure:
-        """A launcher recorded a death by a signal, before anything else that is known, and no line of that rank says why."""
+        """Report a death by signal that a launcher recorded before anything else known, if no line of that rank says why."""
         rule = rule_of_signal(abs(first.exit_code or 0) % 128)
         if rule is None:
             return self._reported_only(rest, first)
@@ -508,7 +509,7 @@ class _Judge:
         if found.unexplained:
             why = f"the first line that names a cause; {self._before(found)} stands before it"
         passed = [each for each in map(self.tiers.survived, self.live) if each and each.span.rank == event.rank]
-        named = named and all(each.wrote_on for each in passed)  # else the last may follow from the one before
+        named = named and all(each.wrote_on for each in passed)  # else the last one may follow from the one before
         others = self._merged([cause for cause in causes if cause.code != finding.code] + self.tiers[SYMPTOM])
         other = self.named.first_of_others(finding)
         if other is not None:
@@ -528,13 +529,13 @@ class _Judge:
         )
 
     def _death_before(self, event: Event) -> Optional[Event]:
-        """A process that died from a signal before this line, and is not known to be the one that wrote it."""
+        """Return a death by signal before this line, unless it is known to be of the process that wrote the line."""
         return next(
             (
                 symptom
                 for symptom in self.tiers[SYMPTOM]
                 if symptom.code in _DEATHS
-                and event.code != "oom-kill"  # which says why
+                and event.code != "oom-kill"  # the OOM killer's line already says why
                 and symptom.evidence.file == event.evidence.file
                 and symptom.number <= event.number - event.lines
                 and not self.ranks.rank(symptom) == self.ranks.rank(event) is not None
@@ -543,13 +544,13 @@ class _Judge:
         )
 
     def _before(self, found: First) -> str:
-        """The first error before the answer that it does not explain: `collective-timeout at line 4`."""
+        """Describe the first error before the answer that the answer does not explain: `collective-timeout at line 4`."""
         at = found.unexplained[0].order
         event = next(event for event in (*self.tiers[CAUSE], *self.tiers[SYMPTOM]) if event.sequence == at)
         return f"{event.code} at line {event.number}"
 
     def _may_follow(self, event: Event) -> bool:
-        """Waiting for a peer in vain is no surprise where another line says that a peer was lost."""
+        """Return True for a timeout when another line reports a lost peer, which would explain it."""
         waits = event.match is not None and event.match.rule.blames == OTHER
         return waits and any(lost.code == "peer-lost" for lost in self.tiers[CONSEQUENCE])
 
@@ -593,7 +594,7 @@ class _Judge:
         )
 
     def _without_cause(self, rest: Failure) -> Failure:
-        """Only reports, consequences, or words that no rule knows: what warnings say about it is then worth something."""
+        """Answer when there are only reports, consequences or words that no rule knows: warnings then count too."""
         exceptions = [event for event in self.tiers[UNEXPLAINED] if event.match is None]
         warned = [event for event in self.tiers[WARNED] if event.match and event.match.rule.role == CAUSE]
         lost = [event for event in self.tiers[CONSEQUENCE] if event.code == "peer-lost"]
@@ -609,8 +610,8 @@ class _Judge:
                 return self._likely(rest, events, why)
         first = self.first if self.first and self.first.exit_code and self.first.rank is not None else None
         if lost and first and all(self.ranks.rank(event) not in (None, first.rank) for event in lost):
-            return self._reported_only(rest, first)  # who lost a peer is known, and so is who was lost
-        if lost:  # a line that names the lost peer says more than one that sends to the other logs
+            return self._reported_only(rest, first)  # both are known: the ranks that lost a peer, and the lost one
+        if lost:  # a line that names the lost peer says more than one that refers to the other logs
             event = self._first_of([each for each in lost if each.match and each.match.groups.get("rank")] or lost)
             return replace(
                 rest,
@@ -625,7 +626,7 @@ class _Judge:
         shown = [*rest.others, *self._merged(self.tiers[UNEXPLAINED]), *rest.consequences]
         if first and first.tells_of(shown[0]):
             return self._reported_only(rest, first, shown[0].evidence)
-        # Who warned or lost a peer is not thereby the rank that failed; whom a launcher reports is.
+        # A rank that warned or lost a peer need not be the one that failed; a rank that a launcher reports is.
         reported = shown[0] if rest.others else replace(shown[0], rank=None, local=False)
         return replace(
             rest,
@@ -638,13 +639,13 @@ class _Judge:
         )
 
     def _said(self) -> List[Event]:
-        """Plain words of a cause; of a lost peer only where no line of a rule says that."""
+        """Return plain-word events of a cause; those of a lost peer only if no rule's line reports one."""
         said = [event for event in self.tiers[SAID] if event.code not in CONSEQUENCES]
         lost = any(event.code == "peer-lost" for event in self.tiers[CONSEQUENCE])
         return said or ([] if lost else self.tiers[SAID])
 
     def _stands_above(self, said: Event, exceptions: List[Event]) -> bool:
-        """Return True if it was said right before one of these cut tracebacks."""
+        """Return True if the event is right before one of these cut-off tracebacks."""
         return any(
             said.evidence.file == cut.evidence.file and 0 < cut.number - said.number <= ABOVE_CUT for cut in exceptions
         )
@@ -664,7 +665,7 @@ class _Judge:
         )
 
     def _reported_only(self, rest: Failure, first: FirstFailure, more: Tuple[Evidence, ...] = ()) -> Failure:
-        """The launcher's own table is all there is: it says who failed and not why."""
+        """Answer when the launcher's own table is all there is: it names the rank that failed but not the reason."""
         title = f"{first.who} reports that a rank failed (exit code {first.exit_code})"
         evidence, host = (first.evidence, *more), first.host or None
         finding = Finding("child-failed", ERROR, title, "", first.fix, evidence, host=host, rank=first.rank)

@@ -1,7 +1,7 @@
-"""drumbeat's own verdict in a text: the end of its console, the output of `status` and of `report`.
+"""Find drumbeat's own verdict in a text: the end of its console, the output of `status` or `report`.
 
 Such a block is a record with fields (outcome, rank, host, node, title, cause), and the best evidence there is: drumbeat saw
-the run end. It is taken out of the text, and its last one in a file counts unless another attempt follows.
+the run end. It is removed from the text. The last one in a file counts unless another attempt follows.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _WHO = regex(
 )
 _STANDS = r"(?:no step|nothing moves) for [\d.]+ \w+: "
 _HANG = regex(rf"{_STANDS}(?:rank (?P<rank>\d+) )?")
-_HEADS = ("failed", "doubt", "hang", "error")  # the one that says most first
+_HEADS = ("failed", "doubt", "hang", "error")  # the most informative one first
 _FRAME = ("run", "state", "end")
 _GROUP = regex(r"ranks? ([\d,-]+)[^:;]*: (.+?)(?=; ranks? \d|$)")
 _NAMED = regex(r"\{\w+(?::[\w.,%]+)?\}")
@@ -46,21 +46,21 @@ _CATALOGS = ("lead", "logs", "machine", "plan", "ranks", "watchers")
 _LASTED = r"(?:; it lasted [\d.]+ \w+(?: \d+ \w+)?)?"
 _IN_ONE = regex(r"(?P<title>.+?)(?: \((?P<cause>.+)\))?(?P<fix>)")
 _LONGEST = 1000  # characters of a verdict
-_FEWEST = 8  # letters of a known text by which it is recognised
+_FEWEST = 8  # letters needed to recognise a known text
 
 _Fields = Dict[str, Tuple[str, int]]  # label -> text, line
 
 
 class _Block:
-    """Rows of a text that may be a verdict."""
+    """Rows of a text that may form a verdict."""
 
     def __init__(self) -> None:
         self.fields: _Fields = {}
         self.head = self.last = ""
-        self.sure = False  # it is a verdict, and goes on
+        self.sure = False  # it is a verdict, and continues
 
     def add(self, label: str, text: str, number: int) -> bool:
-        """Add a row; return false where it is not one of a verdict."""
+        """Add a row; return False if it is not part of a verdict."""
         name = self.last = self._name(label, text)
         if name in _HEADS or label in ("error", "warning"):
             self.head = name
@@ -85,7 +85,7 @@ class _Block:
         return label if label not in _PARTS or self.head else ""
 
     def go_on(self, text: str) -> bool:
-        """Add a line that goes on with the last row; return false for one that is quoted of a log."""
+        """Add a continuation line to the last row; return False for one that quotes a log."""
         if self.last in self.fields and self.last != "log":
             self.fields[self.last] = (f"{self.fields[self.last][0]} {text}", self.fields[self.last][1])
         return self.last != "log"
@@ -98,7 +98,7 @@ class OwnVerdicts:
         self._verdicts: Dict[str, _Fields] = {}
 
     def take(self, file: str, first: int, lines: Sequence[bytes]) -> List[bytes]:
-        """Return the lines at the end of a file, those of verdicts empty. What `status` quotes of a log stays."""
+        """Return the lines at the end of a file, with those of verdicts blanked. Log lines that `status` quotes are kept."""
         kept, block = list(lines), _Block()
         own: List[int] = []
         for place, raw in enumerate(lines):
@@ -125,7 +125,7 @@ class OwnVerdicts:
         return kept
 
     def judged(self, reader: Reader) -> Report:
-        """Return the reader's report, corrected by the verdict of the run that it is about."""
+        """Return the reader's report, corrected by the verdict on the run."""
         reader.of_a_run = reader.of_a_run or bool(self._verdicts)
         report = reader.report()
         for file, fields in reversed(list(self._verdicts.items()) if reader.recorded is None else []):
@@ -176,7 +176,7 @@ def _finding(file: str, head: str, fields: _Fields) -> Finding:
 
 
 def _groups(text: str) -> List[Tuple[str, str]]:
-    """Ranks and their end, of `rank 0: a connection was closed; ranks 2-3: ended by drumbeat`."""
+    """Parse groups of ranks and their ends: `rank 0: a connection was closed; ranks 2-3: ended by drumbeat`."""
     return [(found[1], found[2]) for found in _GROUP.finditer(text)]
 
 
@@ -189,7 +189,7 @@ def _consequences(file: str, text: str, number: int) -> Iterator[Finding]:
 
 
 def _known(text: str) -> Tuple[str, Optional[re.Match[str]]]:
-    """Code and parts of `title (cause): fix`, by the words that drumbeat has for what it finds."""
+    """Return code and parts of a `title (cause): fix` text by matching drumbeat's own finding texts."""
     text = text[:_LONGEST]
     best: Tuple[str, Optional[re.Match[str]]] = ("", None)
     found = _FEWEST - 1
@@ -210,7 +210,7 @@ def _known(text: str) -> Tuple[str, Optional[re.Match[str]]]:
 
 @functools.lru_cache(None)
 def _templates() -> List[Tuple[str, Tuple[str, ...], List[List[str]]]]:
-    """Code, then title, cause and fix with the words that each holds in any case."""
+    """Return code, then title, cause and fix, with the literal words of each."""
     known: List[Tuple[str, Tuple[str, ...]]] = [
         (rule.code, (rule.title, rule.cause, rule.fix)) for rule in rulebook().rules
     ]
@@ -225,6 +225,6 @@ def _literals(template: str) -> List[str]:
 
 
 def _pattern(template: str) -> str:
-    parts = OPTIONAL.split(template)  # every second one may be left out
+    parts = OPTIONAL.split(template)  # every second one is optional
     filled = (".*?".join(map(re.escape, _NAMED.split(part))) for part in parts)
     return "".join(f"(?:{part})?" if place % 2 else part for place, part in enumerate(filled))

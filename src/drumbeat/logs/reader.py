@@ -173,7 +173,7 @@ class Reader:
 
     @property
     def is_empty(self) -> bool:
-        """Nothing at all was fed."""
+        """True if nothing at all was fed."""
         return not (self.lines or self.dumps or self.pasted or self.recorded)
 
     def name_file(self, file: str, rank: Optional[int], host: Optional[str]) -> None:
@@ -182,18 +182,18 @@ class Reader:
             self.events.owners[file] = (rank, host)
 
     def of_one_process(self, file: str) -> None:
-        """Only one process writes to this file, whatever its rank."""
+        """Note that only one process writes to this file, whatever its rank."""
         if len(self.events.of_one_process) < MAX_FILES:
             self.events.of_one_process.add(file)
 
     def not_whole(self, file: str, numbers: Sequence[int]) -> None:
-        """Lines of which only the start and the end were fed."""
+        """Note lines of which only the start and the end were fed."""
         if numbers:
             more = f" (and of {len(numbers) - 1} more)" if len(numbers) > 1 else ""
             self._unseen.append(f"the middle of {file}:{numbers[0]}{more}: more than {MAX_LINE // 1024} kB on one line")
 
     def add_dump(self, dump: Dump) -> None:
-        """A flight-recorder dump of one rank."""
+        """Add one rank's flight-recorder dump."""
         if len(self.dumps) < MAX_FILES:
             self.dumps.append(dump)
 
@@ -296,13 +296,13 @@ class Reader:
             self._ends[file] = number
 
     def transport(self) -> Transport:
-        """The transport as far as it is known now; the reader can be fed on."""
+        """Return the transport as known so far; more lines can be fed afterwards."""
         state = copy.deepcopy(self.communicators)
         state.finish()
         return judge(state)
 
     def report(self) -> Report:
-        """Everything, at the end."""
+        """Return the final report on everything that was fed."""
         self.communicators.finish()
         self.elastic.finish()
         self._finish_tracebacks()
@@ -348,7 +348,7 @@ class Reader:
         return replace(report, failure=with_unseen(failure, unseen, self.runs.mixed or self.runs.is_guess))
 
     def _last_lines(self) -> Dict[int, Evidence]:
-        """Rank -> the last line of the log that only this rank writes."""
+        """Return rank -> the last line of the file that only this rank writes."""
         found: Dict[int, Evidence] = {}
         for file in self._tails.files():
             rank, lines = self.events.owner(file)[0], [each for each in self._tails.of(file) if each[1].strip()]
@@ -359,13 +359,13 @@ class Reader:
         return found
 
     def _last_work(self) -> str:
-        """The last line of work, where every file ends with one."""
+        """Return the last line of work if every file ends with one."""
         labels = self.events.labels
         last = [last_work(self._tails.of(file), partial(labels.speaker, file)) for file in self._tails.files()]
         return last[-1] if last and all(last) else ""
 
     def _read_ends(self, begins: Mapping[str, int]) -> None:
-        """The last words of each file, where they say why it failed or that it did."""
+        """Add the last lines of each file that say that it failed, or why."""
         for file in self._tails.files():
             labels, lines, begin = self.events.labels, self._tails.of(file), begins.get(file, 0)
             blame = partial(labels.blamed, file, fewest=2)
@@ -377,7 +377,7 @@ class Reader:
                 self._say(file, *last)
 
     def _say(self, file: str, number: int, line: Line, meant: str) -> None:
-        """Words that no rule knows and no traceback raises: an event if they mean something."""
+        """Add an event for words that no rule knows and no traceback raises, if they have a meaning."""
         evidence = Evidence(clipped(line.text, MAX_TEXT), file, number)
         if meant:
             sequence = self.lines - max(self._ends.get(file, number) - number, 0)
@@ -386,7 +386,7 @@ class Reader:
             self._last_errors[file] = evidence
 
     def _look_above(self, file: str, number: int) -> None:
-        """A launcher reports a failure: what was said right before?"""
+        """Search the lines right before a launcher's failure report for the reason."""
         first, chunk = self._chunk
         lines = [*self._tails.of(file), *enumerate(chunk[: max(number - first, 0)], first)]
         said = telling([line for line in lines if line[0] < number][-KEPT:], self._is_known)
@@ -433,7 +433,7 @@ class Reader:
         return bool(after) and (self.runs.guessed.get((file, first), False) or _shape(after[0]) not in before)
 
     def _earlier(self) -> Tuple[Finding, ...]:
-        """A line about each earlier run, newest last."""
+        """Return a line about each earlier run, newest last."""
         notes = []
         for file, starts in self.runs.starts.items():
             marks = [1, *sorted(set(starts))]
@@ -482,12 +482,12 @@ class Reader:
         return (self._bare <= MAX_BARE or not self._prefilter.limited) and is_bare(clean(decode(raw)).text)
 
     def _remember(self, shapes: List[bytes]) -> None:
-        """No line of these shapes says anything: neither the rules' words nor NCCL's first word hang on a digit."""
+        """Remember shapes whose lines say nothing: neither the rules' words nor NCCL's first word depend on a digit."""
         self._look(shapes)
         self._dull.remember(shapes)
 
     def _look(self, lines: Sequence[bytes]) -> None:
-        """Note whether it is the log of a run and whether anything worked in it."""
+        """Note if the lines are a run's log and if anything worked in it."""
         self.of_a_run = self.of_a_run or any(map(OF_A_RUN.search, lines))
         self.work.look(lines)
 
@@ -532,7 +532,7 @@ class Reader:
         self.events.locate(file, *self._crashes.feed(text, line.rank, file, number))
 
     def _end_of_run(self, file: str, number: int) -> None:
-        """One run has ended before this line, or with it."""
+        """Handle the end of a run before this line, or with it."""
         self.events.ends_of_run(file)
         if self.runs.begins.get(file) == number and len(self._ends) == 1:
             self._nccl = communicators.NcclLines()  # the transport, too, is that of the last run
@@ -566,7 +566,7 @@ class Reader:
         return bare or raised is not None
 
     def _message_below(self, named: Line, number: int) -> str:
-        """The message of an exception that was written in pieces, each of which came as a line: name, colon, and the rest."""
+        """Return the message of an exception whose name, colon and text came as separate lines."""
         first, chunk = self._chunk
         message = ""
         for raw in chunk[number - first + 1 : number - first + 1 + PIECES] if number >= first else ():

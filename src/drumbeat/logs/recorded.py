@@ -43,7 +43,7 @@ class Recorded:
 
 
 def with_record(failure: Failure, recorded: Recorded) -> Failure:
-    """The answer of the logs, corrected by what the run itself recorded."""
+    """Return the answer of the logs, corrected by what the run itself recorded."""
     if recorded.outcome == "finished":
         recorded = _without_hang(recorded)
     known = {finding.code for finding in (failure.finding, recorded.cause) if finding}
@@ -99,7 +99,7 @@ def _is_hang(finding: Finding) -> bool:
 
 
 def _end(recorded: Recorded) -> Optional[Finding]:
-    """An end that is no failure of the program, as a finding."""
+    """Return an end that is no failure of the program as a finding."""
     if recorded.outcome not in _ENDS:
         return None
     orphaned = recorded.orphaned and recorded.outcome == "cancelled"
@@ -109,8 +109,8 @@ def _end(recorded: Recorded) -> Optional[Finding]:
 
 
 def _finished(failure: Failure, recorded: Recorded) -> Failure:
-    """All ranks ended with 0: whatever the logs hold did not end the run. Where that is a failure, steps are missing or a loss
-    is no finite number, a program may have failed and hidden it, so nobody can be sure."""
+    """Judge a run whose ranks all exited with 0: no error in its logs ended it. If the logs show a failure, steps are missing
+    or a loss is not finite, the program may have hidden a failure, so the answer is only likely."""
     said = (failure.finding,) if failure.finding and failure.answer != NO_FAILURE else ()
     survived = tuple(replace(each, severity=INFO) for each in (*said, *failure.others, *failure.consequences))
     missing = (find("steps-missing", words=recorded.steps_missing),) if recorded.steps_missing else ()
@@ -128,7 +128,7 @@ def _names_cause(failure: Failure) -> bool:
 
 
 def _answer(failure: Failure, own: Finding, recorded: Recorded) -> Failure:
-    """`own` is the answer; the logs' evidence for the same thing is kept, since it has line numbers."""
+    """Make `own` the answer; keep the logs' evidence for the same failure, since it has line numbers."""
     found = failure.finding if failure.answer not in (NO_FAILURE, NOT_KNOWN) else None
     same = found is not None and _is_same(found, own) and (found.rank == own.rank or found.rank is None)
     if found is not None and same:

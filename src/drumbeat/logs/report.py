@@ -32,7 +32,7 @@ _OF_GPU = frozenset((
 
 
 def quoted(finding: Finding) -> Finding:
-    """The finding as no more than what a log says, if it is about a GPU."""
+    """Return a finding about a GPU as a mere quotation of the log; others stay as they are."""
     if finding.code not in _OF_GPU:
         return finding
     title = f'the log says "{finding.title}", but no GPU was seen on this node'
@@ -41,7 +41,7 @@ def quoted(finding: Finding) -> Finding:
 
 
 def all_quoted(failure: Failure) -> Failure:
-    """The same for everything that was read in the logs of such nodes."""
+    """Apply `quoted` to every finding in the logs of nodes without a GPU."""
     found = quoted(failure.finding) if failure.finding else None
     return replace(
         failure, finding=found, confidence=UNKNOWN if found != failure.finding else failure.confidence,
@@ -99,7 +99,7 @@ def of_job(report: Report, job: str, files: Tuple[str, ...], guessed: bool) -> J
 
 
 def of_jobs(jobs: Sequence[JobReport]) -> Report:
-    """One report on several jobs, the newest last. What readers that know nothing of jobs look at is the newest that failed."""
+    """Combine several jobs into one report, newest last. Its main fields are those of the newest failed job."""
     failed = [job for job in jobs if job.failure.answer != NO_FAILURE]
     worst = (failed or jobs)[-1]
     others = tuple(f"{job.words}: another job's, judged by itself" for job in jobs if job is not worst)
@@ -178,6 +178,6 @@ def make_report(
 
 
 def _of_the_whole(rules: Rulebook, seen: Whole) -> List[Event]:
-    """Rules without a line of their own: they speak when their conditions hold for the log as a whole."""
+    """Return events for rules without a line of their own, whose conditions hold for the log as a whole."""
     evidence = next(iter(seen.transport.path.evidence), Evidence(""))
     return [Event(0, evidence, Match(rule, {})) for rule in rules.rules if rule.when and not rule.find]

@@ -191,7 +191,7 @@ def _evidence(evidence: Iterable[Evidence], lines: List[str], width: int) -> Non
 
 
 def plain(text: str) -> str:
-    """Logs are untrusted: nothing that steers a terminal gets through."""
+    """Remove terminal control characters: logs are untrusted."""
     return printable(text).strip()
 
 

@@ -95,7 +95,7 @@ class Tiers:
         return found
 
     def _put_behind_the_death(self) -> None:
-        """A launcher recorded that a rank was killed or crashed: what may follow from that, and came after it, does."""
+        """Mark events after a recorded death of a rank as consequences if they may follow from it."""
         if self.record is None or self.record.kind != order.OUTSIDE:
             return
         for tier in (CAUSE, SYMPTOM, WARNED, UNEXPLAINED):
@@ -106,8 +106,8 @@ class Tiers:
             self.tiers[CONSEQUENCE] += [event for event, each in pairs if each in behind]
 
     def _put_behind_what_went_on(self) -> None:
-        """A death that nobody reports of a rank, and that no other failure follows before hundreds of lines were written or
-        steps were made, ended a helper or a command of the script: not the run."""
+        """Ignore a death that no launcher reports of a rank if hundreds of lines or steps follow before another failure: it
+        was a helper's or a script command's."""
         failing = sorted((each for tier in _FAILING for each in self.tiers[tier]), key=lambda each: each.number)
         for event in [each for each in self.tiers[SYMPTOM] if each.code in _DEATHS and not self._of_a_rank(each)]:
             behind = (
@@ -132,7 +132,7 @@ class Tiers:
         return first or event.rank is not None or bool(event.host) or is_reported(event.evidence.text)
 
     def _put_behind_the_time_limit(self) -> None:
-        """Slurm ended the job: what was raised after that, or in the seconds before it as ranks got their signal, follows."""
+        """Mark events as consequences of Slurm's time limit if they come after it, or in the seconds before it."""
         limits = [event for event in self.tiers[SYMPTOM] if _TIME_LIMIT in event.evidence.text]
         for tier in (CAUSE, UNEXPLAINED, SAID) if limits else ():
             behind = [event for event in self.tiers[tier] if any(_ended_by(event, limit) for limit in limits)]
@@ -140,7 +140,7 @@ class Tiers:
             self.tiers[NOTE] += [event for event in behind if event.match]
 
     def _put_behind_its_cause(self) -> None:
-        """An exception that tells of another member, whose own fate other words explain: these are the cause."""
+        """Mark an exception about another member as a consequence if other lines explain what happened to that member."""
         causes = [event for event in self.tiers[SAID] if event.code not in (PROGRAM, *CONSEQUENCES)]
         explained_ones = {rank for event in causes for rank in self._tells_of(event)}
         for tier in (CAUSE, UNEXPLAINED) if explained_ones else ():
@@ -155,7 +155,7 @@ class Tiers:
             self.tiers[CONSEQUENCE] += told
 
     def _tells_of(self, event: Event) -> Set[int]:
-        """The members that its words name, and its speaker where they name none."""
+        """Return the members that the event names, else the rank that wrote it."""
         file, named = event.evidence.file or "", rank_in(event.exception)
         found = self.log.labels.named(file, event.number) | ({named} if named is not None else set())
         own = self.ranks.rank(event)
@@ -203,7 +203,7 @@ class Tiers:
         return rule.role
 
     def _killed_by_srun(self, event: Event) -> bool:
-        """srun says that a task was killed after it has itself begun to end the step."""
+        """Return True if srun reports a killed task after it began to end the step."""
         ended = self._step_ends.get(event.evidence.file)
         return ended is not None and ended < event.number and "srun: " in event.evidence.text
 
@@ -222,7 +222,7 @@ class Tiers:
         )
 
     def _lived_through(self, event: Event) -> bool:
-        """The file goes on long behind it, shows steps there, or ends with the words of a run that did its work."""
+        """Return True if the file continues long after the event, shows steps there, or ends well."""
         return self.log.after(event) > SURVIVED_LINES or self._good_end_after(event) or self.log.trains_on(event)
 
     def _connects_after(self, event: Event) -> bool:
@@ -251,7 +251,7 @@ class Tiers:
         return 0 < self.log.good_ends.last(event.evidence.file or "") < event.number
 
     def _went_on(self, event: Event) -> bool:
-        """Nothing else says that anything failed, and the program wrote on behind this exception."""
+        """Return True if the program continued after this exception and nothing else failed."""
         lines = CAUGHT_BELOW if event.caught or event.again else CAUGHT_LINES
         if (
             event.bare
@@ -277,7 +277,7 @@ class Tiers:
         return self.nobody_else() and (goes_on or self.log.steps.tries(event.evidence.file or "", event.number))
 
     def _ended_otherwise(self, event: Event) -> bool:
-        """The file goes on long behind this exception and ends with a cancel or a time limit: that ended the run."""
+        """Return True if the file continues long after this exception and ends with a cancel or a time limit."""
         ends = [
             symptom
             for symptom in self.tiers[SYMPTOM]
@@ -359,7 +359,7 @@ class Tiers:
         return goes_on and self._good_end_after(event)
 
     def _last_words(self) -> Dict[str, Event]:
-        """File -> the last event that says that something failed."""
+        """Return file -> the last event that reports a failure."""
         failing = sorted((each for tier in _FAILING for each in self.tiers[tier]), key=lambda each: each.number)
         return {event.evidence.file or "": event for event in failing}
 
@@ -369,7 +369,7 @@ class Tiers:
         return bool(last) and all(self.log.trains_on(event) or self._good_end_after(event) for event in last.values())
 
     def _sort_out(self) -> None:
-        """Exceptions that a better line explains, that were caught, or that the rank lived through."""
+        """Drop exceptions that a better line explains, that were caught, or that the rank survived."""
         tiers = self.tiers
         self._put_behind_the_time_limit()
         if any(event.code in NOBODYS_FAULT and event.code != "terminated" for event in tiers[SYMPTOM]):
@@ -417,7 +417,7 @@ class Tiers:
 
 
 def _record(first: FirstFailure, live: Sequence[Event]) -> order.Event:
-    """The launcher's own word of which rank failed first."""
+    """Return the launcher's record of the rank that failed first."""
     file, line = first.evidence.file or "", first.evidence.line or 0
     offset = next((event.sequence - event.number for event in live if event.evidence.file == first.evidence.file), 0)
     kind = order.OUTSIDE if first.by_signal else order.RECORD
@@ -480,13 +480,13 @@ class Nearby:
         self._numbers = {file: [event.number for event in each] for file, each in self._events.items()}
 
     def between(self, file: Optional[str], first: int, last: int) -> List[Event]:
-        """Those on lines `first` to `last` of this file."""
+        """Return the events on lines `first` to `last` of this file."""
         numbers = self._numbers.get(file, [])
         return self._events.get(file, [])[bisect_left(numbers, first) : bisect_right(numbers, last)]
 
 
 def explained(exception: Event, known: Nearby) -> bool:
-    """A known cause stands in the traceback's own message, or right before or behind it, in the same rank's lines."""
+    """Return True if a known cause is in the traceback's message, or close to it in the same rank's lines."""
     top, bottom = exception.number - exception.lines - 3, exception.number + MESSAGE_LINES
     return any(
         event.rank is None or exception.rank is None or event.rank == exception.rank
@@ -507,7 +507,7 @@ def without_reraised(causes: List[Event]) -> List[Event]:
 
 
 def without_survived(causes: List[Event]) -> List[Event]:
-    """An exception that its rank logged and lived through is not why it ended: a later cause of the same rank is."""
+    """Drop exceptions that their rank logged and survived if a later cause of the same rank exists."""
     last: Dict[Tuple[Optional[str], Optional[int]], int] = {}
     for event in causes:
         stream = (event.evidence.file, event.rank)

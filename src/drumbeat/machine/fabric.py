@@ -25,7 +25,7 @@ _PROVIDERS = {
     "irdma": "libirdma*.so*", "hfi1": "libhfi1verbs*.so*",
 }  # fmt: skip
 _PROVIDER_FOLDERS = ("libibverbs",)  # below a library folder, where rdma-core keeps them
-_COMMENTS = {  # what stands before the version among a library's constants
+_COMMENTS = {  # text before the version among a library's constants
     "libnccl.so": "NCCL version ",
     "librccl.so": "RCCL version ",
     "libnccl-net": "aws-ofi-nccl ",
@@ -67,7 +67,7 @@ def read(
 
 
 def versions(libraries: Sequence[Library]) -> Dict[str, str]:
-    """Return versions for Facts.versions: the first of each, which is the one a process would load."""
+    """Return versions for Facts.versions: the first of each library, which a process would load."""
     starts = {"nccl": "libnccl.so", "rccl": "librccl.so", "libfabric": "libfabric.so"}
     known = [(library.name, library.version) for library in libraries if library.version]
     found = {name: next((own for file, own in known if file.startswith(start)), "") for name, start in starts.items()}
@@ -83,7 +83,7 @@ def _named(loader: Loader, folders: Sequence[str], soname: str, expected: bool) 
 
 
 def _matching(loader: Loader, folders: Sequence[str], pattern: str, by_soname: bool = False) -> List[Library]:
-    """List every matching file once, however many names and links lead to it: under the loader's first name."""
+    """List every matching file once, however many names and links lead to it, under the first name that the loader would find."""
     found: Dict[str, Library] = {}
     for folder in folders:
         for name in sorted(fnmatch.filter(loader.names(folder), pattern), key=natural):
@@ -101,7 +101,7 @@ def _library(loader: Loader, name: str, path: str) -> Library:
 
 
 def _version(loader: Loader, name: str, path: str) -> Optional[str]:
-    """Read a version from the library's own texts, else from what stands around it."""
+    """Read a version from the library's own texts, else from its file or folder name."""
     real = loader.host.resolve(path) or path
     suffix = os.path.basename(real).partition(".so.")[2]
     if name.startswith("libnccl.so") and suffix.count(".") == 2:  # libnccl.so.2.28.3; others number their ABI there
@@ -135,14 +135,14 @@ def _folder_version(real: str) -> Optional[str]:
 
 
 def _wheel_version(loader: Loader, real: str) -> Optional[str]:
-    """Read it from `site-packages/nvidia_nccl_cu12-2.27.3.dist-info`, which stands beside `site-packages/nvidia`."""
+    """Read a version from `site-packages/nvidia_nccl_cu12-2.27.3.dist-info`, next to `site-packages/nvidia`."""
     site, inside, _ = real.partition("/nvidia/nccl/")
     names = loader.names(site) if inside else ()
     found = (re.fullmatch(r"nvidia_nccl_cu\d+-(\d+(?:\.\d+)+)\.dist-info", name) for name in names)
     return next((match.group(1) for match in found if match), None)
 
 
-# Versions of what Python brings, read from the folders of its packages: nothing is imported.
+# Versions of Python packages, read from the names of their folders: nothing is imported.
 
 
 _NAMES = ("torch", "jax", "deepspeed", "horovod")
@@ -150,8 +150,8 @@ _DIST = regex(r"(?P<name>[A-Za-z0-9_.]+)-(?P<version>\d[^-]*)\.(?:dist|egg)-info
 
 
 def all_versions(host: Host, program: str = "", workdir: str = "/") -> Dict[str, object]:
-    """List every package of the environment that `program` (the first word of a command) belongs to, by its name: what a run
-    records once. Outside any environment: of the folders that `package_versions` reads."""
+    """List all packages by name, for a run's records: those of the environment that `program` (the first word of a command)
+    belongs to. Outside any environment, list the folders that `package_versions` reads."""
     loader = Loader(host, None)
     places = host.environ.get("PATH", "").split(":")[:64] if os.path.basename(program) == program else [""]
     paths = (os.path.normpath(os.path.join(workdir, place, program)) for place in places if program)
@@ -168,7 +168,7 @@ def all_versions(host: Host, program: str = "", workdir: str = "/") -> Dict[str,
 
 
 def package_versions(host: Host) -> Dict[str, str]:
-    """Return packages of the active environment, else of the first Python on the path; the first of each name counts."""
+    """Return packages of the active environment, else of the first Python on the path; the first version found of each wins."""
     found: Dict[str, str] = {}
     for folder in package_folders(Loader(host, None)):
         for name in host.list(folder):
@@ -178,7 +178,7 @@ def package_versions(host: Host) -> Dict[str, str]:
         text = host.read(f"{folder}/torch/version.py") or ""
         built = re.search(r"^(?:__version__).{0,20}?['\"]([^'\"\n]{1,60})['\"]", text, re.MULTILINE)
         if built:
-            found["torch"] = built.group(1)  # with what it was built for: 2.9.0+cu128
+            found["torch"] = built.group(1)  # with the CUDA or ROCm it was built for: 2.9.0+cu128
         for key in ("cuda", "hip"):
             runtime = re.search(rf"^{key}\b[^=\n]{{0,40}}=\s*['\"]([^'\"\n]{{1,40}})['\"]", text, re.MULTILINE)
             if runtime:

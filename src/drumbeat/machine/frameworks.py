@@ -1,4 +1,4 @@
-"""Ask a framework about its build: its report tool, and which of its modules can be imported, each with a deadline."""
+"""Ask a framework about its build: run its report tool and try to import its modules, each with a deadline."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TOOLS: Dict[str, Tuple[Tuple[str, ...], ...]] = {
 }
 _VARIABLES = ("CRAY_MPICH_VERSION", "CRAY_ACCEL_TARGET", "MPICH_GPU_SUPPORT_ENABLED", "ROCM_PATH", "CUDA_HOME")
 
-# Runs in the interpreter that is asked about. Each module is tried on its own: one that fails must not hide the others.
+# Runs in the user's interpreter. Each module is imported on its own, so that one failure does not hide the others.
 _PROBE = """
 import importlib, json, os, sys
 found = {"python": sys.version.split()[0], "executable": sys.executable, "modules": {}}
@@ -66,14 +66,15 @@ FRAMEWORKS = tuple(MODULES)
 
 @dataclass(frozen=True)
 class FrameworkAnswers:
-    """`tools`: what each report tool printed; None where it failed or did not answer in time; left out where it is not there."""
+    """Answers about a framework's build. `tools`: output of each report tool; None if it failed or timed out; absent if not
+    installed."""
 
     framework: str
     python: str
     probe: Mapping[str, Any] = field(default_factory=dict)  # empty: the interpreter did not answer
     tools: Mapping[str, Optional[str]] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
-    stale_locks: Tuple[str, ...] = ()  # of extension builds that were killed
+    stale_locks: Tuple[str, ...] = ()  # left by extension builds that were killed
     gpus: Tuple[str, ...] = ()  # vendors, one per GPU of this node
 
 
@@ -92,7 +93,7 @@ def ask(host: Host, framework: str, python: str, gpus: Tuple[str, ...] = ()) -> 
 
 
 def _probe(text: Optional[str]) -> Mapping[str, Any]:
-    """Read the probe's answer: the last line with our mark, as modules may print while they are imported."""
+    """Read the probe's answer: the last line with our mark, because modules may print while they are imported."""
     lines = [line for line in (text or "").splitlines() if line.startswith("drumbeat:")]
     try:
         found = json.loads(lines[-1][len("drumbeat:") :]) if lines else {}
@@ -102,7 +103,7 @@ def _probe(text: Optional[str]) -> Mapping[str, Any]:
 
 
 def _stale_locks(host: Host, older_than: float = 600.0) -> Tuple[str, ...]:
-    """List lock files of torch's extension builds untouched for minutes: whoever waits for one waits for ever."""
+    """List lock files of torch's extension builds untouched for minutes: a process that waits for one waits for ever."""
     environ = host.environ
     root = environ.get("TORCH_EXTENSIONS_DIR") or os.path.join(environ.get("HOME", "/"), ".cache", "torch_extensions")
     locks: List[str] = []

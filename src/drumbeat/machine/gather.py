@@ -1,4 +1,4 @@
-"""All facts of one node. A reader that fails costs its own subject and a line in `unknown`, never the rest."""
+"""Gather all facts of one node. A reader that fails costs only its own subject and adds a line to `unknown`."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from drumbeat.machine.sample import memory
 from drumbeat.machine.topology import Device
 from drumbeat.machine.vendors import peer_memory
 
-# Which environment variables matter to a job, and which may never be written down.
+# Environment variables that matter to a job, and those that may never be recorded.
 
 
-# What a launcher, NCCL, RCCL, libfabric, MPI or torch reads; GPU runtimes: the vendors' own prefixes.
+# Variables that a launcher, NCCL, RCCL, libfabric, MPI or torch reads; GPU runtimes: the vendors' own prefixes.
 _PREFIXES = (
     "NCCL_", "RCCL_", "FI_", "GLOO_", "TP_", "OMP_", "KMP_", "MKL_", "GOMP_", "TORCH_", "TORCHELASTIC_", "PYTORCH_",
     "PET_", "UCX_", "OMPI_MCA_", "PMIX_MCA_", "PRTE_MCA_", "MPICH_", "CXI_", "SLINGSHOT_", "IBV_", "RDMAV_", "MLX5_",
@@ -35,7 +35,7 @@ _NAMES = frozenset(
         "EBROOTAWSMINOFIMINNCCL", "EBROOTNCCL", "LANG", "LC_ALL",
     )
 )  # fmt: skip
-# What identity and container ask for besides; a capture needs it, a job's environment does not.
+# Further variables for identity and container; a capture needs them, a job's environment does not.
 _IDENTITY_PREFIXES = (
     "SLURM_", "SLURMD_", "PBS_", "PALS_", "OMPI_COMM_WORLD_", "PMI_", "PMIX_", "MPI_LOCAL", "RUNAI_", "LSB_", "JSM_",
     "FLUX_",
@@ -61,12 +61,12 @@ def matters(name: str) -> bool:
 
 
 def secret(name: str, value: str) -> bool:
-    """Return true for what looks secret, and for values of a size that could hide anything."""
+    """Return true for names that look secret, and for values long enough to hide one."""
     return is_secret(name, value) or len(value) > _VALUE_LIMIT
 
 
 def for_capture(environ: Mapping[str, str]) -> Dict[str, str]:
-    """Return all that any reader asks for, without what looks secret."""
+    """Return all variables that any reader needs, without those that look secret."""
     identity = [name for name in environ if name in _IDENTITY_NAMES or name.startswith(_IDENTITY_PREFIXES)]
     return {**read(environ), **{name: environ[name] for name in identity if not secret(name, environ[name])}}
 
@@ -80,11 +80,11 @@ def gather(host: Host) -> Facts:
     def ask(subject: str, reader: Callable[[], T], otherwise: T) -> T:
         try:
             return reader()
-        except Exception as error:  # whatever a broken machine provokes: say it and go on
+        except Exception as error:  # any failure of a broken machine: report it and continue
             notes.append(f"{subject}: {type(error).__name__}: {str(error)[:200]}")
             return otherwise
 
-    # Newer kernels have a file for it; before, the program we run as says.
+    # Newer kernels have a file for it; on older ones, the user we run as decides.
     machine = "/proc/sys/kernel/arch"
     arch = ask("arch", lambda: line(host, machine) or libraries.architecture(host, "/proc/self/exe"), None)
     gpus: Tuple[Gpu, ...] = ask("gpus", lambda: vendors.detect(host), ())
@@ -127,7 +127,7 @@ def gather(host: Host) -> Facts:
 
 
 def gaps(facts: Facts) -> Tuple[str, ...]:
-    """List holes that a reader of these facts should know of: no exception, only silence where an answer was due."""
+    """List missing facts that raised no exception: values that should be known on such a node but are not."""
     holes: List[str] = []
     if not facts.cpus.online:
         holes.append("cpus: /sys/devices/system/cpu says nothing")
@@ -161,7 +161,7 @@ def _os(host: Host) -> Optional[str]:
     return next((match.group(1).strip().strip("\"'") or None for match in found if match), None)
 
 
-# CPUs: NUMA nodes, cores that share a level 3 cache, hardware threads, and which of them we may use.
+# CPUs: NUMA nodes, cores that share a level 3 cache, hardware threads, and the CPUs this process may use.
 
 _CPU = "/sys/devices/system/cpu"
 _NODE = "/sys/devices/system/node"
@@ -202,8 +202,8 @@ def read_cpus(host: Host) -> Cpus:
 
 
 def held_back(l3: Tuple[Group, ...], siblings: Tuple[Group, ...], allowed: Group) -> Group:
-    """Cores that a scheduler keeps for the system show as the same few places missing from every cache group (LUMI: the
-    first core of each). Any other missing core only belongs to someone else."""
+    """Return the cores that a scheduler reserves for the system: the same few positions are missing from every cache group
+    (LUMI: the first core of each). Any other missing core belongs to another job."""
     mine = set(allowed)
     threads = {core[0]: core for core in siblings}
     cores = [[cpu for cpu in group if cpu in threads] for group in l3]
@@ -214,7 +214,7 @@ def held_back(l3: Tuple[Group, ...], siblings: Tuple[Group, ...], allowed: Group
 
 
 def _numa(host: Host) -> Dict[str, Group]:
-    """Map NUMA nodes to their CPUs; memory-only nodes (GH200's HBM) have an empty list, and are nodes all the same."""
+    """Map NUMA nodes to their CPUs; memory-only nodes (GH200's HBM) are included with an empty list."""
     names = [name for name in host.list(_NODE) if name.startswith("node") and name[4:].isdecimal()]
     lists = {name[4:]: cpulist(host.read(f"{_NODE}/{name}/cpulist")) for name in sorted(names, key=natural)}
     return {node: cpus for node, cpus in lists.items() if cpus is not None}
@@ -222,7 +222,7 @@ def _numa(host: Host) -> Dict[str, Group]:
 
 def _l3(host: Host, cpu: int) -> Optional[Group]:
     base = f"{_CPU}/cpu{cpu}/cache"
-    # index3 is the level 3 cache nearly everywhere; where it is not, the levels are asked for.
+    # index3 is the level 3 cache nearly everywhere; otherwise the level files are read.
     for index in ("index3", *host.list(base)):
         if line(host, f"{base}/{index}/level") == "3":
             return cpulist(line(host, f"{base}/{index}/shared_cpu_list"))
@@ -234,7 +234,7 @@ def _siblings(host: Host, base: str) -> Optional[Group]:
 
 
 def _groups(cpus: Group, group_of: Callable[[int], Optional[Group]]) -> Tuple[Group, ...]:
-    """Each group once. A CPU that a group already names is not asked again: 256 CPUs share 32 caches."""
+    """Return each group once. A CPU that is in a known group is not looked up again: 256 CPUs share 32 caches."""
     seen: Set[int] = set()
     groups: List[Group] = []
     for cpu in cpus:
@@ -247,7 +247,7 @@ def _groups(cpus: Group, group_of: Callable[[int], Optional[Group]]) -> Tuple[Gr
 
 
 def _model(host: Host) -> Optional[str]:
-    # One CPU says it for all; the whole file takes the kernel 50 ms on a big node.
+    # One CPU stands for all; reading the whole file takes the kernel 50 ms on a big node.
     text = (host.data("/proc/cpuinfo", 0, 8192) or b"").decode("utf-8", "replace")
     entries = [entry.partition(":") for entry in text.splitlines()]
     about = {name.strip(): value.strip() for name, _, value in reversed(entries) if value.strip()}  # the first counts
@@ -257,7 +257,7 @@ def _model(host: Host) -> Optional[str]:
     return about.get("model name") or about.get("cpu")
 
 
-# Limits as a rank will meet them: resource limits, /dev/shm, and the memory and CPUs its cgroup allows.
+# Limits that apply to a rank: resource limits, /dev/shm, and the memory and CPUs its cgroup allows.
 
 
 _MOUNT = "/sys/fs/cgroup"
@@ -275,7 +275,7 @@ def read_limits(host: Host) -> Limits:
 
 
 def _memory_limit(host: Host) -> Optional[int]:
-    """Return the tightest limit on the way up: a parent's holds for its children too."""
+    """Return the tightest memory limit of our cgroup and its parents, which apply to it too."""
     limits: List[int] = []
     for controller, file in (("", "memory.max"), ("memory", "memory.limit_in_bytes")):
         for folder in _folders(host, controller):
@@ -294,7 +294,7 @@ def _cpuset(host: Host) -> Tuple[int, ...]:
 
 
 def _folders(host: Host, controller: str) -> List[str]:
-    """List our own cgroup and its parents, innermost first. In a container the mount may start at our own."""
+    """List our own cgroup and its parents, innermost first. In a container, the mount may start at our own cgroup."""
     path = ""
     for entry in (host.read("/proc/self/cgroup") or "").splitlines():
         fields = entry.split(":", 2)
@@ -305,7 +305,7 @@ def _folders(host: Host, controller: str) -> List[str]:
     return ["/".join([base, *parts[:depth]]) for depth in range(len(parts), -1, -1)]
 
 
-# Kernel settings that decide whether collectives are fast, or work at all.
+# Kernel settings that make collectives slow, or break them.
 
 
 _ACS = 0x000D  # PCI Express extended capability id
@@ -313,7 +313,7 @@ _ACS_REDIRECTS = 0b11101  # source validation, P2P request and completion redire
 
 
 def read_kernel(host: Host, device_paths: Iterable[Optional[str]] = ()) -> Kernel:
-    """Read kernel settings. `device_paths`: the PCI paths of GPUs and NICs, whose bridges are those whose ACS matters."""
+    """Read kernel settings. `device_paths`: PCI paths of GPUs and NICs; only the ACS of their bridges matters."""
     balancing = line(host, "/proc/sys/kernel/numa_balancing")
     return Kernel(
         release=line(host, "/proc/sys/kernel/osrelease"),
@@ -331,7 +331,7 @@ def _iommu(host: Host) -> Optional[str]:
         return "pt"
     if any(word in words for word in ("iommu=off", "intel_iommu=off", "amd_iommu=off")):
         return "off"
-    # The command line may be silent and the kernel still use one; the groups' type says what it does.
+    # The kernel may use an IOMMU that its command line does not mention; the groups' type shows it.
     groups = "/sys/kernel/iommu_groups"
     for group in host.list(groups)[:1]:
         kind = line(host, f"{groups}/{group}/type")
@@ -343,7 +343,7 @@ def _iommu(host: Host) -> Optional[str]:
 
 
 def _acs(host: Host, device_paths: Iterable[Optional[str]]) -> Optional[bool]:
-    """Return true if a bridge redirects with ACS. Only root may read that far into its configuration; else None."""
+    """Return true if a bridge redirects with ACS; None if unknown: only root may read that far into its configuration."""
     bridges = {part for path in device_paths if path for part in path.split("/")[1:-1]}
     configs = (host.data(f"/sys/bus/pci/devices/{bridge}/config", 0, 4096) for bridge in sorted(bridges))
     answers = [acs_on(config) for config in configs if config and len(config) > 256]
@@ -383,7 +383,7 @@ _CGROUP_SIGNS = (
 def read_container(host: Host) -> Container:
     runtime, image = _runtime(host)
     if runtime is None:
-        # A first process that is an init system is a whole machine's; anything else leaves it open.
+        # An init system as the first process means a whole machine; anything else decides nothing.
         inside = False if line(host, "/proc/1/comm") in _INIT or _disk_is_root(host) else None
         return Container(inside)
     return Container(True, runtime, image, libraries.architecture(host, "/bin/sh"))
@@ -399,7 +399,7 @@ def _runtime(host: Host) -> Tuple[Optional[str], Optional[str]]:
     if environ.get("KUBERNETES_SERVICE_HOST"):
         return "kubernetes", None
     if _disk_is_root(host):
-        return None, None  # a machine that was made from an image: its marks came along, a container they do not prove
+        return None, None  # a machine made from an image keeps the image's marks, so they do not prove a container
     if host.resolve("/run/.containerenv"):
         found = re.search(r'^image="([^"\n]*)"', host.read("/run/.containerenv") or "", re.MULTILINE)
         return "podman", found.group(1) if found else None
@@ -411,10 +411,10 @@ def _runtime(host: Host) -> Tuple[Optional[str], Optional[str]]:
 
 
 def _disk_is_root(host: Host) -> bool:
-    """Return true if / is a disk of this machine. A container's is an overlay, a bind mount, or a loop device."""
+    """Return true if / is a disk of this machine. A container has an overlay, a bind mount, or a loop device."""
     fields = _root_mount(host).split(" - ")
     source = fields[1].split()[1] if len(fields) == 2 and len(fields[1].split()) > 1 else ""
-    whole = fields[0].split()[3:4] == ["/"]  # a bind mount shows the folder that it came from
+    whole = fields[0].split()[3:4] == ["/"]  # a bind mount shows its source folder
     disk = re.fullmatch(r"/dev/(root|vd[a-z]+\d*|sd[a-z]+\d*|nvme\d+n\d+(p\d+)?|xvd[a-z]+\d*)", source)
     return whole and disk is not None
 

@@ -1,4 +1,4 @@
-"""The live host: this machine, behind the door that readers go through."""
+"""The live host: answers the readers' questions from this machine."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from drumbeat.machine.host_protocol import Host as Host
 
-READ_LIMIT = 1 << 20  # no sysfs or proc file we read is near this
+READ_LIMIT = 1 << 20  # no sysfs or proc file we read comes near this
 OUTPUT_LIMIT = 4 << 20
 SEARCH_LIMIT = 64 << 20
 DIGEST_LIMIT = 16 << 20
 
 
 class Files:
-    """Answers that are read from files of this machine, which another machine's paths may stand for."""
+    """Answers that come from files, of this machine or of a folder laid out like another one."""
 
     def _real(self, path: str) -> str:
-        """Return the path on this machine; empty, which nothing can be read from, if there is none."""
+        """Return the real path on this machine; an empty path, which cannot be read, if there is none."""
         return path
 
     def read(self, path: str) -> Optional[str]:
@@ -38,7 +38,7 @@ class Files:
         return _read_piece(self._real(path), start, size)
 
     def version_in(self, path: str, text: str, start: int, size: int) -> Optional[str]:
-        """Read in blocks that overlap a little, so that a library of 300 MB costs one block of memory."""
+        """Find a version in blocks that overlap a little, so that a library of 300 MB needs only one block of memory."""
         wanted = re.compile(re.escape(text.encode()) + rb"(?:: )?(\d{1,4}(?:\.\d{1,6}){1,3})")
         block, overlap = 4 << 20, len(text) + 40
         end = start + min(size, SEARCH_LIMIT)
@@ -114,7 +114,7 @@ class LiveHost(Files):
 
 
 def _read_piece(path: str, start: int, size: int) -> Optional[bytes]:
-    """Read a piece of a file; O_NONBLOCK makes a pipe left in its place read as empty, so that it does not hold us."""
+    """Read a piece of a file. With O_NONBLOCK a pipe in its place reads as empty instead of blocking."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError):
@@ -136,7 +136,8 @@ def _read_piece(path: str, start: int, size: int) -> Optional[bytes]:
 
 
 def _output(argv: Sequence[str], timeout: float) -> Optional[str]:
-    """A vendor tool can hang inside its driver, where even SIGKILL waits: after the deadline we walk away from it."""
+    """Run a command with a deadline. A vendor tool can hang in its driver, immune to SIGKILL: after the deadline it is
+    abandoned."""
     deadline = time.monotonic() + timeout
     try:
         process = subprocess.Popen(
@@ -181,7 +182,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             pass
 
 
-# Every address of every interface, asked from the kernel itself: no `ip` is needed, which few images have.
+# Every address of every interface, from the kernel itself: few images have `ip`.
 
 
 _RTM_GETADDR = 22
@@ -199,7 +200,7 @@ def addresses(timeout: float = 1.0) -> Dict[str, Tuple[str, ...]]:
             continue
         family, prefix, _flags, _scope, index = struct.unpack_from("=BBBBI", message)
         values = netlink_values(message, 8)
-        # On point-to-point links IFA_ADDRESS is the far end; IFA_LOCAL, where given, is ours.
+        # On point-to-point links IFA_ADDRESS is the remote end; IFA_LOCAL, if present, is ours.
         address = values.get(_IFA_LOCAL) or values.get(_IFA_ADDRESS)
         if family in _FAMILIES and address and index in names:
             found.setdefault(names[index], []).append(f"{socket.inet_ntop(family, address)}/{prefix}")
@@ -223,7 +224,7 @@ def netlink(protocol: int, kind: int, body: bytes, timeout: float = 1.0) -> Iter
 
 
 def netlink_values(message: bytes, at: int) -> Dict[int, bytes]:
-    """The attributes of an entry, which begin at `at`."""
+    """Return the attributes of an entry, starting at `at`."""
     values: Dict[int, bytes] = {}
     while at + 4 <= len(message):
         length, kind = struct.unpack_from("=HH", message, at)

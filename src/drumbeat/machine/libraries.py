@@ -1,4 +1,4 @@
-"""Read a shared library's architecture and what it needs, with struct; nothing is ever loaded."""
+"""Read a shared library's architecture and dependencies with struct; nothing is ever loaded."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from drumbeat.base.regex import regex
 from drumbeat.machine.host import Host
 from drumbeat.machine.parse import natural
 
-# Symbol versions: a library built on a newer system asks for GLIBC_2.38, and the loader refuses it where that is
-# missing. This is what happens when a host's libfabric is bound into an older image. Versions are compared by their
-# hash; only the name of a missing one is read.
+# Symbol versions: a library built on a newer system needs GLIBC_2.38, and the loader refuses it if that is missing, as when a
+# host's libfabric is bound into an older image. Versions are compared by hash; only the name of a missing one is read.
 
 
 _NEED_LIMIT, _DEFINE_LIMIT = 4096, 8192
@@ -24,15 +23,15 @@ _WEAK = 2
 
 
 class Want(NamedTuple):
-    """A symbol version that must be found in another library."""
+    """A symbol version that another library must provide."""
 
     library: str
     hash: int
-    name_at: int  # where in the file its name is
+    name_at: int  # place of its name in the file
 
 
 def needed(host: Host, path: str, place: int, strings: int) -> Tuple[Want, ...]:
-    """Read the chain of Verneed entries, each with its chain of Vernaux. `strings` is the place of the string table."""
+    """Read the Verneed entries and the Vernaux entries of each. `strings` is the place of the string table."""
     data = host.data(path, place, _NEED_LIMIT) or b""
     found: List[Want] = []
     at = 0
@@ -53,7 +52,7 @@ def needed(host: Host, path: str, place: int, strings: int) -> Tuple[Want, ...]:
 
 
 def defined(host: Host, path: str, place: int) -> Optional[Tuple[int, ...]]:
-    """Read hashes of the versions a library offers; None if the chain is longer than we read."""
+    """Read hashes of the versions a library provides; None if there are more than we read."""
     data = host.data(path, place, _DEFINE_LIMIT) or b""
     found: List[int] = []
     at = 0
@@ -73,7 +72,7 @@ _PT_LOAD, _PT_DYNAMIC = 1, 2
 _DT_NEEDED, _DT_STRTAB, _DT_SONAME, _DT_RPATH, _DT_RUNPATH = 1, 5, 14, 15, 29
 _DT_VERDEF, _DT_VERNEED = 0x6FFFFFFC, 0x6FFFFFFE
 _TABLE_LIMIT = 1 << 20
-_DYNAMIC_LIMIT = 1 << 14  # a thousand entries
+_DYNAMIC_LIMIT = 1 << 14  # room for a thousand entries
 NAME_LIMIT = 128
 _RUNPATH_LIMIT = 4096
 
@@ -84,9 +83,9 @@ class Elf:
     soname: Optional[str]
     needed: Tuple[str, ...]
     runpath: Tuple[str, ...]
-    constants: Tuple[Tuple[int, int], ...]  # where its constant texts may be: start and size in the file, largest first
+    constants: Tuple[Tuple[int, int], ...]  # (start, size) of possible constant texts, largest first
     wants: Tuple[Want, ...] = ()
-    offers: Optional[Tuple[int, ...]] = None  # hashes of its symbol versions; None: it has none, or too many
+    offers: Optional[Tuple[int, ...]] = None  # hashes of its symbol versions; None if it has none, or too many
 
 
 def architecture(host: Host, path: str) -> Optional[str]:
@@ -165,7 +164,7 @@ def _dynamic(
 
 
 def text_at(host: Host, path: str, place: int, limit: int = NAME_LIMIT) -> str:
-    """One text at a time: the whole table of libstdc++ is 300 kB, and a capture would hold it."""
+    """Read one text at a time: the whole table of libstdc++ is 300 kB, and a capture would include it."""
     return (host.data(path, place, limit) or b"").split(b"\0")[0].decode("utf-8", "replace")
 
 
@@ -176,7 +175,7 @@ def _file_offset(address: int, loads: List[Tuple[int, int, int]]) -> int:
     raise ValueError("an address outside every segment")
 
 
-# Where the dynamic loader would find a library, worked out without loading it: in its order, with its cache.
+# Find a library as the dynamic loader would, without loading it: in the same order, with its cache.
 
 
 _CACHE = "/etc/ld.so.cache"
@@ -188,7 +187,7 @@ _FILES = 300
 
 
 class Loader:
-    """One machine's library path. Folders and files are asked for once."""
+    """One machine's library path. Each folder and file is read only once."""
 
     def __init__(self, host: Host, arch: Optional[str]) -> None:
         self.host = host
@@ -224,7 +223,7 @@ class Loader:
         return None
 
     def why_not(self, path: str) -> Tuple[Optional[bool], str]:
-        """Return whether it can be loaded, and if not, why: the first thing missing, with who asked for it."""
+        """Return True if it can be loaded, else False and the first thing missing with the file that needs it."""
         seen: Dict[str, None] = {path: None}
         queue: List[Tuple[str, int, str]] = [(path, 0, "")]
         while queue:
@@ -259,7 +258,7 @@ class Loader:
 
 
 def parse_cache(data: bytes) -> Dict[str, str]:
-    """Map sonames to paths. The file begins with the old format's table on some systems; ours is found by its mark."""
+    """Map sonames to paths. On some systems the file begins with the old format's table; the new one is found by its mark."""
     start = data.find(_CACHE_MAGIC)
     if start < 0:
         return {}
@@ -279,10 +278,10 @@ def _text(data: bytes, at: int) -> str:
     return data[at:end].decode("utf-8", "replace")
 
 
-# Where libraries may be: the loader's own folders, what Python's wheels bring, and where sites put the rest.
+# Where libraries may be: the loader's own folders, those of Python's wheels, and the usual places on clusters.
 
 
-# When they are not on the library path. Patterns: versions age.
+# Folders that may not be on the library path. Patterns, because versions change.
 _USUAL = (
     "/opt/rocm/lib", "/opt/cray/libfabric/*/lib64", "/opt/amazon/ofi-nccl/lib", "/opt/amazon/ofi-nccl/lib/*",
     "/opt/amazon/efa/lib", "/opt/aws-ofi-nccl/lib", "/opt/aws-ofi-rccl", "/opt/libfabric/lib", "/opt/nccl/lib",
@@ -307,7 +306,7 @@ def search_folders(loader: Loader) -> Tuple[str, ...]:
 
 
 def package_folders(loader: Loader) -> List[str]:
-    """Return the folders of Python's packages: of the active environment, else of the first Python on the path."""
+    """Return the folders of Python packages: of the active environment, else of the first Python on the path."""
     environ = loader.host.environ
     prefixes = [environ[name] for name in ("VIRTUAL_ENV", "CONDA_PREFIX") if environ.get(name)]
     for folder in environ.get("PATH", "").split(":")[:64]:
@@ -318,7 +317,7 @@ def package_folders(loader: Loader) -> List[str]:
 
 
 def visible_folders(loader: Loader, prefixes: Sequence[str]) -> List[str]:
-    """The package folders of these environments, the system's where they may use them, and those that .pth files add."""
+    """Return these environments' package folders, the system's if they may use it, and folders that .pth files add."""
     host, every = loader.host, []
     for prefix in prefixes:
         every.append(prefix)
@@ -338,7 +337,7 @@ def visible_folders(loader: Loader, prefixes: Sequence[str]) -> List[str]:
 
 
 def glob(loader: Loader, pattern: str) -> List[str]:
-    """List folders that match, the newest version first. They need not exist."""
+    """List folders that match, newest version first. They need not exist."""
     folders = ["/"]
     for part in pattern.strip("/").split("/"):
         if "*" in part:

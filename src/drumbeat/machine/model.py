@@ -1,4 +1,4 @@
-"""Facts: what a node has. `None` means unknown, and is printed as that; it never means zero or no."""
+"""Facts: the properties of a node. `None` means unknown, and is printed so; it never means zero or no."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SCHEMA = "1.0"
 
 @dataclass(frozen=True)
 class PciLink:
-    """PCIe link of a device; an idle GPU may show a lower speed than it has, its width never changes."""
+    """PCIe link of a device. An idle GPU may show a lower speed than it has; the width never changes."""
 
     speed_gts: Optional[float] = None
     width: Optional[int] = None
@@ -25,20 +25,20 @@ class GpuHealth:
     """Settings and health of a GPU, as its driver reports them without root."""
 
     ecc: Optional[bool] = None
-    uncorrected_errors: Optional[int] = None  # of its memory, since the driver was loaded
-    remapped_rows: Optional[int] = None  # after uncorrectable errors; on AMD, retired pages
+    uncorrected_errors: Optional[int] = None  # uncorrectable memory errors since the driver was loaded
+    remapped_rows: Optional[int] = None  # pages retired after uncorrectable errors
     remap_pending: Optional[bool] = None
     remap_failed: Optional[bool] = None
     power_limit_w: Optional[float] = None
     power_default_w: Optional[float] = None
     max_clock_mhz: Optional[int] = None
     max_memory_clock_mhz: Optional[int] = None
-    throttle: Optional[Tuple[str, ...]] = None  # what slows it down now; None: not known
+    throttle: Optional[Tuple[str, ...]] = None  # reasons for throttling now; None: unknown
 
 
 @dataclass(frozen=True)
 class Gpu:
-    index: int  # in the order the vendor's runtime counts them; negative: a pasted dump does not tell
+    index: int  # in the vendor runtime's order; negative: a pasted dump does not show it
     vendor: str  # a name of machine/vendors
     name: Optional[str] = None
     pci: Optional[str] = None  # 0000:c1:00.0
@@ -47,10 +47,10 @@ class Gpu:
     memory_bytes: Optional[int] = None
     arch: Optional[str] = None  # gfx90a, sm_90
     module: Optional[int] = None  # the package it shares with others: MI250X has two GCDs
-    integrated: bool = False  # an iGPU that a job must not see
+    integrated: bool = False  # an iGPU that jobs must not use
     driver: Optional[str] = None
     pci_path: Optional[str] = None  # pci0000:c0/0000:c0:01.1/0000:c1:00.0: root complex, bridges, device
-    pids: Optional[Tuple[int, ...]] = None  # processes that use it now; none: not known
+    pids: Optional[Tuple[int, ...]] = None  # processes that use it now; None: unknown
     link: Optional[PciLink] = None
     device: Optional[str] = None  # its device file: /dev/nvidia0, /dev/dri/renderD128
     mig: Optional[bool] = None  # divided into instances (NVIDIA's MIG)
@@ -61,7 +61,7 @@ class Gpu:
 
     @property
     def label(self) -> str:
-        """`GPU 3`, or where it is attached if its number is unknown."""
+        """`GPU 3`, or its PCI address if its number is unknown."""
         place = self.pci or self.uuid
         return (
             f"GPU {self.index}" if self.index >= 0 else f"GPU at {place}" if place else f"unnumbered GPU {-self.index}"
@@ -69,7 +69,7 @@ class Gpu:
 
     @property
     def title(self) -> str:
-        """`GPU 3 (0000:c1:00.0)`: the number that a program counts by, and the place that a kernel log or a technician names."""
+        """`GPU 3 (0000:c1:00.0)`: the number that programs use, and the address that kernel logs and technicians use."""
         return f"{self.label} ({self.pci})" if self.index >= 0 and self.pci else self.label
 
 
@@ -78,18 +78,18 @@ class GpuSample:
     """One GPU at one moment; None is unknown."""
 
     index: int
-    busy: Optional[float] = None  # per cent of the time with some kernel running
+    busy: Optional[float] = None  # per cent of the time with any kernel running
     memory_busy: Optional[float] = None
     memory_used: Optional[int] = None  # bytes
     memory_total: Optional[int] = None
-    memory_percent: Optional[float] = None  # where a tool gives no bytes
+    memory_percent: Optional[float] = None  # memory use if a tool gives no bytes
     power: Optional[float] = None  # watts
     power_cap: Optional[float] = None
     temperature: Optional[float] = None  # degrees Celsius
     clock: Optional[float] = None  # MHz
     memory_clock: Optional[float] = None
     fan: Optional[float] = None  # per cent
-    throttle: Optional[Tuple[str, ...]] = None  # what slows it down now, none if nothing does
+    throttle: Optional[Tuple[str, ...]] = None  # reasons for throttling now, empty if none
     energy: Optional[float] = None  # joules, since the driver was loaded
     ecc_corrected: Optional[int] = None  # memory errors since the driver was loaded
     ecc_uncorrected: Optional[int] = None
@@ -118,7 +118,7 @@ class RdmaPort:
     rate_gbps: Optional[float] = None
     gids: Tuple[Gid, ...] = ()
     mtu: Optional[int] = None  # bytes in one packet, as the port uses it now
-    cut: str = ""  # the start of a state, where a pasted text ends inside it
+    cut: str = ""  # the start of a state, if a pasted text ends inside it
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class RdmaDevice:
     bond: bool = False
     pci_path: Optional[str] = None
     model: Optional[str] = None  # hca_type, as MT4123
-    openable: Optional[bool] = None  # is its /dev/infiniband/uverbs here; a container may show the device in /sys only
+    openable: Optional[bool] = None  # it has /dev/infiniband/uverbs here; a container may have it in /sys only
 
 
 @dataclass(frozen=True)
@@ -162,10 +162,10 @@ class Interface:
 
 @dataclass(frozen=True)
 class Pool:
-    """Like nodes that a scheduler gives to jobs: a partition, or a part of one."""
+    """Similar nodes that a scheduler gives to jobs: a partition, or a part of one."""
 
     name: str
-    usual: bool  # jobs that name none get it
+    usual: bool  # used by jobs that name none
     nodes: int
     cores: int  # per node, as the scheduler counts them
     memory: int  # MiB per node
@@ -176,7 +176,7 @@ class Pool:
 class Cpus:
     model: Optional[str] = None
     online: Tuple[int, ...] = ()
-    allowed: Tuple[int, ...] = ()  # what this process may use
+    allowed: Tuple[int, ...] = ()  # CPUs this process may use
     numa: Dict[str, Tuple[int, ...]] = field(default_factory=dict)  # node -> cpus; memory-only nodes have none
     l3: Tuple[Tuple[int, ...], ...] = ()  # groups of cpus that share one
     siblings: Tuple[Tuple[int, ...], ...] = ()  # hardware threads of each core
@@ -202,7 +202,7 @@ class Container:
 
 @dataclass(frozen=True)
 class Library:
-    """A fabric plug-in or library found on the loader's path, or the one that was looked for."""
+    """A fabric plug-in or library on the loader's path, or one that was not found."""
 
     name: str  # librccl-net.so, libfabric.so.1, libnccl.so.2
     path: Optional[str] = None
@@ -214,9 +214,9 @@ class Library:
 
 @dataclass(frozen=True)
 class Identity:
-    """Identity of this node in its job, by the scheduler's own variables."""
+    """Identity of this node in its job, from the scheduler's own variables."""
 
-    scheduler: str = "plain"  # what started this process: the name of a file in facts/identity, or of a backend
+    scheduler: str = "plain"  # what started this process: name of a file in facts/identity, or of a backend
     job_id: Optional[str] = None
     step_id: Optional[str] = None
     node_rank: Optional[int] = None
@@ -227,15 +227,15 @@ class Identity:
     master: Optional[str] = None
     master_port: Optional[int] = None
     cluster: Optional[str] = None
-    batch: str = ""  # the batch system whose job this is, also below mpirun
+    batch: str = ""  # the batch system of this job, also below mpirun
     place: str = "here"  # here, allocation (a shell that may start tasks on all nodes), inside (a task or step)
     gpus: Optional[int] = None  # of this node, for this job
-    array_job: str = ""  # id of the array, and which of its jobs this is
+    array_job: str = ""  # id of the array, and index of this job in it
     array_task: str = ""
     starts: int = 0  # how often the scheduler has started this job before
     ends_at: Optional[float] = None  # when the scheduler ends the job, in seconds since 1970
     began_at: Optional[float] = None  # when the scheduler started the job
-    own_home: bool = False  # no home is shared with the other nodes: a pod
+    own_home: bool = False  # home is not shared with the other nodes: a pod
 
     @property
     def by_mpirun(self) -> bool:
@@ -246,10 +246,10 @@ class Identity:
 class Kernel:
     release: Optional[str] = None
     numa_balancing: Optional[bool] = None
-    iommu: Optional[str] = None  # pt, on, off as the command line says
+    iommu: Optional[str] = None  # pt, on, off as on the kernel command line
     acs_enabled: Optional[bool] = None
     ephemeral_ports: Optional[Tuple[int, int]] = None
-    nvidia_peermem: Optional[bool] = None  # the module by which a NIC reaches an NVIDIA GPU's memory
+    nvidia_peermem: Optional[bool] = None  # the module through which a NIC accesses an NVIDIA GPU's memory
 
 
 @dataclass(frozen=True)
@@ -260,7 +260,7 @@ class Facts:
     python: Optional[str] = None
     memory_bytes: Optional[int] = None
     cpus: Cpus = field(default_factory=Cpus)
-    gpus: Tuple[Gpu, ...] = ()  # those that this process can open
+    gpus: Tuple[Gpu, ...] = ()  # GPUs that this process can open
     rdma: Tuple[RdmaDevice, ...] = ()
     cxi: Tuple[CxiDevice, ...] = ()
     interfaces: Tuple[Interface, ...] = ()
@@ -272,18 +272,18 @@ class Facts:
     identity: Identity = field(default_factory=Identity)
     environment: Dict[str, str] = field(default_factory=dict)  # variables that matter to a job, without secrets
     unknown: Tuple[str, ...] = ()  # what could not be read, and why
-    gpus_on_bus: Dict[str, int] = field(default_factory=dict)  # vendor -> how many the machine has, ours or not
-    default_route: Optional[str] = None  # the interface that leads out; empty: none does
+    gpus_on_bus: Dict[str, int] = field(default_factory=dict)  # vendor -> GPUs in the machine, ours or not
+    default_route: Optional[str] = None  # the interface of the default route; empty: there is none
     nvme_disks: Optional[int] = None
     virtual_machine: Optional[bool] = None
-    hypervisor: Optional[str] = None  # its name, where the machine is a virtual one and says so
-    driver_errors: Tuple[str, ...] = ()  # a driver's words in place of values, behind the GPU's address if it has one
-    gpu_events: Optional[Tuple[str, ...]] = None  # Xid and amdgpu errors in the kernel's log; None: it may not be read
+    hypervisor: Optional[str] = None  # the hypervisor's name, if the machine is virtual and shows it
+    driver_errors: Tuple[str, ...] = ()  # a driver's message instead of values, after the GPU's address if it gives one
+    gpu_events: Optional[Tuple[str, ...]] = None  # Xid and amdgpu errors in the kernel's log; None: not readable
     schema: str = SCHEMA
 
     @property
     def has_no_gpu(self) -> bool:
-        """Return true if the machine was checked and has none; one that this process may not open is still a GPU."""
+        """Return true if the machine was checked and has none; a GPU that this process may not open still counts."""
         unread = any(words.startswith("gpus:") for words in self.unknown)
         return not (self.gpus or any(self.gpus_on_bus.values()) or unread)
 
@@ -294,7 +294,7 @@ class Peer:
 
     node: int
     host: str
-    address: str  # the one the others reach it by
+    address: str  # the address that the others use
     facts: Facts
     clock_offset: float = 0.0  # seconds to add to its clock to get the lead's
     ranks: int = 1
@@ -302,7 +302,7 @@ class Peer:
 
 @dataclass(frozen=True)
 class Peers:
-    """All nodes, in node-rank order, and where the ranks meet."""
+    """All nodes in node-rank order, and the meeting point of the ranks."""
 
     nodes: Tuple[Peer, ...]
     master_addr: str

@@ -1,4 +1,4 @@
-"""Network interfaces: state, speed, addresses. They come from the kernel, or from /proc where only files are there."""
+"""Network interfaces: state, speed, addresses, from the kernel or, if only files are available, from /proc."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def proc_addresses(host: Host) -> Dict[str, Tuple[str, ...]]:
 
 
 def parse_fib_trie(text: str) -> List[ipaddress.IPv4Address]:
-    """Addresses whose leaf says `/32 host LOCAL`, each once."""
+    """Return each address whose leaf says `/32 host LOCAL` once."""
     found: Dict[ipaddress.IPv4Address, None] = {}
     leaf: Optional[str] = None
     for entry in text.splitlines():
@@ -95,7 +95,7 @@ def parse_fib_trie(text: str) -> List[ipaddress.IPv4Address]:
 
 
 def parse_routes(text: str) -> List[Tuple[_Network, str]]:
-    """Networks that are reached without a gateway; the numbers are hexadecimal and in the machine's byte order."""
+    """Return networks reached without a gateway; the numbers are hexadecimal and in the machine's byte order."""
     routes: List[Tuple[_Network, str]] = []
     for entry in text.splitlines()[1:]:
         fields = entry.split()
@@ -123,12 +123,12 @@ def parse_if_inet6(text: str) -> List[Tuple[str, str]]:
     return found
 
 
-# RDMA devices from /sys/class/infiniband: InfiniBand and RoCE look alike there but for the link layer.
+# RDMA devices from /sys/class/infiniband: InfiniBand and RoCE differ there only in the link layer.
 
 
 _RDMA_CLASS = "/sys/class/infiniband"
 _GID_LIMIT = 1024
-# Some PCI functions belong to the Ethernet driver; the RDMA driver sits on top and is the one people know.
+# Some PCI functions belong to the Ethernet driver; the RDMA driver is on top of it, and is the better-known name.
 _RDMA_DRIVERS = {"bnxt_en": "bnxt_re", "ionic": "ionic_rdma", "ice": "irdma", "i40e": "irdma", "qede": "qedr"}
 
 
@@ -159,7 +159,7 @@ def _rdma_device(host: Host, name: str) -> RdmaDevice:
 
 
 def _openable(host: Host, base: str) -> Optional[bool]:
-    """A container sees its host's /sys, but only those of /dev that it was given."""
+    """Return true if the device's uverbs file exists: a container sees its host's /sys, but only its own devices in /dev."""
     names = host.list(f"{base}/device/infiniband_verbs")
     if not names or not host.list("/dev"):
         return None
@@ -185,7 +185,7 @@ def _port(host: Host, base: str, port: int) -> RdmaPort:
 
 
 def _gids(host: Host, base: str) -> Tuple[Gid, ...]:
-    """Entries that are not set read as zeros, and their type as an error: they are left out."""
+    """Return the GIDs that are set: unset entries read as zeros, and their type as an error."""
     gids: List[Gid] = []
     indices = sorted(index for index in map(integer, host.list(f"{base}/gids")) if index is not None)
     for index in indices[:_GID_LIMIT]:
@@ -202,7 +202,7 @@ def parse_gid(text: Optional[str]) -> Optional[str]:
         address = ipaddress.IPv6Address(text or "")
     except ValueError:
         return None
-    # After a link flap only the interface id can be gone: fe80:: with zeros is no address either.
+    # After a link flap only the interface id can be missing: fe80:: followed by zeros is not an address either.
     empty = int(address) == 0 or int(address) == int(ipaddress.IPv6Address("fe80::"))
     return None if empty else ip_text(address)
 

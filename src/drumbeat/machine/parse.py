@@ -1,4 +1,4 @@
-"""Small readings that several facts share. Each takes what a damaged machine may give and answers None for nonsense."""
+"""Small parsers shared by several readers. Each accepts any input from a damaged machine and returns None for nonsense."""
 
 from __future__ import annotations
 
@@ -46,32 +46,32 @@ def number(host: Host, path: str) -> Optional[int]:
 
 
 def link_name(host: Host, path: str) -> Optional[str]:
-    """Return the name of what a symbolic link leads to, such as a device's driver."""
+    """Return the name of a symbolic link's target, such as a device's driver."""
     target = host.resolve(path)
     return target.rsplit("/", 1)[-1] if target else None
 
 
 def figure(text: Optional[str]) -> Optional[float]:
-    """Return the figure at the front of `173.0W`, `55 °C`, `34 %`; `N/A`, `[Not Supported]` and the like are unknown."""
+    """Return the number at the start of `173.0W`, `55 °C`, `34 %`; `N/A`, `[Not Supported]` and the like are unknown."""
     found = _FIGURE.match(text or "")
     return float(found.group(1)) if found else None
 
 
 def size_in_bytes(text: Optional[str], unit: str = "") -> Optional[int]:
-    """Convert `1.5 GB` to bytes; `unit` counts if the text names none."""
+    """Convert `1.5 GB` to bytes; `unit` applies if the text has none."""
     value, named = figure(text), _UNIT.search(text or "")
     scale = _UNITS.get(named.group() if named else unit)
     return None if value is None or scale is None else int(value * scale)
 
 
 def numa_node(host: Host, path: str) -> Optional[int]:
-    """sysfs writes -1 where the firmware did not say."""
+    """Return a NUMA node; None for the -1 that sysfs shows if the firmware gives none."""
     node = number(host, path)
     return node if node is not None and node >= 0 else None
 
 
 def cpulist(text: Optional[str]) -> Optional[Tuple[int, ...]]:
-    """Parse `0-3,64-67` as the kernel writes it; an empty line is no CPU at all. None: not such a list."""
+    """Parse `0-3,64-67` as the kernel writes it; an empty line means no CPU. None: not such a list."""
     if text is None:
         return None
     cpus: Set[int] = set()
@@ -102,12 +102,12 @@ def properties(text: Optional[str]) -> Dict[str, str]:
 
 
 def ip_text(address: Union[ipaddress.IPv4Address, ipaddress.IPv6Address]) -> str:
-    """Write an address, IPv4 inside IPv6 with dots on every Python."""
+    """Format an address, with IPv4 inside IPv6 in dotted form on every Python."""
     mapped = getattr(address, "ipv4_mapped", None)
     return f"::ffff:{mapped}" if mapped else str(address)
 
 
-# Single values out of schedulers' variables.
+# Single values from schedulers' variables.
 
 NODES_LIMIT = 1 << 16
 
@@ -127,18 +127,18 @@ def port(text: Optional[str]) -> Optional[int]:
 
 
 def gpu_count(environ: Mapping[str, str], names: Sequence[str]) -> Optional[int]:
-    """Return the number of GPUs that the first usable of these variables gives, such as `4` or `a100:4`."""
+    """Return the number of GPUs from the first usable of these variables, such as `4` or `a100:4`."""
     found = (re.fullmatch(r"(?:[A-Za-z][\w.-]*:)*([0-9]{1,4})", environ.get(name, "")) for name in names)
     return next((int(match.group(1)) for match in found if match), None)
 
 
 def times(text: Optional[str]) -> int:
-    """Parse how often something has happened: 0 if that is not given."""
+    """Parse how often something has happened: 0 if missing."""
     return int(text) if text and text.isdigit() and len(text) < 6 else 0
 
 
 def index_of(name: str, hosts: Tuple[str, ...]) -> Optional[int]:
-    """Return the position of a host in the list, by its short name, if it is listed once."""
+    """Return the position of a host in the list by its short name, if listed exactly once."""
     short = name.split(".")[0]
     positions = [position for position, host in enumerate(hosts) if host.split(".")[0] == short]
     return positions[0] if len(positions) == 1 else None

@@ -1,4 +1,4 @@
-"""Peak rates of hardware by its data sheet: `peak_of("NVIDIA H200")`. An unknown device is unknown, never a guess."""
+"""Peak rates of hardware from data sheets: `peak_of("NVIDIA H200")`. An unknown device is unknown, never guessed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from drumbeat.base.light_dataclass import dataclass
 
 @functools.cache
 def _rows(name: str) -> Any:
-    """One of this room's tables: a prediction asks for them thousands of times, and YAML is slow to read."""
+    """Return one of this room's tables, cached: a prediction reads them thousands of times, and YAML is slow to parse."""
     return load("drumbeat.machine", name)
 
 
@@ -23,18 +23,18 @@ class Peak:
     memory_gb: float
     bandwidth_tb_s: float
     source: str
-    matmul: float = 0.75  # share of the peak that large matrix products were measured to reach
+    matmul: float = 0.75  # share of the peak that large matrix products reached in measurements
     watts: float = 0.0
 
 
 @dataclass(frozen=True)
 class TypicalNode:
-    """A node as it is usually built around a GPU. `domain`: GPUs joined by links, more than a node's in a rack-scale system."""
+    """A typical node with a GPU. `domain`: GPUs joined by links, more than one node's in a rack-scale system."""
 
     gpus: int
     domain: int
     link: float  # GB/s each way
-    per_peer: float  # 0: a switch joins them
+    per_peer: float  # 0: joined by a switch
     fabric: str
     nics: int
     source: str
@@ -52,7 +52,7 @@ _DTYPES = ("fp8", "bf16", "fp16", "tf32", "fp32")
 
 
 def peak_of(device_name: str) -> Optional[Peak]:
-    """The data sheet of a GPU by the name that its driver gives, or None."""
+    """Return the data sheet of a GPU by its driver's name for it, or None."""
     lower = device_name.lower()
     for row in _rows("peaks"):
         if all(re.search(rf"{re.escape(word)}(?!\d)", lower) for word in row["match"]):
@@ -67,14 +67,14 @@ def known_gpus() -> List[str]:
 
 
 def typical_node(gpu: str) -> TypicalNode:
-    """Return the usual node of a GPU by its name in peaks.yaml."""
+    """Return the typical node of a GPU by its name in peaks.yaml."""
     row = next(row for row in _rows("nodes") if row["name"] == gpu)
     domain, per_peer = int(row.get("domain", row["gpus"])), float(row.get("per_peer", 0))
     return TypicalNode(row["gpus"], domain, float(row["link"]), per_peer, row["fabric"], row["nics"], row["source"])
 
 
 def fabrics() -> Dict[str, Fabric]:
-    """Return the networks between nodes that are known, by name."""
+    """Return the known networks between nodes, by name."""
     rows = _rows("fabrics")
     return {row["name"]: Fabric(row["name"], float(row["rate"]), float(row["hop"]), row["source"]) for row in rows}
 
@@ -83,7 +83,7 @@ def fabrics() -> Dict[str, Fabric]:
 
 
 def gpu_link_rate(name: Optional[str], gpus: int) -> Optional[float]:
-    """GB/s each way that one of `gpus` GPUs of this name can move to the others; None: not known."""
+    """Return GB/s each way that one of `gpus` GPUs of this name can send to the others; None if unknown."""
     for entry in _rows("links"):
         if name and entry["name"] in name:
             if entry["rate"] is None:

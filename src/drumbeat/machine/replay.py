@@ -1,8 +1,8 @@
 """Hosts that are not this machine: a folder laid out like another machine's `/`, or a capture taken on one.
 
-What no file can say stands in the folder's `.drumbeat/host.json`: `{"hostname", "python", "environ", "affinity",
-"limits", "disk_bytes", "addresses", "commands"}`, all optional; a command stands under its argv, quoted for a shell.
-Both kinds are untrusted: no link leads out of a folder, nothing is unpacked.
+Anything that is not a file is in the folder's `.drumbeat/host.json`: `{"hostname", "python", "environ", "affinity", "limits",
+"disk_bytes", "addresses", "commands"}`, all optional; the key of a command is its argv, quoted for a shell. Both kinds are
+untrusted: no link leads out of a folder, nothing is unpacked.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MAKE_ONE = "make one on a node with: drumbeat facts --capture FILE.tar.gz"
 
 
 def open_host(place: Optional[str]) -> Host:
-    """Open what `--root` names: a folder or a capture; this machine if it names nothing."""
+    """Open the target of `--root`: a folder or a capture; this machine if empty."""
     if not place:
         return LiveHost()
     if os.path.isdir(place):
@@ -42,7 +42,7 @@ def open_host(place: Optional[str]) -> Host:
 
 
 class _Told:
-    """The answers that are not files, from JSON that someone else may have written: wrong types are no answer."""
+    """Answers that are not files, from untrusted JSON: values of the wrong type are ignored."""
 
     def __init__(self, told: Mapping[str, Any]) -> None:
         self._told = told
@@ -85,7 +85,7 @@ class _Told:
 
 
 class FolderHost(_Told, Files):
-    """A folder in place of `/`."""
+    """A folder that replaces `/`."""
 
     def __init__(self, root: str) -> None:
         self.root = os.path.abspath(root)
@@ -126,7 +126,7 @@ class FolderHost(_Told, Files):
                 continue
             try:
                 target = os.readlink("/".join([self.root, *done, part]))
-            except (OSError, ValueError):  # not a link, or nothing there: whoever asks next will see
+            except (OSError, ValueError):  # not a link, or missing: the caller will notice
                 done.append(part)
                 continue
             links += 1
@@ -139,7 +139,7 @@ class FolderHost(_Told, Files):
 
 
 class CaptureHost(_Told):
-    """Questions that were asked on a node, with their answers. One that was not asked there has no answer here."""
+    """Recorded questions and answers of a node. A question that was not recorded has no answer here."""
 
     def __init__(self, path: str) -> None:
         told = _json_object(_capture_text(path), path)
@@ -171,7 +171,7 @@ class CaptureHost(_Told):
 
 
 def _capture_text(path: str) -> str:
-    """The one member we want, by its name; the archive is read as a stream and bounded, never unpacked."""
+    """Read the capture's one member by name; the archive is read as a bounded stream, never unpacked."""
     try:
         with tarfile.open(path, "r|gz") as archive:
             for member in archive:
@@ -218,7 +218,7 @@ Read it anywhere: drumbeat facts --root THIS_FILE
 
 
 class RecordingHost(_Told):
-    """Passes every question on and keeps the answer. The environment it shows is the one the capture will hold."""
+    """Forwards every question and records the answer. The environment it shows is the one that the capture will hold."""
 
     def __init__(self, host: Host) -> None:
         self.host = host
@@ -232,7 +232,7 @@ class RecordingHost(_Told):
         super().__init__(self.answers)
 
     def _keep(self, kind: str, key: str, answer: T, kept: Any = None) -> T:
-        """Return the answer, which the capture holds as `kept` if it is not JSON itself."""
+        """Record and return an answer; the capture holds `kept` in its place if it is not JSON itself."""
         if answer is not None and answer != []:
             self.answers.setdefault(kind, {})[key] = answer if kept is None else kept
         return answer
@@ -272,7 +272,7 @@ class RecordingHost(_Told):
         return self._keep("disk_bytes", path, self.host.disk_bytes(path))
 
     def write_capture(self, path: str) -> int:
-        """Write what was asked so far; returns the file's size. It appears whole or not at all."""
+        """Write the recorded answers atomically; return the file's size."""
         text = json.dumps(self.answers, indent=1, sort_keys=True, ensure_ascii=False)
         partial = f"{path}.{os.getpid()}.part"
         try:

@@ -1,4 +1,4 @@
-"""One look at a node while a job runs: its GPUs, cores, memory and network. `None` is unknown, never zero."""
+"""One sample of a node while a job runs: its GPUs, cores, memory and network. `None` is unknown, never zero."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _RDMA = "/sys/class/infiniband"
 
 
 class Sampler:
-    """Looks at one node again and again. GPUs that only an expensive tool can read are left out of most samples."""
+    """Samples one node repeatedly. GPUs that only an expensive tool can read are left out of most samples."""
 
     def __init__(self, host: Host, gpus: Sequence[Gpu]) -> None:
         self.host, self._samplers = host, [vendor.sampler(host, own) for vendor, own in by_vendor(gpus)]
@@ -26,7 +26,7 @@ class Sampler:
 
 
 def cpu(host: Host) -> Dict[str, Optional[float]]:
-    """Ticks since boot: their difference between two samples says how busy the cores were."""
+    """Return CPU ticks since boot; differences between two samples show how busy the cores were."""
     words = (host.read("/proc/stat") or "").split("\n")[0].split()
     ticks = [integer(word) or 0 for word in words[1:9]] if words[:1] == ["cpu"] else []
     if len(ticks) < 5:
@@ -48,7 +48,7 @@ def memory(host: Host) -> Dict[str, Optional[int]]:
 
 
 def network(host: Host) -> Dict[str, Dict[str, Optional[int]]]:
-    """Bytes since boot of each interface and each RDMA port; RDMA's own counters count in words of four bytes."""
+    """Return bytes since boot of each interface and RDMA port; RDMA's own counters are in words of four bytes."""
     found: Dict[str, Dict[str, Optional[int]]] = {}
     for name in host.list(_NET):
         if name != "lo":

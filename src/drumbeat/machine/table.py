@@ -1,4 +1,4 @@
-"""Facts for a person: one line per subject, and the word unknown where nothing is known."""
+"""Facts as text for a person: one line per subject, with the word unknown for missing values."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def table(facts: Facts) -> str:
     shown = ""
     lines: List[str] = []
     for name, text in rows:
-        text = "".join(letter if letter.isprintable() else "?" for letter in text)  # a capture is someone else's text
+        text = "".join(letter if letter.isprintable() else "?" for letter in text)  # a capture is untrusted
         lines.append(f"{'' if name == shown else name:<{width}}  {text}".rstrip())
         shown = name
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Facts of the board: places in the PCI tree and distances there, PCI links, local disks, a way out, virtual machines."""
+"""Facts about the board: positions and distances in the PCI tree, PCI links, local disks, the default route, virtual machines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FUNCTION = regex(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 
 def pci_path(host: Host, sysfs: str) -> Optional[str]:
-    """Return `pci0000:40/0000:40:01.1/0000:41:00.0` (root complex, bridges, device), from where a sysfs link ends."""
+    """Return `pci0000:40/0000:40:01.1/0000:41:00.0` (root complex, bridges, device) from the target of a sysfs link."""
     resolved = host.resolve(sysfs)
     if resolved is None:
         return None
@@ -74,7 +74,7 @@ _HYPERVISORS = (
 
 
 def virtual_machine(host: Host) -> Optional[bool]:
-    """The hypervisor shows itself among the CPU's flags (x86), in the board's names, or by name."""
+    """Return true if this is a virtual machine, by the CPU's flags (x86) or the hypervisor's name."""
     for entry in (host.read("/proc/cpuinfo") or "").splitlines():
         if entry.startswith("flags"):
             return "hypervisor" in entry.split()
@@ -92,7 +92,7 @@ def hypervisor(host: Host) -> Optional[str]:
     return next((name for sign, name in _HYPERVISORS if sign in board), (compatible or "").rstrip("\0") or None)
 
 
-# Distance between two devices by their places in the PCI tree, in the words of `nvidia-smi topo`.
+# Distance between two devices from their positions in the PCI tree, in the terms of `nvidia-smi topo`.
 
 # Nearest first. PIX: one switch; PXB: several; PHB: over the host bridge; NODE: the same NUMA node; SYS: another one.
 DISTANCES = ("PIX", "PXB", "PHB", "NODE", "SYS")
@@ -102,7 +102,7 @@ D = TypeVar("D", bound=Union[RdmaDevice, CxiDevice, Interface])
 
 
 def distance(one: Device, other: Device) -> Optional[str]:
-    """Return one of DISTANCES, or None if neither a tool, the PCI tree nor NUMA tells."""
+    """Return one of DISTANCES, or None if neither a tool, the PCI tree nor NUMA nodes show it."""
     if isinstance(one, Gpu) and not isinstance(other, Gpu) and one.links.get(other.name) in DISTANCES:
         return one.links[other.name]
     near = _tree_distance(one, other)
@@ -121,7 +121,7 @@ def nearest(gpu: Gpu, devices: Sequence[D]) -> Tuple[D, ...]:
 
 
 def _shared(one: Device, other: Device) -> int:
-    """Steps that two PCI paths have in common, from the host bridge down."""
+    """Count the steps that two PCI paths share, from the host bridge down."""
     steps = zip((one.pci_path or "").split("/"), (other.pci_path or "").split("/"))
     return len([*takewhile(lambda pair: pair[0] and pair[0] == pair[1], steps)])
 
@@ -130,7 +130,7 @@ def _tree_distance(one: Device, other: Device) -> Optional[str]:
     common = _shared(one, other)
     if common < 2:
         return "PHB" if common else None
-    # Bridges left on each side below the last common one. A switch shows as one upstream port (common) and a
+    # Bridges left on each side below the last shared one. A switch shows as one upstream port (shared) and a
     # downstream port for each device.
     below = max((one.pci_path or "").count("/"), (other.pci_path or "").count("/")) - common
     return "PIX" if below <= 1 else "PXB"

@@ -22,7 +22,7 @@ _fd_pid = 0
 
 
 def active() -> bool:
-    """Return true if anybody listens; false outside drumbeat."""
+    """Return true if drumbeat listens; false outside drumbeat."""
     return bool(os.environ.get("DRUMBEAT_METRICS"))
 
 
@@ -38,12 +38,11 @@ def report(
 ) -> None:
     """Report progress of this rank.
 
-    `tokens` and `samples` are what this rank processed since its last report; drumbeat adds the ranks up. `steps` is
-    the total that is planned, if known: it gives the time left. `kind` is free: `step`, `validation`, `checkpoint`.
-    A report of another kind without figures announces that this begins: `report(kind="validation")` before a long
-    validation. Until this rank's next report its silence, and that of ranks that wait for it, is meant.
-    Values must be plain numbers or strings: reading a GPU tensor would cost a synchronisation, so that stays the
-    caller's choice.
+    `tokens` and `samples` count what this rank processed since its last report; drumbeat sums over ranks. `steps` is the
+    planned total, if known; it is used to estimate the time left. `kind` is free: `step`, `validation`, `checkpoint`. A report
+    of another kind without figures announces its start: call `report(kind="validation")` before a long validation. Silence of
+    this rank until its next report, and of ranks that wait for it, is then expected. Values must be plain numbers or strings:
+    reading a GPU tensor would cost a synchronisation, so that is left to the caller.
     """
     path = os.environ.get("DRUMBEAT_METRICS")
     if not path:
@@ -58,7 +57,7 @@ def report(
         os.write(_open(path), data)
         stacks.serve()
     except OSError:
-        pass  # a full disk is the agent's to report, not a reason to lose a training run
+        pass  # the agent reports a full disk; it must not end a training run
 
 
 def _plain(value: Any) -> Any:
@@ -72,7 +71,7 @@ def _plain(value: Any) -> Any:
 
 
 def _open(path: str) -> int:
-    """One descriptor per process: a forked DataLoader worker must not share its parent's."""
+    """Open one descriptor per process: a forked DataLoader worker must not share its parent's."""
     global _fd, _fd_pid
     if _fd is None or _fd_pid != os.getpid():
         _fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -10,7 +10,7 @@ from drumbeat.metrics.tokens import BAR, NUMBER, Item, spelled, words_of
 
 
 def header(text: str) -> List[List[str]]:
-    """Return the columns of a table whose header this is, in each way in which its words can be cut; [] for any other line."""
+    """Return the columns if this line is a table header, one list per way to split its words; [] for any other line."""
     if len(text) > 400 or _PLURAL.search(text) or not _COUNTS.search(text) or _ALONE.search(text):
         return []
     found = []
@@ -35,7 +35,7 @@ def more_of_header(text: str, ways: List[List[str]]) -> bool:
 
 
 def pair(text: str) -> Tuple[str, str]:
-    """Return key and value of a row of a box, `| loss | 0.5 |`; its value is '' in a row that begins a section."""
+    """Return key and value of a box row, `| loss | 0.5 |`; the value is '' in a row that starts a section."""
     cells = [cell.strip() for cell in spelled(text).strip().split("|")]
     if len(cells) != 4 or cells[0] or cells[3] or not cells[1][:1].isalpha() or not _FIELD.fullmatch(cells[2]):
         return "", ""
@@ -43,7 +43,7 @@ def pair(text: str) -> Tuple[str, str]:
 
 
 def row(text: str, ways: List[List[str]]) -> str:
-    """Return a row of the table as a line of keys and values, with a bar that stands behind it; '' for any other line."""
+    """Return a table row as a line of keys and values, followed by its progress bar if any; '' for any other line."""
     bar = BAR.search(text) if "[" in text else None
     text, behind = (text[: bar.start()].rstrip(": "), ": " + text[bar.start() :]) if bar else (text, "")
     for fields in _cells(_LIST.sub("-", spelled(text))):

@@ -43,7 +43,7 @@ def counter_name(words: Tuple[str, ...]) -> str:
 
 
 def strength_of(name: str, words: Set[str]) -> float:
-    """Of several keys for one value, the strongest counts: a global step over a step, over an iteration; the most memory."""
+    """Rank the keys for one value; the strongest wins: a global step over a step over an iteration; peak over current memory."""
     if name in ("loss", "validation"):
         return 1 if words & (LOSSES | OBJECTIVES | PARTS) - {"loss"} else 2
     if name == "step":
@@ -54,7 +54,7 @@ def strength_of(name: str, words: Set[str]) -> float:
 
 
 def meaning_of(item: Item, items: List[Item]) -> Tuple[str, Any]:
-    """The value's name and the value; '' for a number that is no metric."""
+    """Return the metric's name and value; '' for a number that is not a metric."""
     words, unit = _own(item.words), item.unit.strip()
     known, kept = set(words), [word for word in words if word not in NOISE and not word.isdigit()]
     rest = set(kept)
@@ -111,7 +111,7 @@ def _names_accuracy(words: Tuple[str, ...], rest: Set[str]) -> bool:
 
 
 def _own(words: Tuple[str, ...]) -> Tuple[str, ...]:
-    """Without what only leads to the key: `validation loss at iteration`, `lm loss value`."""
+    """Return the key without words that only introduce or end it: `validation loss at iteration`, `lm loss value`."""
     cut = max((place + 1 for place, word in enumerate(words) if word in BEFORE), default=0)
     return words[cut:-1] if words[-1:] == ("value",) else words[cut:]
 
@@ -149,18 +149,18 @@ def _rate(known: Set[str], unit: str) -> str:
 
 
 def _time(item: Item, unit: str, rest: Set[str], items: List[Item]) -> Optional[float]:
-    """Seconds per step. A bare `time` may be that of anything: it counts where its neighbours show what it is."""
+    """Return seconds per step. A bare `time` may measure anything: it counts if its neighbours show that it is a step time."""
     factor = TIMES.get(unit) or next((TIMES[word] for word in item.words if word in ("ms", "us")), 1.0)
     own = set(item.words)
     if unit and unit not in TIMES or item.text[-1:] not in "0123456789kK":
         return None
-    if item.text.isdigit() and not unit and not own & set(TIMES):  # `time/batch: 12` counts
+    if item.text.isdigit() and not unit and not own & set(TIMES):  # `time/batch: 12` is a step time
         return None
     counted = own & (STEP | BATCH | EPOCH)
     rest = rest - set(TIMES) - {"elapsed", "per", "average", "avg"}
     value = float(number("step_time", item.text)) * factor
     if not unit and rest and rest <= STEP and own & SECOND:
-        if item.words[-1] in SECOND:  # `steps/s: 1.2`; the other way round, it is the time itself
+        if item.words[-1] in SECOND:  # `steps/s: 1.2`; inverted, it is the time itself
             return round(1 / value, 12) if value > 0 else None
         return round(value, 12)
     if rest - (STEP | BATCH) <= {"time", "dt", "t", "cost", "timing", "in"} and counted & (STEP | BATCH):
@@ -188,7 +188,7 @@ def _time(item: Item, unit: str, rest: Set[str], items: List[Item]) -> Optional[
 
 
 def _time_of_step(item: Item, unit: str) -> Tuple[str, Any]:
-    """`22ms/step`, `1.2s/it`, `10.0it/s`."""
+    """Parse `22ms/step`, `1.2s/it`, `10.0it/s`."""
     first, _, last = unit.replace(" ", "").partition("/")
     if first in TIMES and last in ("it", "iter", "step", "batch"):
         return "step_time", round(float(number("step_time", item.text)) * TIMES[first], 12)

@@ -1,9 +1,9 @@
 """Read a printed line as metrics, whatever program printed it.
 
-Each level knows only the one below it: tokens.py makes a row of numbers with keys and units of a line, fields.py says what one
-number is, this module what they are together, and printed.py what lines say together. A key is a metric if all its words are
-known, in any of several languages (words.py): `train_loss` is the loss, `aux loss`, `loss scale` and `packet loss` are not.
-Whether a counter really counts, only the next lines can show.
+Each level knows only the one below it: tokens.py turns a line into a row of numbers with keys and units, fields.py tells what
+one number is, this module what they are together, and printed.py what several lines are together. A key is a metric if all its
+words are known, in any of several languages (words.py): `train_loss` is the loss, `aux loss`, `loss scale` and `packet loss`
+are not. Only later lines can show if a counter really counts.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _TOTAL_OF = {total: name for name, total in _TOTALS.items()}
 Value = Union[int, float, bool]
 _CLOCK_OF_BAR = regex(r"\d{1,3}:\d\d(?=[<,\] ])|<\d{1,3}:\d\d")
 _VALUE = regex(r"\d|(?i:nan|inf)")
-_ASIDE = regex(r"(?<![A-Za-z_])(?:[Bb]est|[Ll]owest|[Ss]av(?:e|ed|ing))(?![A-Za-z_]).*")  # of what was, not of what is
-# Lines that speak of a value instead of reporting it.
+_ASIDE = regex(r"(?<![A-Za-z_])(?:[Bb]est|[Ll]owest|[Ss]av(?:e|ed|ing))(?![A-Za-z_]).*")  # words for past values
+# Lines that mention a value without reporting it.
 _TALK = regex(
     r"^wandb: |(?<![A-Za-z_])(?:[Rr]esum\w*|[Rr]estor\w*|[Ll]oad(?:ing|ed)?|[Pp]atience|[Pp]ackets?|[Jj]itter|[Pp]rofit"
     r"|[A-Z]\w*(?:Error|Warning)|[Ee]rror(?=: *[A-Za-z])|ERROR|[Cc]heckpoint shards|[Rr]educing)(?![A-Za-z_])"
@@ -55,25 +55,25 @@ _DONE = regex(r"(?i)[\w\s:#/\[\]-]{0,40}\d\]?\s*:?\s*(?:completed|complete|done|
 
 
 class Line(NamedTuple):
-    """Meaning of a line. `values` has counters and metrics; `bare`: nothing but a counter, as a heading or a bar."""
+    """Meaning of a line. `values` has counters and metrics; `bare`: it has only a counter, like a heading or a bar."""
 
     values: Dict[str, Any]
     validation: bool = False
-    whose: str = "unknown"  # the rates
+    whose: str = "unknown"  # rank, device or job that the rates are of
     bar: bool = False
     bare: bool = False
-    label: str = ""  # what stands before a bar
+    label: str = ""  # the text before a bar
     known: bool = False  # a line of a known program
     samples: Tuple[int, int] = (0, 0)  # of the epoch, so far and in all: `Train Epoch: 1 [640/60000 (1%)]`
-    loss: str = "rank"  # whose it is
+    loss: str = "rank"  # rank, device or job that the loss is of
     batch: bool = False  # its step may be a batch of the epoch above it
     guessed: bool = False  # its step is a number in front of the loss
     improves: bool = False  # it has a loss or a reward of any kind
-    member: bool = False  # of an open bracket: one setting, unless it repeats
+    member: bool = False  # inside an open bracket: one setting, unless it repeats
 
 
 def parse(text: str, shapes: Optional[Shapes] = None, tabled: bool = False) -> Optional[Line]:
-    """The metrics in a line; None where it holds none. `shapes`: of the lines before it; `tabled`: it was a row of a table."""
+    """Return the metrics in a line; None if it has none. `shapes`: of the lines before it; `tabled`: it was a table row."""
     if not _VALUE.search(text) or _TALK.search(text):
         return None
     line = masked(spelled(_ASIDE.sub("", text, 1)))
@@ -147,7 +147,7 @@ def parse(text: str, shapes: Optional[Shapes] = None, tabled: bool = False) -> O
     if values.get("epochs") and "steps" not in values and strength.get("step", 1) < 1:
         del values["step"]  # `Epoch: 190/1500, Frames: 57300`
     before = places.get("epoch", -1) < places.get("step", len(line)) and strength.get("step", 0) < 3
-    if "epoch" in values and "steps" in values and "batch" not in values and before:  # as far as one line tells
+    if "epoch" in values and "steps" in values and "batch" not in values and before:  # as far as a single line can tell
         values.update(batch=values.pop("step"), batches=values.pop("steps"))
     learnt = [place for name, place in places.items() if name in _LEARNT]
     counters = [place for name, place in places.items() if name in ("step", "batch", "epoch")] or learnt
@@ -176,8 +176,8 @@ _SECTION = regex(
 
 
 def _in_parts(items: List[Item], line: str) -> List[Item]:
-    """Return the items with the part of the data that a label or a key in front of them names:
-    `train: loss 2.0 | val: loss 2.1`, `"train": {"loss": 2.0}, "val": {"loss": 2.1}`, `train loss 2, acc 1, val loss 3`."""
+    """Prefix items with the part of the data that a label or key before them names: `train: loss 2.0 | val: loss 2.1`,
+    `"train": {"loss": 2.0}, "val": {"loss": 2.1}`, `train loss 2, acc 1, val loss 3`."""
     labels = [(match.end(), match[1].lower()) for match in _SECTION.finditer(line)]
     found: List[Item] = []
     seen: Set[str] = set()
@@ -205,7 +205,7 @@ _LEARNT = {"loss": "validation", "accuracy": "val_accuracy"}
 
 
 def _behaved(items: List[Item], shapes: Shapes, line: str, bar: bool) -> List[Item]:
-    """Return the items with the keys and totals that only time shows."""
+    """Return the items with keys and totals that only their behaviour over several lines shows."""
     counts = [item.text.isdigit() for item in items]
     form = tuple([item.words for item in items])
     slots = shapes.seen(form, [number("", item.text) for item in items], counts)
@@ -223,7 +223,7 @@ def _behaved(items: List[Item], shapes: Shapes, line: str, bar: bool) -> List[It
         new = ""
         if not counts[at]:
             shapes.improving = shapes.improving or bool(growing and _improves(item, slot))
-        elif names[at]:  # one that stands still or turns back beside one that grows is a quantity
+        elif names[at]:  # a counter that stays or falls beside a growing one is a quantity
             beside = growing not in ([], [at])
             new = "quantity" if names[at] == "step" and not item.total and beside and (slot.still or slot.turns) else ""
         elif slot.doubles and not item.total:
@@ -248,7 +248,7 @@ def _behaved(items: List[Item], shapes: Shapes, line: str, bar: bool) -> List[It
     )
 
 
-_TRIED = (("epoch",), ("step",))  # what may double: epochs 1, 2, 4 are printed
+_TRIED = (("epoch",), ("step",))  # counters that may double: epochs 1, 2, 4 are printed
 
 
 def _sole_loss(items: List[Item]) -> bool:
@@ -258,12 +258,13 @@ def _sole_loss(items: List[Item]) -> bool:
 
 
 def _improves(item: Item, slot: Slot) -> bool:
-    """Return true if this value has fallen, not evenly, and is no time."""
+    """Return true if this value has fallen, unevenly, and is not a time."""
     return slot.falls and slot.turns > 1 and bool(item.words) and not item.unit and NO_COUNTER.isdisjoint(item.words)
 
 
 def _grows_evenly(item: Item, slot: Slot, lossy: bool, alone: bool, line: str, bar: bool) -> bool:
-    """Return true for the counter of a line that names none: `update_t: 00016`, `{"i": 40, "mse": 0.5}`, `25/300 | 0.5 loss`."""
+    """Return true for an evenly growing number that is the counter of a line without one: `update_t: 00016`, `{"i": 40, "mse":
+    0.5}`, `25/300 | 0.5 loss`."""
     words = {*item.words}
     if not slot.grows or item.unit:
         return False
@@ -276,7 +277,7 @@ def _grows_evenly(item: Item, slot: Slot, lossy: bool, alone: bool, line: str, b
 
 
 def _is_total(words: Set[str], counter: Item, item: Item) -> bool:
-    """Return true if a number that stands still may be a counter's total: `it=380 of=5000`, `step 10 max_steps 500`."""
+    """Return true if a constant number may be a counter's total: `it=380 of=5000`, `step 10 max_steps 500`."""
     own = {*counter.words} - COUNTED_WITH
     plural = any(word.strip("n") in (f"{each}s", f"{each}es") for word in words for each in own)
     known = words <= own | COUNTED_WITH | STEP | EPOCH | BATCH | {f"n{each}es" for each in own}
@@ -304,7 +305,7 @@ _COMMA = regex(r"(?<![\d.,])(\d{1,9}),(\d{1,9})(?![\d,])")
 
 
 def _with_points(line: str, shapes: Optional[Shapes]) -> str:
-    """Return a line of an output with decimal commas with points. One that can be nothing else decides for all that follow."""
+    """Replace decimal commas by points. Once a line has a comma that must be decimal, all later lines are converted."""
     if _POINT.search(line):
         return line
     if (shapes is None or not shapes.comma) and not _KEYED_COMMA.search(line):
@@ -328,7 +329,8 @@ _TOLD_VALIDATION = regex(rf"(?i)(?<![\w/.-]){_VALIDATING}(?![\w/.-])")  # `Epoch
 
 
 def _is_for_validation(line: str, counted: int, first: int) -> bool:
-    """Return true if the line says so at its start, between its counter and its first loss or accuracy, or as a value."""
+    """Return true if the line is about validation: it says so at its start, between its counter and first metric, or as a
+    value."""
     label = _FOR_VALIDATION.match(line)
     return bool(
         label
@@ -347,14 +349,14 @@ def _judged(
     line: str,
     items: List[Item],
 ) -> Optional[Line]:
-    """Say what a line's values mean together. `form`: a progress bar, or the row of a table."""
+    """Turn a line's values into a Line, or None. `form`: a progress bar, or a table row."""
     bar = form == "bar"
     for count, total in (("step", "steps"), ("batch", "batches"), ("epoch", "epochs")):
         if total in values and not _fits(values.get(count), values[total]):
             values.pop(count, None)  # no counter goes beyond its total
             values.pop(total)
     for name in WHOLE:
-        if isinstance(values.get(name), float):  # nothing counts so
+        if isinstance(values.get(name), float):  # a fractional counter is not one
             del values[name]
     epoch = values.get("epoch")
     if epoch is not None and not abs(epoch) < TOO_LARGE:  # nan, too
@@ -411,7 +413,7 @@ def _fits(count: Any, total: Any) -> bool:
 
 
 def _with_initials(items: List[Item]) -> List[Item]:
-    """`[E 4][B 100/400][L 0.9]`, `i=10 loss=0.5`: letters count where one of them, or a word, is the loss."""
+    """Expand one-letter keys if one of them, or a word, is the loss: `[E 4][B 100/400][L 0.9]`, `i=10 loss=0.5`."""
     letters = {item.words[0] for item in items if len(item.words) == 1}
     counted = any(item.total or not COUNTING.isdisjoint(item.words) for item in items)
     known = INITIALS if "l" in letters and counted else {"i": "step", "e": "epoch"} if "loss" in letters else {}
@@ -424,9 +426,10 @@ def _with_initials(items: List[Item]) -> List[Item]:
 def _count(
     values: Dict[str, Any], unkeyed: List[Item], line: str, bar: bool, metric: int, places: Dict[str, int]
 ) -> bool:
-    """Counters without a key: `[10/100]`, a bar's `4/8`, `[ 1,  2000]`, `[200]` behind a logger's prefix. True: only perhaps."""
+    """Find counters without a key: `[10/100]`, a bar's `4/8`, `[ 1,  2000]`, `[200]` after a logger's prefix. Return true if
+    unsure."""
     if "batch" in values and "batches" not in values and "epoch" not in values and _STEP_IN_FRONT.match(line):
-        del values["batch"], places["batch"]  # its size: `20: loss=0.5, batch=16`
+        del values["batch"], places["batch"]  # the batch size: `20: loss=0.5, batch=16`
     counted = set(values) & {"step", "batch"}
     pairs = [item for item in unkeyed if item.total and not item.unit.strip() and item.text.isdigit()]
     pairs = [item for item in pairs if not _PERCENT_BEHIND.match(line[item.end :]) or bar]

@@ -1,8 +1,8 @@
 """Lines that training programs print, read as metrics.
 
-One line is read by the grammar, or by a rule of the table. What several lines say together is put together here, for each rank:
-a counter counts once it has been seen to advance; a heading (`Epoch 1/3`, `step: 100`) belongs to the values below it; a bar
-without values and a dictionary without a step are of one program.
+One line is read by the grammar, or by a rule of the table. This module combines several lines, for each rank: a counter counts
+once it has been seen to advance; a heading (`Epoch 1/3`, `step: 100`) belongs to the values below it; a bar without values and
+a dictionary without a step belong together.
 """
 
 from __future__ import annotations
@@ -23,23 +23,24 @@ _TOO_LARGE = 1e15  # for a step
 
 
 class EpochSteps:
-    """The step of lines that count the batches of an epoch: `Epoch [2/3], Step [5/30]` is step 35 of 90.
+    """Convert batches of an epoch to steps: `Epoch [2/3], Step [5/30]` is step 35 of 90.
 
-    Of one stream of one rank. Some programs count epochs from 0, others from 1: the first epoch of the stream tells, and
-    for a program that goes on in a later one, whether it prints the number of epochs (then from 1). A counter that goes on
-    when the epoch changes counts the steps of all epochs. Where epochs differ in length, nobody knows the step of the run: from
-    then on the step is the epoch's own, as it was printed, and `step_of` says so."""
+    One object handles one stream of one rank. Some programs count epochs from 0, others from 1: the first epoch in the stream
+    decides; if the program resumes in a later one, epochs count from 1 if their number is printed. A counter that continues
+    across epochs counts the steps of all epochs. If epochs differ in length, the step of the run cannot be known: from then on
+    the step is the epoch's own, as printed, and `step_of` says so.
+    """
 
     def __init__(self) -> None:
         self._first: Optional[int] = None  # the number of the first epoch
         self._last: Tuple[int, int] = (0, 0)  # epoch and batch of the last line
-        self._over_all = False  # the counter does not begin again with each epoch
-        self._per_epoch = False  # it does: seen, not guessed
-        self._batches: Optional[int] = None  # of the last line's epoch
+        self._over_all = False  # the counter does not restart with each epoch
+        self._per_epoch = False  # it does restart: seen, not guessed
+        self._batches: Optional[int] = None  # number of batches in the last line
         self._uneven = False  # epochs differ in length, or there are more of them than announced
 
     def counted(self, record: Dict[str, Any]) -> Dict[str, Any]:
-        """The record with its step, and with the number of steps where that is sure."""
+        """Return the record with its step, and with the number of steps if that is certain."""
         epoch, batch, batches, epochs = (record.get(name) for name in ("epoch", "batch", "batches", "epochs"))
         if record["kind"] != "step" or "step" in record or batch is None:
             return record
@@ -73,24 +74,24 @@ class EpochSteps:
         return {**record, "step": before * batches + batch, **planned}
 
 
-RATES = {"samples_per_s": "samples/s", "tokens_per_s": "tokens/s"}  # the later one is shown
+RATES = {"samples_per_s": "samples/s", "tokens_per_s": "tokens/s"}  # on a tie the later one is shown
 _WHOSE_UNIT = {"all": "{}", "rank": "{} per rank", "device": "{} per device", "unknown": "{} as printed"}
-_LONGEST = 2000  # characters of a line that is looked at
-_KEPT = 1 << 16  # bytes of an unfinished line
-_CHUNK = 1 << 20  # bytes of one log that are read at a time
+_LONGEST = 2000  # longer lines are not read
+_KEPT = 1 << 16  # bytes kept of an unfinished line
+_CHUNK = 1 << 20  # bytes of one log read at a time
 _BEHIND = 8 << 20
-_EVERY = 0.25  # seconds between two looks at the logs
-_UNPROVEN = 256  # steps that wait for a sign of training
-_BLOCK = 30  # lines that a heading is valid for, with values that name no counter
-_TABLE = 100  # lines without a row that end a table, and the most rows of a box
-_WRAPPED = b" " * 20  # how a line goes on that a bar of rich has wrapped
+_EVERY = 0.25  # seconds between two reads of the logs
+_UNPROVEN = 256  # steps held back until something shows that this is training
+_BLOCK = 30  # lines that a heading applies to, for values without a counter
+_TABLE = 100  # lines without a row that end a table, and maximum rows of a box
+_WRAPPED = b" " * 20  # continuation of a line that rich has wrapped
 _LOG_NAME = regex(r"rank-(\d{1,7})\.(?:out|err)")
 _LAUNCHER_NAME = regex(r"launcher\.(?:out|err)")
 _BESIDE_LOSS = ("grad_norm", "lr", "step_time", *RATES)
 _OF_EPOCH = {"step": "batch", "steps": "batches"}
 _OF_VALIDATION = regex(r"(?i)(?:val|eval|test)")
 _TRAINS = regex(r"(?i)train(?:ing)?|steps?|iterations?|epochs?")  # the label of a bar that counts steps
-_BEHIND_BAR = regex(r"(?<=(?:it/s|s/it)\])(?=[^\W\d_])")  # another stream's line behind an open bar
+_BEHIND_BAR = regex(r"(?<=(?:it/s|s/it)\])(?=[^\W\d_])")  # another stream's line after an open bar
 _COLOUR = regex(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\].*?(?:\x07|\x1b\\)|\x1b[()][A-Z0-9]")
 # Every line that may be a metric has one of these texts, in small letters; few others have.
 WORDS = (
@@ -102,23 +103,23 @@ WORDS = (
 _WORDS = tuple(word.encode() for word in WORDS)
 _FOREIGN = tuple(text.encode() for word in ALIASES if not word.isascii() for text in {word, word.title()})
 _TRAINING = {"epoch", "loss", "validation", "lr", "grad_norm"}
-_TIMED = {"step_time", *RATES}  # what a benchmark or an inference has, too
+_TIMED = {"step_time", *RATES}  # values that a benchmark or inference run has too
 _WORTH = {"loss", "validation", "accuracy", "val_accuracy", *RATES}  # a record without a counter needs one of them
 
 
 def read_line(text: str) -> List[Dict[str, Any]]:
-    """The metrics records that a printed line stands for by itself, without time and rank; none for any other line."""
+    """Return the metrics records of a single printed line, without time and rank; none for any other line."""
     line = _read(_plain_text(text))
     return line if isinstance(line, list) else _records(line) if line and _reports(line) else []
 
 
 def _plain_text(text: str) -> str:
-    """Return the text without colours and other signs for the terminal."""
+    """Return the text without colours and other terminal control characters."""
     return _COLOUR.sub("", text).replace("\b", "") if "\x1b" in text or "\b" in text else text
 
 
 def _read(text: str, shapes: Optional[Shapes] = None, tabled: bool = False) -> Any:
-    """Records by a rule of the table, or a Line of the grammar, or nothing."""
+    """Read a line: records by a rule of the table, a Line by the grammar, or nothing."""
     if len(text) > _LONGEST:
         return None
     for rule in rules():
@@ -137,7 +138,7 @@ def _read(text: str, shapes: Optional[Shapes] = None, tabled: bool = False) -> A
 
 
 def _reports(line: Line) -> bool:
-    """A heading or a bar reports nothing by itself, and a learning rate alone is a setting."""
+    """Return true if a line reports progress: a heading, a bar or a learning rate alone does not."""
     names = set(line.values)
     return not line.bare and bool(
         names & _WORTH or names & {"step", "batch"} or "epoch" in names and (line.improves or "step_time" in names)
@@ -145,7 +146,7 @@ def _reports(line: Line) -> bool:
 
 
 def _records(line: Line) -> List[Dict[str, Any]]:
-    """In the words of the run folder: a rate with its unit, whose it is, and a validation as a record of its own."""
+    """Convert a line to records of the run folder: rates with units, whose they are, and validation as a separate record."""
     values = dict(line.values)
     other = {
         name: values.pop(key) for name, key in (("loss", "validation"), ("accuracy", "val_accuracy")) if key in values
@@ -180,10 +181,10 @@ def _plain(value: Any) -> Any:
 
 
 class Unread:
-    """Lines that the reader failed at: a defect of its own, which must cost nothing but these lines."""
+    """Counts lines on which the reader itself failed: such a bug must cost only these lines."""
 
     def __init__(self) -> None:
-        self.lines, self.why = 0, ""  # why: of the first
+        self.lines, self.why = 0, ""  # why: the error of the first one
 
     def add(self, error: Exception, line: str) -> None:
         self.lines += 1
@@ -199,7 +200,7 @@ Record = Dict[str, Any]
 
 
 class Lines:
-    """Lines of one rank on both of its streams, read together."""
+    """Reads the lines of one rank on both of its streams together."""
 
     def __init__(self) -> None:
         self.shapes = Shapes()
@@ -208,28 +209,26 @@ class Lines:
         self._held: Dict[Tuple[str, ...], Record] = {}  # form -> a record whose counter has not been seen to advance
         self._trusted: Set[Tuple[str, ...]] = set()
         self._heading: Record = {}
-        self._left = 0  # lines for which the heading is valid
+        self._left = 0  # lines for which the heading still applies
         self._bars: Dict[int, int] = {}  # total -> count, of bars without a label and without values
-        self._again: Set[int] = set()  # totals of bars that began again: each is of an epoch
+        self._again: Set[int] = set()  # totals of bars that restarted: each is of an epoch
         self._joined: Optional[int] = None  # the total of the bar that counts the program's steps
-        self._epoch_over = 0  # batches of the epoch under the heading, once it is over
-        self._block: Optional[Record] = None  # values below a heading, which may go on
-        self._under: Set[str] = set()  # names of the values that stood below it
-        self._trains = False  # something that training improves was read
-        self._unproven: List[Record] = []  # steps of what may be no training
+        self._epoch_over = 0  # batches of the epoch under the heading, once it has ended
+        self._block: Optional[Record] = None  # values below a heading; more may follow
+        self._under: Set[str] = set()  # names of the values seen below it
+        self._trains = False  # a value that training improves was read
+        self._unproven: List[Record] = []  # held-back steps: they may not be training
         self._columns: List[List[str]] = []  # of the table whose header was seen
         self._rows, self._others = 0, 0  # its rows, and the lines since the last one
         self._box: Dict[str, str] = {}  # keys and values of `| loss | 0.5 |`, up to the border
         self._section = ""
-        self._went_on = False  # the heading is the one before it, some steps later
-        self._headings = self._losses = (
-            0  # headings in a row that went on, and losses that were seen above the last one
-        )
-        self._guess = -1  # the last number in front of a loss
+        self._went_on = False  # the new heading is the previous one, some steps later
+        self._headings = self._losses = 0  # consecutive headings that advanced, and losses seen above the last one
+        self._guess = -1  # the last number before a loss
         self._line, self._told = 0, 0  # lines so far, and the last one that gave a loss with its counter
 
     def chosen(self, data: bytes, end: int) -> Iterator[Tuple[int, int]]:
-        """Yield where lines that are worth reading begin and end: those with one of the words, and all of them in a table."""
+        """Yield start and end of lines worth reading: lines with one of the known words, and all lines of a table."""
         place = 0
         for start, stop in (*_promising(data, end), (end, end)):
             while (self._columns or self._box) and place < start:
@@ -241,7 +240,7 @@ class Lines:
                 place = stop + 1
 
     def untabled(self, text: str) -> List[Tuple[str, bool]]:
-        """Return rows of a table, and boxes, as keys and values, and any other line as it is; true: its table has a loss."""
+        """Convert table rows and boxes to keys and values; other lines stay as they are. The flag: its table has a loss."""
         key, value = pair(text) if text.lstrip()[:1] in ("|", "│") else ("", "")
         if key:
             self._section = self._section if value else key
@@ -262,8 +261,8 @@ class Lines:
         return [*lines, (text, False)]
 
     def read(self, line: Any) -> List[Record]:
-        """Return the records that a line completes. Steps with nothing but a speed, which a
-        benchmark has too, wait for something that training improves."""
+        """Return the records that a line completes. Steps with only a speed, which a benchmark has too, are held back until a
+        value that training improves is seen."""
         if not line:
             return []
         if isinstance(line, list):
@@ -314,18 +313,18 @@ class Lines:
         return found
 
     def _of_block(self, line: Line) -> bool:
-        """Return true for an accuracy below a heading, in a line that does not say that it is of a validation."""
+        """Return true for an accuracy below a heading, in a line not marked as validation."""
         other = line.validation or not {"validation", "val_accuracy"}.isdisjoint(line.values)
         return not other and self._trains and bool(self._heading) and self._left > 0
 
     def _follows(self, step: int) -> bool:
-        """Return true if a number in front of a loss counts: it goes on, and neither it nor its stride is that of ranks."""
+        """Return true if a number before a loss is a counter: it grows, and neither it nor its stride could be a rank."""
         last, self._guess = self._guess, step
         return 0 <= last < step and (step - last >= 10 or step >= 64)
 
     def end(self, final: bool) -> List[Record]:
-        """Return what still waits; `final`: no more lines come, and a counter that did not advance was none, unless it was seen
-        once, with a loss and with its total or another value of training."""
+        """Return pending records. `final`: no more lines come; then a counter that never advanced is dropped, unless it was
+        seen once, with a loss and with its total or another training value."""
         found = self._end_block(goes_on=True)
         if final:
             for held in self._held.values():
@@ -333,7 +332,7 @@ class Lines:
                 before = set(names[: names.index("loss")]) & {
                     "step",
                     "batch",
-                }  # `loss 2.1 after 2000 steps` is told, not counted
+                }  # `loss 2.1 after 2000 steps` is a summary, not a counter
                 known = (
                     before and not {"again", "member"} & set(held) and set(held) & {"steps", "batches", *_BESIDE_LOSS}
                 )
@@ -345,7 +344,7 @@ class Lines:
         return self._proven(found)
 
     def stamp(self, t: float) -> None:
-        """Give what waits the time at which it was written; a later look would take its own."""
+        """Set the time of pending records to the time they were written, not that of a later read."""
         for held in (*self._held.values(), *self._unproven):
             held.setdefault("t", t)
 
@@ -400,7 +399,7 @@ class Lines:
             if bar:
                 record = {**record, "step": self._bars[bar], "steps": bar}
                 record.update({"step_of": "epoch"} if bar in self._again else {})
-                # That the bar is of training, the record shows by itself, or by the next one with the same bar further on.
+                # The record shows that the bar is of training by itself, or the next one with the same bar further on does.
                 known = bar == self._joined or not {"lr", "grad_norm"}.isdisjoint(record)
                 held = self._held.get(tuple(name for name in ("epoch", "step") if name in record))
                 if known or (held is not None and held.get("steps") == bar and _goes_on(held, record)):
@@ -413,7 +412,7 @@ class Lines:
         return found
 
     def _in_epoch(self, record: Record) -> bool:
-        """Return true if this count of batches is that of the epoch under the heading: a second one below it is an evaluation."""
+        """Return true if this batch count is that of the epoch under the heading: a second one below it is an evaluation."""
         if "epoch" not in self._heading:
             return False
         if self._epoch_over and not (
@@ -426,8 +425,8 @@ class Lines:
         return True
 
     def _running_bar(self, epochs: bool) -> Optional[int]:
-        """Return the total of the bar that values without a counter are shown beside; one that is full, or begins again
-        for each of the record's `epochs`, may be that of an evaluation."""
+        """Return the total of the bar that values without a counter belong to; a bar that is full, or restarts in each of the
+        record's `epochs`, may be an evaluation's."""
         if self._joined in self._bars:
             return self._joined
         going = [total for total, count in self._bars.items() if 0 < count < total]
@@ -437,7 +436,7 @@ class Lines:
         return next(reversed(going or full), None)
 
     def _below_heading(self, record: Record) -> List[Record]:
-        """The first values below a heading have its counter; those that follow are of the same record."""
+        """Add values to the record of the heading above them; values of a name seen before start a new record."""
         if "loss" in record and "loss" in self._under:
             return [record]
         new = {name: value for name, value in record.items() if name not in self._under}
@@ -446,7 +445,7 @@ class Lines:
         return []
 
     def _end_block(self, goes_on: bool = False) -> List[Record]:
-        """`goes_on`: more may follow below the same heading."""
+        """Finish the record below a heading. `goes_on`: more values may follow below the same heading."""
         block, self._block = self._block, None
         if block is None:
             return []
@@ -459,25 +458,25 @@ class Lines:
         return self._advanced(block, False) if set(block) & {*_WORTH, "step_time"} or form in self._trusted else []
 
     def _advanced(self, record: Record, known: bool) -> List[Record]:
-        """The record if its counter counts: once it has advanced, or at once where the program is known."""
+        """Return the record once its counter has advanced, or at once for a known program."""
         form = tuple(name for name in ("epoch", "step", "batch") if name in record)
         held = self._held.get(form)
         if form == ("epoch",) and not isinstance(record["epoch"], int):
-            older = self._held.pop(("epoch", "step"), None)  # with the count of a bar that was not its own
-            return [*_without_count(older), record]  # a share of the epochs, which is no counter
+            older = self._held.pop(("epoch", "step"), None)  # the count came from an unrelated bar
+            return [*_without_count(older), record]  # a fractional epoch, which is not a counter
         if known or form in self._trusted or (held is not None and _goes_on(held, record)):
             self._trusted.add(form)
             before = [self._held.pop(form)] if held is not None else []
             self._told = self._line if "loss" in record else self._told
             return [self._in_steps(_told(each)) for each in (*before, record)]
         if held is not None and _place(held) == _place(record) and set(held) & set(record) <= {*COUNTERS, "kind"}:
-            held.update(record)  # the block goes on
+            held.update(record)  # the block continues
             return []
         self._held[form] = {**record, "line": self._line, **({"again": True} if held is not None else {})}
         return _without_count(held)
 
     def _in_steps(self, record: Record) -> Record:
-        """With the step of the run; where a program counts nothing but epochs, these are its steps."""
+        """Return the record with the run's step; if a program counts only epochs, these are its steps."""
         epoch = record.get("epoch", 0)
         others = any("step" in form or "batch" in form for form in (*self._trusted, *self._held))
         if "step" in record or "batch" in record or others or not isinstance(epoch, int):
@@ -504,7 +503,7 @@ def _without_count(record: Optional[Record]) -> List[Record]:
 
 
 def _goes_on(held: Record, record: Record) -> bool:
-    """Return true if the counter has advanced towards the same total: `Batch 4/100`, then `Batch 5/0`, is none."""
+    """Return true if the counter advanced towards the same total: `Batch 5/0` after `Batch 4/100` did not."""
     totals = [(held[name], record[name]) for name in ("steps", "batches") if name in held and name in record]
     same = all(first == second for first, second in totals) or held.get("epoch") != record.get("epoch")
     same = same and (set(held) <= _MARKS or not set(record) <= _MARKS)  # `[step 4/5] 12 ms`, `[step 5/5] done`
@@ -517,7 +516,7 @@ def _place(record: Record) -> Tuple[float, float]:
 
 
 class Reader:
-    """One stream of one rank. `feed` takes what was appended to it and gives the records in it."""
+    """Reads one stream of one rank. `feed` takes newly appended bytes and returns the records in them."""
 
     def __init__(self, unread: Optional[Unread] = None, lines: Optional[Lines] = None) -> None:
         self.unread = Unread() if unread is None else unread
@@ -536,17 +535,17 @@ class Reader:
                 for part in _BEHIND_BAR.split(line) if "/s]" in line or "/it]" in line else (line,):
                     for text, tabled in self._lines.untabled(part):
                         found += self._lines.read(_read(text, self._lines.shapes, tabled))
-            except Exception as error:  # a rank may print anything, and a run must not end by it
+            except Exception as error:  # a rank may print anything; the run must not fail because of it
                 self.unread.add(error, line)
         return found + self._lines.end(final)
 
     def close(self) -> List[Record]:
-        """Return what still waits: no more lines come."""
+        """Return what is pending: no more lines come."""
         return self.feed(b"", final=True)
 
 
 def _promising(data: bytes, end: int) -> List[Tuple[int, int]]:
-    """Yield where lines with one of the words begin and end, in order; a bar that was wrapped is one line."""
+    """Yield start and end of lines with one of the words, in order; a wrapped bar is one line."""
     found: Dict[int, int] = {}
     small = data.lower()
     for word in _WORDS if data.isascii() else _WORDS + _FOREIGN:
@@ -569,20 +568,20 @@ def _promising(data: bytes, end: int) -> List[Tuple[int, int]]:
 
 
 class PrintedMetrics:
-    """Metrics that all ranks of a node print in one attempt, on both streams: the folder of their logs is looked through again
-    and again, since some files appear late. Where no rank has a log of its own, what its launcher prints is read."""
+    """Metrics that all ranks of a node print in one attempt, on both streams. The log folder is searched again and again,
+    since some files appear late. If no rank has a log of its own, the launcher's output is read."""
 
     def __init__(self, folder: str, from_end: bool = False) -> None:
         self.folder = folder
-        self._from_end = from_end  # what the logs hold at the first look was read by another reader
+        self._from_end = from_end  # another reader has read what the logs held at the first look
         self.unread = Unread()
         self._files: Dict[str, _Log] = {}
         self._lines: Dict[int, Lines] = {}  # of each rank
         self._next = 0.0
-        self._looked = time.time()  # last
+        self._looked = time.time()  # last read
 
     def read(self, final: bool = False) -> List[Dict[str, Any]]:
-        """New records, each with its time and the rank in whose log it stands; asked again at once, it does not look again."""
+        """Return new records, each with its time and the rank of its log; does nothing if called again at once."""
         now = time.monotonic()
         if now < self._next and not final:
             return []
@@ -622,19 +621,19 @@ class _Log:
             pass
 
     def read(self, final: bool) -> List[Tuple[float, Dict[str, Any]]]:
-        """New records, each with the time at which its line was written: that of the last one is the file's own; those
-        before it came since the last look, and are spread evenly over that time."""
+        """Return new records, each with the time its line was written: the last one has the file's time; earlier ones are
+        spread evenly since the previous read."""
         now = time.time()
         try:
             status = os.stat(self.path)
             size, data = status.st_size, b""
             which = (status.st_dev, status.st_ino)
-            if size < self._place or which != (self._which or which):  # begun anew, or another file in its place
+            if size < self._place or which != (self._which or which):  # truncated, or replaced by another file
                 self._place, self._reader = 0, Reader(self._unread, self._lines)
             self._which = which
             if size != self._place:
                 with open(self.path, "rb", buffering=0) as file:
-                    if size - self._place > _BEHIND:  # a rank that prints faster than we read: the newest counts
+                    if size - self._place > _BEHIND:  # the rank prints faster than we read: the newest lines matter
                         self._place, self._reader = size - _CHUNK, Reader(self._unread, self._lines)
                     file.seek(self._place)
                     data = file.read(_CHUNK)
@@ -646,8 +645,8 @@ class _Log:
         if not data and not ends:
             return []
         records = self._reader.feed(data, ends)
-        until = status.st_mtime if since <= status.st_mtime <= now else now  # a file server's clock may be another
+        until = status.st_mtime if since <= status.st_mtime <= now else now  # a file server's clock may differ
         self._lines.stamp(until)
         count = len(records)
         times = (until - (until - since) * (count - 1 - i) / count for i in range(count))
-        return [(record.pop("t", t), record) for t, record in zip(times, records)]  # `t`: of one that was held back
+        return [(record.pop("t", t), record) for t, record in zip(times, records)]  # `t` of a held-back record

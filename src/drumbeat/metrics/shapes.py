@@ -1,14 +1,14 @@
 """Behaviour of each number of a printed line over time.
 
-Lines of one form (the same keys in the same order) repeat. Of each of their numbers only a few words are kept: it grows, stands
-still, turns back, begins again inside a counter that goes on. The grammar asks for them where words do not decide.
+Lines of one form (the same keys in the same order) repeat. For each of their numbers a short summary is kept: it grows, stays,
+falls, or restarts inside a counter that continues. The grammar uses it where words do not decide.
 """
 
 from __future__ import annotations
 
 from typing import Dict, List, Sequence, Tuple
 
-_FORMS = 64  # of one stream; the form that was not seen for longest goes
+_FORMS = 64  # of one stream; the least recently seen form is dropped
 
 
 class Slot:
@@ -19,8 +19,8 @@ class Slot:
     def __init__(self, value: float) -> None:
         self.first = self.last = value
         self.ups = self.stays = self.turns = 0
-        self.inner = 0  # ups while no other count went on
-        self.stride, self.even = 0.0, True  # it always grows by the same
+        self.inner = 0  # increases while no other counter grew
+        self.stride, self.even = 0.0, True  # it always grows by the same amount
         self.doubled = 0
 
     @property
@@ -49,7 +49,7 @@ class Slot:
             self.stride = step
         elif step == 0:
             self.stays += 1
-        elif not (others_grow and self.inner and value <= self.first):  # else it has begun again
+        elif not (others_grow and self.inner and value <= self.first):  # otherwise it has restarted
             self.turns += 1
 
 
@@ -59,12 +59,12 @@ class Shapes:
     def __init__(self) -> None:
         self._forms: Dict[Tuple[Tuple[str, ...], ...], List[Slot]] = {}
         self.comma = False  # numbers have a decimal comma
-        self.again = self.changed = False  # the form of the last line had been seen before; and with other values
+        self.again = self.changed = False  # the form of the last line was seen before; and with other values
         self.improving = False  # a value has fallen while a counter grew
         self.losses = 0  # lines with a loss of any kind
 
     def seen(self, form: Tuple[Tuple[str, ...], ...], values: Sequence[float], whole: Sequence[bool]) -> List[Slot]:
-        """Add a line and return its numbers' behaviour."""
+        """Add a line and return how its numbers behave."""
         slots = self._forms.pop(form, None)
         if slots is None:
             slots = [Slot(value) for value in values]

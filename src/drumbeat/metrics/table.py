@@ -1,8 +1,8 @@
 """Formats that the grammar cannot know, as data in formats/*.yaml.
 
-rules.yaml has lines whose meaning is not in their words: `<loss>` stands for a number that becomes the value `loss`, `{N}` for a
-number that is not kept, one space for any run of spaces and tabs. tests/metrics/rule_lines.yaml
-has their examples. owners.yaml says whose the values of known programs are.
+rules.yaml has lines whose meaning is not in their words: `<loss>` stands for a number that becomes the value `loss`, `{N}` for
+a number that is not kept, one space for any run of spaces and tabs. tests/metrics/rule_lines.yaml has examples. owners.yaml
+tells if the values of known programs are of one rank, device or job.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ class Rule:
     has: str  # plain text that every line of this format contains
     find: str
     kind: str = "step"
-    reached: bool = False  # the target, in a line that says so
+    reached: bool = False  # target reached, for lines that report a target
     also: Sequence[str] = ()  # what else the line may hold
     scale: Mapping[str, float] = field(default_factory=dict)  # from the line's unit to the record's
-    per: Mapping[str, str] = field(default_factory=dict)  # whose the loss and the rates are: one of WHOSE
+    per: Mapping[str, str] = field(default_factory=dict)  # owner of the loss and the rates: one of WHOSE
 
 
 @dataclass(frozen=True)
 class Owner:
-    """A known program: whose its loss and its rates are."""
+    """A known program: the owners of its loss and its rates."""
 
     has: Sequence[str]
     program: str = ""
@@ -50,7 +50,7 @@ class Compiled:
         self._patterns: Tuple[Pattern[str], ...] = ()
 
     def read(self, line: str) -> Optional[Dict[str, Any]]:
-        """None for a line of another format; nothing ({}) for one of this format whose counts are no whole numbers."""
+        """Return the record of a line; None for another format, {} for this format with counts that are not whole numbers."""
         if not self._patterns:
             self._patterns = tuple(re.compile(pattern(text)) for text in (self.rule.find, *self.rule.also))
         match = self._patterns[0].search(line)

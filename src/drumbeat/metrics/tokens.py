@@ -1,6 +1,6 @@
 """Read a line as a row of numbers, each with its key, its total and its unit.
 
-Dates, clocks, paths, URLs and versions are masked first. The key is the words before a number, or behind it: `2.31 loss`.
+Dates, clocks, paths, URLs and versions are masked first. The key is the words before a number, or after it: `2.31 loss`.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ _KEY = regex(
     r"(?:\s{0,12}[:=#>|(\[~-]{0,2}){1,3}\s{0,12}(?:(?:is|was|of|now) ){0,2}"
     r"(?:[\w.]{0,12}(?:tensor|rray|int\d\d|float\d\d)\(|['\"(\[]){0,2}$"
 )
-# What a key only stands behind: `Train Metrics (step 5)`, `stdout F train step 5`; not `eval after train step`.
+# Words that may only precede a key: `Train Metrics (step 5)`, `stdout F train step 5`; not `eval after train step`.
 _CONTEXT = regex(
     r"(?i)^(?!.*\b(?:eval|val|test))(?:.*(?:\(| (?=(?:train|training|global)[ _/]\w))|(?:(?:and|with|the|a) )+)"
 )
@@ -85,25 +85,25 @@ _WORD = regex(r"TFLOPs?(?![a-z])|[GM]i?B(?![a-z])|[A-Z]?[^\W\d_A-Z]+|[A-Z]+(?![a
 
 
 class Item(NamedTuple):
-    """One number of a line, with what stands around it."""
+    """One number of a line, with its context."""
 
-    words: Tuple[str, ...]  # of its key, in lower case
+    words: Tuple[str, ...]  # words of its key, in lower case
     text: str
     total: str
     unit: str
     start: int
     end: int
-    opened: str = ""  # the bracket that it stands behind
+    opened: str = ""  # the bracket before it
     leaf: Tuple[str, ...] = ()  # words of the last part of a key with parts: `optimizer.lr`
 
 
 def masked(text: str) -> str:
-    """The line with every date, clock, path and version masked, and without those at its start: their numbers count nothing."""
+    """Mask every date, clock, path and version, and remove those at the line's start: their numbers do not count."""
     return _FIRST_STAMP.sub("", _STAMP.sub(MASK, text), 1)
 
 
 def number(name: str, text: str) -> Union[int, float]:
-    """A count is an int, unless it is not whole, not finite or too large."""
+    """Parse a number. A count becomes an int, unless it is fractional, not finite or too large."""
     try:
         value = float(text)
     except ValueError:
@@ -130,7 +130,7 @@ def items_of(line: str) -> List[Item]:
         opened = left.rstrip()[-1:]
         unit, end = match["unit"] or "", match.end()
         if words and unit[:1].isspace() and "/" in unit and _NEXT_VALUE.match(line, end):
-            unit, end = "", match.end("number")  # `loss 0.1 tokens/s 1010`: the key of the next value
+            unit, end = "", match.end("number")  # `loss 0.1 tokens/s 1010`: the next value's key
         if not words and not match["total"] and not unit:
             behind = _KEY_BEHIND.match(line, end) if "." in text else None
             words = words_of(behind[1]) if behind else owed
@@ -143,7 +143,8 @@ def items_of(line: str) -> List[Item]:
 
 
 def _count_behind(line: str, words: Tuple[str, ...], unit: str, end: int) -> Tuple[Tuple[str, ...], str, int, Any]:
-    """Key, unit and end of a whole number, and the key of the next: `after 20 steps`, `loss 20 0.5`, `loss at step 20: 0.5`."""
+    """Return key, unit and end of a whole number, and the next one's key: `after 20 steps`, `loss 20 0.5`, `loss at step 20:
+    0.5`."""
     counted = _COUNTED.match(line, end) if not unit else None
     if set(words) <= HAS_COUNTED and "loss" in line.lower():
         if unit.strip() == "batches":
@@ -165,7 +166,7 @@ def words_of(text: str, more: str = "") -> Tuple[str, ...]:
 
 
 def spelled(text: str) -> str:
-    """Return the text with plain signs, and with spaces between words that some languages write together."""
+    """Normalise signs, and add spaces between words that some languages write together."""
     if not text.isascii():
         text = _TOGETHER.sub(r" \g<0> ", text.translate(_SIGNS).replace("d'", ""))
         text = _COUNTED_IN_CJK.sub(r"\2 \1", _DIGITS_IN_CJK.sub(" ", text))

@@ -1,6 +1,6 @@
 """Trackers: TensorBoard, Weights & Biases and MLflow behind one interface, for live runs, exports and `drumbeat train`.
 
-Only the writer of a tracker imports its package. A figure is named `kind/figure`: `step/loss`, `validation/loss`.
+Only a tracker's writer imports its package. A figure is named `kind/figure`: `step/loss`, `validation/loss`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ MODULES = {"tensorboard": "tensorboard.summary.writer.event_file_writer", "wandb
 
 
 class Tracker:
-    """`identity` names the run, so that a later start continues it; '' leaves that to the tracker's own variables."""
+    """Base of the trackers. `identity` names the run, so that a later start continues it; '' leaves that to the tracker's
+    variables."""
 
     def __init__(self, place: str, identity: str) -> None:
         raise NotImplementedError
@@ -51,9 +52,7 @@ class _TensorBoard(Tracker):
 
     def _write(self, figures: Dict[str, float], step: int, t: float) -> None:
         if next(iter(figures)).startswith("step/"):
-            if (
-                step <= self._last
-            ):  # a new start, or back at a checkpoint: what was written from this step on is dropped
+            if step <= self._last:  # a restart, or back at a checkpoint: anything written from this step on is dropped
                 log = self._event.SessionLog
                 begins = log(status=log.SessionStatus.Value("START"))
                 self._writer.add_event(self._event.Event(wall_time=t, step=step, session_log=begins))
@@ -69,7 +68,8 @@ class _TensorBoard(Tracker):
 
 
 class _WandB(Tracker):
-    """wandb's own step never goes back, and a checkpoint becomes durable some steps after its own: our step is a figure."""
+    """Weights & Biases. Its own step cannot go back, and a checkpoint is durable some steps late, so our step is logged as a
+    figure."""
 
     def __init__(self, place: str, identity: str) -> None:
         same = {"id": identity, "name": identity, "resume": "allow"} if identity else {}

@@ -1,6 +1,6 @@
-"""Words of training programs: what they call counters, losses and rates, in several languages.
+"""Words of training programs: their names for counters, losses and rates, in several languages.
 
-Other spellings and translations become one name; the rest of the grammar knows the names alone.
+Other spellings and translations are mapped to one name; the rest of the grammar uses only those names.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ VALUES = (
     "gpus_per_node", "gpus",
 )  # fmt: skip
 COUNTERS = ("step", "steps", "epoch", "epochs", "batch", "batches")
-# Whose a value is: the printing rank's own, the average of one device, the whole job's; `unknown` where the line does not say.
+# Owner of a value: the printing rank, the average of one device, or the whole job; `unknown` if the line does not say.
 WHOSE = ("rank", "device", "all", "unknown")
 WHOLE = ("step", "steps", "epochs", "batch", "batches", "nodes", "gpus_per_node", "gpus")
 
@@ -50,7 +50,7 @@ STEP = _set(
 )
 ROUNDS = _set(
     "round rounds cycle generation gen tick ticks episode episodes frame frames"
-)  # steps where nothing else is
+)  # steps, if nothing else is counted
 LOSSES = _set("loss xent nll mse bce objective logloss crossentropy bpb bpc bpd learn")
 OTHER_LOSSES = (
     {"cost"},
@@ -73,9 +73,9 @@ OBJECTIVES = _set(
 BATCH = _set("batch batches minibatch")
 EPOCH = _set("epoch epochs ep")
 VALIDATION = _set("val valid validation eval evaluation evaluate evaluating test testing dev validate cv holdout")
-# Words that change nothing about what a key names.
+# Words that do not change what a key names.
 NOISE = _set("info debug main root current cur train training trainer global completed end of perf")
-BEFORE = _set("at after")  # what comes before them belongs to something else: `loss at iteration`
+BEFORE = _set("at after")  # the words before them belong to something else: `loss at iteration`
 LOSS = NOISE | _set(
     "total tot avg avr ave average mean running reduced smoothed smooth batch epoch step lm ce cross entropy per iter mini "
     "binary all ema moving sum averaged last local pretrain losses token tok nll mse bce"

@@ -1,4 +1,4 @@
-"""Turn an order into the argv of each process of a node. Pure: nothing is looked up here, all is given."""
+"""Turn an order into the argv of each process of a node. Pure: all input is passed in."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from drumbeat.commands.launch import Found, find_launcher, refusal, starts_its_o
 from drumbeat.commands.program import Script
 from drumbeat.machine.model import Peers
 
-# The command line of a launcher that drumbeat starts in the place of the user's own, once per node. Where the
-# launcher allows it, a driver around it reports how each rank ended, and a shim before each rank gives the rank its
-# own logs and cores. What it says about nodes and rendezvous is what the muster found; all else it says is kept.
+# The command line of a launcher that drumbeat starts in place of the user's own, once per node. If the launcher allows it, a
+# driver around it reports how each rank ended, and a shim before each rank gives the rank its own logs and cores. Nodes and
+# rendezvous come from the muster; all other options of the user are kept.
 
 
-# Filled in by the shim, which alone knows it under a launcher.
+# Filled in by the shim, the only one to know it under a launcher.
 LOCAL_RANK_LATER = "{local_rank}"
 
 # kinds whose ranks get logs and cores of their own
@@ -29,21 +29,21 @@ WITH_DRIVER = ("torchrun", "launch", "accelerate", "deepspeed", "fabric")
 
 @dataclass(frozen=True)
 class Tools:
-    """Tools that the agent brings along to start ranks under another launcher."""
+    """Tools that the agent provides to start ranks under another launcher."""
 
     shim: Tuple[str, ...] = ()  # argv of the process between the launcher and a rank
     driver: str = ""  # source of the program around the launcher
-    settings: str = ""  # of the driver: where failures are written, and where ranks' output is copied
-    python: Tuple[str, ...] = ()  # the interpreter that the launcher's `#!` names; empty: it was not looked up
+    settings: str = ""  # settings of the driver: where failures are written, and where ranks' output is copied
+    python: Tuple[str, ...] = ()  # the interpreter in the launcher's `#!`; empty: not looked up
 
 
 def launcher_argv(found: Found, peers: Peers, node: int, tools: Tools) -> Tuple[str, ...]:
-    """Return what node `node` starts in place of this launcher."""
+    """Return the argv that node `node` starts in place of this launcher."""
     return (*found.prefix, *_BUILDERS[found.kind](found, peers, node, tools))
 
 
 def launcher_python(found: Found, tools: Tools) -> Tuple[str, ...]:
-    """The interpreter of a launcher: the one it names, else its `#!`, else the one beside it, else PATH's."""
+    """Return the interpreter of a launcher: the one in the command, else in its `#!`, else the one beside it, else PATH's."""
     if found.python:
         return found.python
     if found.other_python:
@@ -55,14 +55,14 @@ def launcher_python(found: Found, tools: Tools) -> Tuple[str, ...]:
 
 
 def driven(python: Tuple[str, ...], module: str, tools: Tools, behind_wrapper: bool) -> Tuple[str, ...]:
-    """The driver around a launcher's module; the module's own arguments follow."""
-    text = f"exec({tools.driver!r})" if behind_wrapper else tools.driver  # conda run takes no argument of several lines
+    """Return the argv of the driver around a launcher's module; the module's own arguments follow."""
+    text = f"exec({tools.driver!r})" if behind_wrapper else tools.driver  # conda run accepts no multi-line argument
     return (*python, "-c", text, tools.settings, module)
 
 
 def torchrun_flags(peers: Peers, node: int) -> Tuple[str, ...]:
-    """torchrun's static rendezvous: c10d would order the nodes by the text of their addresses, and a range of sizes
-    would wait for nodes that do not come. Restarts are drumbeat's, with fresh launchers."""
+    """Return torchrun's flags for a static rendezvous: c10d orders nodes by the text of their addresses, and a node range
+    waits for nodes that never come. drumbeat restarts by itself, with fresh launchers."""
     return (
         f"--nnodes={len(peers.nodes)}", f"--node-rank={node}", "--rdzv-backend=static",
         f"--master-addr={peers.master_addr}", f"--master-port={peers.master_port}",
@@ -71,7 +71,7 @@ def torchrun_flags(peers: Peers, node: int) -> Tuple[str, ...]:
 
 
 def _torchrun(found: Found, peers: Peers, node: int, tools: Tools) -> Tuple[str, ...]:
-    """torch.distributed.run of the command's own interpreter."""
+    """Return the argv of torch.distributed.run under the command's own interpreter."""
     python = launcher_python(found, tools)
     ours = (*torchrun_flags(peers, node), f"--local-addr={peers.nodes[node].address}", "--no-python")
     return (
@@ -80,7 +80,7 @@ def _torchrun(found: Found, peers: Peers, node: int, tools: Tools) -> Tuple[str,
     )  # fmt: skip
 
 
-# Launchers that put the local rank before the script's own arguments -> the argument, and the option that stops them.
+# Launchers that put the local rank before the script's own arguments -> the argument, and the option that prevents it.
 _LOCAL_RANK = {"launch": ("--local-rank", "--use-env"), "deepspeed": ("--local_rank", "--no-local-rank")}
 
 
@@ -102,7 +102,7 @@ def _accelerate(found: Found, peers: Peers, node: int, tools: Tools) -> Tuple[st
     ours = (
         f"--num_machines={len(peers.nodes)}", f"--machine_rank={node}", f"--num_processes={peers.world_size}",
         f"--main_process_ip={peers.master_addr}", f"--main_process_port={peers.master_port}", "--rdzv_backend=static",
-        "--deepspeed_multinode_launcher=standard",  # its other launchers would want ssh to every host
+        "--deepspeed_multinode_launcher=standard",  # its other launchers need ssh to every host
         "--no_python",
     )  # fmt: skip
     driver = driven(python, "accelerate.commands.launch", tools, bool(found.prefix))
@@ -110,7 +110,7 @@ def _accelerate(found: Found, peers: Peers, node: int, tools: Tools) -> Tuple[st
 
 
 def _deepspeed(found: Found, peers: Peers, node: int, tools: Tools) -> Tuple[str, ...]:
-    """DeepSpeed's own per-node launcher: its runner would want ssh to every host."""
+    """Return the argv of DeepSpeed's per-node launcher: its runner needs ssh to every host."""
     python = launcher_python(found, tools)
     world = {f"{peer.node}-{peer.host}": list(range(peer.ranks)) for peer in peers.nodes}
     info = base64.urlsafe_b64encode(json.dumps(world).encode()).decode()
@@ -143,10 +143,10 @@ _BUILDERS = {
 }  # fmt: skip
 
 
-# Who a rank is: the variables every training framework reads, each with its reason.
+# Identity of a rank: the variables every training framework reads, each with its reason.
 
 
-# Set for every process after everything else, so nobody else can. Their values are known when the run starts.
+# Set last for every process, so nothing can override them. Their values are known when the run starts.
 WHY = {
     "RANK": "this rank among all",
     "LOCAL_RANK": "this rank among those of its node",
@@ -181,7 +181,7 @@ WHO = {**WHY, **{name: f"{why}; {_JAX_WHEN}" for name, why in JAX_WHY.items()}, 
 _NCCL_LOG = (
     "NCCL's own log, in a file; where there are GPUs, or the job expects a transport (checks: {transport: off}: never)"
 )
-# All whose values are known only when the run starts.
+# All variables whose values are known only when the run starts.
 AT_START = {**WHO, **{f"NCCL_DEBUG{name}": _NCCL_LOG for name in ("", "_SUBSYS", "_FILE")}}
 
 
@@ -203,7 +203,7 @@ def rank_identity(rank: int, local_rank: int) -> List[EnvVar]:
 
 
 def flight_recorder(variables: Sequence[EnvVar]) -> List[EnvVar]:
-    """Torch keeps its last collectives in memory, so that a hang can be told by name; off where the user says so."""
+    """Make torch keep its last collectives in memory, so that a hang can be named; not if the user has set the buffer size."""
     names = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
     if any(variable.name in names for variable in variables):
         return []
@@ -212,15 +212,15 @@ def flight_recorder(variables: Sequence[EnvVar]) -> List[EnvVar]:
 
 
 def jax_identity(known: Mapping[str, str], process: Optional[int], devices: Sequence[int]) -> List[EnvVar]:
-    """`known` are the variables so far; `process` is the rank, or None for one process per node, `devices` the GPUs it takes of
-    those it sees, if not all."""
+    """Return JAX's variables. `known`: the variables so far; `process`: the rank, or None for one process per node; `devices`:
+    the GPUs it uses of those it sees, if not all."""
     count, number = (known["NNODES"], known["NODE_RANK"]) if process is None else (known["WORLD_SIZE"], process)
     values = (f"{known['MASTER_ADDR']}:{known['MASTER_PORT']}", count, number, ",".join(map(str, devices)))
     return [_var(name, value, why) for (name, why), value in zip(JAX_WHY.items(), values) if value != ""]
 
 
 def trace(log: str) -> List[EnvVar]:
-    """`--trace`: what NCCL, MIOpen and libfabric say, one file per rank. Too much for every day."""
+    """Log NCCL, MIOpen and libfabric for `--trace`, one file per rank. Too verbose for daily use."""
     why = "the job asks for a trace"
     return [
         EnvVar("NCCL_DEBUG", "INFO", why, "user"),
@@ -235,8 +235,8 @@ def _var(name: str, value: object, why: str) -> EnvVar:
     return EnvVar(name, str(value), why, "detected")
 
 
-SETUP_FAILED = "drumbeat: setup failed"  # the rank's own words, on standard error
-STAND_INS = "DRUMBEAT_LAUNCHERS"  # the folder of the stand-ins for launchers that a script starts itself
+SETUP_FAILED = "drumbeat: setup failed"  # the rank's own messages, on standard error
+STAND_INS = "DRUMBEAT_LAUNCHERS"  # folder of the wrappers for launchers that a script starts itself
 
 
 @dataclass(frozen=True)
@@ -255,9 +255,9 @@ def choose_launcher(
     environ: Optional[Mapping[str, str]] = None,
     ranks_per_node: Optional[int] = None,
 ) -> Tuple[str, str]:
-    """Choose the launcher, with the reason in words. A launcher that must stand before drumbeat is refused.
+    """Choose the launcher, and give the reason. A launcher that must precede drumbeat is refused.
 
-    `script` is what the command runs, `ranks_per_node` what the job itself says.
+    `script` is the script that the command runs, `ranks_per_node` the job's own setting.
     """
     found = find_launcher(command)
     if found and found.kind == "composer":
@@ -284,13 +284,13 @@ def choose_launcher(
 
 
 def replaced_flags(command: Sequence[str]) -> Dict[str, str]:
-    """Flags of the user's launch command that the muster's answer takes the place of."""
+    """Return the flags of the user's launch command that the muster's result replaces."""
     found = find_launcher(command)
     return dict(found.replaced) if found else {}
 
 
 def has_launcher(order: Order) -> bool:
-    """Return true if the order lets another program than the agent start this node's ranks."""
+    """Return true if a program other than the agent starts this node's ranks."""
     found = find_launcher(order.command)
     return order.launcher == "torchrun" or (order.launcher == "once" and found is not None)
 
@@ -322,7 +322,7 @@ def processes(order: Order, peers: Peers, node: int, tools: Tools) -> List[Proce
 
 
 def wrapped(wrap: Optional[Wrap], command: Sequence[str], rank: int, node: int) -> Tuple[str, ...]:
-    """The command of one rank, behind its wrap if the job wraps this rank."""
+    """Return the command of one rank, with its wrapper if the job wraps this rank."""
     if wrap is None or rank not in wrap.ranks:
         return tuple(command)
     prefix = (word.replace("{rank}", str(rank)).replace("{node}", str(node)) for word in wrap.command)
@@ -330,23 +330,23 @@ def wrapped(wrap: Optional[Wrap], command: Sequence[str], rank: int, node: int) 
 
 
 def after_setup(order: Order, argv: Sequence[str]) -> Tuple[str, ...]:
-    """The user's setup is shell, and runs before the command, which never is."""
+    """Return argv preceded by the user's setup, which is shell code; the command itself is never run by a shell."""
     if not order.setup:
         return tuple(argv)
-    # bash, because `source` and `module` are what people write there; with -e a failed setup stops the rank.
-    # The trap says which part failed: the command's own exit code may be the same. Who a rank is stays what it was,
-    # whatever the setup exports. All before the setup is one line, so that bash counts its lines right.
+    # bash, because people use `source` and `module` there; with -e a failed setup stops the rank. The trap tells setup
+    # failures apart: the command's own exit code may be the same. The rank's identity is restored, whatever the setup
+    # exports. Everything before the setup is one line, so that bash's line numbers are right.
     saved = " ".join(f'_drumbeat_{name}="${{{name}-}}";' for name in IDENTITY)
     failed = f"trap 'code=$?; echo \"{SETUP_FAILED} (exit $code)\" >&2' EXIT"
     again = "\n".join(f'[ -z "$_drumbeat_{name}" ] || export {name}="$_drumbeat_{name}"' for name in IDENTITY)
-    path = f'[ -z "${{{STAND_INS}-}}" ] || export PATH="${STAND_INS}:$PATH"'  # a venv would stand before them
+    path = f'[ -z "${{{STAND_INS}-}}" ] || export PATH="${STAND_INS}:$PATH"'  # a venv would come before them
     python = f'[ ! -d "${{{ADAPTERS}-}}" ] || export PYTHONPATH="${ADAPTERS}${{PYTHONPATH:+:$PYTHONPATH}}"'
     text = f'{saved} set -e; {failed}; {order.setup}\ntrap - EXIT; set +e\n{again}\n{path}\n{python}\nexec "$@"'
     return ("bash", "-c", text, "setup", *argv)
 
 
 def _torchrun_before(order: Order, peers: Peers, node: int, tools: Tools) -> Tuple[str, ...]:
-    """`--launcher torchrun` before a command that names none: torch.distributed.run of the command's interpreter."""
+    """Return the argv for `--launcher torchrun` with a plain command: torch.distributed.run of the command's interpreter."""
     python = (order.command[0] if "python" in order.command[0].rsplit("/", 1)[-1] else "python3",)
     ours = (*torchrun_flags(peers, node), f"--local-addr={peers.nodes[node].address}", "--no-python")
     return (*driven(python, "torch.distributed.run", tools, False), *ours, "--", *tools.shim, *order.command)

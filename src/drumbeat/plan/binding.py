@@ -18,12 +18,12 @@ from drumbeat.plan.network import compute_nics, natural
 
 find = Catalog("plan")
 
-# Cores: the unit a rank is bound to, and how a set of them is divided among ranks.
+# Cores: the unit that ranks are bound to, and how a set of them is divided among ranks.
 
 
 @dataclass(frozen=True)
 class Core:
-    """A physical core: the hardware threads of it that this job may use, and where it sits."""
+    """A physical core: the hardware threads of it that this job may use, and its place."""
 
     cpus: Tuple[int, ...]
     numa: Optional[str]
@@ -31,7 +31,8 @@ class Core:
 
 
 def usable_cores(cpus: Cpus, reserved: Iterable[int] = (), threads: Optional[int] = None) -> List[Core]:
-    """The cores this process may use, less the reserved ones; `threads` hardware threads of each (none: all)."""
+    """Return the cores this process may use without the reserved ones, with at most `threads` hardware threads each (None:
+    all)."""
     allowed = set(cpus.allowed or cpus.online) - set(reserved) - set(cpus.reserved)
     numa_of = {cpu: node for node, members in cpus.numa.items() for cpu in members}
     l3_of = {cpu: index for index, group in enumerate(cpus.l3) for cpu in group}
@@ -47,7 +48,7 @@ def usable_cores(cpus: Cpus, reserved: Iterable[int] = (), threads: Optional[int
 
 
 def divide(cores: Sequence[Core], shares: int) -> List[List[Core]]:
-    """Equal shares, in order. No share crosses a last-level cache if that can be had."""
+    """Divide cores into equal shares, in order. No share crosses a last-level cache if that can be avoided."""
     by_l3: Dict[Optional[int], List[Core]] = {}
     for core in cores:
         by_l3.setdefault(core.l3, []).append(core)
@@ -68,11 +69,11 @@ def _chunks(cores: Sequence[Core], shares: int) -> List[List[Core]]:
 
 
 def place(numas: Sequence[Optional[int]], turns: Sequence[int], cores: Sequence[Core]) -> Tuple[List[List[Core]], bool]:
-    """A share of the cores for each rank, given the NUMA node of its GPU; and whether every rank sits beside it.
+    """Return a share of the cores for each rank, given its GPU's NUMA node, and true if every rank is on that node.
 
-    Within a NUMA node they are given out by `turns`, the GPUs' own order, which follows the board's.
-    Where some NUMA nodes have no or too few cores, their ranks take cores where most are left; where nothing is known,
-    the cores are shared out in NUMA order.
+    Within a NUMA node, shares are assigned by `turns`, the GPUs' own order, which follows the board's. If some NUMA nodes have
+    no or too few cores, their ranks get cores where most are left; if nothing is known, the cores are shared out in NUMA
+    order.
     """
     pools: Dict[str, List[Core]] = {}
     for core in cores:
@@ -101,7 +102,7 @@ def place(numas: Sequence[Optional[int]], turns: Sequence[int], cores: Sequence[
 
 
 def _homes(numas: Sequence[Optional[int]], pools: List[str]) -> Optional[List[str]]:
-    """The pool each rank belongs to; None when a rank's is not known or has no core for us."""
+    """Return the pool of each rank; None if a rank's NUMA node is unknown or has no usable core."""
     if len(pools) == 1:
         return [pools[0]] * len(numas)
     if all(numa is None for numa in numas) and len(numas) % len(pools) == 0:  # no GPUs: spread evenly
@@ -112,7 +113,7 @@ def _homes(numas: Sequence[Optional[int]], pools: List[str]) -> Optional[List[st
 
 
 def _members(numas: Sequence[Optional[int]], order: Sequence[int], sizes: Dict[str, int]) -> Dict[str, List[int]]:
-    """NUMA node -> its ranks: those whose GPU is there, unless that leaves them less than half of a fair share."""
+    """Return NUMA node -> its ranks: those whose GPU is there, unless they would get less than half of a fair share."""
     least = max(1, sum(sizes.values()) // len(numas) // 2)
     members: Dict[str, List[int]] = {name: [] for name in sorted(sizes, key=_number)}
     away: List[int] = []
@@ -135,7 +136,7 @@ def _or_last(numa: Optional[int]) -> int:
     return 1 << 30 if numa is None else numa
 
 
-# Which of a node's GPUs a job takes, and what its ranks must be told to see them in that order.
+# Choose a node's GPUs for a job, and the variables that show them to its ranks in that order.
 
 
 @dataclass(frozen=True)
@@ -178,17 +179,17 @@ def choose(order: Order, facts: Facts) -> Chosen:
 
 
 def visibility_filters(order: Order, facts: Facts) -> Dict[str, str]:
-    """The variables that hide GPUs from the ranks: what the job or site sets stands before what was exported."""
+    """Return the variables that hide GPUs from the ranks: the job's or site's value overrides an exported one."""
     settled = {**facts.environment, **{variable.name: variable.value for variable in order.env}}
     return {name: settled[name] for name in vendor_of(facts.gpus).visibility if name in settled}
 
 
 def closest(gpus: Sequence[Gpu], wanted: int) -> Tuple[List[Gpu], str]:
-    """So many GPUs behind one switch, else on one NUMA node, else the first ones; the tightest fit, then the lowest."""
+    """Choose GPUs behind one switch, else on one NUMA node, else the first ones; among groups the smallest, then the lowest."""
     groups: Dict[Tuple[str, str], List[Gpu]] = {}
     for gpu in gpus:
         steps = (gpu.pci_path or "").strip("/").split("/")[:-1]
-        for depth in range(3, len(steps) + 1):  # below host bridge and root port everything is a switch
+        for depth in range(3, len(steps) + 1):  # everything below host bridge and root port is a switch
             groups.setdefault(("one PCIe switch", "/".join(steps[:depth])), []).append(gpu)
         if gpu.module is not None:
             groups.setdefault(("one module", str(gpu.module)), []).append(gpu)
@@ -206,10 +207,10 @@ class Slot:
     """The place of one local rank on its node."""
 
     local_rank: int
-    gpu: Optional[int] = None  # as the vendor's runtime counts them; the first, where a rank drives several
+    gpu: Optional[int] = None  # in the vendor runtime's numbering; the first, if a rank drives several
     cpus: Tuple[int, ...] = ()  # empty: no affinity is set
     nic: Optional[str] = None
-    numa: Optional[int] = None  # of the GPU; without one, of the cores, if they are all on one
+    numa: Optional[int] = None  # NUMA node of the GPU; without one, of the cores, if they share one
     gpus: Tuple[int, ...] = ()
     env: Tuple[EnvVar, ...] = ()  # variables of this rank alone
     why: str = ""
@@ -228,9 +229,9 @@ class Binding:
     slots: Tuple[Slot, ...]
     threads: int  # for OMP_NUM_THREADS: cores of the smallest slot
     threads_why: str
-    variables: Tuple[EnvVar, ...] = ()  # node-wide: which GPUs are seen
+    variables: Tuple[EnvVar, ...] = ()  # node-wide: GPUs that are visible
     findings: Tuple[Finding, ...] = field(default_factory=tuple)
-    bound_by: str = "drumbeat bound them"  # who chose the cores, in words
+    bound_by: str = "drumbeat bound them"  # the source of the binding, in words
 
     @property
     def mask_cpu(self) -> str:
@@ -238,7 +239,8 @@ class Binding:
         return ",".join(slot.mask for slot in self.slots) if all(slot.cpus for slot in self.slots) else ""
 
     def devices(self, local_rank: int, emulated_before: int = 0) -> Tuple[int, ...]:
-        """The GPUs of one rank, as it counts them where it sees those of all ranks, after so many emulated nodes."""
+        """Return the GPUs of one rank, numbered as in a process that sees all ranks' GPUs, after `emulated_before` emulated
+        nodes."""
         shown = list(dict.fromkeys(gpu for slot in self.slots for gpu in slot.gpus))
         return tuple(emulated_before * len(shown) + shown.index(gpu) for gpu in self.slots[local_rank].gpus)
 
@@ -249,7 +251,7 @@ def binding(order: Order, facts: Facts, node: int, peers: Optional[Peers] = None
         return _whole_node(order, facts, chosen)
     findings = list(chosen.findings)
     ranks = ranks_here(order, chosen)
-    # Emulated nodes are processes of one machine: its cores and GPUs are shared out among all of them.
+    # Emulated nodes are processes of one machine: its cores and GPUs are divided among all of them.
     first, total = (node * ranks, order.nodes * ranks) if order.emulated else (0, ranks)
     groups = _gpu_groups(order, chosen, total)
     findings += _about_gpus(order, facts, chosen, ranks, groups)
@@ -298,9 +300,9 @@ def _bound_by(order: Order) -> str:
 def right_binding(
     order: Order, facts: Facts, node: int, allowed: Sequence[int] = (), peers: Optional[Peers] = None
 ) -> Binding:
-    """The binding as the facts alone would have it, whatever the job or the scheduler asked for.
+    """Return the binding that follows from the facts alone, whatever the job or the scheduler requested.
 
-    `allowed`: all cores of the job on this node, where the facts know only those of one task.
+    `allowed`: all cores of the job on this node, if the facts have only those of one task.
     """
     if allowed:
         facts = replace(facts, cpus=replace(facts.cpus, allowed=tuple(sorted(allowed))))
@@ -310,7 +312,7 @@ def right_binding(
 
 
 def _whole_node(order: Order, facts: Facts, chosen: Chosen) -> Binding:
-    """One process that drives all GPUs of the node: nothing to share out, nobody to keep apart."""
+    """Return the binding of one process that drives all GPUs of the node: it is not bound."""
     cores = usable_cores(facts.cpus, order.reserved_cpus, order.threads_per_core)
     threads = max(1, len(cores) // (order.nodes if order.emulated else 1))
     words = "one process has the whole node, so it is not bound"
@@ -320,14 +322,14 @@ def _whole_node(order: Order, facts: Facts, chosen: Chosen) -> Binding:
 
 
 def ranks_here(order: Order, chosen: Chosen) -> int:
-    """Ranks of this node: as ordered, else one per GPU (or as many as the job's shape asks for)."""
+    """Return the number of ranks of this node: as ordered, else one per GPU (or as the job's shape requires)."""
     if order.ranks_per_node:
         return order.ranks_per_node
     return max(1, len(chosen.gpus) * order.ranks_per_gpu // order.gpus_per_rank)
 
 
 def _gpu_groups(order: Order, chosen: Chosen, total: int) -> List[Tuple[Gpu, ...]]:
-    """The GPUs of each rank of the machine; empty for a rank that gets none."""
+    """Return the GPUs of each rank of the machine; empty for a rank without any."""
     if order.ranks_per_gpu > 1:
         each = order.ranks_per_gpu
         return [chosen.gpus[rank // each : rank // each + 1] for rank in range(total)]
@@ -355,7 +357,7 @@ def ranks_without_gpu(
     ranks: int, gpus: int, ranks_per_gpu: int = 1, gpus_per_rank: int = 1, total: int = 0,
     severity: str = "error", host: str = "",
 ) -> List[Finding]:  # fmt: skip
-    """Judge whether a node with GPUs has one for each of its ranks. `total`: ranks of all nodes that are emulated on it."""
+    """Check that a node with GPUs has one for each of its ranks. `total`: ranks of all nodes emulated on it."""
     served = gpus * ranks_per_gpu if ranks_per_gpu > 1 else gpus // gpus_per_rank
     total = total or ranks
     if not gpus or total <= served:
@@ -365,7 +367,7 @@ def ranks_without_gpu(
 
 
 def requested_without_gpu(order: Order) -> List[Finding]:
-    """Judge the same by what the order requests, before any node is known."""
+    """Check the same from the order's request, before any node is known."""
     gpus = order.resources.gpus or 0
     return ranks_without_gpu(order.ranks_per_node, gpus, order.ranks_per_gpu, order.gpus_per_rank)
 
@@ -373,14 +375,14 @@ def requested_without_gpu(order: Order) -> List[Finding]:
 def _cpus(
     order: Order, facts: Facts, groups: Sequence[Tuple[Gpu, ...]], cores: List[Core]
 ) -> Tuple[List[Tuple[int, ...]], int, str, List[Finding]]:
-    """Cpus of each rank of the machine, threads per rank, the reason in words, and findings."""
+    """Return the CPUs of each rank of the machine, threads per rank, the reason in words, and findings."""
     total = len(groups)
     nothing: List[Tuple[int, ...]] = [()] * total
     fair = max(1, len(cores) // total)
     if order.cpu_bind == ("none",):
         return nothing, fair, "the job asks for no affinity; threads are the cores divided by the ranks", []
     if order.cpu_bind:
-        # A list is one node's, used again on the next: emulated nodes share their cores then, unless it names all.
+        # A list is for one node and reused on the next: emulated nodes then share their cores, unless it covers all ranks.
         width = total if len(order.cpu_bind) >= total else max(1, total // (order.nodes if order.emulated else 1))
         sets, findings = masks.check(order.cpu_bind, width, facts.cpus.allowed or facts.cpus.online)
         sets = sets * (total // width)
@@ -391,7 +393,7 @@ def _cpus(
     if len(cores) < total:
         words = f"{total} ranks share {len(cores)} core{'s' if len(cores) > 1 else ''}"
         return nothing, fair, words, [] if order.emulated else [_few(facts, words)]
-    # A rank has one seat beside each of its GPUs' NUMA nodes, and the cores of all its seats.
+    # A rank has one share beside each of its GPUs' NUMA nodes, and the cores of all its shares.
     homes = [
         tuple(dict.fromkeys(gpu.numa if (gpu.numa or 0) >= 0 else None for gpu in group)) or (None,) for group in groups
     ]
@@ -431,7 +433,7 @@ def _few(facts: Facts, words: str) -> Finding:
 
 
 def _part_of_node(facts: Facts, groups: Sequence[Tuple[Gpu, ...]], cores: Sequence[Core]) -> List[Finding]:
-    """All GPUs of the node, but less than half of its cores: a task was given too few."""
+    """Warn if a task has all GPUs of the node, but less than half of its cores."""
     driven = {gpu.index for group in groups for gpu in group}
     everything = len(facts.cpus.siblings) or len(facts.cpus.online)
     if not driven or len(driven) < len([gpu for gpu in facts.gpus if not gpu.integrated]):
@@ -454,7 +456,7 @@ def _not_beside(facts: Facts, numas: Sequence[Optional[int]], cores: Sequence[Co
 
 
 def _nics(facts: Facts, peers: Optional[Peers], groups: Sequence[Tuple[Gpu, ...]]) -> List[Optional[str]]:
-    """The nearest NIC of each rank; GPUs with the same nearest ones take turns. Unknown stays unknown."""
+    """Return the nearest NIC of each rank; GPUs with the same nearest NICs alternate. Unknown stays unknown."""
     devices: Sequence[Union[CxiDevice, RdmaDevice]] = facts.cxi or compute_nics(facts, peers).devices
     devices = sorted(devices, key=lambda device: natural(device.name))
     near = [_near(group[0], devices) if group else [] for group in groups]
@@ -469,7 +471,7 @@ def _nics(facts: Facts, peers: Optional[Peers], groups: Sequence[Tuple[Gpu, ...]
 
 
 def _near(gpu: Gpu, devices: Sequence[Union[CxiDevice, RdmaDevice]]) -> List[str]:
-    """Names of the nearest; the only one, wherever it is; none where all are far or their places unknown."""
+    """Return the names of the nearest NICs; a single NIC always counts; none if all are far or the distance is unknown."""
     found = nearest(gpu, devices)
     known = len(devices) == 1 or (found and distance(gpu, found[0]) not in (None, "SYS"))
     return [device.name for device in found] if known else []

@@ -1,4 +1,4 @@
-"""The environment of a node's ranks: every variable with its reason and where it comes from."""
+"""The environment of a node's ranks: every variable with its reason and its source."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _AMD_ON_SLINGSHOT = {"vendor": "amd", "fabric": "slingshot", "nodes": "many"}
 
 @dataclass(frozen=True)
 class Left:
-    """A variable that is left alone on purpose."""
+    """A variable that is not set, on purpose."""
 
     name: str
     why: str
@@ -47,7 +47,7 @@ class Decision:
 
 
 def environment(order: Order, facts: Facts, peers: Peers, node: int) -> List[EnvVar]:
-    """Node-wide variables, sorted by name. RANK and its like come from elsewhere; a slot may add its own."""
+    """Return node-wide variables, sorted by name. RANK and the like are set elsewhere; a slot may add its own."""
     return list(decide(order, facts, peers, node).variables)
 
 
@@ -90,7 +90,7 @@ def decide(order: Order, facts: Facts, peers: Peers, node: int, bound: Optional[
 
 
 def _idle(name: str, facts: Facts, left: List[Left]) -> bool:
-    """Return true if this default has no effect in the job as it was started."""
+    """Return true if this default has no effect because of how the job was started."""
     if name != "FI_CXI_RDZV_PROTO" or not alt_read_is_idle(facts):
         return False
     left.append(Left(name, "alt_read takes effect only in a job started with --network=disable_rdzv_get"))
@@ -98,7 +98,7 @@ def _idle(name: str, facts: Facts, left: List[Left]) -> bool:
 
 
 def settle(proposals: List[EnvVar]) -> Tuple[List[EnvVar], List[Finding]]:
-    """The strongest source of each name; among equals the first. What it overrules with another value is reported."""
+    """Choose the strongest source of each name, the first among equals. Overruled values that differ are reported."""
     by_name: Dict[str, List[EnvVar]] = {}
     for proposal in proposals:
         by_name.setdefault(proposal.name, []).append(proposal)
@@ -108,7 +108,7 @@ def settle(proposals: List[EnvVar]) -> Tuple[List[EnvVar], List[Finding]]:
         winner = ranked[0]
         chosen.append(winner)
         other = next((variable for variable in ranked[1:] if variable.value != winner.value), None)
-        # A site may well differ from our default; what a user sets against any reason of ours is said.
+        # A site may well differ from our default; but a user's value that contradicts a reason of ours is reported.
         if other is not None and (winner.source == "user" or other.source == "detected"):
             conflicts.append(
                 find(
@@ -167,7 +167,7 @@ def _interfaces(
 
 
 def _rdma(here: Scene, facts: Facts, left: List[Left]) -> List[EnvVar]:
-    """NCCL_IB_HCA and NCCL_IB_GID_INDEX."""
+    """Propose NCCL_IB_HCA and NCCL_IB_GID_INDEX."""
     if here.fabric not in ("infiniband", "roce") or here.nodes == "one":
         return []
     variables = []
@@ -198,7 +198,7 @@ def _rdma(here: Scene, facts: Facts, left: List[Left]) -> List[EnvVar]:
 
 
 def _plugin(here: Scene, facts: Facts, left: List[Left]) -> List[EnvVar]:
-    """NCCL_NET_PLUGIN, and the plug-in that a fabric cannot do without."""
+    """Propose NCCL_NET_PLUGIN, and the plug-in that a fabric requires."""
     if here.nodes == "one" and here.fabric in ("slingshot", "efa"):
         left.append(Left("NCCL_NET", "one node: the plug-in gets no network id there and forcing it would fail"))
     if here.fabric in ("slingshot", "efa") and here.nodes == "many" and here.net_plugin is None:
@@ -224,7 +224,7 @@ def _plugin(here: Scene, facts: Facts, left: List[Left]) -> List[EnvVar]:
 
 
 def _expected(order: Order, here: Scene) -> List[Finding]:
-    """Can this node carry the traffic by the network that the job or its site expects?"""
+    """Report if this node cannot use the network that the job or its site expects."""
     wanted = order.expect.transport
     libfabric = here.fabric in ("slingshot", "efa") and here.net_plugin is not None
     possible = {

@@ -1,4 +1,4 @@
-"""Report suspicious variables that the user exported; they are kept."""
+"""Find suspicious variables that the user exported; they are reported but kept."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from drumbeat.plan.variables import DEAD, DEBUGGING, OLD, SPELT, steers
 
 find = Catalog("plan")
 MOST_SOCKETS = 64  # NCCL_SOCKET_NTHREADS x NCCL_NSOCKS_PERTHREAD
-_NEAR = 0.92  # likeness from which an unknown name counts as a slip of the pen
+_NEAR = 0.92  # similarity from which an unknown name counts as a typo
 
-_OPEN_ENDED = ("OMPI_MCA_",)  # every component has names of its own, and many are a letter apart
+_OPEN_ENDED = ("OMPI_MCA_",)  # every component has names of its own, many of which differ by a letter
 
 
 def question(facts: Facts, here: Scene, final: Mapping[str, EnvVar]) -> List[Finding]:
-    """Return findings on the user's own variables. `final` is all that the ranks will get."""
+    """Return findings on the user's own variables. `final` is the complete environment of the ranks."""
     mine = {name: variable.value for name, variable in final.items() if variable.source == "user" and steers(name)}
     findings = _names(mine, here, facts) + _debugging(mine)
     findings += _interfaces(mine, here, facts)
@@ -76,7 +76,7 @@ def _interfaces(mine: Mapping[str, str], here: Scene, facts: Facts) -> List[Find
             if name == "NCCL_SOCKET_IFNAME" and "docker" not in value:
                 findings.append(find("interface-exclusion", name=name, value=value, evidence=shown))
             continue
-        gloo = name == "GLOO_SOCKET_IFNAME"  # takes plain names, no = and no prefixes
+        gloo = name == "GLOO_SOCKET_IFNAME"  # accepts plain names, no = and no prefixes
         exact = gloo or value.startswith("=")
         wanted = [part for part in (value if gloo else value.lstrip("=")).split(",") if part]
         found = [each for each in known for part in wanted if each == part or (not exact and each.startswith(part))]
@@ -209,7 +209,7 @@ def _sockets(final: Mapping[str, str]) -> List[Finding]:
 
 
 def _corruption(here: Scene, facts: Facts, final: Mapping[str, EnvVar]) -> List[Finding]:
-    """GH200 on Slingshot: LL128 with eager messages gives wrong sums (NVIDIA/nccl issue 2001)."""
+    """Warn about GH200 on Slingshot: LL128 with eager messages gives wrong sums (NVIDIA/nccl issue 2001)."""
     gh200 = matches({"vendor": "nvidia", "fabric": "slingshot", "nodes": "many"}, here, facts)
     if not gh200 or facts.arch != "aarch64":
         return []

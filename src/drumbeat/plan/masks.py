@@ -1,4 +1,4 @@
-"""Sets of cpus as text: Slurm's `mask_cpu` form and core lists, in and out; and what is wrong with a user's own."""
+"""Sets of CPUs as text: parse and format Slurm's `mask_cpu` form and core lists; check a user's own."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _LIST = regex(r"\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?)*")
 
 
 def mask(cpus: Iterable[int]) -> str:
-    """Bit n is cpu n."""
+    """Return the mask of these CPUs: bit n is CPU n."""
     return hex(sum(1 << cpu for cpu in set(cpus)))
 
 
 def parse(text: str) -> Optional[Tuple[int, ...]]:
-    """A mask (0xfe) or a list (1-7,9); None when it is neither."""
+    """Parse a mask (0xfe) or a list (1-7,9); None if it is neither."""
     text = text.strip()
     if re.fullmatch(r"0[xX][0-9a-fA-F]{1,2048}", text):
         bits = int(text, 16)
@@ -34,7 +34,7 @@ def parse(text: str) -> Optional[Tuple[int, ...]]:
 
 
 def from_slurm(value: str) -> Tuple[str, ...]:
-    """The masks or cores in SLURM_CPU_BIND ('quiet,mask_cpu:0xfe,0xfe00', 'map_cpu:49,57'), or none."""
+    """Return the masks or cores in SLURM_CPU_BIND ('quiet,mask_cpu:0xfe,0xfe00', 'map_cpu:49,57'), if any."""
     cores = re.search(r"map_cpu:(\d{1,4}(?:,\d{1,4})*)", value)
     if cores:
         return tuple(cores.group(1).split(","))
@@ -45,14 +45,14 @@ def from_slurm(value: str) -> Tuple[str, ...]:
 
 
 def bound_by_user(environment: Mapping[str, str]) -> bool:
-    """Return true if the user told this job's launcher where its tasks go."""
+    """Return true if the user told this job's launcher where to place its tasks."""
     return typed_by_user(environment.get("SLURM_CPU_BIND", ""))
 
 
 def typed_by_user(value: str) -> bool:
     """Return true if SLURM_CPU_BIND holds masks or cores that a person wrote.
 
-    Slurm fills the variable for its own default too, then with masks of one width, padded with zeros, in capitals.
+    Slurm also sets the variable for its own default, with masks of equal width, zero-padded, in capitals.
     """
     if "map_cpu:" in value:
         return True
@@ -65,7 +65,7 @@ def typed_by_user(value: str) -> bool:
 
 
 def check(entries: Sequence[str], ranks: int, allowed: Iterable[int]) -> Tuple[List[Tuple[int, ...]], List[Finding]]:
-    """A user's own list, one entry per local rank, reused from the start where it is shorter: the sets, and faults."""
+    """Parse a user's list, one entry per local rank, repeated if shorter; return the CPU sets and findings."""
     sets: List[Tuple[int, ...]] = []
     findings: List[Finding] = []
     for place, entry in enumerate(entries):

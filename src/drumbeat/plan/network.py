@@ -15,15 +15,15 @@ from drumbeat.machine.model import Facts, Gid, Gpu, Interface, Peers, RdmaDevice
 from drumbeat.machine.topology import distance
 
 find = Catalog("plan")
-MOST_HCAS = 32  # NCCL looks at no more
-# Words by which the reasons for leaving a device out can be told apart.
+MOST_HCAS = 32  # NCCL uses at most this many
+# Phrases that tell the reasons for leaving a device out apart.
 DOWN, OTHER_LAYER, SLOWER = "no active port", "while the compute fabric is", "storage or management"
 ALONE = "no partner on every node"
 
 
 @dataclass(frozen=True)
 class ComputeNics:
-    """The devices NCCL should use, and why each of the others is left out."""
+    """The devices NCCL should use, and the reason for leaving out each of the others."""
 
     devices: Tuple[RdmaDevice, ...] = ()
     layer: Optional[str] = None  # InfiniBand, Ethernet: of their active ports
@@ -31,7 +31,7 @@ class ComputeNics:
 
 
 def natural(name: str) -> Tuple[Tuple[int, int, str], ...]:
-    """A sort key by which mlx5_10 comes after mlx5_2."""
+    """Return a sort key under which mlx5_10 comes after mlx5_2."""
     return tuple(
         (0, int(part), "") if part.isascii() and part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", name)
     )
@@ -46,9 +46,9 @@ def active_ports(device: RdmaDevice) -> List[RdmaPort]:
 
 
 def compute_nics(facts: Facts, peers: Optional[Peers] = None) -> ComputeNics:
-    """Active ports only, one link type, no bond beside real ports, the fast ones, those beside a GPU.
+    """Choose the compute NICs: active ports, one link type, no bond beside real ports, the fast ones, those beside a GPU.
 
-    `peers`: only those whose subnet every node has, unless none is: then the fabric is routed.
+    `peers`: only NICs whose subnet every node has, unless there are none: then the fabric is routed.
     """
     left: Dict[str, str] = {}
     devices = sorted(facts.rdma, key=lambda device: natural(device.name))
@@ -92,7 +92,7 @@ def compute_nics(facts: Facts, peers: Optional[Peers] = None) -> ComputeNics:
 
 
 def _alone(devices: Sequence[RdmaDevice], facts: Facts, peers: Optional[Peers]) -> List[Tuple[RdmaDevice, Network]]:
-    """Devices in a subnet that some node is not in, and that subnet."""
+    """Return devices in a subnet that not all nodes are in, and that subnet."""
     known = [peer.facts for peer in (peers.nodes if peers else ()) if peer.facts.interfaces]
     everywhere = _common_networks(known) - swapped([rails_of(each) for each in known]) if len(known) > 1 else set()
     found = []
@@ -104,7 +104,7 @@ def _alone(devices: Sequence[RdmaDevice], facts: Facts, peers: Optional[Peers]) 
 
 
 def rails_of(facts: Facts) -> List[Network]:
-    """Return the subnets of the compute NICs, in the order by which NCCL pairs them."""
+    """Return the subnets of the compute NICs, in the order in which NCCL pairs them."""
     return [network for device in compute_nics(facts).devices for network in subnets_of(device, facts)[:1]]
 
 
@@ -124,7 +124,7 @@ def _prefixes(device: RdmaDevice) -> List[Network]:
 
 @functools.lru_cache(maxsize=1 << 16)
 def _prefix(gid: str) -> Optional[Network]:
-    """The upper half of a GID names its InfiniBand subnet; a subnet manager that was not told otherwise uses fe80::/64."""
+    """Return the InfiniBand subnet in the upper half of a GID; fe80::/64 is the default of subnet managers."""
     try:
         return ipaddress.IPv6Network((int(ipaddress.IPv6Address(gid.strip())) >> 64 << 64, 64))
     except ValueError:
@@ -132,14 +132,14 @@ def _prefix(gid: str) -> Optional[Network]:
 
 
 def swapped(nodes: Sequence[Sequence[Any]]) -> Set[Any]:
-    """Return the subnets that all nodes have, but not in the same order: NICs at the same place do not reach each other."""
+    """Return subnets that all nodes have, but in different order: NICs at the same position cannot reach each other."""
     everywhere = set.intersection(*map(set, nodes)) if nodes else set()
     orders = [[subnet for subnet in rails if subnet in everywhere] for rails in nodes if rails]
     return {subnet for place in zip(*orders) if len(set(place)) > 1 for subnet in place}
 
 
 def lone_subnets(nics: ComputeNics, host: str) -> List[Finding]:
-    """One finding on the devices that are left out because some node is not in their subnet."""
+    """Return one finding on the devices that are left out because not all nodes are in their subnet."""
     alone = {name: reason for name, reason in nics.left_out if reason.startswith(ALONE)}
     if not alone:
         return []
@@ -155,7 +155,7 @@ def lone_subnets(nics: ComputeNics, host: str) -> List[Finding]:
 
 
 def hca_value(nics: ComputeNics) -> str:
-    """NCCL_IB_HCA with `=` for exact names: without it mlx5_1 also takes mlx5_10 to mlx5_19."""
+    """Return NCCL_IB_HCA with `=` for exact names: without it mlx5_1 also matches mlx5_10 to mlx5_19."""
     names = []
     for device in nics.devices:
         if len(device.ports) == 1:
@@ -166,10 +166,10 @@ def hca_value(nics: ComputeNics) -> str:
 
 
 def usable_gids(port: RdmaPort, own: FrozenSet[str] = frozenset()) -> List[Gid]:
-    """RoCE v2 and IPv4-mapped: what NCCL itself looks for (AF_INET, version 2).
+    """Return the RoCE v2 GIDs with an IPv4 address: the ones NCCL itself looks for (AF_INET, version 2).
 
-    `own`: this node's addresses. A pod's port also shows GIDs of the host and of other pods; where one of the GIDs is an
-    address of ours, only such can be sent from here.
+    `own`: this node's addresses. A pod's port also shows GIDs of the host and of other pods; if any GID has one of our
+    addresses, only such GIDs can be used here.
     """
     found = [gid for gid in port.gids if ipv4_of(gid.gid) and (gid.type or "").strip().lower() == "roce v2"]
     mine = [gid for gid in found if ipv4_of(gid.gid) in own]
@@ -181,7 +181,7 @@ def own_addresses(facts: Facts) -> FrozenSet[str]:
 
 
 def ipv4_of(gid: str) -> Optional[str]:
-    """`0000:0000:0000:0000:0000:ffff:0a00:0001` is 10.0.0.1."""
+    """Convert `0000:0000:0000:0000:0000:ffff:0a00:0001` to 10.0.0.1."""
     try:
         mapped = ipaddress.IPv6Address(gid.strip()).ipv4_mapped
     except ValueError:
@@ -190,7 +190,7 @@ def ipv4_of(gid: str) -> Optional[str]:
 
 
 def roce_ports(nics: ComputeNics) -> List[Tuple[str, RdmaPort]]:
-    """The ports of the job that need a GID, with their device."""
+    """Return the job's ports that need a GID, with their device."""
     ports = [(device.name, port) for device in nics.devices for port in active_ports(device)]
     return [(name, port) for name, port in ports if port.link_layer == "Ethernet"]
 
@@ -198,7 +198,8 @@ def roce_ports(nics: ComputeNics) -> List[Tuple[str, RdmaPort]]:
 def common_gid_index(
     ports: Sequence[Tuple[str, RdmaPort]], own: FrozenSet[str] = frozenset()
 ) -> Tuple[Optional[int], str]:
-    """One index that is right on all these ports of a node (the variable has one value), or why there is none."""
+    """Return an index that is right for all these ports of a node (the variable has one value), or the reason why there is
+    none."""
     sets = []
     for name, port in ports:
         found = {gid.index for gid in usable_gids(port, own)}
@@ -229,8 +230,8 @@ def _near(device: RdmaDevice, gpus: Sequence[Gpu]) -> bool:
 
 
 def _compute_rate(devices: Sequence[RdmaDevice], gpus: Sequence[Gpu]) -> float:
-    """Return the rate of the compute NICs: those beside most GPUs, else those with more bandwidth in all. Storage may have
-    faster ones."""
+    """Return the rate of the compute NICs: those beside most GPUs, else those with the most total bandwidth. Storage NICs may
+    be faster."""
     groups: Dict[float, List[RdmaDevice]] = {}
     for device in devices:
         groups.setdefault(_rate(device), []).append(device)
@@ -253,38 +254,38 @@ def _fabric_layer(devices: Sequence[RdmaDevice]) -> Optional[str]:
 
 
 def _beside_gpus(devices: List[RdmaDevice], gpus: Sequence[Gpu]) -> List[RdmaDevice]:
-    """More NICs than GPUs and some of them behind a GPU's switch: then the others have another task."""
+    """Keep only NICs behind a GPU's switch if there are more NICs than GPUs: the others have another task."""
     if len(devices) <= len([gpu for gpu in gpus if not gpu.integrated]):
         return devices
     return [device for device in devices if _near(device, gpus)] or devices
 
 
-# Which network interface the nodes meet on (NCCL's bootstrap and sockets, Gloo).
+# Choose the network interface on which nodes meet (NCCL's bootstrap and sockets, Gloo).
 
 
 Network = Union[ipaddress.IPv4Network, ipaddress.IPv6Network]
 Address = Union[ipaddress.IPv4Interface, ipaddress.IPv6Interface]
 
-# Bridges and tunnels of container engines and virtual machines: an address there is not reachable from another node.
+# Bridges and tunnels of container engines and virtual machines: other nodes cannot reach their addresses.
 _LOCAL_ONLY = regex(r"(lo|docker|br-|virbr|veth|cni|flannel|cali|podman|lxc|lxd|vnet|tap|kube-|nerdctl|cilium)")
-ENOUGH_MBPS = 10_000  # for meeting and small messages; from here on a faster link makes no difference
+ENOUGH_MBPS = 10_000  # faster links make no difference for the meeting and small messages
 
 
 @dataclass(frozen=True)
 class InterfaceChoice:
     interface: Optional[Interface]
     why: str
-    shared: Optional[bool] = None  # is its subnet one of every other node's; None: their addresses are not known
+    shared: Optional[bool] = None  # True if its subnet is one of every other node's; None: their addresses are unknown
 
 
 def candidates(facts: Facts) -> List[Interface]:
-    """Up, with an address other nodes could reach, and no bridge of this machine alone; in natural order."""
+    """Return interfaces that are up, with an address other nodes could reach, and not local bridges; in natural order."""
     found = [interface for interface in facts.interfaces if interface.up is not False and leads_out(interface)]
     return sorted(found, key=lambda interface: natural(interface.name))
 
 
 def leads_out(interface: Interface) -> bool:
-    """Return whether other nodes could be reached by this interface, if it is up."""
+    """Return true if other nodes could be reached through this interface when it is up."""
     own = interface.kind in ("loopback", "bridge") or _LOCAL_ONLY.match(interface.name)
     return not own and bool(networks(interface))
 
@@ -299,10 +300,10 @@ def slingshot_interfaces(facts: Facts) -> List[Interface]:
 
 
 def choose(facts: Facts, peers: Peers, node: int, nics: ComputeNics, fastest: bool = False) -> InterfaceChoice:
-    """One interface whose subnet the other nodes are in too.
+    """Choose an interface whose subnet the other nodes are in too.
 
-    Interfaces of the compute NICs are taken only where no other is fast enough, those of InfiniBand storage NICs only
-    where nothing else is there. `fastest` puts speed first, for jobs whose data itself goes over sockets.
+    Interfaces of the compute NICs are used only if no other is fast enough, those of InfiniBand storage NICs only if there is
+    nothing else. `fastest` puts speed first, for jobs that send their data over sockets.
     """
     found = candidates(facts)
     if not found:
@@ -347,7 +348,7 @@ def choose(facts: Facts, peers: Peers, node: int, nics: ComputeNics, fastest: bo
 def _why_not_the_others(
     best: Interface, others: Sequence[Interface], merit: Callable[[Interface], Tuple[int, int, bool, int]]
 ) -> str:
-    """Say what decided against the runner-up; '' if there was no choice."""
+    """Return the reason for preferring the choice over the runner-up; '' if there was no choice."""
     if not others:
         return ""
     first, second = merit(best), merit(max(others, key=merit))
@@ -366,12 +367,12 @@ def holds(interface: Interface, address: str) -> bool:
 
 
 def networks(interface: Interface) -> List[Network]:
-    """Subnets of its addresses; link-local ones reach no further than the cable."""
+    """Return the subnets of an interface's addresses, without link-local ones, which do not leave the link."""
     found = [_parse(text) for text in interface.addresses]
     return [one.network for one in found if one is not None]
 
 
-@functools.lru_cache(maxsize=1 << 16)  # a job of a thousand nodes asks for each address several times
+@functools.lru_cache(maxsize=1 << 16)  # a job of a thousand nodes parses each address several times
 def _parse(text: str) -> Optional[Address]:
     try:
         here = ipaddress.ip_interface(text)
@@ -381,13 +382,13 @@ def _parse(text: str) -> Optional[Address]:
 
 
 def address_of(interface: Interface) -> Optional[str]:
-    """IPv4 before IPv6, never link-local."""
+    """Return the interface's address: IPv4 before IPv6, never link-local."""
     usable = [one.ip for one in map(_parse, interface.addresses) if one is not None]
     return str(min(usable, key=lambda ip: ip.version)) if usable else None
 
 
 def _common_networks(nodes: Sequence[Facts]) -> Set[Network]:
-    """Subnets that every one of these nodes is in."""
+    """Return the subnets that every one of these nodes is in."""
     common: Optional[Set[Network]] = None
     for facts in nodes:
         mine = {network for interface in candidates(facts) for network in networks(interface)}

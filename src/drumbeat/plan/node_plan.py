@@ -1,4 +1,4 @@
-"""The whole plan of one node, and what differs between two of them."""
+"""The whole plan of one node, and the differences between two of them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class NodePlan:
 
 @dataclass(frozen=True)
 class Difference:
-    """One matter on which two plans differ; None where one has nothing."""
+    """One difference between two plans; None if one plan lacks the setting."""
 
     name: str
     before: Optional[str]
@@ -67,7 +67,7 @@ def plan_node(order: Order, facts: Facts, peers: Peers, node: int) -> NodePlan:
 
 
 def differences(before: NodePlan, after: NodePlan) -> List[Difference]:
-    """List what changes from one plan to the other, with the reason of the side that has the setting."""
+    """List the changes from one plan to the other, with the reason from the plan that has the setting."""
     ours, theirs = _settings(before), _settings(after)
     changes = []
     for name in [*theirs, *(name for name in ours if name not in theirs)]:

@@ -1,4 +1,4 @@
-"""Placement: where each rank really sits, judged by the GPU that it really has. Who set the mask makes no difference."""
+"""Placement: the cores and GPUs that each rank really has. The cores are judged by the GPU, whoever set the mask."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class Row:
     rank: Optional[int]
     pid: Optional[int] = None
     gpus: Tuple[int, ...] = ()
-    gpu_read: bool = False  # False: taken from the plan, not seen
+    gpu_read: bool = False  # False: taken from the plan, not observed
     cpus: Optional[Tuple[int, ...]] = None
-    numa: Tuple[int, ...] = ()  # of its cores
-    nic: Optional[str] = None  # the one nearest to its GPU
+    numa: Tuple[int, ...] = ()  # NUMA nodes of its cores
+    nic: Optional[str] = None  # the NIC nearest to its GPU
     verdict: str = UNKNOWN
-    right: Tuple[int, ...] = ()  # the cores it should have, where that can be said
+    right: Tuple[int, ...] = ()  # the cores it should have, if known
     note: str = ""
-    instances: Tuple[str, ...] = ()  # of a divided GPU
+    instances: Tuple[str, ...] = ()  # instance of a divided GPU
 
 
 def rows(
@@ -41,11 +41,12 @@ def rows(
     first_rank: int = 0,
     ended: Container[int] = (),
 ) -> List[Row]:
-    """One row per rank. `right` is the binding as the facts alone would have it; `bound` is the one in force; `ended`: ranks."""
+    """Return one row per rank. `right`: the binding that follows from the facts alone; `bound`: the one in force; `ended`:
+    ranks that have ended."""
     by_rank = {each.rank: each for each in seen if each.rank is not None}
     expected = [first_rank + slot.local_rank for slot in bound.slots]
     unnumbered = not by_rank and any(each.rank is None for each in seen)
-    # One process was started, which started the ranks itself.
+    # One process was started, and it started the ranks itself.
     if unnumbered or (len(bound.slots) == 1 and len(seen) > 1):
         expected = sorted(by_rank)
     found = [_row(facts, rank, _slot(bound, right, rank - first_rank), right, by_rank.get(rank)) for rank in expected]
@@ -109,7 +110,7 @@ def _without_gpus(row: Row, slot: Optional[Slot], cpus: Tuple[int, ...]) -> Row:
 
 
 def _with_gpu(row: Row, slot: Optional[Slot], about: RankSeen) -> Row:
-    """The row with the GPU that the rank has, or with the reason why that is not known."""
+    """Return the row with the rank's GPU, or with a note why it is unknown."""
     if about.gpus:
         gpus: Tuple[int, ...] = about.gpus
         return replace(row, gpus=gpus, gpu_read=True)
@@ -125,7 +126,7 @@ def _with_gpu(row: Row, slot: Optional[Slot], about: RankSeen) -> Row:
 
 
 def _together(facts: Facts, found: List[Row], bound: Binding) -> List[Row]:
-    """Find what only shows across ranks: a GPU or cores used by several."""
+    """Find faults that show only across ranks: a GPU or cores used by several."""
     users: Dict[int, List[Row]] = {}
     for row in found:
         for gpu in row.gpus if row.gpu_read else ():
@@ -170,7 +171,7 @@ def _name(row: Row) -> str:
 
 
 def _other_cache(facts: Facts, mine: FrozenSet[int], planned: Sequence[int]) -> str:
-    """Same NUMA node, another last-level cache than the plan's: not wrong, but said."""
+    """Note cores in another last-level cache of the same NUMA node than planned: not wrong, but reported."""
     caches = [frozenset(group) for group in facts.cpus.l3]
     here = {place for place, group in enumerate(caches) if group & mine}
     there = {place for place, group in enumerate(caches) if group & set(planned)}
@@ -180,8 +181,8 @@ def _other_cache(facts: Facts, mine: FrozenSet[int], planned: Sequence[int]) -> 
 
 
 def _another_gpus_cache(facts: Facts, gpus: Sequence[int], mine: FrozenSet[int], planned: Sequence[int]) -> bool:
-    """Find cores of another GPU's cache: if a NUMA node has one last-level cache per GPU (one CCD for each GCD of an MI250X),
-    its cores are one GPU's own."""
+    """Return true for cores in another GPU's cache: if a NUMA node has one last-level cache per GPU (one CCD for each GCD of
+    an MI250X), each cache belongs to one GPU."""
     nodes = {gpu.numa for gpu in facts.gpus if gpu.index in gpus}
     if len(nodes) != 1 or not planned:
         return False
@@ -213,7 +214,7 @@ def _nodes_of(facts: Facts, cpus: Sequence[int]) -> Tuple[int, ...]:
 
 
 def _home(facts: Facts, gpus: Sequence[int]) -> Optional[FrozenSet[int]]:
-    """The CPUs of the GPUs' NUMA nodes; None where a GPU's node is not known."""
+    """Return the CPUs of the GPUs' NUMA nodes; None if a GPU's node is unknown."""
     nodes = _numa_nodes(facts)
     if len(nodes) <= 1:
         return frozenset(facts.cpus.online) | frozenset(facts.cpus.allowed)
@@ -226,15 +227,15 @@ def _home(facts: Facts, gpus: Sequence[int]) -> Optional[FrozenSet[int]]:
     return frozenset(home) or None
 
 
-# What a placement table says as a whole: one line, how sure it is, and what to do about it.
+# Summary of a placement table: one line, its confidence, and advice.
 
 
 find = Catalog("plan")
-_SHOWN = 8  # ranks that a finding names
+_SHOWN = 8  # ranks listed in a finding
 
 
 def verdict(table: Sequence[Row], facts: Facts, bound: Binding, more: Sequence[Finding] = ()) -> Verdict:
-    """Answers 'as planned', 'not pinned', 'mismatch' or 'unknown'; `more` are findings about the same ranks."""
+    """Answer 'as planned', 'not pinned', 'mismatch' or 'unknown'; `more` are findings about the same ranks."""
     findings = (*_findings(table, facts, bound), *more)
     gpus = any(not gpu.integrated for gpu in facts.gpus)
     seen = tuple(_looked_at(row, gpus) for row in table if row.cpus is not None)
@@ -262,9 +263,9 @@ def _answer(table: Sequence[Row], bound: Binding, findings: Sequence[Finding], g
 
 
 def text_table(table: Sequence[Row], used: Optional[Mapping[str, Sequence[str]]] = None) -> List[str]:
-    """The table for a person; a GPU in brackets was taken from the plan, not seen.
+    """Format the table for a person; a GPU in brackets was taken from the plan, not observed.
 
-    `used`: the cards that NCCL's log shows for each rank, beside the one that is nearest to its GPU.
+    `used`: the cards that NCCL's log shows for each rank, printed beside the one nearest to its GPU.
     """
     head = ("rank", "GPU", "cores", "NUMA", "NIC", "verdict")
     cells = [head if used is None else (*head[:-1], "NIC used", head[-1])]
@@ -336,7 +337,7 @@ def _without(table: Sequence[Row]) -> Optional[Finding]:
 
 
 def _few_cores(table: Sequence[Row], facts: Facts) -> Optional[Finding]:
-    """All ranks in one small set of cores, while the machine has more: the task that started them was given too few."""
+    """Report that all ranks share a small set of cores while the machine has more: their task was given too few."""
     masks = {row.cpus for row in table}
     only = next(iter(masks)) if len(masks) == 1 else None
     if not only or len(table) < 2 or len(only) >= len(table) or len(only) >= len(facts.cpus.online):
@@ -347,7 +348,7 @@ def _few_cores(table: Sequence[Row], facts: Facts) -> Optional[Finding]:
 
 
 def _idle(table: Sequence[Row], facts: Facts) -> Optional[Finding]:
-    """GPUs that nobody uses, where the GPU of every rank was read."""
+    """Report unused GPUs, if the GPU of every rank was read."""
     mine = {gpu.index for gpu in facts.gpus if not gpu.integrated}
     used = {gpu for row in table for gpu in row.gpus}
     if not used or any(not row.gpu_read for row in table) or not mine - used or _count(table, SHARED):
@@ -378,17 +379,17 @@ def _row_words(row: Row, name: str) -> str:
     return f"{name}: {gpu}, cores {ranges(row.cpus or ())}{right}"
 
 
-# Do the ranks have the environment that they were given? A command, its setup or a container may change it.
+# Compare the ranks' environment with the planned one. A command, its setup or a container may change it.
 
 
-# Each process has its own value: what a launcher of MPI tells its tasks about themselves.
+# Each process has its own value: an MPI launcher's variables about a task.
 _OF_ONE_PROCESS = ("OMPI_MCA_ess_", "OMPI_MCA_orte_", "PMIX_", "PMI_")
 
 
 def changed(
     environments: Mapping[int, Mapping[str, str]], expected: Sequence[EnvVar], binding: Binding, first_rank: int
 ) -> List[Finding]:
-    """One finding per variable that ranks have with another value than planned."""
+    """Return one finding per variable whose value in some ranks is not the planned one."""
     own = {first_rank + slot.local_rank: {each.name: each.value for each in slot.env} for slot in binding.slots}
     wrong: Dict[str, List[Tuple[int, str, str]]] = {}
     for rank, environ in sorted(environments.items()):
@@ -410,15 +411,15 @@ def _finding(name: str, ranks: Sequence[Tuple[int, str, str]], looked_at: Sequen
     )  # fmt: skip
 
 
-# Masks that somebody else chose: the job's own cpu-bind, or those of scheduler tasks. Which stay, which are set
-# anew.
+# Masks set by somebody else, by the job's own cpu-bind or for scheduler tasks: which are kept and which are replaced.
 
 
 def task_binding(right: Binding, masks: Mapping[int, Sequence[int]], facts: Facts, by_user: bool) -> Binding:
-    """`right`: the binding within all cores of the tasks. `masks`: local rank -> the cores its task was given.
+    """Return the binding for ranks in scheduler tasks. `right`: the binding within all cores of the tasks. `masks`: local rank
+    -> its task's cores.
 
-    Masks that somebody wrote are the user's: they stay, and where they are wrong the right ones are said. A scheduler's
-    default knows nothing of GPUs: where it is wrong, the ranks are bound again, inside the cores of the step.
+    Masks that a user wrote are kept; if they are wrong, the right ones are reported. A scheduler's default ignores GPUs: if it
+    is wrong, the ranks are bound again within the cores of the step.
     """
     sets = [set(cpus) for cpus in masks.values()]
     if len(sets) < 2 or not all(sets) or set(masks) != {slot.local_rank for slot in right.slots}:
@@ -455,7 +456,7 @@ def question_cpu_bind(order: Order, facts: Facts, bound: Binding, node: int) -> 
 
 
 def _wrong_masks(right: Binding, masks: Mapping[int, Sequence[int]], facts: Facts) -> List[str]:
-    """Describe each local rank whose task is away from the GPU that it will get."""
+    """Describe each local rank whose task is away from its GPU."""
     seen = [RankSeen(slot.local_rank, 0, tuple(masks[slot.local_rank]), slot.gpus) for slot in right.slots]
     return [
         _row_words(row, f"local rank {row.rank}")

@@ -1,4 +1,4 @@
-"""Meeting point of the ranks: an address of node 0 that the others reach, a port and an id of this job and step alone."""
+"""Meeting point of the ranks: an address of node 0 that the others reach, and a port and an id unique to this job and step."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from drumbeat.machine.model import Facts, Peers
 from drumbeat.plan.network import address_of, choose, holds, slingshot_interfaces
 from drumbeat.plan.scene import scene
 
-DEFAULT_EPHEMERAL = (32768, 60999)  # Linux hands these out to anybody
-LOW_PORTS = (20000, 29499)  # below torch's own 29500 and the range that container clusters give to services
+DEFAULT_EPHEMERAL = (32768, 60999)  # Linux assigns these to any process
+LOW_PORTS = (20000, 29499)  # below torch's own 29500 and the range that container clusters assign to services
 TOP = 65535
 CANDIDATES = 8
 find = Catalog("plan")
@@ -24,8 +24,8 @@ _ITSELF = ("localhost", "ip6-localhost", "::1", "0.0.0.0")  # noqa: S104  # name
 
 @dataclass(frozen=True)
 class Rendezvous:
-    address: str  # of node 0; empty: not known here, decided on the node
-    ports: Tuple[int, ...]  # candidates, in order; the lead takes the first free one
+    address: str  # address of node 0; empty: unknown here, decided on the node
+    ports: Tuple[int, ...]  # candidates, in order; node 0 takes the first free one
     run_id: str
     why: str
     findings: Tuple[Finding, ...] = ()
@@ -53,7 +53,7 @@ def rendezvous(order: Order, peers: Peers) -> Rendezvous:
 
 
 def _exported(order: Order, facts: Facts, findings: List[Finding]) -> Optional[Tuple[str, str]]:
-    """An exported MASTER_ADDR that is an address of node 0 is the user's choice of network, and kept."""
+    """Keep an exported MASTER_ADDR that is an address of node 0: the user chose the network."""
     text = facts.environment.get("MASTER_ADDR", "")
     if order.emulated or order.nodes == 1 or not text or text in _ITSELF or text.startswith("127."):
         return None
@@ -66,7 +66,7 @@ def _exported(order: Order, facts: Facts, findings: List[Finding]) -> Optional[T
 
 
 def ports(meeting: str, ephemeral: Tuple[int, int]) -> Tuple[Tuple[int, ...], List[Finding]]:
-    """Candidates that every node works out alike, outside the range the kernel gives away by itself."""
+    """Return candidate ports that every node computes alike, outside the kernel's ephemeral range."""
     low, high = ephemeral
     findings: List[Finding] = []
     if high < TOP - 1000:

@@ -1,4 +1,4 @@
-"""The scene: the few things about a job on a node that decide which settings fit."""
+"""The scene: the few properties of a job on a node that decide which settings fit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from drumbeat.base.regex import regex
 from drumbeat.machine.model import Facts, Library, Peers
 from drumbeat.plan.network import ComputeNics, compute_nics
 
-# Version numbers as they come out of files and tools: '6.2.4-66', '2.21.5+hip6.3', '5.14.21-150500-default'.
+# Version numbers as printed by files and tools: '6.2.4-66', '2.21.5+hip6.3', '5.14.21-150500-default'.
 
 
 _LEADING = regex(r"\D{0,8}(\d{1,9}(?:\.\d{1,9}){0,3})")
@@ -18,13 +18,13 @@ _CONDITION = regex(r"(<|<=|>|>=)(\d[\d.]*)( or unknown)?")
 
 
 def parse(text: Optional[str]) -> Optional[Tuple[int, ...]]:
-    """The leading number, as a tuple; None when there is none."""
+    """Return the leading version number as a tuple; None if there is none."""
     found = _LEADING.match(text or "")
     return tuple(int(part) for part in found.group(1).split(".")) if found else None
 
 
 def fits(condition: str, version: Optional[str]) -> bool:
-    """`<6.2`, `>=7.1`, `<6.2 or unknown`: an unknown version fits only where the condition says so."""
+    """Evaluate `<6.2`, `>=7.1`, `<6.2 or unknown`: an unknown version fits only if the condition says so."""
     found = _CONDITION.fullmatch(condition)
     assert found, condition
     sign, bound_text, or_unknown = found.groups()
@@ -47,10 +47,10 @@ class Scene:
     fabric_why: str
     nics: ComputeNics
     nodes: str  # one, many
-    vendor: Optional[str] = None  # of the GPUs; None: there are none
+    vendor: Optional[str] = None  # vendor of the GPUs; None: there are none
     archs: Tuple[str, ...] = ()
     nic_driver: Optional[str] = None
-    net_plugin: Optional[Library] = None  # one that NCCL loads by itself: libfabric's, or another vendor's
+    net_plugin: Optional[Library] = None  # a plug-in that NCCL loads by itself: libfabric's, or another vendor's
     gpus_used: int = 0
 
 
@@ -78,7 +78,7 @@ def _fabric(order: Order, facts: Facts, peers: Peers, nics: ComputeNics) -> Tupl
         return "loopback", order.here_why
     own = own_fabric(facts, nics)
     if own[0] in ("ethernet", "unknown"):
-        # A node without the fast network that its peers have is a broken node, not an Ethernet cluster.
+        # A node without its peers' fast network is a broken node, not an Ethernet cluster.
         for peer in peers.nodes:
             theirs = own_fabric(peer.facts, compute_nics(peer.facts))
             if theirs[0] not in ("ethernet", "unknown"):
@@ -103,7 +103,7 @@ def own_fabric(facts: Facts, nics: ComputeNics) -> Tuple[str, str]:
 
 
 def matches(when: Mapping[str, str], scene: Scene, facts: Facts) -> bool:
-    """Return true if a setting's condition holds. Alternatives are written a|b; versions as in `versions.fits`."""
+    """Return true if a setting's condition holds. Alternatives are written a|b; versions as in `fits`."""
     for key, wanted in when.items():
         if key in ("rocm", "nccl", "rccl", "kernel"):
             version = facts.kernel.release if key == "kernel" else facts.versions.get(key)

@@ -1,4 +1,4 @@
-"""A plan as text for a person: a table of settings, the places of the ranks, what is left alone, what is wrong."""
+"""A plan as text for a person: a table of settings, the ranks' places, settings left alone, findings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from drumbeat.plan.variables import COMPUTED, Computed, steers
 
 
 def request_words(order: Order) -> Dict[str, str]:
-    """Return what a scheduler is asked for on each node, by job and site, and the network that the traffic should take."""
+    """Return the resources requested from the scheduler for each node, by job and site, and the expected network."""
     request = order.resources
     asked = [f"{request.gpus} GPUs"] if request.gpus else []
     asked += [f"{request.cpus} cores"] if request.cpus else []
@@ -30,7 +30,7 @@ def request_words(order: Order) -> Dict[str, str]:
 
 
 def plan_lines(plan: NodePlan, explain: bool = False, width: Optional[int] = None) -> List[str]:
-    """`width` wraps the lines; `explain` adds what is not set, and why."""
+    """Format a plan. `width` wraps the lines; `explain` adds the settings that are left alone, with reasons."""
     lines = [*wrapped(f"node {plan.node} ({plan.host}): {plan.fabric}, {plan.fabric_why}", width), ""]
     lines += variable_lines(plan.variables, width)
     lines += ["", *start_lines(explain, width)]
@@ -47,7 +47,7 @@ def plan_lines(plan: NodePlan, explain: bool = False, width: Optional[int] = Non
 
 
 def wrapped(text: str, width: Optional[int]) -> List[str]:
-    """Broken at blanks to fit; what follows the first line is indented a little more. A long word stays whole."""
+    """Wrap a line at blanks, with later lines indented a little more. A long word stays whole."""
     if width is None or len(text) <= width:
         return [text]
     indent = " " * (len(text) - len(text.lstrip()) + 2)
@@ -57,7 +57,7 @@ def wrapped(text: str, width: Optional[int]) -> List[str]:
 
 
 def variable_lines(variables: Sequence[EnvVar], width: Optional[int]) -> List[str]:
-    """Return what is set, and below each variable why."""
+    """Return each variable that is set, followed by its reason."""
     return [
         line
         for variable in variables
@@ -73,7 +73,7 @@ def passed_lines(order: Order) -> List[str]:
 
 
 def start_lines(explain: bool, width: Optional[int]) -> List[str]:
-    """Variables whose values are known when the run starts."""
+    """List variables whose values are known only when the run starts."""
     if not explain:
         return wrapped(f"and, when the run starts: {', '.join(AT_START)} (--explain says why)", width)
     return [
@@ -129,7 +129,7 @@ def difference_lines(changes: Sequence[Difference], width: Optional[int] = None)
 
 
 def exported_variables(order: Order, facts: Facts) -> List[EnvVar]:
-    """Return variables that are exported where the job is submitted, and not named by the job itself."""
+    """Return variables exported where the job is submitted that the job itself does not set."""
     named = {variable.name for variable in order.env if variable.source == "user"}
     return [
         EnvVar(name, value, EXPORTED, "user")
@@ -139,7 +139,7 @@ def exported_variables(order: Order, facts: Facts) -> List[EnvVar]:
 
 
 def desk_lines(order: Order, exported: Sequence[EnvVar], width: Optional[int]) -> List[str]:
-    """Away from the nodes: what is settled already, and what each node will settle for itself."""
+    """List the settings decided at submission, and those that each node will decide."""
     settled = sorted([*order.env, *exported], key=lambda variable: variable.name)
     names = {variable.name for variable in settled}
     later = {entry.name: entry for entry in reversed(COMPUTED) if entry.name not in names and _possible(order, entry)}
@@ -158,7 +158,7 @@ def desk_lines(order: Order, exported: Sequence[EnvVar], width: Optional[int]) -
 
 
 def _possible(order: Order, entry: Computed) -> bool:
-    """Can this setting come up on such nodes? Where the site says nothing of its GPUs or network, any can."""
+    """Return true if this setting is possible on such nodes. If the site gives no GPUs or network, every setting is."""
     text = f"{entry.name} {entry.when}"
     others = [vendor for vendor in VENDORS if order.vendor and vendor.name != order.vendor]
     if any(re.search(rf"\b{other.title}\b", text) or entry.name.startswith(other.prefixes) for other in others):

@@ -1,9 +1,9 @@
-"""Every variable that drumbeat sets to a fixed value, as data: when, to what, why, and who says so.
+"""Every variable that drumbeat sets to a fixed value, as data: its condition, value, reason and source.
 
-Those that are worked out from the node are COMPUTED; docs/environment.md is made from both.
+Values computed from the node are in COMPUTED; docs/environment.md is generated from both.
 
-A Python module and not YAML because every agent reads it at its start: 70 such entries took 54 ms to parse with
-PyYAML's pure-Python reader and another 30 ms to import it, against 5 ms for compiling this file once.
+A Python module and not YAML because every agent reads it at its start: 70 such entries took 54 ms to parse with PyYAML's
+pure-Python reader and another 30 ms to import it, against 5 ms for compiling this file once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ OPEN_MPI = "Open MPI documentation, networking support"
 
 
 class Setting(NamedTuple):
-    """A fixed value that fits a kind of machine; `when` as in `scene.matches`, {} for always."""
+    """A fixed value for a kind of machine; `when` as in `scene.matches`, {} for always."""
 
     name: str
     value: str
@@ -40,7 +40,7 @@ _OPEN_MPI_CXI = {"mpi": "openmpi", "fabric": "slingshot", "nodes": "many", "libr
 _OLD_KERNEL = {**_SLINGSHOT, "kernel": "<5.12"}
 
 SETTINGS: Tuple[Setting, ...] = (
-    # Slingshot: one set, made to be used together.
+    # Slingshot: settings designed to be used together.
     Setting(
         "FI_MR_CACHE_MONITOR",
         "userfaultfd",
@@ -131,7 +131,7 @@ SETTINGS: Tuple[Setting, ...] = (
     Setting("CXI_FORK_SAFE", "1", _OLD_KERNEL, "kernels before 5.12 do not copy pinned pages on fork", HPE),
     Setting("CXI_FORK_SAFE_HP", "1", _OLD_KERNEL, "as CXI_FORK_SAFE, for huge pages", HPE),
     Setting("FI_CXI_DISABLE_CQ_HUGETLB", "1", _OLD_KERNEL, "as CXI_FORK_SAFE, for completion queues", HPE),
-    # MPI's own messages, beside those of NCCL and RCCL: in jobs that mpirun started.
+    # MPI's own messages, besides those of NCCL and RCCL: in jobs that mpirun started.
     Setting(
         "OMPI_MCA_pml",
         "ucx",
@@ -287,11 +287,11 @@ SETTINGS: Tuple[Setting, ...] = (
 )
 
 
-# What is known about variables people set themselves, as data: dead ones, debugging ones, and how names are spelt. A
-# Python module for the reason given in `variables.py`: every agent reads it at its start.
+# Known facts about variables that people set themselves, as data: dead ones, debugging ones, and spellings. A Python module
+# for the reason given above: every agent reads it at its start.
 
 
-# Families of variables that steer ranks and their libraries, but for those that only say where something was installed.
+# Families of variables that affect ranks and their libraries, except those that only give an installation path.
 FAMILIES = (
     "NCCL_", "RCCL_", "GLOO_", "FI_", "CXI_", "UCX_", "OMPI_MCA_", "PMIX_MCA_", "MPICH_", "HSA_", "MIOPEN_", "MIOOPEN_",
     "CUDA_", "HIP_", "ROCR_", "GPU_", "AMD_", "ROCBLAS_", "AITER_", "TORCH_", "PYTORCH_", "TORCHINDUCTOR_", "TRITON_",
@@ -301,14 +301,14 @@ INSTALLED = ("_VERSION", "_HOME", "_ROOT", "_PATH", "_DIR", "_PLATFORM", "_ARCH"
 
 
 class Dead(NamedTuple):
-    """A name nothing reads; `when` as in `scene.matches`."""
+    """A variable that nothing reads; `when` as in `scene.matches`."""
 
     use: str  # the right name, or empty
     why: str
     when: Dict[str, str]
 
 
-# Old names that are still read; the new one is what the documentation speaks of.
+# Old names that are still read; the documentation uses the new one.
 OLD: Dict[str, str] = {
     "NCCL_MIN_NRINGS": "NCCL_MIN_NCHANNELS",
     "NCCL_MAX_NRINGS": "NCCL_MAX_NCHANNELS",
@@ -342,7 +342,7 @@ DEAD: Dict[str, Dead] = {
 
 
 class Debugging(NamedTuple):
-    """A variable that should not stay on; `harmless` are values that turn it off."""
+    """Variable for debugging that should not stay on; `harmless` are values that turn it off."""
 
     harmless: Tuple[str, ...]
     severity: str
@@ -412,17 +412,17 @@ SPELT = frozenset([*("NCCL_" + name for name in _NCCL.split()), *_OTHERS.split()
 
 
 def steers(name: str) -> bool:
-    """Return true if this variable matters to a rank. Exported ones are kept and shown; suspicious ones are reported."""
+    """Return true if this variable affects a rank. Exported ones are kept and shown; suspicious ones are reported."""
     if name in SPELT or name in DEAD or name in OLD or name in DEBUGGING:
         return True
     return name.startswith(FAMILIES) and not name.endswith(INSTALLED)
 
 
-# Every variable whose value drumbeat works out from the facts of the node: here only what it is, when and why.
+# Every variable whose value drumbeat computes from the node's facts: here only its description.
 
 
 class Computed(NamedTuple):
-    """A value worked out from the facts of the node; here only its description."""
+    """A value computed from the node's facts; here only its description."""
 
     name: str
     value: str

@@ -1,4 +1,4 @@
-"""Judge the world that a run's processes really form: their RANK, WORLD_SIZE and meeting point against the plan."""
+"""Judge the world that a run's processes form: compare their RANK, WORLD_SIZE and meeting point with the plan."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class Planned:
     each_rank: bool  # the command was started once for each rank
 
 
-_PER_STEP = 2048  # bytes per step: more than a loss and other figures take that ranks average to print them
-_MANY = 20  # steps after which it is said that the ranks exchange little
+_PER_STEP = 2048  # bytes per step: more than ranks need to average a loss and other printed figures
+_MANY = 20  # steps after which too little exchange is reported
 
 
 def judge(rows: Sequence[Row], planned: Planned, final: bool, steps: int = 0) -> Optional[Verdict]:
-    """None: not all can be seen yet. `final`: what is there now is all there will be, since the training goes on. `steps`: those
-    that were reported so far. An error, for which a run may be ended, needs ranks that have been seen to meet; what their
-    environment says makes a warning at most."""
+    """Return a verdict; None while not all ranks can be seen. `final`: no more processes will appear, since training goes on.
+    `steps`: number of steps reported so far. An error, which may end a run, requires ranks that were seen to meet; their
+    environment alone gives at most a warning."""
     ranks = _ranks(rows, planned)
     worlds: Dict[Tuple[str, Optional[int]], List[Row]] = {}
     for row in ranks:
@@ -68,10 +68,10 @@ def judge(rows: Sequence[Row], planned: Planned, final: bool, steps: int = 0) ->
 
 
 def _one_world(members: Sequence[Row], seen: Tuple[str, ...], steps: int) -> Verdict:
-    """Certain if all have met, and have sent each other more data than figures for a log: ranks that have only met, or average
-    only their losses, may each train alone."""
+    """Judge a single world. Certain if all ranks have met and exchanged more data than figures for a log: ranks that have only
+    met, or average only their losses, may each train alone."""
     total, inner = len(members), members[0].inner if len(members) == 1 else 0
-    # Other connections than those to the meeting point may be any program's.
+    # Connections other than those to the meeting point may be any program's.
     met = total == 1 or all(row.joined or row.alone is None for row in members)
     hidden = next((row.hidden for row in members if row.hidden), "")
     sent = min(map(_exchanged(members), members))
@@ -94,8 +94,8 @@ def _one_world(members: Sequence[Row], seen: Tuple[str, ...], steps: int) -> Ver
 
 
 def _exchanged(rows: Sequence[Row]) -> Callable[[Row], int]:
-    """Count the bytes that a rank has exchanged with other ones: on their node, to one whose connection has the same two ends,
-    or over the meeting point where no framework keeps a store of its own there."""
+    """Return a function that counts the bytes a rank exchanged with others: on its node, over a connection seen at both ends,
+    or over the meeting point if no framework keeps its store there."""
     ends = {(row.node, end) for row in rows for end in row.ends}
     nodes = {row.node for row in rows}
 
@@ -108,7 +108,7 @@ def _exchanged(rows: Sequence[Row]) -> Callable[[Row], int]:
 
 
 def silent(rows: Sequence[Row], planned: Planned, seconds: float, steps: int) -> Optional[Finding]:
-    """Ranks of one world that have met, and sent nothing to anybody since then. One that speaks with a server is none."""
+    """Report ranks of one world that have met but sent nothing since. One rank may send, to a server."""
     ranks = _ranks(rows, planned)
     if len(ranks) < 2 or len(ranks) != planned.world_size or not all(row.proven for row in ranks):
         return None
@@ -131,22 +131,22 @@ def silent(rows: Sequence[Row], planned: Planned, seconds: float, steps: int) ->
 
 
 def silence(finding: Finding) -> Verdict:
-    """Give the verdict that goes with such a finding."""
+    """Return the verdict for such a finding."""
     return Verdict(
         "world", SILENT, LIKELY, "no bytes pass between the ranks while they train", (finding,), finding.seen
     )
 
 
 def copies(rows: Sequence[Row], planned: Planned, training: bool = True) -> Optional[Finding]:
-    """Ranks that train and have no connection to each other are not one training, but several. `training`: steps were
-    reported; before that they may still connect."""
+    """Report ranks that train without any connection to each other: several trainings, not one. `training`: steps were
+    reported; before that the ranks may still connect."""
     ranks = _ranks(rows, planned)
     sizes = [len(group) for group in _groups(ranks)]
     groups = len(sizes)
     if len(ranks) < 2 or groups < 2 or len(set(sizes)) > 1 or any(row.joined or row.alone is None for row in ranks):
         return None
     if groups < len(ranks) and any(row.hidden for row in ranks):
-        return None  # groups may be connected by what is not seen
+        return None  # groups may be connected in ways not visible here
     smaller = (("--nodes 1", planned.nodes > 1), ("--ranks-per-node 1", planned.world_size > planned.nodes))
     alone = " ".join(flag for flag, differs in smaller if differs)
     loaded = sorted({row.framework for row in ranks if row.framework})
@@ -175,14 +175,14 @@ _OWN_GROUPS = (
 
 
 def made_groups(rows: Sequence[Row], planned: Planned) -> bool:
-    """Return true if ranks that are not all connected have made groups of their own: with each other, or each with itself."""
+    """Return true if ranks that are not all connected have formed groups of their own, with each other or each with itself."""
     ranks = _ranks(rows, planned)
     with_itself = all(any((there, here) in row.links for here, there in row.links) for row in ranks)
     return with_itself or len(_groups(ranks)) < len(ranks)
 
 
 def _join_with(framework: str, planned: Planned) -> str:
-    """The call that makes one world of the ranks."""
+    """Return advice on the call that joins the ranks into one world."""
     return {
         "torch": "call torch.distributed.init_process_group (drumbeat sets RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT); "
         f"Lightning: Trainer(devices={max(1, planned.world_size // planned.nodes)}, num_nodes={planned.nodes})",
@@ -199,13 +199,12 @@ def _join_with(framework: str, planned: Planned) -> str:
 
 
 def _together(ranks: Sequence[Row]) -> bool:
-    """Return true if connections make one world of them. MPI has other ways: there nothing is looked at, and its numbers
-    count."""
+    """Return true if connections make the ranks one world. For MPI, connections are not examined and its numbers count."""
     return all(row.joined or row.alone is None for row in ranks) or len(_groups(ranks)) == 1
 
 
 def _groups(ranks: Sequence[Row]) -> List[Set[_Process]]:
-    """The ranks that are connected: by their meeting point, or by a TCP connection of which each has one end."""
+    """Return the groups of ranks connected through their meeting point, or by a TCP connection seen at both ends."""
     ends = {link: _process(row) for row in ranks for link in row.links}
     groups: List[Set[_Process]] = []
     met = {_process(row) for row in ranks if row.joined}
@@ -218,7 +217,7 @@ def _groups(ranks: Sequence[Row]) -> List[Set[_Process]]:
 
 
 def _with(row: Row, ranks: Sequence[Row]) -> str:
-    """Name the ranks of the group that this one is in."""
+    """Name the other ranks of this rank's group."""
     group = next(group for group in _groups(ranks) if _process(row) in group)
     return named_ranks(sorted(each.rank or 0 for each in ranks if _process(each) in group and each is not row), 8)
 
@@ -228,9 +227,9 @@ def _process(row: Row) -> _Process:
 
 
 def _ranks(rows: Sequence[Row], planned: Planned) -> List[Row]:
-    """The processes that are ranks. One that has started others with a world of their own may still be one of the
-    planned ranks, if only it is missing there: a rank may well start a program that makes a small world. A process that may
-    be a rank by its number is none where another one surely is."""
+    """Return the processes that are ranks. A process that has started a world of its own may still be a planned rank if it is
+    the only one missing: a rank may start a program that makes a small world. A process that only might be a rank by its
+    number is dropped if another one certainly is."""
     known = {(row.rank, row.world) for row in rows if row.complete and not row.starts_others}
     numbered = [row for row in rows if row.rank is not None and (row.complete or (row.rank, row.world) not in known)]
     leaves = [row for row in numbered if not row.starts_others]
@@ -241,7 +240,7 @@ def _ranks(rows: Sequence[Row], planned: Planned) -> List[Row]:
         if sorted(row.rank or 0 for row in all_of_it) == list(range(planned.world_size)):
             return all_of_it
         return leaves
-    # Ranks that have met train themselves, whatever each of them has started besides. A launcher meets elsewhere.
+    # Ranks that have met do the training, whatever each of them has started besides. A launcher meets elsewhere.
     connected = [row for row in numbered if row.world_size == planned.world_size and row.joined]
     one_world = len({row.world for row in connected}) == 1
     if one_world and sorted(row.rank or 0 for row in connected) == list(range(planned.world_size)):
@@ -250,7 +249,7 @@ def _ranks(rows: Sequence[Row], planned: Planned) -> List[Row]:
 
 
 def _verdict(answer: str, finding: Finding, seen: Tuple[str, ...], rows: Sequence[Row]) -> Verdict:
-    """Certain if all these ranks have been seen to meet."""
+    """Return a verdict; certain only if all these ranks were seen to meet."""
     if not all(row.proven for row in rows):
         finding = replace(finding, severity=WARNING, confidence=LIKELY)
     return Verdict("world", answer, finding.confidence, finding.title, (finding,), seen)
@@ -284,7 +283,7 @@ def _other_size(size: Optional[int], planned: Planned) -> Finding:
 
 
 def ended_early(rows: Sequence[Row], planned: Planned) -> str:
-    """Describe what was seen of ranks that ended before all of them were seen connected."""
+    """Describe what was seen of ranks that ended before all were seen connected."""
     ranks = _ranks(rows, planned) or rows
     most = max((len(group) for group in _groups(ranks)), default=0)
     connected = f"{most} of {len(ranks)} were" if most > 1 else f"no two of {len(ranks)} were"
@@ -292,7 +291,7 @@ def ended_early(rows: Sequence[Row], planned: Planned) -> str:
 
 
 def _unnumbered(rows: Sequence[Row], ranks: Sequence[Row], planned: Planned, seen: Tuple[str, ...]) -> Verdict:
-    """Ranks without a number, or not all of them: what shows which processes belong together is their connections."""
+    """Judge processes without a complete set of rank numbers: their connections show which belong together."""
     if ranks:
         words = f"{len(ranks)} of {planned.world_size} ranks were seen"
         if len(ranks) == planned.world_size:

@@ -1,4 +1,4 @@
-"""Arguments of training frameworks: read from a job's command, and written for a layout."""
+"""Arguments of training frameworks: read from a job's command, or written for a layout."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def from_command(argv: List[str]) -> Optional[Described]:
 
 
 class Options:
-    """`--name value`, `--name=value`, `name=value`; a name alone is "yes". Names are compared with - for _."""
+    """Command-line options: `--name value`, `--name=value`, `name=value`; a name alone is "yes". Names are compared with - for
+    _."""
 
     def __init__(self, words: List[str]) -> None:
         self.found: Dict[str, str] = {}
@@ -72,7 +73,7 @@ class Options:
         return int(value)
 
     def first(self, names: Mapping[str, str], default: int = 0) -> Dict[str, int]:
-        """Return the counts of several options by our names of them."""
+        """Return the counts of several options, keyed by our names for them."""
         return {ours: self.count(theirs, default, 1 if default else 0) for ours, theirs in names.items()}
 
 
@@ -386,12 +387,12 @@ _WRITERS: Dict[str, Callable[[Case], str]] = {
 
 
 def arguments_of(case: Case) -> Optional[str]:
-    """Return a layout as the arguments of its framework; None where it has none for it."""
+    """Return a layout as the arguments of its framework; None if it has none for it."""
     writer = _WRITERS.get(case.framework.name)
     return (writer(case) or None) if writer else None
 
 
-# Arguments that a layout may have to take away.
+# Arguments to remove if a layout does not use them.
 _SWITCHES = (
     "--sequence-parallel", "--use-distributed-optimizer", "--checkpoint-activations", "--recompute-activations",
 )  # fmt: skip
@@ -444,7 +445,8 @@ def scheduled(layout: Layout, schedule: str) -> Layout:
 
 
 def parse_layout(text: str, per_node: int = 8) -> Dict[str, int]:
-    """Read `ddp`, `fsdp`, ... or `dp_shard=4,tp=2`; -1 is the rest. `per_node`: GPUs of a node, the shards of `hsdp`."""
+    """Parse `ddp`, `fsdp`, ... or `dp_shard=4,tp=2`; -1 is the rest. `per_node`: GPUs per node, the number of shards of
+    `hsdp`."""
     words = {"ddp": ("dp_replicate", -1), "fsdp": ("dp_shard", -1), "hsdp": ("dp_shard", per_node)}
     words.update({name: (name, -1) for name in ("tp", "pp", "cp")})
     if text in words:

@@ -1,4 +1,4 @@
-"""Fits the few physical constants of a step's time to measured steps, held near what they were believed to be before."""
+"""Fit the few physical constants of a step's time to measured steps, with a prior on each."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, List, Sequence, Tuple
 from drumbeat.base.problem import Problem
 from drumbeat.predict.cost import Constants
 
-# Standard deviations, in log units, of what is believed before anything is measured on a cluster.
+# Prior standard deviations, in log units, before anything is measured on a cluster.
 SPREAD: Dict[str, float] = {
     "product": 0.12, "bytes": 0.4, "memory": 0.2, "core": 0.5, "link": 0.25, "nic": 0.4, "partial": 0.5, "delay": 0.7,
     "launch": 0.7, "hidden": 0.3, "slowed": 0.7, "step": 0.7,
@@ -76,7 +76,7 @@ def fit(
             moved[i] += 1e-4
             columns.append((residuals(moved) - found) / 1e-4)
         jacobian = numpy.stack(columns, axis=1)
-        weights = 1 / (1 + found**2 / 4)  # a run that something disturbed must not bend the constants
+        weights = 1 / (1 + found**2 / 4)  # one disturbed run must not distort the constants
         information = jacobian.T @ (jacobian * weights[:, None]) + numpy.diag(width**-2)
         gradient = jacobian.T @ (weights * found) + (point - start) / width**2
         direction = -numpy.linalg.solve(information, gradient)

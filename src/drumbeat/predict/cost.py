@@ -32,24 +32,24 @@ plain = SimpleNamespace(
 
 @dataclass(frozen=True)
 class Layout:
-    """Degrees of parallelism and what a rank computes at once. `shard`: ranks that share the states; 0: all replicas."""
+    """Degrees of parallelism and the work of a rank. `shard`: ranks that share the states; 0: all replicas."""
 
     tp: Number = 1
     pp: Number = 1
     cp: Number = 1
     ep: Number = 1
     dp: Number = 1
-    vp: Number = 1  # chunks of layers per stage
+    vp: Number = 1  # virtual stages: chunks of layers per stage
     zero: Number = 0
     shard: Number = 0
     micro: Number = 1
     recompute: Number = 0  # 0 none, 1 selective, 2 full
     sp: Number = 0  # sequence parallelism beside tensor parallelism
-    bubble: Number = 1.0  # share of the 1F1B bubble that the schedule leaves
-    flight: Number = 0  # micro-batches under way on every stage, in units of `pp`; 0: as in 1F1B
+    bubble: Number = 1.0  # share of the 1F1B bubble left by the schedule
+    flight: Number = 0  # micro-batches in flight on every stage, in units of `pp`; 0: as in 1F1B
 
 
-# Pipeline schedules: chunks per stage at least, share of the 1F1B bubble that is left, micro-batches under way (Layout.flight).
+# Pipeline schedules: minimum chunks per stage, share of the 1F1B bubble left, micro-batches in flight (Layout.flight).
 # Zero-bubble schedules: arXiv:2401.10241; DualPipeV: the DeepSeek-V3 report's bubble, with one copy of the weights.
 SCHEDULES: Dict[str, Tuple[int, float, float]] = {
     "1f1b": (1, 1.0, 0),
@@ -81,12 +81,12 @@ class Work:
 class Software:
     """Properties of a framework that change time or memory. Numbers between 0 and 1, so that they work in arrays."""
 
-    flash: Number = 1  # attention whose scores never stand in memory
-    overlap_grads: Number = 1  # gradients travel while the backward pass goes on
+    flash: Number = 1  # attention scores are never stored
+    overlap_grads: Number = 1  # gradients are communicated during the backward pass
     overlap_tp: Number = 0
     grad_bytes: Number = 4
     compiled: Number = 0  # element-wise work is fused by a compiler
-    rotary_kept: Number = 0  # queries and keys are kept before and after their rotation
+    rotary_kept: Number = 0  # queries and keys are kept both before and after rotation
     groups: Number = 1  # communicators per kind of parallelism
     stage_inputs: Number = 0  # copies of its input that a pipeline stage keeps beside its layers' inputs
 
@@ -95,41 +95,41 @@ class Software:
 class Machine:
     """Rates of the hardware: FLOP/s that a large product reaches, bytes per second, seconds."""
 
-    flops: Number  # of the precision of the products, what large ones reach
+    flops: Number  # in the products' precision, as reached by large ones
     core_flops: Number  # of 16-bit products: attention's core
     memory_rate: Number
     memory: Number
     gpus_per_node: Number
     link: Number  # one GPU to the others of its node, each way
-    per_peer: Number  # pairs joined by links of their own; 0: a switch
-    nic: Number  # of a whole node, each way
+    per_peer: Number  # pairs are joined by their own links; 0: by a switch
+    nic: Number  # for a whole node, each way
     hop: Number = 3e-6
     net_hop: Number = 12e-6
 
 
 @dataclass(frozen=True)
 class Constants:
-    """Physical shares and delays; the only things that are ever fitted."""
+    """Physical shares and delays; the only values that are ever fitted."""
 
-    product: Number = 0.88  # of the rate that large products reach
-    bytes: Number = 1.0  # times a product's bytes at the memory's rate
-    memory: Number = 0.8  # of the memory's rate for element-wise work
-    core: Number = 0.45  # of the products' rate in attention's core
+    product: Number = 0.88  # share of the rate that large products reach
+    bytes: Number = 1.0  # multiplies a product's bytes at the memory's rate
+    memory: Number = 0.8  # share of the memory's rate for element-wise work
+    core: Number = 0.45  # share of the products' rate in attention's core
     link: Number = 0.78
     nic: Number = 0.62
-    partial: Number = 0.7  # of that, for a group that has some but not all GPUs of a node
-    delay: Number = 1.0  # times the latency of a hop
+    partial: Number = 0.7  # share of that, for a group with some but not all GPUs of a node
+    delay: Number = 1.0  # multiplies the latency of a hop
     launch: Number = 5e-4  # seconds per layer, forward
-    hidden: Number = 0.8  # of one micro-batch's time can hide gradients
-    slowed: Number = 0.1  # by which computing is slower while data travel
+    hidden: Number = 0.8  # share of one micro-batch's time that can hide gradients
+    slowed: Number = 0.1  # fraction by which computing slows during communication
     step: Number = 0.03  # seconds per step: optimizer launch, norm of the gradients, data
 
 
-# Terms of a step that data take between GPUs.
+# Terms of a step that are communication between GPUs.
 NETWORK = (
     "tensor parallel", "context parallel", "expert parallel", "sharded weights", "pipeline transfers", "gradients",
 )  # fmt: skip
-# Bytes that the optimizer moves per parameter that a rank updates (weights, moments and gradients read and written).
+# Bytes that the optimizer moves per parameter updated by a rank (weights, moments and gradients read and written).
 _OPTIMIZER_BYTES = 36
 
 
@@ -139,7 +139,7 @@ def members_per_node(size: Number, stride: Number, per_node: Number, x: Any) -> 
 
 
 def link_rate(members: Number, h: Machine, c: Constants, x: Any) -> Number:
-    """Return what one of `members` GPUs of a node can send to the others: all its links, or those to its peers."""
+    """Return the rate at which one of `members` GPUs of a node can send to the others: all its links, or those to its peers."""
     peers = x.maximum(members - 1, 1)
     return c.link * x.where(h.per_peer > 0, x.minimum(h.link, h.per_peer * peers), h.link)
 
@@ -147,9 +147,9 @@ def link_rate(members: Number, h: Machine, c: Constants, x: Any) -> Number:
 def gather_seconds(size: Number, stride: Number, total: Number, h: Machine, c: Constants, x: Any) -> Number:
     """Return the time of an all-gather or reduce-scatter of `total` bytes; an all-reduce takes two of them.
 
-    Inside nodes and between them at once: the slower part decides. Between nodes a group has its members' share of the adapters.
-    A ring comes in next to one member and leaves next to another: where neighbours on an adapter belong to other groups, its data
-    cross the node to reach that adapter. One member per node, or all of them, need not.
+    Transfers inside nodes and between them run at once: the slower part decides. Between nodes a group gets its members' share
+    of the adapters. A ring enters a node at one member and leaves it at another: if neighbours on an adapter belong to other
+    groups, its data cross the node to reach that adapter. With one member per node, or all of them, they do not.
     """
     inside = members_per_node(size, stride, h.gpus_per_node, x)
     nodes = size / inside
@@ -161,7 +161,8 @@ def gather_seconds(size: Number, stride: Number, total: Number, h: Machine, c: C
 
 
 def exchange_seconds(size: Number, stride: Number, each: Number, h: Machine, c: Constants, x: Any) -> Number:
-    """Return the time of an all-to-all in which every rank sends `each` bytes: what leaves a node is of all its members."""
+    """Return the time of an all-to-all in which every rank sends `each` bytes; a node's outgoing bytes are those of all its
+    members."""
     inside = members_per_node(size, stride, h.gpus_per_node, x)
     local = (inside - 1) / size * each / link_rate(inside, h, c, x)
     remote = (size - inside) / size * each * h.gpus_per_node / (c.nic * h.nic)
@@ -177,7 +178,7 @@ def step(m: Model, w: Work, a: Layout, s: Software, h: Machine, c: Constants, x:
     count = x.maximum(1, x.ceil(w.batch / (a.dp * a.micro) - 1e-9))  # micro-batches
     layers = x.ceil(m.layers / p - 1e-9)
     experts_here = x.maximum(m.experts / a.ep, 1)
-    # Tokens that one local expert gets: those of all ranks of its group, spread over all experts.
+    # Tokens per local expert: those of all ranks of its group, divided by all experts.
     expert_tokens = tokens * m.topk / x.maximum(m.experts, 1) * a.ep
     gemm: Number = 0.0
     for number, rows, inner, columns in shapes.layer_products(m, tokens, t, experts_here, expert_tokens):
@@ -217,7 +218,7 @@ def step(m: Model, w: Work, a: Layout, s: Software, h: Machine, c: Constants, x:
     gather = gather_seconds(shard, t, 2 * held, h, c, x)
     scatter = gather_seconds(shard, t, s.grad_bytes * held, h, c, x)
     fsdp_layer = gathers * gather + (sharded + twice) * scatter
-    # A layer, forward and backward with what is recomputed, is never faster than its launches.
+    # A layer, forward and backward including recomputation, is never faster than its kernel launches.
     work = busy + tp_layer + cp_layer + ep_layer
     hidden_layer = (work * work + floor * floor) ** 0.5
     slowed = busy * c.slowed * x.minimum(1.0, fsdp_layer / (busy + 1e-12))
@@ -234,7 +235,7 @@ def step(m: Model, w: Work, a: Layout, s: Software, h: Machine, c: Constants, x:
     send = x.where(p > 1, 2 * a.vp * (2 * tokens * m.hidden / t / p2p_rate(a, h, c, x) + c.delay * h.net_hop), 0)
     slowest = stage + head + send
     fill = (p - 1) / a.vp * a.bubble * mean
-    # Gradients (and the weights gathered after an update by shards).
+    # Gradients (and, with sharding, the weights gathered after an update).
     plain = 1 - x.where(a.zero >= 2, 1.0, 0.0)
     own = layers * held + m.vocab * m.hidden / t * (1 + (p > 1) * 0.0)
     travel = plain * (
@@ -267,7 +268,7 @@ def step(m: Model, w: Work, a: Layout, s: Software, h: Machine, c: Constants, x:
 
 
 def p2p_rate(a: Layout, h: Machine, c: Constants, x: Any) -> Number:
-    """Return the rate at which one rank sends to the next stage: over links if the pipeline is inside a node."""
+    """Return the rate at which one rank sends to the next stage: over GPU links if the pipeline is inside a node."""
     # One connection, and each stage both sends and receives: half of what a collective reaches.
     outside = a.tp * a.cp * a.dp * a.pp > h.gpus_per_node
     return 0.5 * x.where(outside, c.nic * h.nic / h.gpus_per_node, c.link * x.where(h.per_peer > 0, h.per_peer, h.link))

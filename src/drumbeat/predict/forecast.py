@@ -1,4 +1,4 @@
-"""One prediction: a model, its layout and a machine in; step time with its terms, memory with a verdict, and the interval out."""
+"""One prediction: from a model, its layout and a machine to the step time by terms, memory with a verdict, and the interval."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ONLY_DATA_PARALLEL = "only data parallelism is modelled for convolutional networ
 
 @dataclass(frozen=True)
 class Case:
-    """Everything that a prediction follows from."""
+    """Input of a prediction."""
 
     model: Union[Model, ConvNet]
     work: Work
@@ -53,7 +53,7 @@ class Forecast:
 
     @property
     def per_step(self) -> float:
-        """Tokens (or images) of one step."""
+        """Return the tokens (or images) of one step."""
         work = self.case.work
         return float(work.batch if isinstance(self.case.model, ConvNet) else work.batch * work.seq)
 
@@ -63,7 +63,7 @@ class Forecast:
 
     @property
     def mfu(self) -> float:
-        """Model FLOPs by `shapes.CONVENTION` over the data sheet's dense peak of the products' precision."""
+        """Return model FLOPs by `shapes.CONVENTION` over the data sheet's dense peak in the products' precision."""
         from drumbeat.machine.peaks import peak_of
 
         peak = peak_of(self.case.cluster.gpu)
@@ -75,7 +75,7 @@ class Forecast:
 
 
 def forecast(case: Case, look_for_fix: bool = True) -> Forecast:
-    """Predict one case. Raises a Problem for a layout that cannot be."""
+    """Predict one case. Raises a Problem for an impossible layout."""
     check(case)
     machine = machine_of(case.cluster, case.precision)
     model, work, layout, software = case.model, case.work, case.layout, case.framework.software
@@ -113,7 +113,7 @@ def stage_bytes(case: Case) -> List[Dict[str, float]]:
 
 
 def judge(case: Case, needed: float) -> str:
-    """Return fits, at risk or does not fit: what an estimate of this framework is worth decides the bands."""
+    """Return fits, at risk or does not fit: the accuracy of a framework's estimates sets the limits."""
     share = needed / (case.cluster.memory_gib * 2**30)
     if share <= case.framework.fits:
         return "fits"
@@ -121,7 +121,7 @@ def judge(case: Case, needed: float) -> str:
 
 
 def check(case: Case) -> None:
-    """Refuse a layout that does not divide."""
+    """Refuse a layout whose degrees do not divide the model or the batch."""
     a, work, model = case.layout, case.work, case.model
     if isinstance(model, ConvNet):
         if a.tp * a.pp * a.cp > 1:
@@ -151,7 +151,7 @@ def check(case: Case) -> None:
 
 
 def find_fix(case: Case) -> str:
-    """Return the change that makes a case fit and costs least time, in words."""
+    """Return, in words, the change that makes a case fit and costs least time."""
     a = case.layout
     share = int(case.work.batch // a.dp)
     sizes = {n for n in (1, 2, 4, int(a.micro) // 2) if 0 < n < a.micro and share % n == 0}

@@ -16,12 +16,12 @@ class Framework:
     software: Software
     states: States
     constants: Constants
-    fits: float  # share of the memory up to which its runs are said to fit
-    fails: float  # share from which they are said not to
+    fits: float  # share of the memory up to which a run fits
+    fails: float  # share from which it does not fit
     source: str
-    stages: Tuple[int, ...] = (0, 1)  # of ZeRO, that it can be told to use
+    stages: Tuple[int, ...] = (0, 1)  # ZeRO stages that can be selected
     degrees: Tuple[str, ...] = ("tp", "pp", "cp", "ep", "vp")
-    words: Tuple[str, ...] = ()  # other names, of which one is part of what a user or a paper says
+    words: Tuple[str, ...] = ()  # other names; one of them occurs in what a user or a paper writes
 
 
 _ALL = ("tp", "pp", "cp", "ep", "vp")
@@ -82,7 +82,7 @@ def framework_named(name: str) -> Framework:
 
 
 def states_of(framework: Framework, precision: str, sharded: bool) -> States:
-    """Return the bytes per parameter for a precision. Only drumbeat's own runtime knows more than one kind of 16 bits."""
+    """Return the bytes per parameter for a precision. Only drumbeat's own runtime has more than one 16-bit mode."""
     own = framework.name == "drumbeat"
     if precision in ("fp32", "tf32"):
         return States(4, 4, 8, fused_loss=int(own), late_grads=int(own))

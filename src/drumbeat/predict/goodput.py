@@ -1,8 +1,8 @@
-"""From a step's time to a whole run: goodput, time, GPU-hours, energy, money, and the time limit to ask for.
+"""From a step's time to a whole run: goodput, time, GPU-hours, energy, money, and the time limit to request.
 
-Goodput (effective training time ratio, ETTR) is the share of a run's time that ends up in the model: the rest is saving
-checkpoints, repeating work that failures undid, and restarting. `goodput` is the only place where it is worked out: for runs that
-are predicted, measured or simulated.
+Goodput (effective training time ratio, ETTR) is the share of a run's time that contributes to the model: the rest is saving
+checkpoints, repeating work lost in failures, and restarting. `goodput` is the only place that computes it, for predicted,
+measured and simulated runs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FAILURE_SOURCE = "Llama 3's 419 interruptions in 54 days on 16,384 GPUs"
 class Goodput:
     """Shares of a run's time; they add up to 1."""
 
-    share: float  # ends up in the model
+    share: float  # contributes to the model
     saving: float
     repeated: float
     restarting: float
@@ -31,10 +31,10 @@ class Goodput:
 def goodput(
     checkpoint: float, interval: float, restart: float, failures: float, repeated: Optional[float] = None
 ) -> Goodput:
-    """Return where the time of a run goes.
+    """Return the shares of a run's time.
 
-    `checkpoint`: seconds that training stands still for each one; `interval`: seconds of training between two; `restart`: seconds
-    from a failure to the next step; `failures`: per second of the run; `repeated`: seconds of work that each failure undoes, half
+    `checkpoint`: seconds that training stops for each one; `interval`: seconds of training between two; `restart`: seconds
+    from a failure to the next step; `failures`: per second of the run; `repeated`: seconds of work lost in each failure, half
     a checkpoint interval if not measured. A run that fails faster than it restarts has a share of 0.
     """
     cycle = interval + checkpoint
@@ -47,22 +47,22 @@ def goodput(
 
 
 def best_interval(checkpoint: float, failures: float) -> float:
-    """Return the seconds of training between checkpoints that cost least (Young and Daly)."""
+    """Return the optimal seconds of training between checkpoints (Young and Daly)."""
     return math.sqrt(2 * checkpoint / failures) if failures > 0 else math.inf
 
 
 @dataclass(frozen=True)
 class Reliability:
-    """Seconds between failures of the whole job, and what each and each checkpoint costs."""
+    """Seconds between failures of the whole job, and the cost of each failure and each checkpoint."""
 
     between_failures: float
-    checkpoint: float = 30.0  # the training stands still
-    restart: float = 300.0  # until it trains again
+    checkpoint: float = 30.0  # seconds that training stops for a checkpoint
+    restart: float = 300.0  # seconds until it trains again
     source: str = FAILURE_SOURCE
 
     @property
     def goodput(self) -> Goodput:
-        """Shares of the time, with a checkpoint as often as is best."""
+        """Return the shares of the time with the best checkpoint interval."""
         failures = 1 / self.between_failures
         return goodput(self.checkpoint, best_interval(self.checkpoint, failures), self.restart, failures)
 
@@ -79,7 +79,7 @@ def reliability_of(
 
 @dataclass(frozen=True)
 class Whole:
-    """A whole run of a number of tokens (or images)."""
+    """A whole run over a number of tokens (or images)."""
 
     units: float
     seconds: float
@@ -89,11 +89,11 @@ class Whole:
     goodput: float
     kwh: Optional[float]
     money: Optional[float]
-    limit: float  # seconds to ask the scheduler for
+    limit: float  # seconds to request from the scheduler
 
 
 def whole_run(units: float, found: Forecast, r: Reliability, price: Optional[float]) -> Whole:
-    """Return what `units` cost at the predicted time of a step."""
+    """Return the cost of `units` at the predicted step time."""
     share = max(1e-3, r.goodput.share)
     steps = units / found.per_step / share
     hours = found.case.gpus * steps * found.seconds / 3600
@@ -102,7 +102,7 @@ def whole_run(units: float, found: Forecast, r: Reliability, price: Optional[flo
     kwh = hours * watts / 1000 if watts else None
     money = hours * price if price is not None else None
     low, high = steps * found.low, steps * found.high
-    # The upper end of the interval, a start of ten minutes, and the last checkpoint.
+    # The upper end of the interval, ten minutes for the start, and the last checkpoint.
     return Whole(units, steps * found.seconds, low, high, hours, share, kwh, money, high + 600 + r.checkpoint)
 
 
@@ -112,7 +112,7 @@ def affordable(gpu_hours: float, seconds: float, found: Forecast, r: Reliability
 
 
 def limit_words(seconds: float) -> str:
-    """Return a time limit as batch systems take it: D-HH:MM:00, rounded up to ten minutes."""
+    """Format a time limit for batch systems: D-HH:MM:00, rounded up to ten minutes."""
     minutes = math.ceil(seconds / 600) * 10
     days, rest = divmod(int(minutes), 1440)
     clock = f"{rest // 60:02d}:{rest % 60:02d}:00"

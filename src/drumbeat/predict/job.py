@@ -1,4 +1,4 @@
-"""From what a user has (a command, a model, degrees, a cluster) to the case that is predicted; rules fill the gaps."""
+"""From a user's input (a command, a model, degrees, a cluster) to the predicted case; rules fill the gaps."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class Wishes:
     schedule: Optional[str] = None
 
 
-_MOST_AT_ONCE, _MOST_TOKENS = 8, 16384  # samples of a micro-batch that is chosen here; more where they are short
+_MOST_AT_ONCE, _MOST_TOKENS = 8, 16384  # samples of a micro-batch chosen here; more for short ones
 
 
 def recompute_named(words: str) -> int:
-    """Return the level of none, selective, full, and of the words of frameworks and papers for them."""
+    """Return the recomputation level of none, selective, full, or of frameworks' and papers' names for them."""
     spelled = words.lower()
     if any(name in spelled for name in ("full", "all", "uniform", "block")):
         return 2
@@ -51,7 +51,8 @@ def recompute_named(words: str) -> int:
 
 
 def sharding_named(words: str) -> Tuple[int, int]:
-    """Return ZeRO's stage and the ranks that share the states (0: all) of 1(dist-opt), fsdp-full(zero3), hsdp, fsdp-128, ..."""
+    """Return ZeRO's stage and the number of ranks that share the states (0: all) for 1(dist-opt), fsdp-full(zero3), hsdp,
+    fsdp-128, ..."""
     spelled = words.lower()
     if spelled in ("", "0", "none", "ddp", "no"):
         return 0, 0
@@ -77,7 +78,7 @@ def make_case(
     constants: Optional[Constants] = None,
     basis: Basis = UNCALIBRATED,
 ) -> Case:
-    """Settle every value of a case: by the command line, else by the job's command, else by a rule."""
+    """Determine every value of a case: from the command line, else from the job's command, else by a rule."""
     gpus = nodes * cluster.gpus_per_node
     conv = isinstance(described.model, ConvNet)
     framework = framework_named(wishes.framework or described.framework or ("fsdp" if not conv else "drumbeat"))
@@ -128,7 +129,7 @@ def make_case(
 
 @dataclass(frozen=True)
 class Question:
-    """A prediction that was asked for, on any number of nodes."""
+    """A requested prediction, for any number of nodes."""
 
     described: Described
     wishes: Wishes
@@ -140,7 +141,7 @@ class Question:
         return make_case(self.described, self.wishes, self.cluster, nodes, self.constants, self.basis)
 
     def cases(self, counts: Iterable[int]) -> Tuple[List[Case], Dict[int, Problem]]:
-        """Return the cases of these numbers of nodes, and why the other numbers are not possible."""
+        """Return the cases for these numbers of nodes, and the reason why others are impossible."""
         cases, problems = [], {}
         for nodes in sorted(set(counts)):
             try:
@@ -151,7 +152,7 @@ class Question:
 
 
 def _sensible(described: Described, wishes: Wishes, ep: int) -> None:
-    """Refuse what the model has no place for."""
+    """Refuse settings that the model does not support."""
     model = described.model
     if isinstance(model, ConvNet):
         return
@@ -192,7 +193,7 @@ def _usual_batch(described: Described, wishes: Wishes, dp: int) -> int:
 
 
 def _degrees(said: Layout, wished: Dict[str, int], gpus: int) -> Dict[str, int]:
-    """Return all degrees; -1 is what is left of the GPUs."""
+    """Return all degrees, with -1 replaced by what is left of the GPUs."""
     found = {name: int(wished.get(name, getattr(said, name))) for name in ("tp", "pp", "cp", "ep", "vp")}
     shard = wished.get("dp_shard", int(said.shard) if said.zero >= 3 else 0)
     replicate = wished.get("dp_replicate", 0)
@@ -232,7 +233,7 @@ def _degrees(said: Layout, wished: Dict[str, int], gpus: int) -> Dict[str, int]:
 
 
 def node_counts(text: str) -> List[int]:
-    """Read 4, 1,2,4 or 1,2,4,...,256 (doubling where the first two do, else by their difference)."""
+    """Parse 4, 1,2,4 or 1,2,4,...,256 (doubling if the first two do, else by their difference)."""
     words = [word.strip() for word in text.split(",")]
     try:
         if "..." in words:
@@ -259,7 +260,7 @@ def node_counts(text: str) -> List[int]:
 def case_of_command(
     command: Sequence[str], gpu: str, nodes: int, gpus_per_node: int, memory_gib: float = 0.0
 ) -> Optional[Case]:
-    """Return the case of a job's command on known GPUs; None where model or GPU is not known. A Problem: it cannot run so."""
+    """Return the case of a job's command on known GPUs; None if model or GPU is unknown. A Problem: it cannot run so."""
     try:
         described = from_command(list(command))
         if described is None:
@@ -271,7 +272,7 @@ def case_of_command(
 
 
 def line_of_command(command: Sequence[str], gpus: Sequence[Any], nodes: int, gpus_per_node: int) -> str:
-    """Return one line of prediction for a job on these GPUs (of one node, as its facts name them); empty: not known."""
+    """Return a one-line prediction for a job on these GPUs (of one node, as its facts name them); empty if unknown."""
     names = {each.name for each in gpus if not each.integrated}
     if len(names) != 1 or not gpus_per_node:
         return ""

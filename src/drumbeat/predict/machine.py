@@ -1,4 +1,4 @@
-"""The machine of a prediction: rates from the data sheets in `drumbeat.machine.peaks`, or what was measured instead."""
+"""The machine of a prediction: rates from the data sheets in `drumbeat.machine.peaks`, or measured ones instead."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from drumbeat.predict.cost import Machine
 
 @dataclass(frozen=True)
 class Cluster:
-    """Nodes of one kind, with where each figure comes from."""
+    """Nodes of one kind, with the source of each figure."""
 
     gpu: str
     gpus_per_node: int
@@ -28,7 +28,7 @@ class Cluster:
 
 
 def find_cluster(gpu: str, gpus_per_node: int = 0, fabric: str = "", nics: int = 0, memory_gib: float = 0.0) -> Cluster:
-    """Return the cluster that a GPU's name usually stands for, with what the caller knows better."""
+    """Return the cluster that a GPU's name usually stands for, overridden by the caller's values."""
     spelled = re.sub(r"[-_ ]+", " ", re.sub(r"-gcd|gcd|[-_ ]sxm\d?", "", gpu.lower()))
     size = re.search(r"(?<=\s)(\d{2,3}) ?(?:gi?b?)?(?=\s|$)", spelled)  # a100-40, V100-SXM2-16GB
     if size:
@@ -54,12 +54,12 @@ def find_cluster(gpu: str, gpus_per_node: int = 0, fabric: str = "", nics: int =
     )
 
 
-# Precision of training -> that of its matrix products, by which the data sheet's peak is named.
+# Precision of training -> that of its matrix products, the key of the data sheet's peak.
 PRODUCTS = {"bf16-master": "bf16", "fp16-master": "fp16", "mxfp8": "fp8"}
 
 
 def precision_named(words: str) -> str:
-    """Return the precision that users and papers mean by amp_bf16, BF16-mixed, FP8-CS, MXFP8, float8, ..."""
+    """Return the precision for a user's or paper's name: amp_bf16, BF16-mixed, FP8-CS, MXFP8, float8, ..."""
     spelled = words.lower().replace("float", "fp").replace("bfp16", "bf16").replace("bfloat16", "bf16")
     spelled = spelled.replace("half", "fp16").replace("single", "fp32")
     if spelled in ("bf16-master", "fp16-master"):
@@ -73,7 +73,7 @@ def precision_named(words: str) -> str:
 
 
 def machine_of(cluster: Cluster, precision: str = "bf16", matmul: Optional[float] = None) -> Machine:
-    """Return the rates that the model of a step computes with. `precision`: that of the matrix products."""
+    """Return the rates for the step model. `precision`: that of the matrix products."""
     peak = peak_of(cluster.gpu)
     assert peak is not None
     products = PRODUCTS.get(precision, precision)
@@ -82,7 +82,7 @@ def machine_of(cluster: Cluster, precision: str = "bf16", matmul: Optional[float
     share = matmul or peak.matmul
     in_32_bits = products in ("fp32", "tf32")
     half = peak.tflops[products] if in_32_bits else peak.tflops.get("bf16", peak.tflops.get("fp16", 0.0))
-    # 8-bit products also quantise what they multiply: they gain less than the data sheet says.
+    # 8-bit products also quantise their inputs: they gain less than the data sheet says.
     less = 0.85 if products == "fp8" else 1.0
     return Machine(
         flops=peak.tflops[products] * 1e12 * share * less,
@@ -97,9 +97,8 @@ def machine_of(cluster: Cluster, precision: str = "bf16", matmul: Optional[float
     )
 
 
-# Uncertainty of a prediction: 90 % intervals in log time, by what it rests on.  The widths are those of predictions
-# for sources that the fit had not seen (bench/predict.py): real runs are more often slower than predicted than
-# faster, because something disturbs them.
+# Uncertainty of a prediction: 90 % intervals in log time, by its basis. The widths are from predictions for sources that the
+# fit had not seen (bench/predict.py): disturbances make real runs slower than predicted more often than faster.
 
 
 @dataclass(frozen=True)

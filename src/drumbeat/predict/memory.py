@@ -1,8 +1,8 @@
 """Bytes that a rank needs, part by part and pipeline stage by stage: pure functions over plain numbers or arrays.
 
-States: weights, gradients and optimizer, divided as ZeRO's stages divide them. Activations: what a layer keeps for the backward
-pass, times its layers, times the micro-batches that are under way on the stage. On top: the logits, what is gathered or computed
-at once (the working set), and what libraries and the allocator take.
+States: weights, gradients and optimizer, divided by ZeRO's stages. Activations: what a layer keeps for the backward pass,
+times its layers, times the micro-batches in flight on the stage. In addition: the logits, the working set (anything gathered
+or computed at once), and the share of libraries and the allocator.
 """
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ from drumbeat.predict.cost import Layout, Software, Work, plain
 from drumbeat.predict.shapes import Model, Number
 
 SLICE = 2 << 30
-CONTEXT = 1.5 * 2**30  # of the driver and the libraries
+CONTEXT = 1.5 * 2**30  # for the driver and the libraries
 COMMUNICATOR = 0.4 * 2**30  # buffers of one group of NCCL or RCCL: 0.3 to 0.5 GiB
 
 
 @dataclass(frozen=True)
 class States:
-    """Bytes per parameter. `gathered`: full-precision shards are gathered as 16-bit copies, a unit at a time."""
+    """Bytes per parameter. `gathered`: full-precision shards are gathered as 16-bit copies, one unit at a time."""
 
     weights: Number = 2
     grads: Number = 4
     optimizer: Number = 12
     gathered: Number = 0
     copies: Number = 0  # 16-bit copies of full-precision weights, whole
-    fused_loss: Number = 0  # 1: the logits never stand whole
+    fused_loss: Number = 0  # 1: the full logits are never stored
     late_grads: Number = 0  # 1: gradients are freed after each step, so they grow while activations shrink
     bucket: Number = 0  # bytes of the buffer that gradients are reduced from, where states are sharded
     narrow: Number = 0  # 1: inputs of products are kept in 8 bits, and so is a copy of the blocks' weights
 
 
 def in_flight(a: Layout, stage: Number, count: Number, x: Any) -> Number:
-    """Return how many micro-batches a stage holds activations of."""
+    """Return the number of micro-batches whose activations a stage holds."""
     interleaved = a.pp * (1 + (a.pp - 1) / (a.pp * a.vp)) - stage
     usual = x.where(a.vp > 1, x.maximum(interleaved, 1), a.pp - stage)
     return x.minimum(count, x.where(a.flight * (a.pp > 1) > 0, a.flight * a.pp, usual))
 
 
 def held_parameters(m: Model, a: Layout, stage: Number, last: Number, x: Any) -> Tuple[Number, Number]:
-    """Return the parameters of a rank of this stage, before sharding: all others, and routed experts'."""
+    """Return the parameters of a rank of this stage before sharding: without routed experts, and theirs."""
     layers = x.ceil(m.layers / a.pp - 1e-9)
     share = shapes.moe_layers(m) / m.layers
     mlp = (1 - share) * shapes.mlp_parameters(m) + share * shapes.shared_parameters(m)
@@ -78,7 +78,7 @@ def parts(
     again = x.where(a.recompute == 2, per_layer, x.where(a.recompute == 1, per_layer - selective, 0))
     under_way = in_flight(a, stage, count, x)
     logits = last * m.heads_out * tokens * m.vocab / a.tp * 6.0
-    # A loss that takes the logits a slice at a time holds one slice, and the gradient of the head.
+    # A loss that processes the logits in slices holds one slice, and the gradient of the head.
     slice_bytes = last * m.heads_out * (x.minimum(SLICE, 2 * tokens * m.vocab) + 2 * m.hidden * m.vocab)
     logits = x.where(states.fused_loss > 0, slice_bytes, logits)
     unit = (dense + routed) / x.maximum(layers, 1)
@@ -90,7 +90,7 @@ def parts(
     weights = divided(states.weights, 3) + states.copies * dense + states.narrow * (dense - table * (2 - m.tied))
     grads = divided(states.grads, 2)
     active = kept * layers * under_way + whole * under_way * (1 + s.stage_inputs * (a.pp > 1))
-    # Gradients that are made anew in each step are complete when the activations are gone: the larger of the two counts.
+    # Gradients recreated in each step are complete when the activations are gone: the larger of the two counts.
     hidden_grads = states.late_grads * x.minimum(grads, active + again + logits)
     product = product * (1 - states.late_grads)
     return {
@@ -104,7 +104,7 @@ def parts(
 
 
 def _extra(m: Model, a: Layout, s: Software, states: States) -> Number:
-    """Return what a framework keeps beyond (or, in 8 bits, below) the usual, in bytes per token and layer."""
+    """Return what a framework keeps beyond the usual (or below it, in 8 bits), in bytes per token and layer."""
     rotary = s.rotary_kept * 2 * (m.heads + m.kv_heads) * m.head_dim / a.tp
     return rotary - states.narrow * (m.heads * m.head_dim + m.ffn) / a.tp
 
@@ -122,9 +122,10 @@ def _selective(m: Model, a: Layout, s: Software, w: Work) -> Number:
 
 
 def libraries(m: Model, a: Layout, s: Software, x: Any = plain) -> Number:
-    """Return what a GPU holds beside what the framework allocates: the context, communicators, and a block kept by the allocator.
+    """Return what a GPU holds outside the framework's allocations: the context, communicators, and a block kept by the
+    allocator.
 
-    The gradient of the token table is made in one piece while other micro-batches' activations are there: it needs its own block.
+    The gradient of the token table is one piece, made while other micro-batches' activations exist: it needs its own block.
     """
     kinds = 1.0 * (a.tp > 1) + (a.dp > 1) + (a.pp > 1) + (a.cp > 1) + (a.ep > 1)
     pipeline = 1.0 * (a.pp > 1)  # a pipeline also has groups of neighbours, and one of its two ends

@@ -1,4 +1,4 @@
-"""Models by name or by config.json. A value that cannot be read is an error that names it; nothing is guessed."""
+"""Models by name or by config.json. An unreadable value is an error that names it; nothing is guessed."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def named(name: str) -> Described:
     if spelled in ("wide-resnet", "wide-resnet-50", "wide-resnet-50-2"):
         return Described(resnet(50, wide=2), 224)
     known = [row["name"] for row in rows] + list(nets) + ["wide-resnet-50-2"]
-    near = [each for each in known if spelled in each.split("-")][:8]  # a size or a family alone: 7b, llama3
+    near = [each for each in known if spelled in each.split("-")][:8]  # only a size or a family: 7b, llama3
     near = near or difflib.get_close_matches(spelled, known, 3, 0.3)
     hint = f"did you mean {', '.join(near)}? " if near else "the names that are known are in docs/predict.md; "
     raise Problem(f"unknown model {name!r}", f"{hint}{'Or' if near else 'or'} give a config.json")
@@ -67,12 +67,12 @@ def describe(text: str) -> Described:
     return named(text)
 
 
-# Models by their Hugging Face config.json: one row per architecture says what the sizes do not.
+# Models by their Hugging Face config.json: one row per architecture adds what the sizes do not give.
 
 
 @dataclass(frozen=True)
 class Family:
-    """An architecture. `bias`: products that have one: q, k, v, o(utput of attention), i(nto the MLP), f(rom it), h(ead)."""
+    """An architecture. `bias`: products with a bias: q, k, v, o(utput of attention), i(nto the MLP), f(rom it), h(ead)."""
 
     norms: float = 2  # per layer, of the hidden size
     norm_bias: int = 0
@@ -80,7 +80,7 @@ class Family:
     bias: str = ""
     gated: int = 1
     classic: int = 0  # GELU and dropout masks
-    tied: int = 0  # where the config does not say
+    tied: int = 0  # default if the config does not say
     positions: int = -1  # learned positions beyond max_position_embeddings; -1: none
     causal: int = 1
     head: int = 1  # 0: no head over the vocabulary
@@ -125,7 +125,7 @@ FAMILIES: Dict[str, Family] = {
 }
 
 
-# What transformers takes where a config.json, as it is published, leaves it out.
+# transformers' defaults for values missing in a published config.json.
 _LEFT_OUT = {
     "gemma3_text": {
         "vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
@@ -185,7 +185,7 @@ def from_config(path: str) -> Tuple[Model, int]:
 def config_model(config: Dict[str, Any], name: str) -> Tuple[Model, int]:
     """Turn the values of a config.json into a model and a length."""
     inner = config.get("text_config")
-    if isinstance(inner, dict):  # a model that sees: its language part
+    if isinstance(inner, dict):  # a vision-language model: its language part
         config, name = inner, f"{name} (language model only)"
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
@@ -295,7 +295,7 @@ def _dense_layers(c: Config, config: Dict[str, Any], layers: int) -> int:
 
 
 def _local_layers(kind: str, c: Config, config: Dict[str, Any], layers: int) -> int:
-    """Return how many layers see a window only."""
+    """Return the number of layers with windowed attention."""
     if not config.get("sliding_window") or not c.yes("use_sliding_window", not kind.startswith("qwen")):
         return 0
     kinds = config.get("layer_types")

@@ -1,4 +1,4 @@
-"""Evidence of earlier runs: rates that `verify` measured, and a ledger of predictions beside what came of them."""
+"""Evidence from earlier runs: rates measured by `verify`, and a ledger of predictions and their results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from drumbeat.predict.machine import CALIBRATED, MEASURED, UNCALIBRATED, Basis, 
 from drumbeat.predict.shapes import ConvNet, Model
 from drumbeat.runfolder.files import Files, decode, replace
 
-_MOST = 500  # records that are kept
+_MOST = 500  # maximum number of records
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def ledger_path(environ: Mapping[str, str]) -> str:
 
 
 def remember(seen: Seen, environ: Mapping[str, str]) -> None:
-    """Add a run to the ledger or replace its entry. A ledger that cannot be written is left as it is."""
+    """Add a run to the ledger or replace its entry. A ledger that cannot be written is left unchanged."""
     path = ledger_path(environ)
     try:
         make_private(os.path.dirname(path))
@@ -85,13 +85,13 @@ def _from_plain(line: Dict[str, Any]) -> Optional[Seen]:
         case = Case(model, work, layout, framework, cluster, str(line["precision"]), framework.constants)
         predicted, measured = float(line["predicted"]), float(line["measured"])
         machine_of(case.cluster, case.precision)
-    except Exception:  # a line of another version, or a damaged one, is not evidence
+    except Exception:  # skip a line of another version, or a damaged one
         return None
     return Seen(str(line["run"]), case, predicted, measured) if predicted > 0 and measured > 0 else None
 
 
 def error_words(seen: Sequence[Seen]) -> str:
-    """Say how wrong earlier predictions were."""
+    """Describe the errors of earlier predictions."""
     if not seen:
         return "no run on such GPUs was compared with its prediction yet (drumbeat report RUN does that)"
     errors = [each.predicted / each.measured - 1 for each in seen]
@@ -126,7 +126,7 @@ def calibrated(prior: Constants, seen: Sequence[Seen], framework: str) -> Tuple[
 def with_verify(
     cluster: Cluster, constants: Constants, results: Mapping[str, Any], nodes: int
 ) -> Tuple[Constants, Basis, List[str]]:
-    """Replace usual shares by what `drumbeat verify` measured: the all-reduce's bus bandwidth, and a matrix product."""
+    """Replace default rates by `drumbeat verify`'s measurements: the all-reduce's bus bandwidth, and a matrix product."""
     told: List[str] = []
     machine = machine_of(cluster, "bf16" if cluster.gpu != "V100" else "fp16")
     rows = [row for row in results.get("collectives") or () if row.get("op") in ("all_reduce", "all-reduce")]
@@ -146,7 +146,7 @@ def with_verify(
     return constants, MEASURED if told else UNCALIBRATED, told
 
 
-# The matrix products of a model's own shapes, measured on a device of this machine. Needs torch.
+# Measure the matrix products of a model's own shapes on a device of this machine. Needs torch.
 
 
 def products_of(case: Case) -> List[Tuple[float, int, int, int]]:
@@ -162,7 +162,7 @@ def products_of(case: Case) -> List[Tuple[float, int, int, int]]:
 
 
 def measured_rate(case: Case, device: str = "", repeat: int = 10) -> float:
-    """Return the FLOP/s that the products of a case reach together; of this machine's GPU unless a device is named."""
+    """Return the FLOP/s that the products of a case reach together, on this machine's GPU unless a device is named."""
     try:
         import torch
     except ImportError:
@@ -193,7 +193,7 @@ def _seconds(torch: Any, rows: int, inner: int, columns: int, place: str, repeat
 
 
 def share_of(case: Case, rate: float) -> float:
-    """Return what Constants.product must be for the products of a case to be predicted at a measured rate."""
+    """Return the value of Constants.product that makes the prediction match a measured rate."""
     machine = machine_of(case.cluster, "bf16" if case.cluster.gpu != "V100" else "fp16")
     flops = moved = 0.0
     for count, rows, inner, columns in products_of(case):

@@ -1,4 +1,4 @@
-"""All layouts of a model on a number of GPUs at once: memory first, then time for those that fit. Needs numpy."""
+"""Evaluate all layouts of a model on a number of GPUs at once: memory first, then time for those that fit. Needs numpy."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from drumbeat.predict.frameworks import states_of
 from drumbeat.predict.machine import machine_of
 from drumbeat.predict.shapes import ConvNet, Model
 
-SAME = 0.03  # times that are predicted closer than this cannot be told apart
-_PIECE = 16384  # rows that are computed together: they stay in the processor's cache
+SAME = 0.03  # predicted times closer than this are considered equal
+_PIECE = 16384  # rows computed together, so that they fit in the processor's cache
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def grid(case: Case) -> Layout:
     share = batch / dp
     fits &= (batch % dp == 0) & (share % micro == 0)
     fits &= numpy.where(pp > 1, (model.layers % (pp * vp) == 0) & ((vp == 1) | (share / micro % pp == 0)), vp == 1)
-    if case.layout.flight == 1:  # schedules in the form of a V have two chunks per stage
+    if case.layout.flight == 1:  # V-shaped schedules have two chunks per stage
         fits &= (pp == 1) | (vp == 2)
     fits &= (dp * cp % ep == 0) & ~((zero > 0) & (dp * cp == 1)) & ~((zero == 3) & (pp > 1))
     rows = numpy.flatnonzero(fits)
@@ -61,7 +61,7 @@ def grid(case: Case) -> Layout:
 
 
 def rank(case: Case, layouts: Layout) -> Ranking:
-    """Compute memory of all layouts and time of those that fit; return these, fastest first."""
+    """Compute memory of all layouts and time of those that fit; return the latter, fastest first."""
     numpy = need_numpy()
     model = _transformer(case)
     machine = machine_of(case.cluster, case.precision)
@@ -89,7 +89,7 @@ def rank(case: Case, layouts: Layout) -> Ranking:
 
 
 def best(case: Case, many: int = 10) -> Tuple[List[Case], Ranking]:
-    """Return the best layouts as cases, without those that differ from a better one in nothing that matters."""
+    """Return the best layouts as cases, without those that differ from a better one only in irrelevant ways."""
     ranking = rank(case, grid(case))
     chosen: List[Case] = []
     seen = set()
@@ -108,7 +108,7 @@ def best(case: Case, many: int = 10) -> Tuple[List[Case], Ranking]:
 
 
 def usual(case: Case, winner: float, best_layout: Layout) -> List[str]:
-    """Say why the layouts that people try first are not the best. `winner`: seconds of the best."""
+    """Explain why the usual first choices are not the best layouts. `winner`: seconds of the best."""
     gpus, node, zero = case.gpus, min(case.gpus, case.cluster.gpus_per_node), min(1, case.framework.stages[-1])
     tries = {
         "data parallelism alone": Layout(dp=gpus, zero=1 if gpus > 1 and 1 in case.framework.stages else 0),
@@ -124,7 +124,7 @@ def usual(case: Case, winner: float, best_layout: Layout) -> List[str]:
 
 
 def _kind(layout: Layout) -> Tuple[float, ...]:
-    """Return what tells one family of layouts from another: which states are sharded, and how the model is split."""
+    """Return the key of a layout's family: the states it shards, and how it splits the model."""
     return (layout.zero, *(float(getattr(layout, name)) for name in ("tp", "pp", "cp", "ep", "dp")))
 
 
@@ -154,12 +154,12 @@ def _why_not(case: Case, layout: Layout, winner: float) -> str:
 
 
 def pareto(points: Sequence[Tuple[float, float]]) -> List[bool]:
-    """Return which of (time, GPU-hours) no other point beats in both."""
+    """Return, for each (time, GPU-hours) point, true if no other point is better in one and no worse in the other."""
     return [not any((t <= a and g < b) or (t < a and g <= b) for t, g in points) for a, b in points]
 
 
 def simplest(layouts: Sequence[Layout], seconds: Sequence[float]) -> int:
-    """Return the index of the layout to use: among those as fast as the fastest, the one that splits the model least."""
+    """Return the index of the recommended layout: among the fastest, the one that splits the model least."""
     near = [i for i in range(len(layouts)) if seconds[i] <= (1 + SAME) * min(seconds)]
     return min(near, key=lambda i: (layouts[i].pp, layouts[i].tp, layouts[i].cp, layouts[i].micro, seconds[i]))
 

@@ -2,8 +2,8 @@
 
 Every function uses arithmetic that works on plain numbers and on numpy arrays alike, so one model needs no numpy.
 
-FLOP convention (CONVENTION): 6 FLOPs per token and matmul parameter, plus attention's core, of which a causal model counts half.
-The input embedding is a lookup and counts nothing; recomputation is work of the hardware and never part of the model's FLOPs.
+FLOP convention (CONVENTION): 6 FLOPs per token and matmul parameter, plus attention's core, half of it for a causal model. The
+input embedding is a lookup and counts nothing; recomputation is hardware work and never part of the model's FLOPs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Model:
     topk: Number = 0
     expert_ffn: Number = 0
     shared_ffn: Number = 0
-    dense_layers: Number = 0  # of a mixture of experts: layers with a dense MLP of width `ffn`
+    dense_layers: Number = 0  # for a mixture of experts: layers with a dense MLP of width `ffn`
     q_rank: Number = 0  # multi-head latent attention: ranks of the compressed queries and of keys and values
     kv_rank: Number = 0
     rope_dim: Number = 0
@@ -48,12 +48,12 @@ class Model:
     window_layers: Number = 0  # layers that have such a window
     heads_out: Number = 1  # 0: no language-model head (ViT has `vocab` classes and one output per sample)
     small: Number = -1  # norms and biases of a layer; -1: as usual
-    once: Number = -1  # parameters outside of layers and tables; -1: a last norm
+    once: Number = -1  # parameters outside of layers and tables; -1: one final norm
 
 
 @dataclass(frozen=True)
 class ConvNet:
-    """A convolutional network by what one image costs."""
+    """A convolutional network, by the cost of one image."""
 
     name: str
     parameters: float
@@ -64,7 +64,7 @@ class ConvNet:
 
 
 def check(model: Model) -> Model:
-    """Refuse sizes that no model can have."""
+    """Refuse impossible sizes."""
     needed = ("layers", "hidden", "heads", "kv_heads", "head_dim", "vocab")
     for name, value in vars(model).items():
         if name in ("name", "small", "once"):
@@ -141,13 +141,13 @@ def matmul_parameters(m: Model) -> Number:
 
 
 def core_width(m: Model) -> Number:
-    """Return the width of QK^T and PV together, per token: twice heads x head size but for latent attention."""
+    """Return the width of QK^T and PV together, per token: twice heads x head size, except for latent attention."""
     latent = m.heads * (m.head_dim + m.rope_dim + m.value_dim)
     return (m.kv_rank > 0) * latent + (m.kv_rank == 0) * 2 * m.heads * m.head_dim
 
 
 def visible_keys(m: Model, seq: Number) -> Number:
-    """Return the keys that an average query attends to, by the FLOP convention (half of them if causal)."""
+    """Return the number of keys that an average query attends to, by the FLOP convention (half of them if causal)."""
     full = seq * (1 - 0.5 * m.causal)
     local = full * (m.window == 0) + (m.window > 0) * _smaller(m.window, full)
     share = m.window_layers / m.layers
@@ -173,7 +173,8 @@ def layer_products(
 ) -> List[Tuple[Number, Number, Number, Number]]:
     """Return (count, M, K, N) of the matrix products of one average layer on one of `tp` ranks, forward.
 
-    A rank holds `experts_here` routed experts, each of which gets `expert_tokens`. Products that a model does not have count 0.
+    A rank holds `experts_here` routed experts, each of which gets `expert_tokens`. The count of products that a model lacks is
+    0.
     """
     q = m.heads * m.head_dim
     latent = m.kv_rank > 0

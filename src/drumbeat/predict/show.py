@@ -42,7 +42,7 @@ def model_words(case: Case) -> str:
 
 
 def amount(number: float) -> str:
-    """Return 335 M, 8.03 B, 15 T."""
+    """Format an amount: 335 M, 8.03 B, 15 T."""
     for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
         if number >= 0.9995 * size:
             return f"{number / size:.3g} {letter}" if number < 999.5 * size else f"{number / size:,.0f} {letter}"
@@ -62,7 +62,7 @@ def memory_words(found: Forecast) -> str:
 def lines_of(
     found: Forecast, naive: Optional[float], whole: Optional[Whole], r: Reliability, past: str, assumed: str = ""
 ) -> List[str]:
-    """Return the prediction of one case. `naive`: seconds by the naive rule."""
+    """Format the prediction of one case. `naive`: seconds by the naive rule."""
     case, cluster = found.case, found.case.cluster
     total = sum(value for value in found.terms.values() if value > 0)
     parts = [(value / total, name) for name, value in found.terms.items() if value > 0.005 * total]
@@ -112,7 +112,7 @@ def _count(value: float) -> str:
 
 
 def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> List[str]:
-    """Return columns as wide as their widest cell, to the right."""
+    """Format right-aligned columns, each as wide as its widest cell."""
     widths = [max(len(cell) for cell in column) for column in zip(titles, *rows)]
     return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths)) for row in (titles, *rows)]
 
@@ -167,7 +167,8 @@ def search_lines(found: Sequence[Forecast], ranking: Ranking, usual: Sequence[st
 
 
 def pareto_lines(found: Sequence[Forecast], good: Sequence[bool]) -> List[str]:
-    """Return the best layout of each size: time and GPU-hours of a billion tokens, and which sizes pay for their speed."""
+    """Format the best layout of each size: time and GPU-hours of a billion tokens, and the sizes whose speed is worth the
+    cost."""
     titles = ("GPUs", "layout", "hours per 1e9", "GPU-hours per 1e9", "")
     rows = []
     for each, pays in sorted(zip(found, good), key=lambda pair: pair[0].case.gpus):
@@ -219,7 +220,7 @@ def plain_of(found: Forecast, naive: Optional[float], whole: Optional[Whole]) ->
 
 
 def one_line(found: Forecast) -> str:
-    """Return the line that `drumbeat plan` and `watch` show."""
+    """Return the prediction in one line, as shown by `drumbeat plan` and `watch`."""
     span = f"90 %: {seconds_words(found.low)} to {seconds_words(found.high)}"
     memory = f"memory {found.verdict}: {found.memory / 2**30:.0f} of {found.case.cluster.memory_gib:.0f} GiB"
     speed = f"{found.rate:,.0f} {found.unit}/s, MFU {found.mfu:.0%}"

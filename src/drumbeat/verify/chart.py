@@ -10,18 +10,18 @@ from typing import Callable, List, Mapping, Sequence, Tuple
 from drumbeat.base.light_dataclass import dataclass
 
 Points = Sequence[Tuple[float, float]]
-Errors = Mapping[Tuple[float, float], float]  # point -> half of the interval around it
+Errors = Mapping[Tuple[float, float], float]  # point -> half of its interval
 
 _WIDTH, _HEIGHT = 480, 270
 _LEFT, _RIGHT, _TOP, _BOTTOM = 72, 16, 30, 46
-_ALONE = "<style>.t{fill:#222}.g{stroke:#ddd}.e{stroke:#222}</style>"  # of a file of its own; on a page, the page says
-_DASHED = ("ideal", "naive", "90 %: from", "90 %: to", "ceiling")  # words with which names of such series end
-_UNNAMED = "ceiling"  # a series that the legend leaves out: it has the colour of what it bounds
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")  # told apart by the colour-blind too
+_ALONE = "<style>.t{fill:#222}.g{stroke:#ddd}.e{stroke:#222}</style>"  # for a standalone file; a page has its own
+_DASHED = ("ideal", "naive", "90 %: from", "90 %: to", "ceiling")  # suffixes of the names of such series
+_UNNAMED = "ceiling"  # a series missing from the legend: it has the colour of the series it bounds
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")  # distinguishable for the colour-blind
 
 
 def standalone(svg: str) -> str:
-    """Return a chart as a file of its own, for a paper: it brings its colours along."""
+    """Return a chart as a standalone file, with its own colours, for use in a paper."""
     head, _, rest = svg.partition(">")
     return f"{head}>{_ALONE}{rest}\n"
 
@@ -35,7 +35,7 @@ def _opened(title: str, height: int) -> List[str]:
 
 
 def share_bar(title: str, parts: Mapping[str, float], unit: str, colours: Mapping[str, str]) -> str:
-    """Draw one bar of parts, with a legend of what each is and its share."""
+    """Draw one stacked bar, with a legend of each part's name and share."""
     whole, left = sum(parts.values()) or 1.0, 8.0
     rows = (len(parts) + 1) // 2
     drawn = _opened(f"{title}: {', '.join(parts)}", 70 + 18 * rows)
@@ -54,14 +54,14 @@ def share_bar(title: str, parts: Mapping[str, float], unit: str, colours: Mappin
 @dataclass(frozen=True)
 class Look:
     dots: bool = False  # each point is marked
-    zero: bool = True  # the y axis begins at 0
+    zero: bool = True  # the y axis starts at 0
     log: bool = False  # both axes are logarithmic
     errors: Mapping[str, Errors] = field(default_factory=dict)  # intervals of a series
-    labels: Mapping[Tuple[float, float], str] = field(default_factory=dict)  # words at points
-    ticks: Mapping[float, str] = field(default_factory=dict)  # words along the x axis, instead of its numbers
+    labels: Mapping[Tuple[float, float], str] = field(default_factory=dict)  # labels at points
+    ticks: Mapping[float, str] = field(default_factory=dict)  # labels along the x axis, instead of its numbers
 
     def halves(self, name: str, point: Tuple[float, float]) -> List[float]:
-        """Return the interval to both sides of a point, if it has one."""
+        """Return the offsets of a point's interval, below and above, if it has one."""
         half = self.errors.get(name, {}).get(point)
         return [half, -half] if half else []
 
@@ -134,7 +134,7 @@ def _axis(
 
 
 def ticks(low: float, high: float, whole: bool = False) -> List[float]:
-    """Return about five round numbers that cover a range; `whole`: as of steps and nodes."""
+    """Return about five round numbers that cover a range; `whole`: integers only, for steps and nodes."""
     if not high > low:
         low, high = (low - 0.5 * abs(low or 1), high + 0.5 * abs(high or 1))
     raw = high / 4 - low / 4

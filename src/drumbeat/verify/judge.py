@@ -1,5 +1,4 @@
-"""Judgement of the measurements: results of the collective test + facts of all nodes + the site's floors -> verdicts.
-Pure."""
+"""Judge the measurements: results of the collective test, facts of all nodes and the site's floors give verdicts. Pure."""
 
 from __future__ import annotations
 
@@ -12,10 +11,10 @@ from drumbeat.findings.model import ERROR, Finding, Verdict
 from drumbeat.machine.model import Facts, Interface, Peer, Peers
 from drumbeat.machine.peaks import gpu_link_rate
 
-# Slow parts: from rates of pairs, each way, to a host, a rank's GPU and NIC, or the link between two. Pure.
+# Find slow parts: from the rates of pairs in each direction to a host, a rank's GPU and NIC, or the link between two. Pure.
 
 
-_SLOW = 0.5  # of the upper median of all like it
+_SLOW = 0.5  # of the upper median of all similar ways
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ def _slow(results: Mapping[str, Any], ways: List[Way], kind: str) -> List[Findin
     rank_of = {rank: f"rank {rank} on {host}" for rank, host in host_of.items()}
     usual = sorted(way.rate for way in ways)[len(ways) // 2]
     findings = []
-    # Inside a node only its ranks can differ; between nodes, partners are hosts.
+    # Inside a node only ranks can differ; between nodes, partners are hosts.
     levels = [host_of, rank_of] if kind == "between" else [rank_of]
     for name_of in levels:
         for end, verb in (("sender", "sends"), ("receiver", "receives")):
@@ -82,7 +81,7 @@ def _slow(results: Mapping[str, Any], ways: List[Way], kind: str) -> List[Findin
 
 
 def _parts(results: Mapping[str, Any], rank: Optional[int], kind: str) -> str:
-    """Name what may be at fault, as far as the names are known."""
+    """Name the parts that may be at fault, as far as their names are known."""
     if rank is None:
         return "its NIC, cable or switch port"
     known = _rank(results, rank)
@@ -93,11 +92,11 @@ def _parts(results: Mapping[str, Any], rank: Optional[int], kind: str) -> str:
 
 
 def _all_its_fault(mine: List[Way], ways: List[Way], end: str, place: Mapping[int, str]) -> bool:
-    """Return true if all its ways are slow, with several partners, and each partner has a similar way that is not, or is
-    far faster: on a busy network others are slow too, but not as slow."""
+    """Return true if all ways of this host or rank are slow, to several partners, and each partner has a similar way that is
+    not slow or is far faster: on a busy network others are slow too, but less so."""
     other = "receiver" if end == "sender" else "sender"
     own = {place[getattr(way, end)] for way in mine}
-    fastest: Dict[str, float] = {}  # of the ways to each partner
+    fastest: Dict[str, float] = {}  # of all ways to each partner
     for way in mine:
         partner = place[getattr(way, other)]
         fastest[partner] = max(fastest.get(partner, 0.0), way.rate)
@@ -130,16 +129,15 @@ def _hosts(results: Mapping[str, Any]) -> Dict[int, str]:
 
 find = Catalog("verify")
 
-# The hardware's limit for each collective, from the facts of all nodes. Pure; unknown stays unknown. B is
-# what the NICs of a node carry together, k the nodes, n the ranks, I what the links inside a node carry. Every node
-# must receive S(k-1)/k bytes of an all-gather from the others, and half of an all-reduce is one: so no algorithm
-# passes B (n-1)/n / ((k-1)/k), and a flat ring gets B. Two nodes may thus show nearly twice their NICs' rate and be
-# right.
+# The hardware's limit for each collective, from the facts of all nodes. Pure; unknown stays unknown. B is the bandwidth of a
+# node's NICs together, k the nodes, n the ranks, I the bandwidth of the links inside a node. Every node must receive S(k-1)/k
+# bytes of an all-gather from the others, and half of an all-reduce is one: so no algorithm exceeds B (n-1)/n / ((k-1)/k), and
+# a flat ring gets B. Two nodes may thus correctly show nearly twice their NICs' rate.
 
 
 @dataclass(frozen=True)
 class Ceiling:
-    """Bus bandwidth in GB/s: the limit, and what a healthy ring comes near to."""
+    """Bus bandwidth in GB/s: the limit, and the rate that a healthy ring approaches."""
 
     bound: Optional[float]
     usual: Optional[float]
@@ -179,7 +177,7 @@ def ceilings(results: Mapping[str, Any], peers: Peers, emulated: bool) -> Dict[s
 
 
 def slowest_network(results: Mapping[str, Any], peers: Peers) -> Network:
-    """Return the node with the least, which sets the pace; one that is not known makes the whole unknown."""
+    """Return the network of the slowest node, which sets the pace; if any is unknown, the result is unknown."""
     networks = [(peer, node_network(results, peer)) for peer in peers.nodes]
     for peer, network in networks:
         if network.rate is None:
@@ -211,7 +209,7 @@ def _fast_ports(facts: Facts) -> List[Optional[float]]:
 
 
 def _interface(results: Mapping[str, Any], peer: Peer) -> Tuple[Optional[Interface], str]:
-    """Return the interface that variables name for the ranks, else the one with the address by which the others reach this
+    """Return the interface that variables name for the ranks, else the one with the address that other nodes use for this
     node."""
     named = results.get("interfaces") or {}
     wanted = named.get("NCCL_SOCKET_IFNAME" if results["backend"] == "nccl" else "GLOO_SOCKET_IFNAME", "")
@@ -238,14 +236,14 @@ def _all_unknown(why: str) -> Dict[str, Ceiling]:
     return {op: Ceiling(None, None, why) for op in COLLECTIVES}
 
 
-_LOW = 0.5  # of what a healthy ring comes near to
+_LOW = 0.5  # of the rate that a healthy ring approaches
 _LONG_ENOUGH = 0.004  # seconds at the ceiling: below, latency and ramp-up decide, not the links
 _SLOW_GPU, _SLOW_CPU = 1.2, 1.5  # times the median of all ranks
 
 
 @dataclass(frozen=True)
 class CollectiveRow:
-    """One operation at its largest size, with the latency of its smallest."""
+    """One operation at its largest size, with the latency at its smallest."""
 
     op: str
     bytes: int
@@ -254,7 +252,7 @@ class CollectiveRow:
     busbw: float
     latency: float
     ceiling: Ceiling
-    ratio: Optional[float]  # of the bound
+    ratio: Optional[float]  # share of the bound
 
 
 @dataclass(frozen=True)
@@ -295,7 +293,7 @@ def _rows(results: Mapping[str, Any], bounds: Mapping[str, Ceiling]) -> List[Col
 
 
 def _values(results: Mapping[str, Any]) -> Verdict:
-    """Judge the sums. Wrong ones are the worst there is: a training run goes on and learns nothing, or something else."""
+    """Judge the sums. Wrong sums are the worst fault: training continues and learns nothing, or something else."""
     findings = []
     mistakes = results["mistakes"]
     if mistakes:
@@ -339,7 +337,7 @@ def _wrong(results: Mapping[str, Any], mistakes: List[Mapping[str, Any]]) -> Fin
 
 
 def _wrong_products(results: Mapping[str, Any]) -> List[Finding]:
-    """Find ranks that returned a wrong matmul result: the same whole numbers on like devices must give the same."""
+    """Find ranks with a wrong matmul result: the same integers on identical devices must give the same result."""
     ranks = (results.get("gemm") or {}).get("ranks") or []
     by_device: Dict[str, List[Mapping[str, Any]]] = {}
     for each in ranks:
@@ -355,7 +353,7 @@ def _wrong_products(results: Mapping[str, Any]) -> List[Finding]:
 
 
 def _network(peers: Peers, emulated: bool) -> Optional[Verdict]:
-    """Note that nothing crossed a network: then no figure below is one of the network."""
+    """Note that nothing crossed a network, so that none of the figures is a network's."""
     if len(peers.nodes) > 1 and not emulated:
         return None
     why = "the nodes are emulated on one machine" if len(peers.nodes) > 1 else "all ranks are on one node"

@@ -55,7 +55,7 @@ def duration(seconds: float) -> str:
     return f"{seconds * 1e3:.2f} ms" if seconds < 1 else f"{seconds:.2f} s"
 
 
-# The MPI test's figures in words. Pure.
+# The MPI test's figures as text. Pure.
 
 
 NOT_MEASURED = (
@@ -77,7 +77,7 @@ def mpi_lines(results: Mapping[str, Any]) -> List[str]:
     for row in results["rows"]:
         wrong = ranks - row["right"]
         sums = f"right on all {ranks} ranks" if not wrong else f"WRONG on {wrong} of {ranks} ranks"
-        rate = "-"  # of a few bytes it is latency alone
+        rate = "-"  # for a few bytes it is pure latency
         if row["bytes"] >= 4096 and row["seconds"] > 0:
             rate = f"{2 * (ranks - 1) / ranks * row['bytes'] / row['seconds'] / 1e9:.3f} GB/s"
         lines.append(f"{bytes_text(row['bytes']):>10}  {row['seconds'] * 1e6:>7.1f} us  {rate:>14}  {sums}")
@@ -88,7 +88,7 @@ def mpi_lines(results: Mapping[str, Any]) -> List[str]:
 
 
 def plot(results: Mapping[str, Any], judgement: Judgement) -> str:
-    """Draw busbw over message size, one line per operation and one per ceiling, both axes logarithmic."""
+    """Plot busbw over message size, one line per operation and one per ceiling, both axes logarithmic."""
     series: Dict[str, List[Tuple[float, float]]] = {}
     for one in results["collectives"]:
         if one["dtype"] == "float32" and one["busbw"] > 0:

@@ -1,4 +1,4 @@
-"""Conditions of a rule on the log as a whole: versions, transport, settings, and other lines that were seen."""
+"""Conditions of a rule on the log as a whole: versions, transport, settings, and other lines in the log."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from drumbeat.logs.meaning.rules import NEAR, Rule, RuleError
 from drumbeat.logs.nccl.communicators import Communicators
 from drumbeat.logs.nccl.transport import Transport
 
-MAX_VALUES = 3  # of one setting, in an answer
+MAX_VALUES = 3  # values of one setting shown in an answer
 
 # fmt: off
 KEYS = (
@@ -24,7 +24,7 @@ KEYS = (
 
 @dataclass(frozen=True)
 class Whole:
-    """Facts about a whole log that conditions look at."""
+    """Facts about a whole log that conditions are checked against."""
 
     transport: Transport
     settings: Mapping[str, FrozenSet[str]]  # NCCL_* -> values seen
@@ -45,7 +45,7 @@ def whole(state: Communicators, transport: Transport, events: Events) -> Whole:
 
 
 def with_settings(event: Event, seen: Whole) -> Event:
-    """The event with the values of the settings that its rule asks for, those of its own host first, and their lines."""
+    """Return the event with the settings that its rule asks for (its own host's first) and the lines that show them."""
     names = dict((event.match.rule.when or {}).get("env", {})) if event.match else {}
     if not names or event.match is None:
         return event
@@ -60,7 +60,7 @@ def with_settings(event: Event, seen: Whole) -> Event:
 
 
 def holds(rule: Rule, seen: Whole, event: Optional[Event] = None) -> bool:
-    """Unknown is no: a rule that asks for a version does not speak about a log without one."""
+    """Return True if a rule's conditions hold. Unknown is no: a rule that asks for a version does not match a log without one."""
     if not rule.conditional:
         return True
     if any(mark not in seen.marks for mark in rule.seen) or any(mark in seen.marks for mark in rule.unseen):
@@ -116,7 +116,7 @@ def _list(value: Any) -> Tuple[str, ...]:
 
 
 def _version_holds(ranges: str, versions: Tuple[str, ...]) -> bool:
-    """Every part of `>=2.22 <2.27` must hold for one of the versions seen."""
+    """Return True if every part of `>=2.22 <2.27` holds for one of the versions seen."""
     return any(
         all(_compare(part, numbers) for part in ranges.split()) for numbers in map(_numbers, versions) if numbers
     )

@@ -1,16 +1,16 @@
-"""What a line says, without what stands before it and without the names in it.
+"""Reduce a line to its message, without prefixes and without names.
 
-The same words mean the same whatever logger, launcher or container put its fields before them, and whatever the members of a
-job or the functions of a program are called. The model of likely.py sees this alone, when it is taught and when it is asked.
+The same words mean the same whatever logger, launcher or container put fields before them, and whatever the ranks of a job or
+the functions of a program are called. The model of likely.py sees only this text, in training and in use.
 """
 
 from __future__ import annotations
 
 from drumbeat.base.regex import regex
 
-MEMBER = " rank 1 "  # for every member of a job, whatever it is called
+MEMBER = " rank 1 "  # replaces every member of a job, whatever its name
 _MOST = 8  # fields before a message
-_SHORTEST = 8  # characters that a message has at least
+_SHORTEST = 8  # minimum length of a message
 _DAY = (
     r"(?:\d{4}[-/]\d\d[-/]\d\d|\d\d[./-]\d\d[./-]\d{4}|\d\d/[A-Z][a-z]{2}/\d{4}:?"
     r"|(?:[A-Z][a-z]{2} )?[A-Z][a-z]{2} [ \d]\d(?= \d\d:)"
@@ -37,12 +37,12 @@ _MEMBERS = regex(
     r"(?<![\w.])(?:(?i:rank|worker|trainer|member|replica|process|proc|peer|task|child|actor|participant|pe|learner|neighbou?r)s?"
     r"[\s#=:/\[._-]{0,2}\d{1,5}(?:/\d+)?\]?|[rwptRWPT]\d{1,4}\b|<\d{1,4}>)(?![\w.])"
 )
-# A name in quotes that is no value of a field: `while 'pullgrads' was pending`
+# A name in quotes that is not a field's value: `while 'pullgrads' was pending`
 _NAMES = regex(r"(?<![:=\w])(?<![:=] )([`'\"\u2018])\w[\w.:/-]*[`'\"\u2019](?!\s*[:=])")
 
 
 def message(text: str) -> str:
-    """The line from its first word on that is no field of a logger, a launcher or a scheduler."""
+    """Return the line without leading fields of a logger, a launcher or a scheduler."""
     start = 0
     for _ in range(_MOST):
         found = _HEAD.match(text, start)
@@ -53,7 +53,7 @@ def message(text: str) -> str:
 
 
 def essence(text: str) -> str:
-    """The message with one word for all members."""
+    """Return the message with all member names replaced by one word."""
     return _MEMBERS.sub(MEMBER, message(text))
 
 

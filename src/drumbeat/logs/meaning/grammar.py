@@ -1,5 +1,5 @@
-"""Tell errors from lines that only talk about one. `so that CUDA out of memory is avoided` failed at nothing, and neither did
-a model that answers a question about `CUDA out of memory`, a diff of a test, or a field of a data set."""
+"""Tell errors from lines that only mention one. `so that CUDA out of memory is avoided` is not a failure, nor is a model's
+answer about `CUDA out of memory`, a test's diff, or a field of a data set."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 
 from drumbeat.causes.events import FAULTS, class_of, is_fault
 
-_AFTER = 40  # characters behind an error's words that may take them back
+_AFTER = 40  # characters after an error's words that may negate them
 _TALK = re.compile(
     r"(?i)\b(?:avoid(?:s|ed|ing)?|prevent(?:s|ed|ing)?|so that|in case of|instead of|guards? against|protects? (?:from|against)"
     r"|(?:to|will|we|and) (?:handle|catch|detect|simulate|retry)|handles|handled|handling|recovers? from|would|might|may|could"
@@ -17,7 +17,7 @@ _TALK = re.compile(
 _ERROR = re.compile(r"(?:^|[\s.])[A-Z]\w*(?:Error|Exception)\b|(?i:\b(?:error|fatal|failed|failure)\b)|NCCL WARN")
 _EXCEPTION = re.compile(r"(?:\w+\.)*[A-Z]\w*(?:Error|Exception): ")
 
-# Behind an error, in the same line: what the program does now.
+# After an error, in the same line: what the program does now.
 _INSTEAD = re.compile(
     r"(?i)(?:[,;.)]|--?) {1,2}(?:so |now |we are )?"
     r"(?:using|trying (?!to\b)|falling back|retrying|continuing|skipping|switching|defaulting)"
@@ -77,7 +77,7 @@ def is_talk(text: str, start: int, end: int) -> bool:
 
 
 def is_quoted(text: str, start: int) -> bool:
-    """Return True if the error at `start` stands in a conversation, a diff, grep's output, code, or a string."""
+    """Return True if the error at `start` is part of a conversation, a diff, grep's output, code, or a string."""
     if any(form.match(text) for form in (_DIFF, _GREP, _CODE)):
         return True
     if _SETTING.match(text, 0, start) or _CHAT.search(text, 0, start):
@@ -93,7 +93,7 @@ def is_quoted(text: str, start: int) -> bool:
 
 
 def is_in_prose(text: str, start: int) -> bool:
-    """Return True if plain words lead to the error at `start`, none of which says that something failed."""
+    """Return True if plain words lead to the error at `start` and none of them says that something failed."""
     header = _HEADER.search(text)
     header = header if header and header.start() <= start else None
     before = text[: header.start() if header else start]
@@ -118,7 +118,7 @@ _FOREIGN = re.compile(
     r'Exception in thread "[^"]{1,100}" [\w.$]+|thread \'[^\']{0,100}\' (?:\(\d+\) )?panicked at |panic: |Fortran runtime error: '
     r"|ERROR: LoadError: |Execution halted$|(?:Uncaught|Unhandled) exception\b"
 )
-# Names by which a line is looked at though it stands outside of a traceback.
+# Names for which a line is checked even outside of a traceback.
 NAMES = (
     *sorted(FAULTS), "RuntimeError", "ValueError", "OSError", "TimeoutError", "ConnectionError", "FloatingPointError", "EOFError",
     "UnpicklingError", "PicklingError", "HTTPError", "DistBackendError",
@@ -128,10 +128,10 @@ NAMES = (
     "RemoteDisconnected", "InternalTorchDynamoError", "BackendCompilerFailed", "CompilationError", "OutOfResources",
 )  # fmt: skip
 _LISTED = frozenset(NAMES)
-# An exception's last line, whatever its name is, holds one of the first or ends with one of the others.
+# An exception's last line, whatever the name, contains one of the first or ends with one of the others.
 _BARE_INSIDE = (b"rror: ", b"xception: ", b"imeout: ", b"ailure: ", b"rrors.", b"xceptions.")
 _BARE_ENDS = (b"Error", b"Exception")
-BARE_SIGNS = (b"rror", b"xception", b"imeout: ", b"ailure: ")  # a line that holds none of these is no such line
+BARE_SIGNS = (b"rror", b"xception", b"imeout: ", b"ailure: ")  # a line with none of these is not such a line
 _WORD = re.compile(r"\b(?!(?i:nan|inf)\b)[A-Za-z]{3,}")
 _MEASURED = re.compile(r"\W{0,3}(?:tensor\()?[-+]?\.?\d")  # what begins with a number is a value, not a message
 _OF_ERRORS = re.compile(r"(?:^|\.)(?:errors|exceptions)\.")  # the module that many packages keep their exceptions in
@@ -152,15 +152,15 @@ def names_itself(text: str) -> bool:
 
 
 def may_be_bare(raw: bytes) -> bool:
-    """Cheap: may this line be an exception's last one?"""
+    """Return True if this line may be an exception's last one (a cheap test)."""
     if b"rror" not in raw and b"xception" not in raw and b"imeout: " not in raw and b"ailure: " not in raw:
         return False
     return any(sign in raw for sign in _BARE_INSIDE) or raw.rstrip().endswith(_BARE_ENDS)
 
 
 def is_bare(text: str) -> bool:
-    """Return True for an exception's last line outside of a traceback. Of an unknown name it must also say something
-    (`MeanSquaredError: 0.05` is a measurement), or stand in a module as exceptions do."""
+    """Return True for an exception's last line outside of a traceback. If its name is unknown, it must also have a message
+    (`MeanSquaredError: 0.05` is a measurement) or belong to a module, as exceptions do."""
     if _FOREIGN.match(text):
         return True
     match = BARE.match(text)

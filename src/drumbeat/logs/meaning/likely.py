@@ -1,6 +1,6 @@
-"""What an error most likely means: the grammar and the model together.
+"""The most likely meaning of an error, from the grammar and the model together.
 
-Where the grammar knows a message, it says more; the model is for the words of a run that is known to have failed.
+Where the grammar knows a message, it is more precise; the model is for output of a run that is known to have failed.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from drumbeat.logs.meaning.essence import essence
 from drumbeat.logs.meaning.model import NO_CAUSES, likely
 from drumbeat.logs.meaning.senses import MAX, PROGRAM, owned, row_of, sense, spelt, words
 
-_CERTAIN = 3.0  # points of a code that is certain
+_CERTAIN = 3.0  # points of a certain code
 _LITTLE = 7.0  # evidence that any few words may have; twice as much is enough
-_OF_A_ROW, _OF_A_WEAK_ROW = 1.8, 0.5  # for the grammar's own answer
-_DOUBT, _SOME = 0.8, 3.0  # share of it that words of healthy runs take away, with so much evidence
+_OF_A_ROW, _OF_A_WEAK_ROW = 1.8, 0.5  # points of the grammar's own answer
+_DOUBT, _SOME = 0.8, 3.0  # share of it removed for words of healthy runs, given this much evidence
 
 
 def likely_sense(text: str) -> Tuple[str, float]:
-    """The code that the words of a failed run most likely mean, and its points: model and grammar together."""
+    """Return the code that the output of a failed run most likely means, and its points, by model and grammar together."""
     if fault_in(text[:MAX]):
         return sense(text) or PROGRAM, _CERTAIN
     line, text = text[:MAX], essence(text[:MAX])
@@ -34,7 +34,7 @@ def likely_sense(text: str) -> Tuple[str, float]:
     meant, (by_row, weak) = sense(text), row_of(text)
     if meant:
         weight = _CERTAIN if meant != by_row else _OF_A_WEAK_ROW if weak else _OF_A_ROW
-        if meant == by_row:  # words of a healthy run may have the concepts of a row
+        if meant == by_row:  # words of a healthy run may match a row's concepts
             share, evidence = model.get("benign", (0.0, 0.0))
             weight *= 1 - _DOUBT * share * (evidence > _SOME)
         kinds = (meant, words().like.get(meant, meant))

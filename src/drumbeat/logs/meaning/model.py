@@ -1,7 +1,7 @@
-"""The model of what an error means by its words, learned from lines of which people said it (tools/meaning). Not on nodes.
+"""The model of what an error's words mean, trained on labelled lines (tools/meaning). Not installed on nodes.
 
-Where the grammar knows a message, it says more; this is for the words of a run that is known to have failed. The model sees the
-beginnings of words, pieces of words (for those that it was never taught), and the grammar's concepts.
+Where the grammar knows a message, it is more precise; this is for output of a run that is known to have failed. The features
+are word prefixes, pieces of words (for unseen words), and the grammar's concepts.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ NO_CAUSES = ("benign", "aftermath", "vague")  # codes of the model
 _LETTERS = regex(r"[a-z+]+")
 _OTHER_LETTERS = regex(r"[^\x00-\x7f\u2018-\u201d]+")
 _WEIGHT = regex(r"([^\d-])(-?\d+)")
-_PIECE, _SHORTEST = 4, 4  # letters of a piece, and of a word that has some
-_BEST_GUESS = 0.5  # share of the causes
+_PIECE, _SHORTEST = 4, 4  # letters of a piece, and minimum length of a word that is cut into pieces
+_BEST_GUESS = 0.5  # prior share of the causes
 
 
 @functools.lru_cache(maxsize=4096)
 def features(text: str) -> Tuple[Set[str], int]:
-    """Return the features of a line, and how many words it has."""
+    """Return the features of a line and its number of words."""
     plain = spelt(essence(text[:MAX]))
     found = _LETTERS.findall(plain)
     seen = {stem(each) for each in found}
@@ -57,7 +57,7 @@ def _weights() -> Tuple[Mapping[str, float], Mapping[str, List[Tuple[str, float]
 
 @functools.lru_cache(maxsize=4096)
 def likely(text: str) -> Mapping[str, Tuple[float, float]]:
-    """Code -> its probability and the sum of weights that speak for it, the likeliest first; empty where no word is known."""
+    """Return code -> probability and sum of supporting weights, likeliest first; empty if no word is known."""
     bias, weights = _weights()
     seen, count = features(text)
     known = [weights[each] for each in seen if each in weights]
@@ -67,7 +67,7 @@ def likely(text: str) -> Mapping[str, Tuple[float, float]]:
     for each in known:
         for code, weight in each:
             evidence[code] += weight
-    size = math.sqrt(max(count, 1))  # an answer is as sure as there are words
+    size = math.sqrt(max(count, 1))  # few words make an answer less sure
     scale = size / math.sqrt(len(known))
     powers = {code: math.exp(evidence[code] * scale + bias[code] * size) for code in bias}
     whole = sum(powers.values())
@@ -76,7 +76,7 @@ def likely(text: str) -> Mapping[str, Tuple[float, float]]:
 
 
 def guess(text: str) -> str:
-    """The code of a line that is known to say why a run failed, by the model alone; empty where several are as likely."""
+    """Return the code of a line known to say why a run failed, by the model alone; empty if several are equally likely."""
     shares = {code: share for code, (share, _) in likely(essence(text[:MAX])).items()}
     causes = {code: share for code, share in shares.items() if code not in (*NO_CAUSES, *NOBODYS_FAULT)}
     best = max(causes, key=causes.__getitem__, default="")

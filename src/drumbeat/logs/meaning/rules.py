@@ -21,22 +21,22 @@ from drumbeat.findings.model import ERROR, SEVERITIES
 from drumbeat.logs.meaning.grammar import is_exception, is_in_prose, is_quoted, is_talk
 from drumbeat.logs.meaning.senses import CODE_OF_SIGNAL, DEATH_WORDS, death_in, gpu_error_in, gpu_errors, owned, senses
 
-# Which literals a line holds: cheap for the lines that hold none, which are nearly all. Every literal has a word
-# that is looked for first. Lines are split into words, and one set operation says whether any of them is such a
-# word; only then are its literals themselves looked for. What was found is remembered by the line's shape (every
-# digit made 0), because lines of a training log mostly differ in their numbers only.
+# Find which literals a line holds; fast for lines with none, which are nearly all. Each literal has one word that is checked
+# first: a line is split into words, and one set operation tells if any of them is such a word. Only then are the literals
+# searched for. Results are cached by the line's shape (every digit replaced by 0), because lines of a training log mostly
+# differ only in their numbers.
 
 
-SHORTEST = 3  # letters that a literal's word must have
-MAX_SHAPES = 20_000  # then the memory of shapes starts anew: bounded, whatever the log holds
-MAX_SHAPE_LENGTH = 512  # longer lines hardly ever come again
+SHORTEST = 3  # minimum letters of a literal's word
+MAX_SHAPES = 20_000  # the shape cache is cleared at this size: bounded, whatever the log holds
+MAX_SHAPE_LENGTH = 512  # longer lines hardly ever repeat
 SHAPE = bytes(ord("0") if ord("0") <= code <= ord("9") else code for code in range(256))
 _WORDS = bytes(code if chr(code).isalpha() and code < 128 else ord(" ") for code in range(256))
 _DIGITS = b"0123456789"
 
 
 def word_of(literal: str) -> str:
-    """The word that is looked for first: an inner one if possible, because an outer one may be cut off or glued."""
+    """Return the word that is checked first: an inner one if possible, because outer ones may be cut off or joined to others."""
     return max(_inner_words(literal) or _words_of(literal) or [""], key=len)
 
 
@@ -51,7 +51,7 @@ def _inner_words(literal: str) -> List[str]:
 
 @functools.lru_cache(maxsize=4)
 def _index(literals: Tuple[str, ...]) -> Dict[bytes, List[Tuple[bytes, int]]]:
-    """Word to look for first -> the shapes of its literals, with the literals' numbers. The same for every reader."""
+    """Return word -> shapes of its literals with the literals' numbers. Shared by all readers."""
     index: Dict[bytes, List[Tuple[bytes, int]]] = {}
     for number, literal in enumerate(literals):
         index.setdefault(word_of(literal).encode(), []).append((literal.encode().translate(SHAPE), number))
@@ -59,27 +59,27 @@ def _index(literals: Tuple[str, ...]) -> Dict[bytes, List[Tuple[bytes, int]]]:
 
 
 def _split(text: bytes) -> List[bytes]:
-    """Its words. Digits are left out and do not part words: pieces of numbers and names would be most of the words."""
+    """Return the words of a text. Digits are dropped and do not separate words, or most words would be pieces of numbers."""
     return text.translate(_WORDS, _DIGITS).split()
 
 
 class Prefilter:
-    """`max_repeats`: after so many lines of one shape nothing more is found in them; None for no end."""
+    """Finds the literals in lines. `max_repeats`: lines of one shape are ignored after this many; None for no limit."""
 
     def __init__(self, literals: Sequence[str], max_repeats: Optional[int] = None) -> None:
         self._max_repeats = max_repeats
-        self.limited = True  # False: also what has come too often is found
+        self.limited = True  # False: ignore max_repeats
         self._index = _index(tuple(literals))
         self._words = frozenset(self._index)
         self._known: Dict[bytes, Tuple[int, ...]] = {}
         self._repeats: Dict[bytes, int] = {}
 
     def words_in(self, text: bytes) -> FrozenSet[bytes]:
-        """The words of literals that stand in these lines. Of a line without any of them nothing will be found."""
+        """Return the first words of literals that occur in these lines. A line without any of them has no literal."""
         return self._words.intersection(_split(text))
 
     def __call__(self, line: bytes) -> Tuple[int, ...]:
-        """The numbers of the literals that stand in this line (digits count as any digit)."""
+        """Return the numbers of the literals in this line (any digit matches any digit)."""
         words = _split(line)
         if self._words.isdisjoint(words):
             return ()
@@ -110,7 +110,7 @@ CAUSE, SYMPTOM, REPORT, CONSEQUENCE, NOISE, NOTE = "cause", "symptom", "report",
 ROLES = (CAUSE, SYMPTOM, REPORT, CONSEQUENCE, NOISE, NOTE)
 SELF, OTHER, JOB = "self", "other", "job"  # whom a line blames
 NEAR = 30  # lines
-MAX_TEXT = 4096  # of a line that patterns see; NCCL cuts its own at 1023
+MAX_TEXT = 4096  # part of a line that patterns see; NCCL cuts its own lines at 1023
 
 
 _NAME, _NAME_BEHIND = re.compile(r"\{(\w+)\}"), re.compile(r"(\w?)\{(\w+)\}")
@@ -121,7 +121,7 @@ _SIGNALS = frozenset(map(int, signals.Signals))
 
 
 class RuleError(ValueError):
-    """A rule file is wrong; the message names file, rule and key."""
+    """Error in a rule file; the message names file, rule and key."""
 
 
 @dataclass(frozen=True)
@@ -132,28 +132,28 @@ class Rule:
     cause: str
     fix: str
     source: str
-    locate: str = ""  # how to find out where in the program it happened; not said where the log shows it
+    locate: str = ""  # how to find where in the program it happened; left out if the log shows it
     find: Tuple[str, ...] = ()
     pattern: Tuple[str, ...] = ()  # one must match; none: the substring is enough
-    mentions: Tuple[str, ...] = ()  # weaker: words that also stand in lines which only talk of such an error
+    mentions: Tuple[str, ...] = ()  # weaker patterns: words also used in lines that only mention such an error
     unless: str = ""
     role: str = CAUSE
     severity: str = ERROR
     library: str = ""  # nccl or rccl; empty: both
     versions: str = ""  # of the library, as '<2.21' or '>=2.22 <2.27'
-    when: Optional[Mapping[str, Any]] = None  # conditions on what the whole log says; conditions.py
-    seen: Tuple[str, ...] = ()  # substrings that must all stand somewhere in the log
-    unseen: Tuple[str, ...] = ()  # substrings of which none may
-    not_near: Tuple[str, ...] = ()  # substrings of which none may stand within NEAR lines of it
-    runtime: bool = False  # speaks about every line with an error of a GPU runtime that means its code
-    dies: bool = False  # speaks about every line that says that a process died from the signal of its code
-    fallback: bool = False  # speaks only about lines on which no other rule does
-    any_level: bool = False  # speaks also when the line's own logger calls it a warning or less
-    survivable: bool = False  # no failure when the log goes on behind it (a line of a set-up script)
-    quiet: bool = False  # a consequence that healthy runs print too when they end: no failure without other signs
-    names_itself: bool = False  # a symptom whose line leaves no doubt what happened, if not why
+    when: Optional[Mapping[str, Any]] = None  # conditions on the log as a whole; conditions.py
+    seen: Tuple[str, ...] = ()  # substrings that must all occur in the log
+    unseen: Tuple[str, ...] = ()  # substrings that must not occur in the log
+    not_near: Tuple[str, ...] = ()  # substrings that must not occur within NEAR lines of it
+    runtime: bool = False  # matches every line with a GPU runtime error that means its code
+    dies: bool = False  # matches every line that reports a death by its code's signal
+    fallback: bool = False  # matches only lines that no other rule matches
+    any_level: bool = False  # matches even if the line was logged as a warning or lower
+    survivable: bool = False  # not a failure if the log continues after it (a line of a setup script)
+    quiet: bool = False  # a consequence that healthy runs also print at their end: not a failure without other signs
+    names_itself: bool = False  # a symptom whose line is clear about what happened, if not why
     absorbs: Tuple[str, ...] = ()  # codes that say less about the same failure
-    blames: str = SELF  # or other: who prints the line is not the one to look at; job: no single rank is
+    blames: str = SELF  # or other: the rank that prints the line is not at fault; job: no single rank is
     over: Tuple[str, ...] = ()  # ids of rules that say less about the same line
     confidence: str = "certain"  # or likely: the line does not tell which of several causes it was
     explains: str = ""  # network: why another one was taken; gpudirect: why it goes without
@@ -161,7 +161,7 @@ class Rule:
 
     @property
     def conditional(self) -> bool:
-        """Return True if it depends on more than its own line."""
+        """Return True if the rule depends on more than its own line."""
         return bool(self.when or self.seen or self.unseen or self.not_near or self.versions or self.library)
 
 
@@ -185,12 +185,12 @@ class Match:
         return self._filled(self.rule.cause)
 
     def fix(self, located: bool) -> str:
-        """`located`: the log shows where in the program it happened, so nobody needs to be told how to find that out."""
+        """Return the fix. `located`: the log shows where in the program it happened, so advice on finding that is left out."""
         find_out = f"{self.rule.locate}; " if self.rule.locate and not located else ""
         return find_out + self._filled(self.rule.fix)
 
     def _filled(self, text: str) -> str:
-        """With what the pattern's groups hold. A part in square brackets is left out where one of its groups holds nothing."""
+        """Fill in the pattern's groups. A part in square brackets is dropped if one of its groups is empty."""
 
         def part(match: re.Match[str]) -> str:
             return match[1] if all(self.groups.get(name, "").strip() for name in _NAME.findall(match[1])) else ""
@@ -221,9 +221,9 @@ class Rulebook:
         return Prefilter(self.literals)
 
     def match(self, text: str, found: Optional[Sequence[int]] = None) -> List[Match]:
-        """Every rule that this line alone satisfies (conditions on the rest of the log are not looked at).
+        """Return every rule that this line alone satisfies (conditions on the rest of the log are not checked).
 
-        `found` are the numbers of the literals in it, as the prefilter said.
+        `found` are the numbers of the literals in the line, as returned by the prefilter.
         """
         text = text[:MAX_TEXT]
         if found is None:
@@ -241,7 +241,7 @@ class Rulebook:
         return [match for match in matches if not match.rule.fallback] or matches
 
     def marks(self, text: str, found: Sequence[int]) -> List[str]:
-        """The substrings that conditions of rules ask for and that stand in this line."""
+        """Return the substrings in this line that rules' conditions ask for."""
         return [
             self.literals[n] for n in found if len(self._owners) <= n < len(self.literals) and self.literals[n] in text
         ]
@@ -273,7 +273,7 @@ def _words_of_runtime(rule: Rule) -> Tuple[str, ...]:
 
 
 def _match(rule: Rule, text: str, span: Tuple[int, int], groups: Mapping[str, str], mention: bool) -> Optional[Match]:
-    """The words of a rule, by where they stand in their line."""
+    """Return a rule's match, or None if its place in the line rules it out (a quotation, a fault's message)."""
     message = fault_in(text)
     if message and (rule.dies or span[0] >= message) and rule.role not in (NOISE, NOTE):
         return None  # words in a fault's message; a rule that speaks of such faults names their class
@@ -299,7 +299,7 @@ def rulebook() -> Rulebook:
 
 
 def _removed_apis(entries: Any) -> List[Rule]:
-    """Make rules of the names in `lint`'s table that newer versions no longer have."""
+    """Make rules from the removed APIs in `lint`'s table."""
     rules = []
     for entry in entries:
         missing = "(?:cannot import name|No module named|has no attribute)"
@@ -382,13 +382,13 @@ def _rule(entry: Any, file: str, number: int) -> Rule:
 
 
 def rule_of_code(code: str) -> Rule:
-    """The first rule with this code that explains a failure, if possible of any program: its words are used where no line of a
-    log matched it."""
+    """Return the first rule with this code that explains a failure, preferably for any program: its text is used when no line
+    matched it."""
     rules = [rule for rule in rulebook().rules if rule.code == code]
     return min(rules, key=lambda rule: (rule.role == NOTE, rule.file != "process.yaml"))
 
 
 def rule_of_signal(number: Optional[int]) -> Optional[Rule]:
-    """None for a signal with which somebody asks a process to end."""
+    """Return the rule of a signal; None for signals that ask a process to end."""
     code = CODE_OF_SIGNAL.get(signals.Signals(number)) if number in _SIGNALS else None
     return rule_of_code(code) if code else None

@@ -81,7 +81,7 @@ _INITIALS = regex(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 @functools.lru_cache(maxsize=1)
 def gpu_errors() -> Mapping[str, str]:
-    """Names and texts of the GPU runtimes' errors -> the code of their cause."""
+    """Return names and texts of GPU runtime errors -> the code of their cause."""
     found = {}
     for code, row in load("drumbeat.logs.meaning", "gpu_errors").items():
         for name in row["names"]:
@@ -133,17 +133,17 @@ def words() -> Words:
 
 
 def senses() -> FrozenSet[str]:
-    """Every code that the grammar or the model of likely.py can give."""
+    """Return every code that the grammar or the model of likely.py can give."""
     known = (*OF_ERRNO.values(), *gpu_errors().values(), *CODE_OF_SIGNAL.values(), *(code for code, _ in words().rows))
     return frozenset((*known, *load("drumbeat.logs.meaning", "weights")["codes"])) - {PROGRAM}
 
 
 def _joined(text: str) -> str:
-    """A pattern that is written on several lines, broken behind `|`."""
+    """Join a pattern that spans several lines, broken after `|`."""
     return text.replace("|\n", "|").replace("{do}", _DO)
 
 
-_NEAR = 60  # characters between two concepts that belong together
+_NEAR = 60  # maximum characters between two concepts that belong together
 # What an assertion can find: it compares values that the program was given, and has seen no kernel, no network, no process.
 _COMPARED = ("layout-mismatch", "checkpoint-mismatch", "launcher-arguments", "world-not-set", "nan-loss")
 _REMEDY = regex(
@@ -159,14 +159,14 @@ MAX = 600  # characters of an error that are read
 
 
 def owned(text: str, code: str) -> str:
-    """The code of an error, bounded by the library that wrote the line: a network library's I/O error is the network's."""
+    """Correct an error's code for the library that wrote the line: a network library's I/O error is a network error."""
     owner = next((each for each in words().owners if each[0].search(text)), None)
     return owner[1] if owner and code in owner[2] else code
 
 
 @functools.lru_cache(maxsize=4096)
 def sense(text: str) -> str:
-    """The code of what this error means; empty where its words do not tell."""
+    """Return the code of what this error means; empty if its words do not tell."""
     text = text[:MAX]
     message = fault_in(text)
     if message:
@@ -218,18 +218,18 @@ _MEMBER = regex(
 
 
 def rank_in(text: str) -> Optional[int]:
-    """The one rank that an error speaks of: `Worker 0 has failed`."""
+    """Return the only rank that an error names: `Worker 0 has failed`."""
     numbers = set(_MEMBER.findall(text))
     return int(numbers.pop()) if len(numbers) == 1 else None
 
 
 def is_about(concept: str, word: str) -> bool:
-    """Return True for one of the words for a thing of the grammar."""
+    """Return True if the word is one of the grammar's words for this thing."""
     return bool(words().concepts[concept].fullmatch(word))
 
 
 def signal_of(text: str) -> Optional[int]:
-    """The signal that an exit status of this line stands for: 137, -9, SIGKILL and `signal 9` are all the same."""
+    """Return the signal that a line's exit status stands for: 137, -9, SIGKILL and `signal 9` are all the same."""
     found = STATUS.search(text)
     if found is None:
         return None
@@ -242,7 +242,7 @@ def signal_of(text: str) -> Optional[int]:
 
 @functools.lru_cache(maxsize=64)
 def death_in(text: str) -> Tuple[str, bool]:
-    """Return the code of the signal that a process died from, if any, and whether only a status above 128 says so."""
+    """Return the code of the signal that a process died from, if any, and True if only a status above 128 indicates it."""
     found = _DEATH.search(text)
     if found is None:
         return "", False
@@ -262,7 +262,7 @@ PROGRAM = "exception"  # the program's own fault: a code that no rule has
 
 @functools.lru_cache(maxsize=4096)
 def row_of(text: str) -> Tuple[str, bool]:
-    """The code of the first row that fits, and whether that only says that something is bad."""
+    """Return the code of the first row that fits, and True if that row only says that something is bad."""
     text, patterns = spelt(text), words().concepts
     spans: Dict[str, List[Tuple[int, int]]] = {}
 
@@ -278,7 +278,7 @@ def row_of(text: str) -> Tuple[str, bool]:
 
 
 def _together(places: Sequence[Sequence[Tuple[int, int]]]) -> bool:
-    """Return True if one span of each concept stands no further than _NEAR from the first one's."""
+    """Return True if every other concept occurs within _NEAR characters of the first one."""
     return any(
         all(any(start - _NEAR <= end and begin <= stop + _NEAR for begin, end in others) for others in places[1:])
         for start, stop in places[0]
@@ -286,7 +286,7 @@ def _together(places: Sequence[Sequence[Tuple[int, int]]]) -> bool:
 
 
 def spelt(text: str) -> str:
-    """In small letters and plain words."""
+    """Return the text in lower case, with spellings and names replaced by plain words."""
     text = _APOSTROPHE.sub(" not", without_names(text))
     for pattern, word in words().names:
         text = pattern.sub(word, text)
@@ -297,7 +297,7 @@ def spelt(text: str) -> str:
 
 
 def remedy(text: str) -> Optional[str]:
-    """The remedy that the error itself names."""
+    """Return the fix that the error itself suggests."""
     found = _REMEDY.search(text)
     if found:
         return found["how"]

@@ -19,20 +19,20 @@ from drumbeat.logs.meaning.senses import MAX, spelt
 UNSEEN = "?"  # in subject.yaml: each word that is not there
 _LETTERS = regex(r"[a-z+]+")
 _STEM = 6  # letters
-_LEAST = -1.0  # points of what may be about machines: in doubt it is
+_LEAST = -1.0  # points above which the subject is a machine; in doubt it is
 _ANYWHERE = re.compile(
     r"the|of|an?|is|was|in|on|at|to|and|but|for|with|by|from|its|this|that|it|be|has|have|had|are|were|as|than|which|their|any|all"
 )
 
 
 def stem(word: str) -> str:
-    """The beginning of a word, without the ending of a plural."""
+    """Return the start of a word, without a plural ending."""
     plural = len(word) > 3 and word.endswith("s") and word[-2] != "s"
     return (word[:-1] if plural else word)[:_STEM]
 
 
 def stems(text: str) -> Set[str]:
-    """The words that say what a line is about."""
+    """Return the words that show what a line is about."""
     return {stem(word) for word in _LETTERS.findall(spelt(essence(text[:MAX]))) if not _ANYWHERE.fullmatch(word)}
 
 

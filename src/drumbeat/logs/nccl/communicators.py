@@ -1,8 +1,8 @@
-"""Processes, communicators and connections, gathered from observations as they come.
+"""Processes, communicators and connections, collected from NCCL's lines as they arrive.
 
-A Channel line does not name its communicator (RCCL's does). It is given to the communicator that the same thread is
-building, or else to the youngest one of the process in which it has the right rank: NCCL connects late since 2.22.
-Memory is bounded: what comes after the bounds is counted, not kept.
+A Channel line does not name its communicator (RCCL's does). It is assigned to the communicator that the same thread is
+building, or else to the newest one of the process in which it has the right rank: NCCL connects lazily since 2.22. Memory is
+bounded: observations beyond the limits are counted, not kept.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ from drumbeat.logs.nccl.grammar import Record
 from drumbeat.logs.nccl.records import Init
 from drumbeat.logs.read.prefixes import MAX_LINE, clean, decode, without_colour
 
-# One process that spoke NCCL: its parts in communicators, their connections, and the networks that it found and
-# chose.
+# One process that uses NCCL: its members of communicators, their connections, and the networks that it found and chose.
 
 
 @dataclass
 class Edge:
-    """A connection to one peer as one end saw it, all its channels together."""
+    """A connection to one peer as seen from one end, all channels together."""
 
     kind: str
     name: str
@@ -38,7 +37,7 @@ EdgeKey = Tuple[int, int, str, str, str]  # sender, receiver, side, kind, name
 
 @dataclass
 class Member:
-    """One rank's part in one communicator."""
+    """One rank's membership of one communicator."""
 
     process: Process
     comm: str
@@ -56,7 +55,7 @@ class Member:
 
 @dataclass
 class Process:
-    """One process that spoke NCCL. `host` is empty where the lines have lost their head."""
+    """A process that uses NCCL. `host` is empty if its lines have lost their header."""
 
     host: str
     pid: int
@@ -70,32 +69,32 @@ class Process:
     plugin: str = ""
     interfaces: Set[str] = field(default_factory=set)  # of the bootstrap
     sockets: Set[str] = field(default_factory=set)  # of NET/Socket
-    exchanges: Set[str] = field(default_factory=set)  # over which verbs exchange their addresses
+    exchanges: Set[str] = field(default_factory=set)  # interface over which verbs exchange their addresses
     devices: Dict[int, Tuple[str, str]] = field(default_factory=dict)  # index -> name, link
     devices_evidence: Optional[Evidence] = None
     no_ib: bool = False
-    used: Dict[str, Evidence] = field(default_factory=dict)  # networks that printed errors while in use
+    used: Dict[str, Evidence] = field(default_factory=dict)  # networks that reported errors while in use
     used_device: str = ""
     used_link: str = ""
     gdr: Dict[str, Tuple[bool, Evidence]] = field(default_factory=dict)  # scope -> possible
     settings: Dict[str, Tuple[str, Evidence]] = field(default_factory=dict)
     members: List[Member] = field(default_factory=list)
-    by_comm: Dict[Tuple[str, int], Member] = field(default_factory=dict)  # pointer and rank -> the youngest
-    by_rank: Dict[int, List[Member]] = field(default_factory=dict)  # the youngest last
-    nameless: Optional[Member] = None  # for connections of communicators that are nowhere named
+    by_comm: Dict[Tuple[str, int], Member] = field(default_factory=dict)  # pointer and rank -> the newest member
+    by_rank: Dict[int, List[Member]] = field(default_factory=dict)  # the newest last
+    nameless: Optional[Member] = None  # for connections of communicators that no line names
     pending: Dict[int, List[Tuple[records.Channel, Evidence]]] = field(default_factory=dict)  # by thread
     collective_ranks: int = 0  # largest [nranks=N] seen
-    formed: bool = False  # it says that all rings or trees are connected
+    formed: bool = False  # its lines say that all rings or trees are connected
     records: int = 0
 
     @property
     def speaks_of_networks(self) -> bool:
-        """Return True if it wrote which networks it found or chose; NCCL_DEBUG_SUBSYS can leave those lines out."""
+        """Return True if the process logged the networks it found or chose; NCCL_DEBUG_SUBSYS can hide those lines."""
         return bool(self.network or self.interfaces or self.sockets or self.devices or self.no_ib or self.provider)
 
 
 def network_seen(process: Process, seen: records.Observation, evidence: Evidence) -> None:
-    """Note what a line says about the networks of its process."""
+    """Record what a line says about the networks of its process."""
     if isinstance(seen, records.Network):
         process.network, process.network_evidence = seen.name, evidence
     elif isinstance(seen, records.Devices):
@@ -106,7 +105,7 @@ def network_seen(process: Process, seen: records.Observation, evidence: Evidence
     elif isinstance(seen, records.Plugin):
         process.plugin = process.plugin or seen.text
     elif isinstance(seen, records.Gdr):
-        # A single 'disabled' for the pair that is used says more than many 'enabled'; keep both as seen.
+        # One 'disabled' for the pair in use outweighs many 'enabled'; keep both as seen.
         scope = seen.scope if seen.possible else f"{seen.scope}-off"
         process.gdr.setdefault(scope, (seen.possible, evidence))
     elif isinstance(seen, records.Interface):
@@ -152,19 +151,19 @@ class Communicators:
     def __init__(self) -> None:
         self.processes: Dict[Tuple[str, int, str], Process] = {}
         self.versions: Dict[Tuple[str, str], Evidence] = {}
-        self.libraries: Set[str] = set()  # named by other signs than a version line
+        self.libraries: Set[str] = set()  # processes known from other signs than a version line
         self.test_ranks: Dict[int, Tuple[str, int]] = {}  # nccl-tests' own table: rank -> host, pid
         self.connections = Places()  # lines that show who is connected to whom, and how
         self.connects_last: Dict[str, int] = {}  # file -> the last line on which ranks choose a network or connect
         self.dropped = 0
         self.of_gloo = False  # the only communication library that the log names is gloo
         self.no_gpus = False  # the caller knows that no node has one: NCCL has nothing to say
-        self.spoke = False  # has NCCL or RCCL printed anything at all, a warning included?
+        self.spoke = False  # True once NCCL or RCCL has printed anything at all, a warning included
         self._members = 0
         self._edges = 0
 
     def process(self, record: Record, file: str) -> Optional[Process]:
-        # Without a head the file is all that tells processes apart.
+        # Without a header only the file tells processes apart.
         key = (record.host, record.pid, "") if record.host else ("", 0, file)
         process = self.processes.get(key)
         if process is None:
@@ -191,7 +190,7 @@ class Communicators:
             ranks = range(seen.nranks)[:MAX_FITTING] if seen.rank < 0 else (seen.rank,)
             for rank in ranks:
                 found = process.by_comm.get((seen.comm, rank))
-                if found is None and seen.rank >= 0:  # the line that began it is not here
+                if found is None and seen.rank >= 0:  # the line that started it is missing
                     found = self._member(process, record.tid, seen.comm, rank, seen.nranks, None)
                 if found and found.nranks == seen.nranks:
                     found.nnodes = seen.nnodes
@@ -206,7 +205,7 @@ class Communicators:
             network_seen(process, seen, evidence)
 
     def connects(self, file: str, number: int) -> None:
-        """Ranks go on to connect on this line: what went wrong before did not stop them."""
+        """Record a line on which ranks go on to connect: earlier errors did not stop them."""
         if file in self.connects_last or len(self.connects_last) < MAX_PROCESSES:
             self.connects_last[file] = number
 
@@ -215,7 +214,7 @@ class Communicators:
             self.versions.setdefault((seen.library, seen.version), evidence)
 
     def finish(self) -> None:
-        """Give what still waits to whom it fits; fix host names that another line was glued to."""
+        """Assign pending connections to the best match; fix host names that run into another line's text."""
         for process in self.processes.values():
             for tid in list(process.pending):
                 for channel, evidence in process.pending.pop(tid):
@@ -244,7 +243,7 @@ class Communicators:
     def _member(
         self, process: Process, tid: int, comm: str, rank: int, nranks: int, device: Optional[int]
     ) -> Optional[Member]:
-        """A new one, if there is room for it."""
+        """Add a member if there is room for it."""
         if self._members >= MAX_MEMBERS:
             self.dropped += 1
             return None
@@ -301,7 +300,8 @@ class Communicators:
         edge.gdr.add(channel.gdr)
 
     def _mend_hosts(self) -> None:
-        """`sumnode7:812` is node7's process 812 with the end of a table row before it; `de7:812` lost its beginning."""
+        """Repair torn host names: `sumnode7:812` is node7's process 812 after the end of a table row; `de7:812` lost its
+        start."""
         same_pid: Dict[int, List[Process]] = {}
         for process in self.processes.values():
             if process.host:
@@ -315,12 +315,12 @@ class Communicators:
                         break
 
 
-# Members of one communicator, found across processes. From 2.14 on every line carries the communicator's id. Before,
-# pointers differ by process and say nothing; then members of the same size are put together as long as no rank comes
-# twice, those of one host first, in the order in which the processes made them.
+# Find the members of one communicator across processes. Since 2.14 every line carries the communicator's id. Before, pointers
+# differ by process and identify nothing; members of the same size are then grouped as long as no rank repeats, those of one
+# host first, in the order in which the processes created them.
 
 
-MAX_OPEN = 256  # groups of one size that may still be waiting for members
+MAX_OPEN = 256  # groups of one size that may still lack members
 
 
 def group(processes: List[Process]) -> List[List[Member]]:
@@ -333,7 +333,7 @@ def group(processes: List[Process]) -> List[List[Member]]:
             if member.comm_id:
                 by_id.setdefault(member.comm_id, []).append(member)
                 continue
-            # The k-th communicator of a size in one process goes with the k-th of that size in the others.
+            # Match the k-th communicator of a size in one process with the k-th of that size in the others.
             number = ordinal.get(member.nranks, 0)
             ordinal[member.nranks] = number + 1
             candidates = open_groups.setdefault((member.nranks, number), [])
@@ -354,8 +354,8 @@ def group(processes: List[Process]) -> List[List[Member]]:
 
 
 def _with_nameless(groups: List[List[Member]]) -> List[List[Member]]:
-    """Give connections of nameless communicators to the only one that has a name, as far as their ranks fit: the
-    lines that named it in those processes were torn."""
+    """Move connections without a communicator name to the only named one if their ranks fit: the lines that named it in those
+    processes were torn."""
     named = [members for members in groups if any(member.nranks for member in members)]
     if len(named) != 1:
         return groups
@@ -374,13 +374,13 @@ def _with_nameless(groups: List[List[Member]]) -> List[List[Member]]:
 
 
 # NCCL's own lines, read one by one into communicators: which of them are worth parsing, which were said before, and
-# a warning that somebody wrapped.
+# a wrapped warning
 
 
-SIGNS = (b"CCL", b"] INFO ", *grammar.HEADLESS_SIGNS)  # a line without any of them is none of NCCL's
+SIGNS = (b"CCL", b"] INFO ", *grammar.HEADLESS_SIGNS)  # a line without any of them is not from NCCL
 MAX_TEXT = 1000  # of an evidence line
 MAX_CHANNELS = 100_000
-MAX_COLLECTIVES = 2_000  # lines of collective calls that are looked at
+MAX_COLLECTIVES = 2_000  # collective calls that are read
 _INFO = b" NCCL INFO "
 
 
@@ -390,16 +390,14 @@ class NcclLines:
         self._collectives = 0
         self._channels: Set[bytes] = set()
         self._again: Set[bytes] = set()  # whole lines of connections that were read before
-        self.warned: Optional[Tuple[str, int, bytes]] = None  # the last WARN, if the next line may go on with it
+        self.warned: Optional[Tuple[str, int, bytes]] = None  # the last WARN, if the next line may continue it
 
     def feed(self, file: str, number: int, raw: bytes) -> bool:
-        """Read one line; return True if there was something to learn from it."""
+        """Read one line; return True if it held anything new."""
         if self.warned is not None:
             self._continue(self.warned, file, number, raw)
         worth = b"CCL" in raw or b"] INFO " in raw
-        if not worth and grammar.may_be_headless(
-            raw
-        ):  # quoted without NCCL's own head, perhaps behind somebody's prefix
+        if not worth and grammar.may_be_headless(raw):  # quoted without NCCL's own header, perhaps after another prefix
             text = clean(decode(raw)).text.encode()
             worth = grammar.looks_headless(text)
             raw = text if worth else raw
@@ -420,7 +418,7 @@ class NcclLines:
         self.communicators.connects(file, number)
 
     def without_calls(self, file: str, first: int, lines: Sequence[bytes]) -> Sequence[bytes]:
-        """The lines, those of collective calls empty once enough of them were looked at: they differ in addresses only."""
+        """Return the lines with collective calls blanked once enough of them were read: they differ in addresses only."""
         if self._collectives <= MAX_COLLECTIVES:
             return lines
         rest = [b"" if b"[nranks=" in raw and b" opCount " in raw else raw for raw in lines]
@@ -430,14 +428,14 @@ class NcclLines:
         return rest
 
     def is_known(self, file: str, number: int, raw: bytes) -> bool:
-        """Return True for a connection that was read before, letter by letter; only its place is new."""
+        """Return True for a connection line that was read before, byte for byte."""
         if raw not in self._again:
             return False
         self._connects(file, number)
         return True
 
     def remember(self, raw: bytes) -> None:
-        """Nobody else has anything to learn from a line like this one."""
+        """Remember a connection line that needs no further reading."""
         start = raw.find(_INFO)
         message = raw[start + len(_INFO) :]
         if (
@@ -450,7 +448,7 @@ class NcclLines:
             self._again.add(raw)
 
     def _continue(self, warned: Tuple[str, int, bytes], file: str, number: int, raw: bytes) -> None:
-        """A WARN that somebody wrapped: read the two lines together once more."""
+        """Join a wrapped WARN with its next line and read both again."""
         warned_in, at, text = warned
         self.warned = None
         if warned_in == file and at + 1 == number and raw.strip() and b"NCCL" not in raw:
@@ -471,7 +469,7 @@ class NcclLines:
             seen = grammar.observe(record)
             if seen is not None:
                 if isinstance(seen, Init):
-                    self._channels.clear()  # the same words may now be about another communicator
+                    self._channels.clear()  # the same text may now be about another communicator
                     self._again.clear()
                 evidence = evidence or Evidence(text[:MAX_TEXT], file, number)
                 self.communicators.add(record, seen, evidence)
@@ -480,7 +478,8 @@ class NcclLines:
                 self.communicators.version(version, Evidence(text[:MAX_TEXT], file, number))
 
     def _said_before(self, raw: bytes, start: int, message: bytes) -> bool:
-        """A connection's many channels differ only in their number; of collective calls some are enough."""
+        """Return True if a line adds nothing: another channel of a known connection, or one more collective call after the
+        limit."""
         if b"[nranks=" in message:
             self._collectives += 1
             return self._collectives > MAX_COLLECTIVES

@@ -1,7 +1,7 @@
 """The grammar of NCCL's and RCCL's own log lines, 2.4 to 2.30: a line becomes records, a record an observation.
 
-Standard output is torn by other writers, so one physical line may hold several records, or the first half of one. A
-record says whether it was cut off; what stood behind the cut is never guessed.
+Other writers tear standard output, so one physical line may hold several records, or half of one. A record says if it was cut
+off; the missing text is never guessed.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ from drumbeat.logs.nccl.records import (
     Version,
 )
 
-# What NCCL's and RCCL's lines say of networks: cards, interfaces, plug-ins, GPUDirect. Part of the grammar in
-# nccl.py.
+# NCCL's and RCCL's lines about networks: cards, interfaces, plug-ins, GPUDirect.
 
 
 _DEVICE = re.compile(r"\[(\d+)\]\s?(?:=\s?)?([\w.+-]+):\d+(?::\d+:\d+)?/(\w+)")
@@ -64,7 +63,7 @@ def network(message: str) -> Optional[Observation]:
     if "GPU Direct RDMA" in message:
         return _gpu_direct(message)
     if message.startswith("Connected all rings, use ring"):
-        # `GDR 1` is the value that nobody cleared, so it proves nothing; `GDR 0` does.
+        # `GDR 1` may be a stale value, so it proves nothing; `GDR 0` does.
         return Gdr(False, "ring") if re.search(r" GDR 0\b", message) else Formed()
     if message.startswith("Connected all "):
         return Formed()
@@ -108,7 +107,7 @@ def _ib(message: str) -> Optional[Observation]:
 
 
 def _link_of_gid(message: str) -> str:
-    """A GID with an IPv4 address in it belongs to RoCE; so does one with an index."""
+    """Return RoCE for a GID with an IPv4 address in it, or with an index."""
     return (
         "RoCE"
         if re.search(
@@ -153,9 +152,9 @@ _OLD_HEAD = re.compile(
 )
 _BARE = re.compile(
     r"(?:(?P<file>[\w./]{1,300}):\d+ )?\bNCCL (?P<level>INFO|WARN) "
-)  # the head itself was cut off, or left out by who quoted it
+)  # the header was cut off, or left out in a quotation
 _PROSE = re.compile(r"[A-Za-z]{2,} [a-z]{2,}[ :]")  # a sentence that quotes such a line
-# Lines that only NCCL writes, where who quoted them left the whole head out.
+# Lines that only NCCL writes, for quotations without the header.
 _HEADLESS = re.compile(
     r"\s{0,8}(?:(?:Channel|Ring) \d+(?:/\d+)? : \d+(?:\[\w+\])? -> \d+\S* (?:\[(?:send|receive)\]\s+)?via "
     r"|NET/(?:IB|Socket) ?: Using |NET/IB ?: Got completion "
@@ -171,14 +170,14 @@ HEADLESS_STARTS = (
     b"Bootstrap",
     b"comm 0x",
 )
-HEADLESS_SIGNS = (b"Channel ", b"Ring ", b"NET/", b"Using network", b"Bootstrap", b"comm 0x")  # one is in each of them
+HEADLESS_SIGNS = (b"Channel ", b"Ring ", b"NET/", b"Using network", b"Bootstrap", b"comm 0x")  # each has one of these
 _TRANSPORT_FILE = re.compile(r"(?:^|/)(net_ib|net_socket|p2p|shm|shmutils)(?:/\w+)?\.(?:cc|cu|h)\b")
 _RESULT = re.compile(r"\S{1,120}:\d+ -> (\d)\b")
 
 
 @dataclass(frozen=True)
 class Record:
-    """One NCCL message. Host and pid are empty when the head is missing."""
+    """One NCCL message. Host and pid are empty if the header is missing."""
 
     host: str
     pid: int
@@ -217,7 +216,7 @@ _INIT = re.compile(
 )
 _TIMINGS = re.compile(
     r"Init timings - ncclComm\w+: rank \d+ nranks (\d+) "
-)  # written once its communicator is complete
+)  # written once the communicator is complete
 _SHAPE = re.compile(r"comm (0x[0-9a-f]+) rank (\d+) nRanks (\d+) nNodes (\d+)")
 _RCCL_SHAPE = re.compile(r"comm:(0x[0-9a-f]+), nRanks:(\d+), nNodes:(\d+)")
 _CHANNEL = re.compile(
@@ -236,7 +235,7 @@ _VERSION = re.compile(
 _SETTING = re.compile(r"(N?R?CCL_[A-Z0-9_]+) set by environment to (.*)")
 _COLLECTIVE = re.compile(r"\bcomm (0x[0-9a-f]+) \[nranks=(\d+)\]")
 
-# First word of a message -> is it worth parsing? Everything else is passed over unread.
+# First word of a message -> True if worth parsing. All other messages are skipped unread.
 # fmt: off
 HEADS = frozenset((
     b"Channel", b"Ring", b"CollNet", b"comm", b"[Rank", b"NCCL", b"RCCL", b"Using", b"Initialized", b"Assigned",
@@ -249,17 +248,17 @@ HEADS = frozenset((
 
 
 def may_be_headless(raw: bytes) -> bool:
-    """Cheap: does such a beginning stand anywhere in the line?"""
+    """Return True if such a beginning occurs anywhere in the line (a cheap test)."""
     return any(start in raw for start in HEADLESS_STARTS)
 
 
 def looks_headless(raw: bytes) -> bool:
-    """Return True if this line may be NCCL's own, quoted without its head."""
+    """Return True if this may be a NCCL line quoted without its header."""
     return raw.lstrip().startswith(HEADLESS_STARTS)
 
 
 def worth(message: bytes) -> bool:
-    """Return True if this message may say something; its first word decides that, and no digit in it."""
+    """Return True if this message may hold information, judged by its first word without its digits."""
     word = message.split(b" ", 1)[0]
     if word[:1].isdigit():  # 0[0] -> 8[0] via NET/IB/0; lines of the tuner begin with a number too
         return b" via " in message
@@ -283,7 +282,7 @@ def observe(record: Record) -> Optional[Observation]:
 
 
 def _failed_in(record: Record) -> Optional[Used]:
-    """An error raised in a transport's own source, or passed up from there: that transport was in use."""
+    """Return the transport that an error was raised in or passed up from: that transport was in use."""
     trail = _RESULT.match(record.message)
     if trail and trail[1] not in "1234567":
         return None
@@ -298,7 +297,7 @@ def version_of(match: re.Match[str]) -> Version:
 
 
 def find_version(text: str) -> List[Version]:
-    """Bare version lines; two processes may have printed theirs into one line."""
+    """Return versions from bare version lines; two processes may have printed theirs into one line."""
     return [version_of(match) for match in _VERSION.finditer(text)]
 
 

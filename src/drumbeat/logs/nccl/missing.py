@@ -1,4 +1,4 @@
-"""Communicators that were never complete: who began, who never came."""
+"""Communicators that never completed: the ranks that started, and those that are missing."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ MAX_FINDINGS = 8
 
 
 def incomplete(state: Communicators, good_ends: GoodEnds) -> Tuple[List[Finding], List[Finding]]:
-    """START without COMPLETE, which NCCL 2.18 and newer print: those that hang, and those where the log may just end.
+    """Find communicators with START but no COMPLETE (NCCL 2.18 and newer): those that hang, and those where the log may just
+    end.
 
-    Where one rank is through, or most of the ranks wait, somebody is missing. The START of a single rank is what any
-    log shows that was cut there; so are those of some, where as many processes as ranks have spoken, and those of all the
-    ranks of one host. Where the work was done in the end, lines of COMPLETE are missing and not ranks.
+    If one rank is complete, or most ranks wait, other ranks are missing. A single START is normal in any log that was cut
+    there. So are a few, if as many processes as ranks have printed something, or those of all ranks of one host. If the work
+    was finished in the end, COMPLETE lines are missing and not ranks.
     """
     spoke = sum(bool(process.speaks_of_networks or process.members) for process in state.processes.values())
     hanging: List[Finding] = []
@@ -43,7 +44,7 @@ def incomplete(state: Communicators, good_ends: GoodEnds) -> Tuple[List[Finding]
 
 
 def _all_came(members: List[Member]) -> bool:
-    """A rank knows how many nodes there are, and is through, when every rank has told it where it is."""
+    """Return True if a rank knows the node count or is complete: it does only after hearing from every rank."""
     return any(member.nnodes or member.completed for member in members)
 
 
@@ -66,7 +67,7 @@ def _hosts(members: List[Member]) -> str:
 
 
 def lone_worlds(state: Communicators) -> List[Finding]:
-    """Several processes, each in a world of its own: the launcher's ranks never reached the program."""
+    """Find processes that are each in a world of their own: the launcher's ranks never reached the program."""
     worlds = [member for process in state.processes.values() for member in process.members]
     hosts = {member.process.host for member in worlds}
     if len(worlds) < 2 or len(state.processes) < 2 or any(member.nranks != 1 for member in worlds):
@@ -77,7 +78,7 @@ def lone_worlds(state: Communicators) -> List[Finding]:
 
 
 def different_networks(state: Communicators) -> List[Finding]:
-    """One host chose Socket, another IB: NCCL picks per node and does not agree."""
+    """Find hosts that chose different networks, such as Socket and IB: NCCL picks per node and does not negotiate."""
     for members in group(list(state.processes.values())):
         by_network: Dict[str, List[str]] = {}
         evidence: List[Evidence] = []
@@ -101,12 +102,12 @@ def _different(by_network: Dict[str, List[str]], evidence: List[Evidence]) -> Fi
 # NCCL_* settings that differ between processes of one job.
 
 
-# These may differ from host to host with good reason.
+# These may legitimately differ from host to host.
 _PER_HOST = ("NCCL_DEBUG_FILE", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_TOPO_FILE", "NCCL_HOSTID", "NCCL_COMM_ID")
 
 
 def differences(state: Communicators) -> List[Finding]:
-    """One finding for each variable with more than one value."""
+    """Return one finding for each variable with more than one value."""
     values: Dict[str, Dict[str, List[str]]] = {}
     evidence: Dict[str, List[Evidence]] = {}
     for process in state.processes.values():

@@ -1,7 +1,7 @@
-"""A path: what carried something, read from connections, or from choices where no connection was seen.
+"""The network that carried traffic, read from connections, or from choices if no connection was logged.
 
-Only a Channel line proves what carries data. `Using network` is a choice, not a use; the device list, `GDR 1`, the
-bootstrap's interface and a plug-in's name prove nothing at all.
+Only a Channel line proves what carries data. `Using network` is a choice, not a use; the device list, `GDR 1`, the bootstrap's
+interface and a plug-in's name prove nothing at all.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from drumbeat.logs.nccl.communicators import Edge, Member, Process
 
 RDMA, OFI, TCP, LOCAL, MIXED = "rdma", "ofi", "tcp", "local", "mixed"
 TCP_PROVIDERS = ("tcp", "sockets", "udp", "net")  # of libfabric, with or without ;ofi_rxm
-MAX_LISTED = 64  # communicators, devices and pairs in the answer; the rest is counted
+MAX_LISTED = 64  # communicators, devices and pairs in the answer; any more are only counted
 
 
 @dataclass(frozen=True)
 class Path:
-    """Carrier of some traffic: `answer` with its details. GDR is None if unknown or not applicable."""
+    """Network of some traffic: `answer` with its details. GDR is None if unknown or not applicable."""
 
     answer: str
     gdr: Optional[bool] = None
@@ -30,7 +30,7 @@ class Path:
     confidence: str = CERTAIN
     partial_gdr: bool = False  # on some connections, or at one end only
     evidence: Tuple[Evidence, ...] = ()
-    alone: bool = False  # a communicator of one rank, which has nobody to send to
+    alone: bool = False  # a communicator of one rank, which has no peers
 
     @property
     def words(self) -> str:
@@ -58,7 +58,7 @@ class Path:
 
 
 def family(name: str, provider: str) -> str:
-    """Return the meaning of a network's name in `via NET/<name>/`."""
+    """Return what a network's name in `via NET/<name>/` means."""
     low = name.lower()
     if low in ("socket", "fastsocket"):
         return TCP
@@ -70,7 +70,7 @@ def family(name: str, provider: str) -> str:
 
 
 def of_edges(edges: Iterable[Tuple[Member, Edge]]) -> Path:
-    """One path out of all network connections; differing ones make it mixed."""
+    """Merge all network connections into one path; mixed if they differ."""
     answers: Dict[str, Evidence] = {}
     gdr: Dict[Optional[bool], Evidence] = {}
     links: Set[str] = set()
@@ -117,7 +117,7 @@ def _only_link(process: Process) -> str:
 
 
 def of_choice(process: Process, processes: List[Process]) -> Path:
-    """No connection was seen (lazy connect, or not logged): the choice is likely, never certain."""
+    """Return the path by the network chosen when no connection was seen (lazy connect, or not logged): likely, never certain."""
     for candidate in [process, *processes]:
         if candidate.network:
             evidence = candidate.network_evidence
@@ -135,7 +135,8 @@ def of_choice(process: Process, processes: List[Process]) -> Path:
 
 
 def _link_of_choice(process: Process, processes: List[Process]) -> str:
-    """Its own cards' link; where its list of cards is not here, that of the others that chose the same network, if all agree."""
+    """Return the link type of the process's own cards; without its device list, that of others on the same network if all
+    agree."""
     if process.devices:
         return _only_link(process)
     links = {_only_link(other) for other in processes if other.network in ("", process.network) and other.devices}
@@ -143,7 +144,8 @@ def _link_of_choice(process: Process, processes: List[Process]) -> str:
 
 
 def _of_use(processes: List[Process]) -> Path:
-    """Older libraries and excerpts have no `Using network`: an error of a network in use, then the devices found."""
+    """Return the path for logs without `Using network` (old libraries, excerpts): by an error of a network in use, then by
+    devices."""
     for process in processes:
         if "IB" in process.used:
             link = (
@@ -181,7 +183,7 @@ def _of_use(processes: List[Process]) -> Path:
 
 
 def _link_by_name(device: str) -> str:
-    """udev names RDMA devices by their link: rocep1s0f1, ibp12s0."""
+    """Return the link type by the RDMA device names that udev gives: rocep1s0f1, ibp12s0."""
     return "RoCE" if device.startswith("roce") else "IB" if device.startswith("ib") else ""
 
 
@@ -190,7 +192,8 @@ def _first_link(process: Process) -> str:
 
 
 def _gdr_without_channels(processes: List[Process]) -> Optional[bool]:
-    """`GDR 0` at the rings proves that it is off; so does a network without it. Nothing proves that it is on."""
+    """Return False if GPUDirect is known to be off (`GDR 0` at the rings, or a network without it). Nothing proves that it is
+    on."""
     scopes = {scope for process in processes for scope in process.gdr}
     if "ring-off" in scopes or "plugin-off" in scopes or ("hca-off" in scopes and "hca" not in scopes):
         return False

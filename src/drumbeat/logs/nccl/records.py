@@ -1,4 +1,4 @@
-"""Contents of NCCL's and RCCL's lines: small records that the grammar makes and the communicators gather."""
+"""Contents of NCCL's and RCCL's lines: small records, made by the grammar and collected by the communicators."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from drumbeat.base.light_dataclass import dataclass
 
 @dataclass(frozen=True)
 class Init:
-    """A communicator begins, is complete, or ends, as one rank sees it."""
+    """A communicator begins, completes, or ends, as seen by one rank."""
 
     comm: str
     rank: int
@@ -31,7 +31,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Channel:
-    """One connection of one channel: who to whom, over what."""
+    """One connection of one channel: sender, receiver, and transport."""
 
     sender: int
     receiver: int
@@ -39,7 +39,7 @@ class Channel:
     kind: str  # NET, P2P, SHM, COLLNET
     name: str = ""  # of the network: IB, Socket, AWS Libfabric ...
     device: Optional[int] = None
-    gdr: Optional[bool] = None  # none: cut off, or it does not apply
+    gdr: Optional[bool] = None  # None: cut off, or not applicable
     comm: str = ""
     nranks: Optional[int] = None
 
@@ -94,7 +94,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Ranks:
-    """A collective call names the size of its communicator."""
+    """Size of a communicator, as a collective call prints it."""
 
     comm: str
     nranks: int
@@ -107,7 +107,7 @@ class Interface:
 
 @dataclass(frozen=True)
 class Used:
-    """An error line that only a network in real use prints."""
+    """A network known to be in use, because only then it prints this error."""
 
     network: str
     device: str = ""  # or libfabric's provider
@@ -116,7 +116,7 @@ class Used:
 
 @dataclass(frozen=True)
 class Formed:
-    """All rings or trees of a communicator are connected; or two ranks are, over the network that is named."""
+    """All rings or trees of a communicator are connected; or two ranks are, over this network."""
 
     network: str = ""
 

@@ -12,7 +12,7 @@ from drumbeat.logs.events import RankOf
 from drumbeat.logs.nccl.communicators import Communicators, Edge, Member, Process, group
 from drumbeat.logs.nccl.paths import LOCAL, MAX_LISTED, MIXED, RDMA, Path, family, of_choice, of_edges
 
-# Which cards each rank's connections between nodes really use, as NCCL's Channel lines say.
+# Cards that each rank's connections between nodes use, as NCCL's Channel lines show them.
 
 
 UsedNics = Tuple[Tuple[int, Tuple[str, ...]], ...]  # rank, names of its cards
@@ -20,7 +20,7 @@ MAX_RANKS = 100_000
 
 
 def used_nics(state: Communicators) -> UsedNics:
-    """Sorted by rank. A card that no line names stands as its network and number: `IB device 0`, `AWS Libfabric/3`."""
+    """Return each rank's cards, sorted by rank. A card without a name is shown by network and number: `IB device 0`."""
     ranks = RankOf.of(state)
     found: Dict[int, Set[str]] = {}
     for process in state.processes.values():
@@ -28,7 +28,7 @@ def used_nics(state: Communicators) -> UsedNics:
         largest = max((member.nranks for member in process.members), default=0)
         for member in process.members:
             if own is None and member.nranks != largest:
-                continue  # ranks of a smaller group count for themselves
+                continue  # ranks of a smaller group have their own numbering
             for (sender, receiver, side, *_), edge in member.edges.items():
                 rank = own if own is not None else receiver if side == "receive" else sender
                 if edge.kind == "NET" and len(found) < MAX_RANKS:
@@ -45,7 +45,7 @@ def _names(process: Process, edge: Edge) -> List[str]:
 
 
 MOST_GPUS = 64  # of one host
-MANY = 4  # ranks of one host: in a group of several hosts one of them would have a connection to another host
+MANY = 4  # ranks of one host: a group of several hosts would include a connection to another host
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Communicator:
     nodes: Tuple[str, ...]
     path: Path
     comm_id: str = ""
-    count: int = 1  # alike ones
+    count: int = 1  # number of identical ones
 
 
 @dataclass(frozen=True)
@@ -83,24 +83,24 @@ class Transport:
     communicators: Tuple[Communicator, ...] = ()
     pairs: Tuple[Pair, ...] = ()
     findings: Tuple[Finding, ...] = ()
-    seen: Tuple[str, ...] = ()  # the lines that the answer rests on, as file:numbers
-    unseen: Tuple[str, ...] = ()  # what could not be looked at
+    seen: Tuple[str, ...] = ()  # the lines that support the answer, as file:numbers
+    unseen: Tuple[str, ...] = ()  # what could not be read
     nics: UsedNics = ()  # the cards that each rank's connections between nodes use
 
     def verdict(self) -> Verdict:
-        """The same in the words of every check, for events and gates."""
+        """The same result as a check's verdict, for events and gates."""
         path = self.path
         return Verdict("transport", path.answer, path.confidence, path.words, self.findings, self.seen, self.unseen)
 
 
 def judge(state: Communicators) -> Transport:
-    """The verdict over all that was gathered. Call `state.finish()` first."""
+    """Return the verdict over everything collected. Call `state.finish()` first."""
     processes = list(state.processes.values())
     groups = group(processes)
     alone = len({process.host for process in processes if process.host}) <= 1
     rings = max((process.collective_ranks for process in processes), default=0)
     communicators = [_communicator(members, alone, rings) for members in groups]
-    if len(communicators) > 1:  # a torn line's leftover is not a communicator
+    if len(communicators) > 1:  # the remains of a torn line are not a communicator
         communicators = [one for one in communicators if one.nranks or one.path.answer != UNKNOWN] or communicators[:1]
     pairs = _pairs(groups)
     world = max(groups, key=_size, default=[])
@@ -131,7 +131,7 @@ def judge(state: Communicators) -> Transport:
 
 
 def missing_ranks(state: Communicators) -> Tuple[int, ...]:
-    """Ranks of the largest communicator that no line of these logs comes from."""
+    """Return the ranks of the largest communicator that wrote no line of these logs."""
     world = max(group(list(state.processes.values())), key=_size, default=[])
     nranks = max((member.nranks for member in world), default=0)
     seen = {member.rank for member in world} | set(state.test_ranks)
@@ -162,7 +162,7 @@ def _size(members: List[Member]) -> Tuple[int, int]:
 
 
 def _communicator(members: List[Member], alone: bool, rings: int) -> Communicator:
-    """`alone`: the whole log comes from one host. `rings`: the size of the largest ring that is printed in it."""
+    """Describe one communicator. `alone`: the whole log is from one host. `rings`: size of the largest ring printed in it."""
     nranks = max(member.nranks for member in members)
     hosts = sorted({member.process.host for member in members if member.process.host})
     edges = [(member, edge) for member in members for edge in member.edges.values()]
@@ -188,24 +188,25 @@ def _communicator(members: List[Member], alone: bool, rings: int) -> Communicato
 
 
 def _failed_to_form(members: List[Member]) -> bool:
-    """It began and never was complete, and the network printed errors: what was tried may not be what carried anything."""
+    """Return True if the communicator never completed and its network printed errors: the network tried may have carried
+    nothing."""
     formed = any(member.completed or member.process.formed for member in members)
     return not formed and any(member.started and member.process.used for member in members)
 
 
 def _ring(members: List[Member], nranks: int) -> int:
-    """The size of the communicator: as its own lines say, or as rank 0 printed its ring."""
+    """Return the communicator's size, from its own lines or from the ring that rank 0 printed."""
     return nranks or max((member.process.collective_ranks for member in members), default=0)
 
 
 def _all_local(members: List[Member], nranks: int, alone: bool, rings: int) -> bool:
-    """Ranks that are connected inside this host, or speak from it, are all there are: none is left for a network."""
+    """Return True if the ranks connected inside this host, or printing from it, are all there are."""
     here = {rank for member in members for sender, receiver, *_ in member.edges for rank in (sender, receiver)}
     here |= {member.rank for member in members if member.rank >= 0}
     size = _ring(members, nranks)
     if size or max(here, default=0) >= MOST_GPUS:
         return len(here) >= (size or MOST_GPUS)
-    # How many there are is nowhere said. Where NCCL wrote about networks at all, or that all is connected, it would have shown a
+    # The size is not known. If NCCL logged networks at all, or that everything is connected, it would have logged a
     # connection over one.
     formed = any(member.process.formed for member in members) and len(here) >= (rings or MANY)
     return alone and (formed or any(member.process.speaks_of_networks for member in members))
@@ -217,7 +218,7 @@ def _one_node(members: List[Member], hosts: List[str], seen: int, nranks: int) -
         return said == {1}
     if seen != nranks or nranks == 0:
         return False
-    # Without ids members of several groups may stand together; before lazy connect, no network line meant none used.
+    # Without ids, members of several groups may be mixed; before lazy connect, no network line meant that none was used.
     by_guess = all(member.completed and member.edges and not member.comm_id for member in members)
     return len(hosts) == 1 or by_guess
 
@@ -265,14 +266,14 @@ _DEVICES = re.compile(r"\b(\d+)\[(\d{1,2})\] -> (\d+)\[(\d{1,2})\]")  # 3[3] -> 
 
 
 def _first_rank(edge: Edge, rank: int) -> Optional[int]:
-    """Return the first rank of this rank's node, where ranks fill one node after the other; none where no line shows it."""
+    """Return the first rank of this rank's node if ranks fill node after node; None if no line shows it."""
     found = _DEVICES.search(edge.evidence.text)
     devices = {int(found[1]): int(found[2]), int(found[3]): int(found[4])} if found else {}
     return rank - devices[rank] if rank in devices else None
 
 
 def _first_ranks(members: List[Member]) -> Dict[Optional[int], Set[str]]:
-    """First rank of a node -> the hosts that connect from there: one, where ranks fill one node after the other."""
+    """Return first rank of a node -> hosts that connect from it: a single host if ranks fill node after node."""
     found: Dict[Optional[int], Set[str]] = {}
     for member in members:
         for (sender, receiver, side, _, _), edge in member.edges.items():
@@ -283,7 +284,7 @@ def _first_ranks(members: List[Member]) -> Dict[Optional[int], Set[str]]:
 
 
 def _overall(communicators: List[Communicator], pairs: List[Pair], processes: List[Process]) -> Path:
-    """The network if any communicator used one; local only if none did."""
+    """Return the network if any communicator used one; local only if none did."""
     used = [c.path for c in communicators if c.path.answer not in (LOCAL, UNKNOWN) and c.path.confidence == CERTAIN]
     if used:
         answers = {path.answer for path in used}
@@ -311,7 +312,7 @@ def _overall(communicators: List[Communicator], pairs: List[Pair], processes: Li
     if chosen:
         return chosen[0]
     named = [c.path for c in communicators if c.path.answer == UNKNOWN and c.path.network]
-    if named:  # a plug-in that we do not know: its name is all there is to say
+    if named:  # an unknown plug-in: only its name can be reported
         return named[0]
     local = local or [c.path for c in communicators if c.path.answer == LOCAL]
     if local:
@@ -324,7 +325,7 @@ def _overall(communicators: List[Communicator], pairs: List[Pair], processes: Li
 
 
 def _alike(communicators: List[Communicator]) -> Tuple[Communicator, ...]:
-    """Communicators with the same size and the same answer become one line with a count."""
+    """Merge communicators of the same size and answer into one line with a count."""
     merged: Dict[Tuple[int, str], Communicator] = {}
     for one in communicators:
         key = (one.nranks, one.path.words)
@@ -353,7 +354,7 @@ def _nranks(state: Communicators, processes: List[Process], world: List[Member])
 
 
 def _nnodes(state: Communicators, world: List[Member], nodes: List[str]) -> Optional[int]:
-    """As NCCL says, or as counted when every rank was seen; else it is not known."""
+    """Return the node count from NCCL, or counted if every rank was seen; None if unknown."""
     said = max((member.nnodes for member in world), default=0)
     nranks = max((member.nranks for member in world), default=0)
     everyone = nranks > 0 and len({member.rank for member in world}) == nranks

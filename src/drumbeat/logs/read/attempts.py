@@ -1,8 +1,8 @@
-"""Several runs in one file: `nohup.out`, a log opened to be appended to, a scheduler's mailed report after every job.
+"""Several runs in one file: `nohup.out`, a log opened in append mode, a scheduler's report mailed after every job.
 
-A line that a run prints once, when it starts, begins another run when it comes again, and so do the lines that the file
-began with; another job's number begins another job. LSF writes a report above or below every job's output and says which of
-the two. The last run of a file is judged, and the others are listed.
+A line that a run prints once at its start marks another run when it repeats, and so do the lines that the file began with;
+another job number marks another job. LSF writes a report above or below every job's output and says which. The last run of a
+file is judged, and the others are listed.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ MAX_OPENINGS = 1_000
 MAX_STARTS = 1_000
 
 
-OPENING = 40  # lines at a file's start by which another start is known
-BEHIND = 12  # the same, behind an end
+OPENING = 40  # lines at a file's start that identify a start
+BEHIND = 12  # the same, after an end
 WINDOW = 120  # lines within which such lines belong to one start
-REPEATS = 100  # times that such a line may come within one run: each rank has its banner
-PAUSE = 60  # seconds between two runs of which only few lines are alike
+REPEATS = 100  # repeats of such a line within one run: each rank prints the banner
+PAUSE = 60  # seconds between two runs that share only a few lines
 MAX_SHAPES = 4_000
-MAX_ENDS = 1_000  # lines of ends behind which new openings are learned
+MAX_ENDS = 1_000  # lines of ends after which new openings are learned
 _NAMED = re.compile(rb"[A-Za-z]{3}.*[A-Za-z]{3}")
-_COUNTS = re.compile(rb"it/s|s/it|%\||(?i:\b(?:step|iter\w*|epoch|loss)\b)")  # what comes again within one run
-_BAR = re.compile(rb"[A-Za-z][^\n:%|]{3,60}:\s+(?=0%\|)")  # a bar that begins: the same bar is full before
+_COUNTS = re.compile(rb"it/s|s/it|%\||(?i:\b(?:step|iter\w*|epoch|loss)\b)")  # text that repeats within one run
+_BAR = re.compile(rb"[A-Za-z][^\n:%|]{3,60}:\s+(?=0%\|)")  # a bar that starts: the same bar was full before
 _TIME = re.compile(rb"(?<![\d:])(\d\d):(\d\d):(\d\d)(?![\d:])")
 _FRAMES = (b" ", b"\t", b"[rank", b"Traceback ", b"terminate called")  # what several ranks of one run print as they end
-# What runs end with; their starts come again only behind it.
+# Ends of runs; a new start counts only after one of them.
 _ENDS = (
     b"Traceback (most", b"Error", b"Exception", b"FAILED", b"Killed", b"KILLED", b"xit code", b"xit status", b"xited with",
     b"CANCELLED", b"raining complete", b"raining finished", b"raining done", b"raining failed", b"borted", b"core dumped",
@@ -58,21 +58,21 @@ _ENDS = (
 
 
 class Opening:
-    """Another start of the same program, known by lines that the file began with, or that stood behind an end before:
-    banners, settings, usage, a bar that begins."""
+    """Detects another start of the same program by lines from the file's start or from after an earlier end: banners,
+    settings, usage, a new progress bar."""
 
     def __init__(self) -> None:
         self._shapes: Dict[bytes, Tuple[int, int]] = {}  # shape -> the start whose opening has it, and its place there
         self._sizes = [0]  # lines of each opening
-        self._left = OPENING  # lines of this one still to come
-        self._ended = False  # since the last start
+        self._left = OPENING  # lines left to learn of this one
+        self._ended = False  # an end was seen since the last start
         self._ends = 0
         self._recent: List[Tuple[int, bytes]] = []  # line and shape
         self._repeats: Dict[bytes, int] = {}
 
     def look(self, first: int, shapes: Sequence[bytes], lines: Sequence[bytes]) -> List[Tuple[int, bool]]:
-        """The lines at which an opening comes again behind an end, among these from number `first` on; and whether a pause or
-        a bar shows that it is no other rank's of the same run."""
+        """Return the lines, from number `first` on, where an opening repeats after an end; True if a pause or a progress bar
+        shows that it is not another rank of the same run."""
         if self._left <= 0 and self._shapes.keys().isdisjoint(shapes):
             if self._ended and self._ends > MAX_ENDS:
                 return []
@@ -105,7 +105,7 @@ class Opening:
         return starts
 
     def _again(self, number: int, shape: bytes, lines: Sequence[bytes], begins: bool) -> List[Tuple[int, bool]]:
-        """`lines` end with this one."""
+        """Handle a line of a known shape; `lines` end with it."""
         self._repeats[shape] = self._repeats.get(shape, 0) + 1
         if self._repeats[shape] > REPEATS:
             del self._shapes[shape]
@@ -121,7 +121,7 @@ class Opening:
             return []
         pause, behind = _pause(lines)
         if opening and not begins and (pause or 0) < PAUSE:
-            self._ended = pause is None  # else it is the same run that goes on
+            self._ended = pause is None  # otherwise the same run continues
             return []
         paused = (pause or 0) >= PAUSE
         start = max(self._recent[0][0], number - len(lines) + 1 + behind if paused else 0)
@@ -130,8 +130,7 @@ class Opening:
 
 
 def _pause(lines: Sequence[bytes]) -> Tuple[Optional[int], int]:
-    """The longest time in seconds from one of these lines to the next one with a time of day, and the place of that; none
-    where fewer than two have one."""
+    """Return the longest gap in seconds between lines with a time of day, and its place; None if fewer than two have a time."""
     times = [(place, match) for place, match in enumerate(map(_TIME.search, lines)) if match]
     seconds = [(place, int(match[1]) * 3600 + int(match[2]) * 60 + int(match[3])) for place, match in times]
     pauses = [
@@ -151,22 +150,22 @@ class Runs:
     """First lines of the runs in each file."""
 
     def __init__(self) -> None:
-        self.starts: Dict[str, List[int]] = {}  # file -> first lines of its runs but the first
+        self.starts: Dict[str, List[int]] = {}  # file -> first lines of its runs, without the first run
         self.jobs: Dict[str, List[str]] = {}  # file -> ids of a scheduler's jobs, in the order in which they came
-        self.mixed = False  # lines of several jobs stand among each other
-        self.guessed: Dict[Tuple[str, int], bool] = {}  # file and line of starts that no line tells; True: likely ones
+        self.mixed = False  # lines of several jobs are interleaved
+        self.guessed: Dict[Tuple[str, int], bool] = {}  # file and line of guessed starts; True: likely ones
         self._openings: Dict[str, Opening] = {}
         self._started: Dict[Tuple[str, str], str] = {}  # file and kind -> id of the run, empty where it has none
         self._reports: Dict[str, int] = {}  # file -> first line of LSF's last report
-        self._summaries: Dict[str, int] = {}  # file -> last sentence of its last report that stands below the output
+        self._summaries: Dict[str, int] = {}  # file -> last sentence of its last report below the output
 
     @property
     def begins(self) -> Dict[str, int]:
-        """File -> first line of its last run, where it holds more than one."""
+        """File -> first line of its last run, for files with several runs."""
         return {file: max(starts) for file, starts in self.starts.items() if starts}
 
     def look(self, file: str, first: int, shapes: Sequence[bytes], lines: Sequence[bytes]) -> List[int]:
-        """The lines among these at which an opening comes again."""
+        """Return the lines at which an opening repeats."""
         opening = self._openings.get(file)
         if opening is None:
             if len(self._openings) >= MAX_OPENINGS:
@@ -180,11 +179,11 @@ class Runs:
 
     @property
     def is_guess(self) -> bool:
-        """Return True if the beginning of a last run is only guessed."""
+        """Return True if the start of the last run is only a guess."""
         return any(begin in self.begins.items() for begin in self.guessed)
 
     def withdraw(self, file: str, number: int) -> None:
-        """Take back a start that was guessed."""
+        """Withdraw a guessed start."""
         self.starts[file].remove(number)
 
     def feed(self, raw_text: str, file: str, number: int) -> bool:
@@ -210,7 +209,7 @@ class Runs:
         return False
 
     def finish(self, ends: Dict[str, int]) -> None:
-        """A file that goes on behind LSF's last report ends with a job that has not been reported yet."""
+        """Start a job after LSF's last report if the file continues: that job has not been reported yet."""
         for file, summary in self._summaries.items():
             if ends.get(file, 0) - summary > REPORT_TAIL:
                 self._begin(file, summary + 1)
@@ -241,7 +240,7 @@ class Runs:
         return number > 1
 
 
-# Words with which programs say that their work is done. What comes after them is leaving, not failing.
+# Phrases with which programs say that their work is done. Anything after them is shutdown, not failure.
 
 
 MAX_SPEAKERS = 20_000
@@ -287,7 +286,7 @@ _PATTERN = re.compile(
     r'|"(?:run|job|training|experiment)[_ ](?:stop|end|finish|complete)(?:ed)?".*"status": "success"'  # a record of a benchmark
 )
 _NOT_YET = re.compile(r"(?i)\b(?:until|when|before|after|once|if|not|never|epoch|step) (?:\w+ ){0,3}training|will ")
-# Said of an end that was no good one, or only named.
+# Phrases about an end that was not good, or is only mentioned.
 _NOT_GOOD = re.compile(
     r"(?i)\b(?:un|not )success|(?<!\b0 )\bfail|\berrors?\b(?![\s:=]*0?\.?\d)|\babort|\binterrupt|\bincomplete"
     r"|\bexception|\bkilled|\bearly\b(?!.stop)|\bsignal\b|['\"](?:training|finished|done) \w+['\"]"
@@ -302,13 +301,13 @@ def is_good_end(text: str) -> bool:
 
 
 def speaker(text: str, rank: Optional[int], host: Optional[str]) -> str:
-    """Return the line's own word for its writer: a rank, host, pod or job label; empty if it has none."""
+    """Return the line's own label for its writer (rank, host, pod or job); empty if it has none."""
     label = _LABEL.match(text)
     return f"rank {rank}" if rank is not None else host or (label[1] if label else "")
 
 
 class GoodEnds:
-    """The lines that say that the work was done: whose they are, and where."""
+    """Lines that say that the work was done: their writers and places."""
 
     def __init__(self) -> None:
         self._last: Dict[str, Dict[str, int]] = {}  # file -> speaker -> line
@@ -323,7 +322,7 @@ class GoodEnds:
             speakers[who] = number
 
     def drop(self, file: str, before: int) -> None:
-        """Those of earlier runs in the file."""
+        """Drop the good ends of earlier runs in the file."""
         kept = {who: number for who, number in self._last.pop(file, {}).items() if number >= before}
         if kept:
             self._last[file] = kept
@@ -338,7 +337,7 @@ class GoodEnds:
         return any(first <= number < behind for number in self._all.get(file, ()))
 
     def after(self, file: str, number: int, who: str) -> bool:
-        """Return True if a good end follows that the writer of line `number` may have said."""
+        """Return True if a good end follows that may come from the writer of line `number`."""
         return any(
             at > number and (not each or not who or each == who) for each, at in self._last.get(file, {}).items()
         )

@@ -1,8 +1,8 @@
-"""The ranks that hold a collective up, from how far each member of each process group is.
+"""The ranks that hold up a collective, by the progress of each member in each process group.
 
-Shared by dumps of torch's flight recorder and by the looks at a running job. Every member joins a collective before any of them
-is past it, so the member that has finished fewest calls, or has not made the call that the others wait in, is behind. A member
-that waits for somebody else in another group is late by no fault of its own.
+Shared by torch's flight recorder dumps and by the checks of a running job. Every member joins a collective before any member
+can pass it, so the member with the fewest finished calls, or without the call that the others wait in, is behind. A member
+that waits in another group is not at fault.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ Member = TypeVar("Member", bound=Hashable)
 
 @dataclass(frozen=True)
 class Position:
-    """Calls of one member in one group, by their numbers."""
+    """Calls of one member in one group, by number."""
 
     made: int
-    waits_in: Optional[int] = None  # the first call that is not over
+    waits_in: Optional[int] = None  # the first unfinished call
 
     @property
     def finished(self) -> int:
         return self.made if self.waits_in is None else self.waits_in - 1
 
 
-NEVER = Position(-1)  # a member that has recorded no call at all
+NEVER = Position(-1)  # a member without any recorded call
 
 
 def behind(members: Mapping[Member, Position]) -> List[Member]:
-    """Members of one group that the others wait for."""
+    """Return the members of one group that the others wait for."""
     front = max((each.waits_in for each in members.values() if each.waits_in is not None), default=None)
     if front is None:
         return []  # nobody waits
@@ -43,7 +43,7 @@ def behind(members: Mapping[Member, Position]) -> List[Member]:
 
 
 def culprits(groups: Mapping[Group, Mapping[Member, Position]]) -> Dict[Group, List[Member]]:
-    """Group -> its members behind, without those that only wait for somebody in another group."""
+    """Return group -> members behind, without those that only wait in another group."""
     late = {group: behind(members) for group, members in groups.items()}
     late = {group: members for group, members in late.items() if members}
     waiting = {

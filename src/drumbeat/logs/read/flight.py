@@ -1,7 +1,7 @@
-"""Flight-recorder dumps of torch: the last calls of each rank, and where the ranks part.
+"""Flight-recorder dumps of torch: the last calls of each rank, and where the ranks diverge.
 
-A dump is JSON or a pickle: of NCCL, RCCL or gloo, in the formats of all versions of torch. Logs come from anywhere, so a pickle
-is opened only by a reader of our own that knows plain data alone and is bounded in time and memory.
+A dump is JSON or a pickle: of NCCL, RCCL or gloo, in the formats of all versions of torch. Logs are untrusted, so a pickle is
+read only by our own reader, which accepts plain data alone and is bounded in time and memory.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Group:
-    """A process group. Many groups of a job share one description, and local names may repeat: the members tell them apart."""
+    """A process group. Many groups of a job share one description, and local names may repeat; the members tell them apart."""
 
     name: str
     description: str = ""
@@ -50,7 +50,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Dump:
-    """One rank's record. A group without calls is one in which the rank has nothing on record."""
+    """One rank's dump. A group without calls is one for which the rank recorded nothing."""
 
     file: str
     rank: Optional[int]
@@ -58,7 +58,7 @@ class Dump:
 
 
 class DumpError(ValueError):
-    """Not a flight-recorder dump, or not one that may be read."""
+    """Raised for data that is not a flight-recorder dump, or not a safe one."""
 
 
 def looks_like_dump(name: str, start: bytes) -> bool:
@@ -68,7 +68,7 @@ def looks_like_dump(name: str, start: bytes) -> bool:
 
 
 def parse(file: str, data: bytes) -> Dump:
-    """A dump from its bytes; DumpError says why it is none."""
+    """Parse a dump; DumpError says why it cannot be read."""
     if len(data) > MAX_BYTES:
         raise DumpError(f"larger than {MAX_BYTES >> 20} MB")
     try:
@@ -106,7 +106,7 @@ def parse(file: str, data: bytes) -> Dump:
 
 
 def compare(dumps: List[Dump]) -> List[Finding]:
-    """Find where the ranks part: different calls under one number, or ranks that the others wait for."""
+    """Find where the ranks diverge: different calls under one number, or ranks that the others wait for."""
     found: List[Finding] = []
     positions: Dict[Group, Dict[int, Position]] = {}
     by_rank = {dump.rank: dump for dump in dumps if dump.rank is not None}
@@ -135,7 +135,7 @@ def _position(calls: Tuple[Call, ...]) -> Position:
 
 
 def _configured(config: Any) -> List[Group]:
-    """The groups of `pg_config`: name -> name, description and ranks, the ranks as a list or in words."""
+    """Return the groups of `pg_config`: name -> name, description and ranks (a list or text)."""
     found = []
     for name, about in list(config.items())[:_MOST_GROUPS] if isinstance(config, dict) else ():
         if isinstance(about, dict):
@@ -163,7 +163,7 @@ def _call(entry: Dict[str, Any]) -> Optional[Call]:
 
 
 def _words(value: Any, depth: int = 3) -> str:
-    """Like str, but short whatever the value holds: a small nest of shared lists can be endless in words."""
+    """Like str, but bounded for any value: a small nest of shared lists can expand without end."""
     if isinstance(value, (list, tuple)):
         if not depth:
             return "[...]"
@@ -174,7 +174,7 @@ def _words(value: Any, depth: int = 3) -> str:
 
 
 def _group(entry: Dict[str, Any]) -> Group:
-    """The group as the entry itself names it: gloo and old versions have no pg_config."""
+    """Return the group as the entry names it: gloo and old versions have no pg_config."""
     group = entry.get("process_group")
     if isinstance(group, (list, tuple)) and group:
         return Group(_words(group[0])[:80], _description(group[1]) if len(group) > 1 else "")
@@ -199,7 +199,7 @@ def _different_calls(
 def _behind(
     late: Mapping[Group, List[int]], positions: Mapping[Group, Mapping[int, Position]], dumps: Mapping[int, Dump]
 ) -> Finding:
-    """One finding for all groups; its words are of the group that names most ranks."""
+    """Return one finding for all groups, worded for the group that names most ranks."""
     every = sorted({rank for members in late.values() for rank in members})
     group = max(late, key=lambda each: (len(late[each]), len(positions[each])))
     members, shown = positions[group], late[group]

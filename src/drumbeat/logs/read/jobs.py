@@ -1,9 +1,8 @@
 """Sort log files by the job that wrote them: a verdict never mixes the evidence of two jobs.
 
-Files belong together if they name the same job, in their text or in their name. A file that names none goes with the
-files that are named like it (`rank0.log`, `rank1.log`), and with the only job of its folder. Where one job is named at
-most, all files belong together, unless days lie between what they tell of, several folders have logs of the same ranks,
-or the same steps have other values.
+Files belong together if their text or their name gives the same job. A file without a job goes with files of similar names
+(`rank0.log`, `rank1.log`), and with the only job of its folder. If at most one job is named, all files belong together, unless
+their times are days apart, several folders have logs of the same ranks, or the same steps have different values.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from drumbeat.base.light_dataclass import dataclass
 from drumbeat.logs.events import rank_of_file
 from drumbeat.logs.read.prefixes import clean, decode
 
-PEEK = 1 << 14  # bytes at each end of a file in which its job is looked for
+PEEK = 1 << 14  # bytes at each end of a file that are searched for its job
 APART = 15 * 3600.0  # seconds between two jobs; the clocks of one job's files may be in different time zones
-_LINES = 40  # at each end of a file in which a time is looked for
+_LINES = 40  # lines at each end of a file that are searched for a time
 _YEAR = 365 * 86400.0
-_OWN_ID = re.compile(  # said by a scheduler, or by a program of its own job
+_OWN_ID = re.compile(  # printed by a scheduler, or by a program about its own job
     rb"\bStepId=(\d+(?:_\d+)?)|\*\*\* (?:STEP|JOB) (\d+)(?:[.+]\w+)* ON |^srun: job (\d+) "
     rb"|\b(?:SLURM|PBS|LSB)_JOB_?ID\b\W{0,12}(\d+)|^Subject: Job (\d+):",
     re.MULTILINE,
@@ -33,35 +32,35 @@ _NAME_IDS = (
     re.compile(r"[-_.](\d{5,9})(?:[-_.][A-Za-z]*\d{0,4})?\.(?:out|err)$"),  # %x-%j.out, and with %t or %N
 )
 _STEP = re.compile(rb"(?i)\b(?:step|iter(?:ation)?|epoch)s?\b['\"]?\W{0,4}\d[^\n]{0,60}\d\.\d[^\n]{0,200}")
-_FEWEST = 2  # steps of which two files say different things
+_FEWEST = 2  # conflicting steps at which two files count as different runs
 _MOST = 200
 _Step = Tuple[Optional[int], str]  # rank, and the line without its values
 _ID_FOLDER = re.compile(r"\d{5,9}$")
 _NUMBER = re.compile(r"\d+")
-_VALUE = re.compile(r"\d+\.\d*(?:e[+-]?\d+)?")  # 2.913, 1.5e-05; a step's own number stays
+_VALUE = re.compile(r"\d+\.\d*(?:e[+-]?\d+)?")  # 2.913, 1.5e-05; the step number stays
 
 
 @dataclass(frozen=True)
 class Clues:
-    """What a file tells of its job."""
+    """Signs of a file's job."""
 
     name: str
-    jobs: Tuple[str, ...] = ()  # as its text names it, then as its name does
+    jobs: Tuple[str, ...] = ()  # as named in its text, then in its name
     times: Optional[Tuple[float, float]] = None  # first and last, in seconds since the start of a year
-    steps: Mapping[_Step, str] = field(default_factory=dict)  # the first ones, with all that is said of each
+    steps: Mapping[_Step, str] = field(default_factory=dict)  # the first steps, with everything printed about each
 
 
 @dataclass(frozen=True)
 class JobFiles:
-    """The files of one job, by their place in the list that was given."""
+    """The files of one job, by their index in the given list."""
 
     job: str  # empty where no file names it
     files: Tuple[int, ...]
-    guessed: bool = False  # they are set apart, or kept together, by their names or times alone
+    guessed: bool = False  # separated or grouped by names or times alone
 
 
 def clues(name: str, start: bytes, end: bytes) -> Clues:
-    """Read a file's name, its first bytes and its last ones."""
+    """Read the signs in a file's name, its first bytes and its last ones."""
     found = [next(filter(None, match)) for match in _OWN_ID.findall(start + b"\n" + end)][-1:]
     some = set(_SOME_ID.findall(start + b"\n" + end)) if not found else ()
     found += some if len(some) == 1 else ()
@@ -131,7 +130,7 @@ def by_job(files: Sequence[Clues]) -> List[JobFiles]:
 
 
 def _named(files: Sequence[Clues]) -> Dict[int, str]:
-    """File -> the job that it names. A job may have two names, where a file has one in its text and another in its name."""
+    """Return file -> its job. A job may have two names, if one file has one in its text and another in its name."""
     same: Dict[str, str] = {}
 
     def root(job: str) -> str:
@@ -146,7 +145,7 @@ def _named(files: Sequence[Clues]) -> Dict[int, str]:
 
 
 def _families(files: Sequence[Clues]) -> List[List[int]]:
-    """Files of one folder whose names differ in numbers and endings only."""
+    """Group files of one folder whose names differ only in numbers and extensions."""
     found: Dict[str, List[int]] = {}
     for place, file in enumerate(files):
         folder, base = os.path.split(file.name)
@@ -156,7 +155,7 @@ def _families(files: Sequence[Clues]) -> List[List[int]]:
 
 
 def _of_same_ranks(files: Sequence[Clues]) -> Set[str]:
-    """Folders that each have a log of the same rank. If only numbers in their names differ they may be of nodes, or of runs."""
+    """Return folders that have a log of the same rank as another one. They may be of different nodes, or of different runs."""
     found: Dict[str, Set[str]] = {}
     for file in files:
         folder, base = os.path.split(file.name)
@@ -175,8 +174,7 @@ def _by_folder(files: Sequence[Clues], folders: Set[str], named: Dict[int, str])
 
 
 def _by_values(files: Sequence[Clues], families: List[List[int]]) -> List[Tuple[int, ...]]:
-    """Split where the same rank's same steps have other values. Files that tell of no step say nothing about jobs; if there are
-    any, they stay by themselves."""
+    """Split files where the same steps of the same rank have different values. Files without steps form a block of their own."""
     jobs: List[Tuple[Dict[_Step, str], List[int]]] = []
     rest: List[int] = []
     for family in families:
@@ -199,7 +197,7 @@ def _differ(one: Mapping[_Step, str], other: Mapping[_Step, str]) -> bool:
 
 
 def _by_time(files: Sequence[Clues], blocks: List[List[int]], jobs: Sequence[str]) -> List[JobFiles]:
-    """One job, or several that days lie between."""
+    """Return one job, or several that are days apart."""
     dated = sorted((span, block) for block in blocks if (span := _span(files, block)) is not None)
     clusters: List[Tuple[float, List[int]]] = []  # last time, files
     for (first, last), block in dated:

@@ -1,8 +1,8 @@
-"""Rank labels of any program (`lane3 |`, `[p00@n041]`, `(player 2)`, `"who":"trainer-0"`), decided per file from its lines.
+"""Rank labels of any program (`lane3 |`, `[p00@n041]`, `(player 2)`, `"who":"trainer-0"`), detected per file.
 
-A label is a word with a number in the head of lines: the word stays, the number takes small values from 0 or 1 on and goes
-up and down as ranks write in turn, or several of a known count say the same. Counters only grow; process ids, ports and
-node names are no small numbers from 0 on.
+A label is a word with a number in the head of lines: the word stays the same, the number takes small values from 0 or 1 on and
+goes up and down as ranks write in turn, or several ranks of a known total print the same text. Counters only grow; process
+ids, ports and node names are not small numbers from 0 on.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ MAX_FILES = 1_000
 MAX_NOTED = 20_000
 MAX_RESTS = 500
 HEAD = 72  # characters
-MOST_WORDS = 2  # before a label: a program's or module's name, a level
-FALLS = 0.15  # share of changes that go down: a counter that starts anew falls less often
-DENSE = 0.7  # share of the numbers between the lowest and the highest that ranks have
-SPARSE = 64  # times as many ranks as those that write
+MOST_WORDS = 2  # words allowed before a label: a program's or module's name, a level
+FALLS = 0.15  # share of changes that go down: a counter that restarts goes down less often
+DENSE = 0.7  # share of the range between lowest and highest that must occur
+SPARSE = 64  # maximum ratio of ranks to those that write
 _TIME = regex(rf"[\[(<]?(?:{TIME})(?:[\])>]|(?=[ \]]|$))|^\[? {{0,6}}\+?\d{{1,7}}\.\d{{2,9}}s?\]?")
 # A word of a sentence: no level, name with a number, field or name in brackets.
 _THREAD = regex(r":\d{1,8}:\d{1,8} $")
@@ -47,22 +47,22 @@ class Label:
     # the label's own, and the word that it is short for: v11 is `voice 11` where there are `16 voices`
     words: FrozenSet[str]
     ranks: FrozenSet[int]
-    world: int  # ranks that the job has, at least
+    world: int  # minimum number of ranks of the job
 
     def names(self, word: str) -> bool:
-        """Return True if this word may stand for the label in a sentence: `neighbour 5` for worker.5."""
+        """Return True if this word can replace the label in a sentence: `neighbour 5` for worker.5."""
         return word in self.words or is_about("member", word)
 
 
 class _Numbers:
-    """The numbers behind one word, in the order of the log."""
+    """Numbers seen after one word, in log order."""
 
     def __init__(self) -> None:
         self.values: Set[int] = set()
         self.lines = self.ups = self.falls = self.last = 0
-        self.returns = 0  # to itself, or down to another than the lowest: no counter does that
-        self.of: Set[int] = set()  # what stands behind a slash: `3/16`
-        self.alike = False  # two of them say the same
+        self.returns = 0  # changes that no counter makes: to itself, or down to another value than the lowest
+        self.of: Set[int] = set()  # the number after a slash: `3/16`
+        self.alike = False  # the same text follows two different numbers
         self._rests: Dict[str, int] = {}
 
     def add(self, value: int, of: int, rest: str) -> None:
@@ -78,7 +78,7 @@ class _Numbers:
         self.values.add(value)
 
     def is_label(self, world: int) -> bool:
-        """Return True for ranks that take turns."""
+        """Return True if the numbers look like ranks that take turns."""
         most, several = max(self.values), len(self.values)
         if several < 2 or self.lines == several or most >= SPARSE * several:
             return False
@@ -94,15 +94,15 @@ class _Numbers:
 class Labels:
     def __init__(self) -> None:
         self._numbers: Dict[str, Dict[str, _Numbers]] = {}  # file -> word -> its numbers
-        self._counts: Dict[str, Dict[str, int]] = {}  # file -> word -> how many there are: `24 shards`, `lanes=4`
+        self._counts: Dict[str, Dict[str, int]] = {}  # file -> word -> count of them: `24 shards`, `lanes=4`
         self._left: Dict[str, int] = {}
-        self._ranked: Set[str] = set()  # files whose lines have ranks by the prefixes of known launchers
-        self._below_tasks: Set[str] = set()  # files in which they stand behind a task's number
+        self._ranked: Set[str] = set()  # files whose lines have ranks from known launchers' prefixes
+        self._below_tasks: Set[str] = set()  # files where those follow a task number
         self._noted: Dict[Tuple[str, int], str] = {}
         self._labels: Dict[str, Optional[Label]] = {}
 
     def look_at_end(self, file: str, lines: Sequence[Tuple[int, bytes]]) -> None:
-        """Note the last lines of a file, and learn from them however many it has shown."""
+        """Note the last lines of a file, and learn from them even if the file has used up its limit."""
         self._left[file] = max(self._left.get(file, 0), 0) or len(lines)
         if self._left[file] == len(lines):
             self.look(file, [raw for _, raw in lines])
@@ -111,7 +111,7 @@ class Labels:
             self.note(file, number, text, clean(text))
 
     def look(self, file: str, lines: Sequence[bytes]) -> None:
-        """Learn from lines of a file, as long as it has not shown many."""
+        """Learn from lines of a file, up to a limit per file."""
         left = self._left.get(file, MAX_LOOKED if len(self._left) < MAX_FILES else 0)
         if left <= 0:
             return
@@ -130,7 +130,7 @@ class Labels:
                     counts[plural] = max(int(found["before"] or found["behind"]), counts.get(plural, 0))
 
     def note(self, file: str, number: int, text: str, line: Line) -> None:
-        """Remember a line whose speaker will be asked for."""
+        """Remember a line whose rank will be asked for later."""
         if len(self._noted) < MAX_NOTED:
             self._noted[(file, number)] = text[:400]
         if line.rank is not None and line.rank != line.task and len(self._ranked) < MAX_NOTED:
@@ -139,12 +139,12 @@ class Labels:
                 self._below_tasks.add(file)
 
     def tasks_are_nodes(self, file: str) -> bool:
-        """srun starts a launcher of ranks, whose own labels stand behind the task numbers."""
+        """True if srun's tasks are nodes: each starts a launcher whose ranks have labels after the task number."""
         return file in self._below_tasks
 
     def label(self, file: str) -> Optional[Label]:
-        """The label of this file's ranks: of the words that may be one `rank`, else one for a member, else the one that
-        most lines have."""
+        """Return the label of this file's ranks: `rank` if it may be one, else a word for a member, else the most frequent
+        one."""
         if file in self._ranked:
             return None
         if file not in self._labels:
@@ -163,19 +163,19 @@ class Labels:
         return self._labels[file]
 
     def speaker(self, file: str, number: int) -> Optional[int]:
-        """The rank in whose name a noted line speaks."""
+        """Return the rank that wrote a noted line."""
         label, text = self.label(file), self._noted.get((file, number))
         if label is None or text is None:
             return None
         return next((value for word, value, *_ in _in_head(text[: HEAD * 2]) if word == label.word), None)
 
     def named(self, file: str, number: int) -> Set[int]:
-        """Other ranks that a noted line names."""
+        """Return the other ranks named in a noted line."""
         label, text = self.label(file), self._noted.get((file, number))
         return _named(text, label) - {self.speaker(file, number)} if label and text else set()
 
     def plain(self, file: str, text: str) -> str:
-        """A line of the file without its head's label, and with `rank 3` for every other."""
+        """Return a line without its leading label and with every other label written as `rank 3`."""
         label = self.label(file)
         if label is None:
             return text
@@ -189,7 +189,7 @@ class Labels:
         return "".join(kept) + text[end:]
 
     def blamed(self, file: str, begin: int, fewest: int = 1) -> Optional[int]:
-        """The rank that most other ranks and the launcher (at least `fewest`) name from line `begin` on, alone in a line."""
+        """Return the rank that most others (at least `fewest`) blame from line `begin` on, counting lines that name one rank."""
         votes: Dict[int, Set[Optional[int]]] = {}
         for name, number in self._noted:
             named = self.named(file, number) if name == file and number >= begin else set()
@@ -207,12 +207,13 @@ _COUNT = regex(
 
 
 def _read(token: re.Match[str]) -> Tuple[str, int]:
-    """The word of a label, or the bracket that opens it, and its number."""
+    """Return a label's word, or its opening bracket, and its number."""
     return (token["word"] or token["opens"] or "").lower(), int(token["number"] or token["inside"] or token["bare"])
 
 
 def _in_head(text: str) -> Iterator[Tuple[str, int, int, str]]:
-    """Words and their numbers in the head of a line, without its time, with what stands behind a slash, and what follows them."""
+    """Yield words and their numbers in the head of a line (without its time), the number after a slash, and the rest of the
+    line."""
     text = _TIME.sub("", text, 2).lstrip()[:HEAD]
     for token in _TOKEN.finditer(text):
         before = text[: token.start()]

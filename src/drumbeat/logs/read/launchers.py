@@ -22,7 +22,7 @@ _INLINE = (
     ("rank", re.compile(r"\brank\s*:?\s*(\d+ \(local[ _]rank:? ?\d*)")),
     ("exitcode", re.compile(r"\bexitcode\s*: ?(-?\d+) \(pid")),
 )
-ROOT_CAUSE, LOCAL_RANK = "Root Cause (first observed failure)", "(local_rank: "  # words of its lines
+ROOT_CAUSE, LOCAL_RANK = "Root Cause (first observed failure)", "(local_rank: "  # text found in its lines
 FAILURES = "Failures:"  # its title
 _ENTRY = re.compile(r"\s*\[\d+\]:\s*$")
 _RANK_FIELD = re.compile(r"\s*rank\s*: \d+ \(local_rank: \d+\)")
@@ -33,10 +33,10 @@ OWN_LOG = (
     "read that rank's own log: torchrun --log-dir DIR --redirects 3 keeps one for each rank; @record of "
     "torch.distributed.elastic.multiprocessing.errors before main() brings the traceback into torchrun's table"
 )
-NOTICED = 10  # seconds: within them a launcher notices a death, and the clocks of hosts may differ
+NOTICED = 10  # seconds: a launcher notices a death within this time, clock differences between hosts included
 APART = 60  # seconds between the ends of two runs; less may be two launchers of one run
-# Signals that end a process from outside or for a fault of its own. Launchers stop the other ranks with SIGTERM, and a rank
-# that gave up waiting calls abort().
+# Signals that kill a process from outside or for its own fault. Launchers stop the other ranks with SIGTERM, and a rank that
+# gave up waiting calls abort().
 _DEATHS = frozenset({signals.SIGKILL, signals.SIGSEGV, signals.SIGBUS, signals.SIGILL, signals.SIGFPE})
 
 
@@ -47,10 +47,10 @@ class FirstFailure:
     exit_code: Optional[int]
     evidence: Evidence
     who: str = TORCHRUN  # says so
-    local: Optional[int] = None  # its rank on its node
+    local: Optional[int] = None  # its local rank
     time: str = ""  # 2026-03-29_22:03:17, as torchrun writes it
     alone: bool = (
-        True  # False: at about that time another host's torchrun saw a failure of its own, so neither knows the first
+        True  # False: another host's torchrun saw its own failure at about that time, so neither knows the first
     )
 
     @property
@@ -61,7 +61,7 @@ class FirstFailure:
 
     @property
     def seconds(self) -> Optional[float]:
-        """Its time, comparable with that of a line."""
+        """Time of the failure in seconds, comparable with a log line's time."""
         return seconds_in_year(self.time) if self.time else None
 
     @property
@@ -69,25 +69,25 @@ class FirstFailure:
         return OWN_LOG if self.who == TORCHRUN else ""
 
     def tells_of(self, report: Finding) -> bool:
-        """Return True if that report without a cause is of the same torchrun and about the same rank."""
+        """Return True if a report without a cause is about the same rank and from the same torchrun."""
         of_same = bool(report.evidence) and report.evidence[0].file == self.evidence.file
         return self.who == TORCHRUN and of_same and report.code == "child-failed" and report.rank in (None, self.rank)
 
 
 class ElasticSummary:
-    """Feed it lines; `first` is the failure that torchrun itself calls the root cause."""
+    """Parses torchrun's summary line by line; `first` is the failure that torchrun calls the root cause."""
 
     def __init__(self) -> None:
         self.first: Optional[FirstFailure] = None
-        self.several_runs = False  # one host's torchrun ended more than once, and which lines are whose is not known
+        self.several_runs = False  # one host's torchrun ended more than once; its lines cannot be told apart
         self._tables: List[FirstFailure] = []
         self._ended: Dict[Tuple[str, str], FirstFailure] = {}  # file and host -> its torchrun's last end
         self._hosts: Dict[str, str] = {}  # host -> time of its torchrun's first end
-        self.begins: Dict[str, int] = {}  # file -> first line behind the end of an earlier run in it
+        self.begins: Dict[str, int] = {}  # file -> first line after the end of an earlier run in it
         self.open = 0  # lines of the entry still to come
-        self.entry: Optional[FirstFailure] = None  # of the table, to which the last line that was fed belongs
+        self.entry: Optional[FirstFailure] = None  # the last line fed is part of the table
         self.root = False  # the open entry is the root cause
-        self._headless = False  # the table's beginning is not here: its last entry is the root cause
+        self._headless = False  # the start of the table is missing: its last entry is the root cause
         self._fields: Dict[str, str] = {}
         self._evidence = Evidence("")
 
@@ -103,7 +103,7 @@ class ElasticSummary:
         if not self.open:
             self.entry = None
             return
-        if next_one:  # the fields of two entries must not mix
+        if next_one:  # do not mix the fields of two entries
             self._evidence = (
                 Evidence(text.strip()[:200], file, number) if not self.root or start >= 0 else self._evidence
             )
@@ -119,7 +119,7 @@ class ElasticSummary:
             self.open = 0
 
     def finish(self) -> None:
-        """The log ends within the table: what it holds so far counts; without the table's beginning, only a whole entry."""
+        """Close the table at the end of the log: partial entries count; without the table's start, only a complete one."""
         if self.open and (not self._headless or "traceback" in self._fields):
             self._close()
 
@@ -130,7 +130,7 @@ class ElasticSummary:
                 self._fields.setdefault(name, match[1])
 
     def _read(self) -> Optional[FirstFailure]:
-        """The entry as far as it has come; none without a rank or an exit code."""
+        """Return the entry as read so far; None without a rank or an exit code."""
         rank = re.match(r"\d{1,7}", self._fields.get("rank", ""))
         local = re.search(r"\(local[ _]rank:? ?(\d{1,7})", self._fields.get("rank", ""))
         code = re.match(r"-?\d{1,7}", self._fields.get("exitcode", ""))
@@ -157,7 +157,7 @@ class ElasticSummary:
             self._compare(found)
 
     def _compare(self, found: FirstFailure) -> None:
-        """Note where this host's torchrun had ended before, in another run."""
+        """Note that this host's torchrun has ended before, in another run."""
         file = found.evidence.file or ""
         before = self._ended.get((file, found.host))
         self._ended[(file, found.host)] = found
@@ -167,7 +167,7 @@ class ElasticSummary:
             self.several_runs = True
 
     def drop(self, begins: Mapping[str, int]) -> None:
-        """Forget the tables of earlier runs: `begins` has the first line of each file's last one."""
+        """Forget the tables of earlier runs: `begins` gives the first line of each file's last run."""
         self._tables = [
             table for table in self._tables if (table.evidence.line or 0) >= begins.get(table.evidence.file or "", 0)
         ]
@@ -194,22 +194,23 @@ def _seconds_apart(one: str, other: str) -> float:
 
 
 def _before(one: FirstFailure, other: FirstFailure) -> bool:
-    """Every node's torchrun prints a summary. One that was ended (SIGTERM) was not first; else the time decides."""
+    """Return True if one failure came before another. Each node's torchrun prints a summary; one stopped by SIGTERM was not
+    first."""
     if (one.exit_code == -15) != (other.exit_code == -15):
         return other.exit_code == -15
     return bool(one.time) and one.time < other.time
 
 
-# torch's collective timeouts: which ranks waited in which collective, and who was not there. Everybody who waits
-# prints a timeout; the rank to look at is the one that printed none, or one for an earlier collective, or that says
-# of itself that it has called fewer.
+# torch's collective timeouts: the ranks that waited in each collective, and the ones that were missing. Every waiting rank
+# prints a timeout; the rank to look at is the one that printed none, or one for an earlier collective, or that reports fewer
+# calls of its own.
 
 
 _WORK = re.compile(
     r"Work(?:NCCL|Gloo|RCCL)?\(SeqNum=(\d+), OpType=(\w+)(?:, NumelIn=(\d+))?(?:, NumelOut=\d+)?, Timeout\(ms\)=(\d+)\)"
 )
 _GROUP = re.compile(r"\[PG (?:ID )?(\S+)(?: PG GUID (\S+))? Rank (\d+)\]|\[Rank (\d+)\]")
-_ENQUEUED = re.compile(r"[Ll]ast enqueued (?:NCCL )?work: (\d{1,12})\b")  # longer numbers were seen to be garbage
+_ENQUEUED = re.compile(r"[Ll]ast enqueued (?:NCCL )?work: (\d{1,12})\b")  # longer numbers have been garbage
 _FAILED_AT = re.compile(r"(?:Timeout at NCCL work|detected by watchdog at work(?: sequence id)?): (\d{1,12})\b")
 _BETWEEN_TWO = frozenset({"SEND", "RECV", "RECVANYSOURCE"})  # each end has its own call
 MAX_TIMEOUTS = 20_000
@@ -227,7 +228,7 @@ class Timeout:
 
 @dataclass(frozen=True)
 class Enqueued:
-    """The last collective that a rank says it has called."""
+    """The last collective that a rank says it has enqueued."""
 
     number: int
     evidence: Evidence
@@ -235,7 +236,7 @@ class Enqueued:
 
 @dataclass(frozen=True)
 class Late:
-    """The timeouts of one process group taken together, and the ranks that were waited for."""
+    """The timeouts of one process group, and the ranks that were waited for."""
 
     finding: Finding
     ranks: Tuple[int, ...] = ()
@@ -246,16 +247,16 @@ class Timeouts:
         self.groups: Dict[str, Dict[int, Timeout]] = {}  # process group -> rank -> its timeout
         self.enqueued: Dict[str, Dict[int, Enqueued]] = {}  # process group -> rank -> last collective it called
         self._failed_at: Dict[Tuple[int, int], Set[str]] = {}  # rank and SeqNum -> the groups whose lines name both
-        self.heard: Set[int] = set()  # ranks whose own lines speak of collectives
-        self._several: Set[str] = set()  # names under which lines of several process groups stand
+        self.heard: Set[int] = set()  # ranks whose own lines mention collectives
+        self._several: Set[str] = set()  # names that several process groups share
         self._count = 0
 
     def feed(self, line: Line, evidence: Evidence) -> None:
         if not any(words in line.text for words in ("SeqNum=", "ast enqueued", "Received a dump signal")):
             return
-        # The one nearest to the message: older torch repeats it in longer words.
+        # Use the one nearest to the message: older torch repeats it in longer form.
         named = next(iter(list(_GROUP.finditer(line.text.split("Watchdog caught")[0]))[-1:]), None)
-        # The prefix names the rank in the world, the group's own text its rank in the group.
+        # The prefix has the global rank, the group's own text the rank in the group.
         rank = line.rank if line.rank is not None or not named else int(named[3] or named[4])
         if rank is None or self._count >= MAX_TIMEOUTS:
             return
@@ -275,19 +276,19 @@ class Timeouts:
         timeout = Timeout(rank, int(work[1]), work[2], numel, evidence)
         known = self.groups.setdefault(group, {}).setdefault(rank, timeout)
         if not group and known.sequence != timeout.sequence:
-            self._several.add(group)  # one rank waits in one collective of a group: these are of different groups
+            self._several.add(group)  # a rank waits in only one collective of a group: these are of different groups
 
     def findings(self, nranks: Optional[int]) -> List[Finding]:
         return [late.finding for late in self._late(nranks)]
 
     def late_ranks(self, nranks: Optional[int]) -> FrozenSet[int]:
-        """Those that the others waited for, whatever they printed themselves."""
+        """Return the ranks that the others waited for, whatever they printed themselves."""
         return frozenset(rank for late in self._late(nranks) for rank in late.ranks)
 
     def _late(self, nranks: Optional[int]) -> List[Late]:
         found = []
         for group, timeouts in sorted(self._by_group().items()):
-            if group in self._several or not timeouts:  # each group counts for itself; nothing can be compared
+            if group in self._several or not timeouts:  # each group numbers its own calls; they cannot be compared
                 continue
             late = _judge(group, timeouts, nranks, self.enqueued.get(group, {}))
             if late:
@@ -295,8 +296,8 @@ class Timeouts:
         return found
 
     def _by_group(self) -> Dict[str, Dict[int, Timeout]]:
-        """torch's line about a collective does not name its group. Another line of the same rank may: then all who wait in that
-        collective belong there, if no other group is named for it."""
+        """Sort timeouts by process group. torch's line about a collective does not name its group, but another line of the
+        same rank may: then all that wait in that collective belong to it, unless another group is named."""
         groups = {group: dict(timeouts) for group, timeouts in self.groups.items()}
         if "" in self._several:
             return groups
@@ -358,7 +359,7 @@ def _stand(behind: List[int], numbers: List[int], sequence: int, operation: str)
 
 
 def _silent(timeouts: Dict[int, Timeout], nranks: Optional[int]) -> List[int]:
-    """Ranks without a timeout; only when most of a known world did print one."""
+    """Return ranks without a timeout; only if most ranks of a known world printed one."""
     if not nranks or nranks > 100_000 or len(timeouts) * 2 < nranks or max(timeouts) >= nranks:
         return []
     return [rank for rank in range(nranks) if rank not in timeouts]

@@ -1,4 +1,4 @@
-"""`scontrol show job` and `show node`: why a job ended or waits, what it was given, which nodes are drained."""
+"""Read pasted `scontrol show job` and `show node`: why a job ended or waits, its resources, drained nodes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _WAITS = {
 
 
 def read_pasted_jobs(text: str, file: str) -> Optional[PastedDump]:
-    """Jobs and nodes of Slurm in a pasted text."""
+    """Read Slurm's jobs and nodes in a pasted text."""
     if "JobId=" not in text and "NodeName=" not in text:
         return None
     facts: List[str] = []
@@ -75,7 +75,7 @@ _SHOWS = {"job-waits": "Reason=", "job-without-gpus": "TRES", "node-unavailable"
 
 
 def _lines(text: str, start: int, entry: str, finding: Finding, file: str) -> Tuple[Evidence, ...]:
-    """Return the line that names the job or node, and the one whose field the finding came from."""
+    """Return the line that names the job or node, and the line of the field behind the finding."""
     places = [0, entry.find(_SHOWS.get(finding.code, "JobState="))]
     numbers = dict.fromkeys(entry.count("\n", 0, place) for place in places if place >= 0)
     first, lines = text.count("\n", 0, start) + 1, entry.split("\n")

@@ -1,8 +1,8 @@
 """A reader of pickles that hold plain data only, with bounds on time and memory.
 
-Python's own reader trusts what it reads: twenty bytes can make it take a gigabyte, and shared containers can make a
-later `str` or `hash` run for hours. Here there are no classes, keys are text or numbers, every container is counted,
-and an opcode that plain data does not need is refused.
+Python's own reader trusts its input: twenty bytes can make it allocate a gigabyte, and shared containers can make a later
+`str` or `hash` run for hours. Here there are no classes, keys are text or numbers, every container is counted, and any opcode
+that plain data does not need is refused.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class _Mark:
 
 
 _MARK = _Mark()
-# torch marks typed lists by a function that gives its argument back.
+# torch marks typed lists by a function that returns its argument.
 _LISTS = frozenset(f"torch.jit._pickle.build_{kind}list" for kind in ("int", "double", "bool", "tensor"))
 
 
 def load(data: bytes) -> Any:
-    """The value of the pickle; PlainPickleError says why there is none."""
+    """Return the value of the pickle; PlainPickleError says why it cannot be read."""
     try:
         return _Machine(data).run()
     except (IndexError, struct.error, UnicodeDecodeError, TypeError, AttributeError) as error:
@@ -81,7 +81,7 @@ class _Machine:
         self.stack.append(value)
 
     def items(self) -> List[Any]:
-        """Return what was put on the stack since the last mark."""
+        """Return the items pushed since the last mark."""
         place = len(self.stack) - 1
         while not isinstance(self.stack[place], _Mark):
             place -= 1

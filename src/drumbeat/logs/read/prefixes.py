@@ -1,7 +1,7 @@
-"""One physical line, freed of what launchers, containers and loggers put before it.
+"""Strip what launchers, containers and loggers put before a line's message.
 
-mpirun's tags, srun -l, torchrun's [rank3]:, pdsh, Ray, docker, Kubernetes, kernel logs, timestamps and colours: each
-tells something (a rank, a host, a time, a level) and none of it belongs to the message.
+mpirun's tags, srun -l, torchrun's [rank3]:, pdsh, Ray, docker, Kubernetes, kernel logs, timestamps and colours: each gives
+information (a rank, a host, a time, a level) and none of it belongs to the message.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Optional, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 
-MAX_LINE = 8192  # characters kept of a line; a log may hold lines without end
+MAX_LINE = 8192  # characters kept of a line; a log may have lines of any length
 _MAX_PREFIXES = 10
 _ANSI = re.compile(r"\x1b(?:\[[0-9;:?]*[ -/]*[@-~]|\][^\x07\x1b\n]{0,200}(?:\x07|\x1b\\)|[@-Z\\^_])")
 _ANSI_BYTES = re.compile(_ANSI.pattern.encode())
 ESCAPE = b"\x1b"
 _DATE = r"\d{4}[-/]\d\d[-/]\d\d[T _]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z| ?[+-]\d\d:?\d\d(?!\S))?"
 _LEVELS = r"(?P<level>INFO|WARNING|WARN|ERROR|DEBUG|CRITICAL|FATAL)"
-# What a program's own line begins with: before it, a word with a colon is a host.
+# Starts of a program's own line: a word with a colon before one of these is a host.
 _OWN_START = (
     r"(?=\s*(?:\[rank ?\d|\[\d{4}-\d\d|Traceback \(most|File \"|[\w.-]+:\d+:\d+ \["
     r"|(?:\w+\.)*[A-Z]\w*(?:Error|Exception)\b))"
@@ -30,7 +30,7 @@ def _patterns(*patterns: str) -> Tuple[re.Pattern[str], ...]:
     return tuple(map(re.compile, patterns))
 
 
-# By the first character of what is left of the line; tried again and again until none fits.
+# Keyed by the first character of the remaining line; applied repeatedly until none matches.
 _BRACKET = _patterns(
     r"\[(?:\d+,)?(?P<task>\d+)\]\s?<std(?:out|err|diag)>: ?",  # mpirun --tag-output, horovodrun
     r"\[(?:rank|Rank|RANK)[ :=]{0,2}(?P<rank>\d+)\]:?\s?",  # torch, Lightning
@@ -64,7 +64,7 @@ _KERNEL = _patterns(
     r"kern +:\w+ *: (?:(?P<time>" + _DATE + r") )?",  # dmesg -x
     r"(?P<time>[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d)(?:\.\d{1,9})? (?P<host>[\w.-]{1,80}) "
     r"(?:kernel|[\w./@-]{1,60}\[\d{1,9}\]): ",  # syslog, journalctl
-    r"(?P<host>[\w.-]{1,80}) kernel: ",  # the same, where its time was taken for a logger's
+    r"(?P<host>[\w.-]{1,80}) kernel: ",  # the same, where its time was read as a logger's
 )
 _LOGGER = _patterns(
     _LEVELS + r" \d\d-\d\d \d\d:\d\d:\d\d (?:\[?[\w./-]{1,80}:\d+\]\s?)?",  # vLLM
@@ -112,7 +112,7 @@ def _candidates(text: str) -> Tuple[re.Pattern[str], ...]:
     return ()
 
 
-# A progress bar whose line did not end before the next writer's words: `33%|###   | 3/9 [00:04<00:08,  1.2it/s]Killed`
+# A progress bar that did not end its line before the next writer's text: `33%|###   | 3/9 [00:04<00:08,  1.2it/s]Killed`
 _BAR = re.compile(r"[^|\n]{0,80}\d{1,3}%\|[^|\n]{0,300}\| ?\d\S{0,20}/\d\S{0,20} \[[^\]\n]{0,300}\]\s{0,200}(?=\S)")
 _SUFFIX = re.compile(r" ?\[repeated \d+x across cluster\].*$")
 # glog: [E810 03:04:11.061727749 File.cpp:683] or E0516 10:49:24.165000 10143 path.py:874]
@@ -175,15 +175,16 @@ _DAYS = (0, 31, 60, 91, 121, 152, 182, 213, 244, 274, 305, 335)  # before each m
 
 @dataclass(frozen=True)
 class Line:
-    """`rank` is what the prefix says (a task number for srun -l). `time` counts seconds within its year."""
+    """A cleaned line. `rank` comes from the prefix (a task number for srun -l). `time` is in seconds since the start of its
+    year."""
 
     text: str
     rank: Optional[int] = None
     host: Optional[str] = None
     time: Optional[float] = None
     level: str = ""  # I, W, E or F, where a logger says so; I and W are never errors by themselves
-    task: Optional[int] = None  # of srun -l and the like: the rank, or the node on which another launcher starts ranks
-    fields: str = ""  # what a record says beside its message: `pool=hbm want=2.1`
+    task: Optional[int] = None  # number printed by srun -l and the like: a rank, or a node with its own launcher
+    fields: str = ""  # other fields of a structured record: `pool=hbm want=2.1`
     rank_is_task: bool = False  # no other words name the rank
 
     @property
@@ -196,19 +197,19 @@ def decode(raw: bytes) -> str:
 
 
 def without_escapes(raw: bytes) -> bytes:
-    """Without colours, which may stand in the middle of a word: before any word is looked for."""
+    """Remove colours, which may be in the middle of a word, before any word is searched for."""
     return _ANSI_BYTES.sub(b"", raw) if ESCAPE in raw else raw
 
 
 def without_colour(text: str) -> str:
-    """Colours, and the counter that Ray appends to lines it has seen before."""
+    """Remove colours, and the counter that Ray appends to repeated lines."""
     if "\x1b" in text:
         text = _ANSI.sub("", text)
     return _SUFFIX.sub("", text) if "[repeated " in text else text
 
 
 def clean(raw: str) -> Line:
-    """The message, and what its prefixes say about rank, host, time and level."""
+    """Return the message, with rank, host, time and level from its prefixes."""
     text = without_colour(raw[:MAX_LINE])
     bar = _BAR.match(text) if "%|" in text[:120] else None
     text = text[bar.end() :] if bar else text
@@ -263,7 +264,7 @@ _SOFT = re.compile(r"(?i)warn|caution|attention")
 
 
 def _record(text: str) -> Optional[Tuple[str, str, str, Optional[int], Optional[str]]]:
-    """Message, other fields, level, rank and host of a line that is one record; none where it is not, or has no message."""
+    """Parse a structured record: message, other fields, level, rank and host; None if it is not one or has no message."""
     if text[:1] == "{":
         try:
             entries = json.loads(text)
@@ -323,7 +324,7 @@ def _level(text: str) -> str:
 
 
 def seconds_in_year(text: str) -> Optional[float]:
-    """Seconds since the start of the year; the year is left out because half the formats have none."""
+    """Return the seconds since the start of the year; the year is ignored because half the formats have none."""
     if text[0].isdigit():
         month, day, clock = int(text[5:7]), int(text[8:10]), text[11:].replace(",", ".")
     else:
@@ -350,7 +351,7 @@ def _in_year(month: int, day: int, clock: str) -> Optional[float]:
 
 
 def split_carriage_returns(raw: bytes) -> Tuple[bytes, ...]:
-    """Progress bars write many lines over one another; each is a line of its own to us."""
+    """Split a line at carriage returns: progress bars overwrite one line many times."""
     if b"\r" not in raw:
         return (raw,)
     return tuple(part for part in raw.rstrip(b"\r\n").split(b"\r") if part)[-64:]

@@ -1,6 +1,6 @@
-"""Steps of training after an error: where a log shows them, its program may have handled it.
+"""Training steps after an error: the program may have handled an error that they follow.
 
-A few are no sign: the other ranks write on until they miss the one that failed, which is at most a step or two later.
+A few steps are not a sign: the other ranks continue until they miss the failed one, which is at most a step or two later.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import LIKELY, Evidence, Finding
 
 find = Catalog("logs")
-MAX_WATCHED = 300  # lines behind an error that are looked at: a log that goes on for longer is judged by that
+MAX_WATCHED = 300  # lines read after an error: a log that continues for longer is judged by these
 MAX_LINES = 20_000  # that are looked at in all
-FEW_STEPS = 2  # different ones that other ranks may still make
-FEW_LINES = 12  # of steps, where they do not say which step they are about
+FEW_STEPS = 2  # distinct steps that other ranks may still make
+FEW_LINES = 12  # step lines, if they do not give a step number
 _STEP = re.compile(
     rb"(?i)(?<![a-z])(step|iter(?:ation)?|epoch|batch|loss)\b['\"]?\s{0,3}[:=|#\[(]?\s{0,3}(\d[\d.]{0,20})"
 )
-# Words right behind an error, or in its own line, of a program that goes on.
+# Phrases right after an error, or in its line, of a program that continues.
 _HANDLED = re.compile(
     rb"(?i)\b(?:skip(?:s|ped|ping)?|retry(?:ing)?|retries|recover(?:s|ed|ing)|continu(?:e|es|ing)|ignor(?:ed|ing)"
     rb"|fall(?:s|ing)? ?back)\b"
@@ -37,7 +37,7 @@ _OF_TOTAL = re.compile(
     r"|\|\s{0,8}(?P<bar>\d{1,9})/(?P<full>\d{1,9}) \["
 )
 
-Step = Tuple[int, Tuple[bytes, ...]]  # its line, and its number, with that of its epoch where both are said
+Step = Tuple[int, Tuple[bytes, ...]]  # line number and step number, with the epoch if both are printed
 
 
 def of_total(text: str) -> Tuple[str, bool]:
@@ -52,12 +52,12 @@ def of_total(text: str) -> Tuple[str, bool]:
 
 
 class Steps:
-    """Per file, the lines of steps that stand behind an error."""
+    """Per file, the step lines after an error."""
 
     def __init__(self) -> None:
         self._found: Dict[str, List[Step]] = {}
-        self._handled: Dict[str, Set[int]] = {}  # lines of errors that the program says it goes on after
-        self._tried: Set[Tuple[str, int]] = set()  # errors behind which the program tries something else
+        self._handled: Dict[str, Set[int]] = {}  # lines of errors after which the program says it continues
+        self._tried: Set[Tuple[str, int]] = set()  # errors after which the program tries something else
         self._error: Dict[str, int] = {}  # file -> line of its last error
         self.left: Dict[str, int] = {}  # lines that are still to be looked at
         self._total = MAX_LINES
@@ -77,7 +77,7 @@ class Steps:
             self._tried.add((file, self._error.get(file, 0)))
 
     def error(self, file: str, number: int, text: str) -> None:
-        """This line of the file is an error."""
+        """Record that this line of the file is an error."""
         self.left[file] = MAX_WATCHED
         self._error[file] = number
         self._look(file, number, text.encode())
@@ -109,18 +109,18 @@ class Steps:
         return steps[bisect_right(steps, (number + 1,)) : bisect_right(steps, (before,))]
 
 
-# Did the training loss become NaN and stay so? One bad step that the next ones leave behind is no failure; a run
-# that never prints a number again trains nothing, whatever its exit code is. A loss of another name (`val_loss`,
-# `aux_loss`) says nothing about that, neither as NaN nor as a number.
+# Detect a training loss that became NaN and stayed so. One bad step that later ones recover from is not a failure; a run that
+# never prints a number again trains nothing, whatever its exit code. Other losses (`val_loss`, `aux_loss`) say nothing about
+# that, neither as NaN nor as a number.
 
 
 CODE = "nan-loss"
 OTHER_VALUE = "nan-value"  # of another loss than that of training
-NOT_FINITE = frozenset({CODE, OTHER_VALUE, "nan-gradient"})  # codes of notes: who prints such values may train nothing
-FEWEST = 3  # lines with NaN, and no number between them or behind them
+NOT_FINITE = frozenset({CODE, OTHER_VALUE, "nan-gradient"})  # codes of notes: such a run may train nothing
+FEWEST = 3  # lines with NaN, without a number between or after them
 LAST_LINES = 100
 MAX_FILES = 20_000
-MAX_WATCHED_LOSSES = 20_000  # lines that are looked at after a NaN, to see whether a number comes again
+MAX_WATCHED_LOSSES = 20_000  # lines read after a NaN, to see if a number follows
 # Words before `loss`, each of which makes it another value than the training loss.
 _OTHER = (
     "val", "valid", "validation", "eval", "evaluation", "test", "dev", "best", "aux", "auxiliary", "balance", "balancing",
@@ -133,7 +133,7 @@ TRAINING = (
     + r"(?:(?:train|training|tr|total|lm|avg|average|mean|batch|step|running)[_/.-])?"
     + r"loss(?:[_/](?:step|epoch|train|total|avg|mean))?)"
 )
-# What stands between the name and its value; and what makes `loss NaN` a word about NaN, not a value.
+# Text between the name and its value; and text that makes `loss NaN` a remark about NaN, not a value.
 _IS = (
     r"['\"]?(?: (?:at|in|of|for|after) (?:step|iter|iteration|epoch|batch) \d+\b)?\s{0,3}(?:[:=|]|->|is )?\s{0,3}"
     r"(?:[\w.]{1,20}\(\[?|[\[('\"])?[-+]?"
@@ -142,8 +142,8 @@ _TALK = r"(?![-_ ]?(?:check|detect|filter|guard|handl|skip|iter|count|to ))"
 # The rule for `nan-loss` has this pattern.
 NOT_A_NUMBER = TRAINING + _IS + r"(?i:nan|inf|infinity)\b" + _TALK
 _NUMBER = re.compile((TRAINING + _IS + r"\.?\d").encode())
-_SOME_NUMBER = re.compile((TRAINING + r"\b[^\n]{0,30}?\d?\.\d").encode())  # in whatever form it is printed
-# NaN as a value: behind a sign, before another value, or at the end of a field or of the line.
+_SOME_NUMBER = re.compile((TRAINING + r"\b[^\n]{0,30}?\d?\.\d").encode())  # in any printed form
+# NaN as a value: after a sign, before another value, or at the end of a field or of the line.
 _VALUE = re.compile(
     r"(?i)[:=,(|\[]['\"]?\s{0,8}[-+]?nan\b(?!-|_)"
     + _TALK
@@ -164,7 +164,7 @@ def nan_among_the_last(line: Evidence) -> Finding:
 
 
 class Losses:
-    """Per file, the stretch of NaN losses that no number has ended yet."""
+    """Per file, the current stretch of NaN losses."""
 
     def __init__(self) -> None:
         self.open: Dict[str, _Stretch] = {}
@@ -172,7 +172,7 @@ class Losses:
         self._left = MAX_WATCHED_LOSSES
 
     def watches(self, file: str) -> bool:
-        """Must every line of this file be looked at, because a number may come?"""
+        """Return True if every line of this file must be read because a number may follow."""
         return file in self.open and self._left > 0
 
     def feed(self, file: str, raw: bytes) -> None:
@@ -181,27 +181,27 @@ class Losses:
             del self.open[file]
 
     def nan(self, file: str, evidence: Evidence) -> None:
-        """A line that the rule for `nan-loss` knows; it counts where the training loss itself is NaN, not infinite, and no
-        other form of it (of this step, of the epoch) is a number there."""
+        """Count a line that matched the `nan-loss` rule if the training loss is NaN (not infinite) and no other form of it is
+        a number."""
         text = evidence.text.encode()
         if _NAN.search(text) and not _NUMBER.search(text):
             self.open.setdefault(file, _Stretch(evidence)).lines += 1
 
     def value(self, file: str, evidence: Evidence) -> None:
-        """A line that may hold a NaN of any name."""
+        """Record a line that may have a NaN of any name."""
         if (file in self._values or len(self._values) < MAX_FILES) and _VALUE.search(evidence.text):
             self._values[file] = evidence
 
     def last_value(self, ends: Mapping[str, int]) -> Optional[Evidence]:
-        """A NaN of any name among the last lines of a file."""
+        """Return a NaN of any name among the last lines of a file."""
         last = (each for file, each in self._values.items() if ends.get(file, 0) - (each.line or 0) <= LAST_LINES)
         return next(last, None)
 
     def drop(self, file: str, below: int) -> None:
-        """An earlier run of this file ends before line `below`."""
+        """Drop a stretch before line `below`: it belongs to an earlier run of this file."""
         if file in self.open and (self.open[file].first.line or 0) < below:
             del self.open[file]
 
     def stayed(self) -> Optional[Evidence]:
-        """The first line from which on no other loss than NaN was printed."""
+        """Return the first line after which every printed loss was NaN."""
         return next((each.first for each in self.open.values() if each.lines >= FEWEST), None)

@@ -1,7 +1,7 @@
-"""Text that was copied from a terminal: a long line comes as several, each as wide as the terminal was.
+"""Text copied from a terminal: a long line becomes several, each as wide as the terminal.
 
-Only where the text itself shows it: many lines have the same, largest width, and what follows them goes on in the middle
-of a word or sentence, and not as other lines begin.
+Lines are joined only if the text shows it: many lines share the largest width, and the next one continues in the middle of a
+word or sentence, unlike other lines.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from drumbeat.logs.meaning.model import guess, likely
 from drumbeat.logs.meaning.senses import STATUS, sense
 from drumbeat.logs.read.prefixes import Line, clean, decode
 
-MAX_LINES = 5_000  # a copy from a terminal is hardly longer
+MAX_LINES = 5_000  # lines: a terminal copy is rarely longer
 NARROWEST, WIDEST = 60, 300
-MAX_JOINED = 40  # lines that one line may have become
+MAX_JOINED = 40  # maximum pieces of one line
 _GOES_ON = re.compile(r"[a-z0-9_.,;:)\]}'\"/=-]| \S")
-_BEGINNING = 6  # characters by which lines that begin alike are known
+_BEGINNING = 6  # characters that are compared at the start of lines
 _DIGITS = str.maketrans("123456789", "000000000")
 
 
 def unwrap(lines: Sequence[bytes]) -> List[bytes]:
-    """The lines, with those that a terminal cut made whole again: each stands where it began, and the places of the others are
-    empty, so that every line keeps its number."""
+    """Return the lines with terminal wrapping undone. A joined line is in its first line's place and the other places are
+    empty, so that line numbers stay valid."""
     whole = list(lines)
     if not 2 < len(whole) <= MAX_LINES:
         return whole
@@ -41,7 +41,7 @@ def unwrap(lines: Sequence[bytes]) -> List[bytes]:
         return whole
     full = [len(text) == width and not text.endswith("  ") for text in texts]
     begins = {_begin(text) for text, after in zip(texts[1:], full) if not after and text.strip()}
-    if not _GOES_ON.match(texts[0]):  # else the copy may begin in the middle of a line
+    if not _GOES_ON.match(texts[0]):  # otherwise the copy may begin in the middle of a line
         begins.add(_begin(texts[0]))
     follows = [number for number in range(1, len(texts)) if full[number - 1] and texts[number].strip()]
     pieces = {n for n in follows if texts[n][:2] != "  " and _begin(texts[n]) not in begins | {_begin(texts[n - 1])}}
@@ -70,9 +70,9 @@ MAX_TWICE = 400  # bytes
 
 
 def once(line: bytes) -> bytes:
-    """The line, where several ranks have printed it at the same time, letter by letter or piece by piece: `SSyynnttaaxx`."""
+    """Return the line once if several ranks printed it at the same time, character by character or in pieces: `SSyynnttaaxx`."""
     size = len(line)
-    pieces = [0] * size + [-1]  # at each place: half of what comes twice there, if all behind it does too
+    pieces = [0] * size + [-1]  # at each place: length of the piece repeated there, if all after it repeats too
     for start in range(size - 2, -1, -1) if size <= MAX_TWICE else ():
         for half in range(1, (size - start) // 2 + 1):
             if pieces[start + 2 * half] and line.startswith(line[start : start + half], start + half):
@@ -89,15 +89,14 @@ def _begin(text: str) -> str:
     return text[:_BEGINNING].translate(_DIGITS)
 
 
-# Words on lines that no rule knows and no logger marks: is this a log at all, did anything work, and do its last
-# words speak of a failure? A log that ends with `worker 3 died` or `setup of the transport failed` is not healthy,
-# whoever printed that. Only the last lines are asked: further up the program went on behind such words. A sentence
-# about something that runs (a subject and a failing verb, or an exit status) is read by its grammar; other words of
-# failure count only where nothing takes them back.
+# Judge lines that no rule knows and no logger marks: is this a log at all, did anything work, and do its last lines report a
+# failure? A log that ends with `worker 3 died` or `setup of the transport failed` is not healthy, whoever printed that. Only
+# the last lines count: after earlier ones the program went on. A sentence about something that runs (a subject and a failing
+# verb, or an exit status) is parsed by its grammar; other failure words count only if nothing negates them.
 
 
-# What programs print on lines that no rule knows: words of runs, times, levels, measured values, rows of nccl-tests. A log
-# without any error holds some of them, a shopping list none.
+# What programs print on lines that no rule knows: run-related words, times, levels, measured values, rows of nccl-tests. A
+# log without any error has some of them, other text has none.
 OF_A_RUN = re.compile(
     rb"(?i)(?<![a-z])(?:step|iter(?:ation)?s?|epoch|loss|lr|rank|nodes?|train\w*|python[\d.]*|s?batch|srun|slurm\w*|torch\w*|cuda|gpus?"
     rb"|nccl|rccl|gloo|mpi\w*|checkpoint\w*|tokens?|throughput|accuracy|job|tensorflow|jax|xla|ray|rollouts?|rewards?|workers?"
@@ -109,17 +108,17 @@ OF_A_RUN = re.compile(
     rb"|\d\d:\d\d:\d\d|\d ?(?:[mnu]?s|secs?|seconds?|[KMGT]i?B(?:/s)?|[KMGT]bps|it/s|%)(?![\w%])"
     rb"|[:=]\s{0,3}[-+]?\d+\.\d|[A-Za-z_]{3}\s{1,40}\d+\.\d|(?:\s{1,12}[-+]?\d{1,9}\.\d{1,12}){3}"
 )
-# Signs that something worked: counted steps, measured values, rows of numbers, words of things that were done.
+# Signs that something worked: counted steps, measured values, rows of numbers, words for finished work.
 WORK = regex(
     rb"(?i)(?<![a-z])(?:step|iter(?:ation)?|epoch|batch|loss|lr|reward|accuracy|busbw|algbw)s?\b['\"]?\W{0,4}\d"
     rb"|(?<![a-z])(?:finished|completed?|successful(?:ly)?|succeeded|passed|saved|done|ok|is up)(?![a-z])|\d%\||\d ?it/s|\ds/it"
     rb"|\d ?(?:[mnu]?s|secs?|seconds|[KMGT]i?B(?:/s)?|[KMGT]bps|nsec)(?![\w%])|[:=]\s{0,3}[-+]?\d+\.\d"
     rb"|(?:\s{1,40}[-+]?\d{1,15}(?:\.\d{1,12})?){3}|[a-z_]{3}[ \t]{1,4}[-+]?\d{1,9}\.\d{2}"
 )
-LAST_LINES = 2  # with words, in which any word of failure counts
+LAST_LINES = 2  # with words; any failure word in them counts
 KEPT = 64  # lines of each file, empty ones too
-TOLD = 32  # of them in which words of failure are looked for
-BEFORE = 12  # lines before the last work, in which a rank may have failed that does none afterwards
+TOLD = 32  # of these, lines searched for failure words
+BEFORE = 12  # lines before the last work: a rank that does no work afterwards may have failed here
 MAX_FILES = 1000
 MAX_LENGTH = 400  # a longer line is data
 _STEP = regex(r"(?i)(?<![a-z])(?:step|iter(?:ation)?|epoch)s?\b['\"]?\W{0,4}\d.{0,60}\d\.\d|%\|")
@@ -146,7 +145,7 @@ _CLAUSE = regex(
     r"|\b(?:lost (?:contact|touch|connection|the connection)|no (?:heartbeat|response|answer|reply|sign of life))"
     rf" (?:with|to|from) (?:the )?{_SUBJECT}"
 )
-# What is only possible, or lived through; and what is denied, where a subject and a verb alone say that something failed.
+# Phrases for what is only possible or was survived; and for what is denied, if only a subject and a verb report a failure.
 _LIVED = (
     r"if|unless|when(?! \w+ing\b)|until|in case|successful\w*|ignor\w+|skip\w*|retry(?:ing)?(?! (?:\w+ )?(?:exceed|limit|count))"
     r"|re-?start\w*|re-?connect(?:ed|ing)"
@@ -158,7 +157,7 @@ _LIVED = (
     r"|so far|is o(?:n|ff)"
 )
 _HEDGED = regex(rf"(?i)\b(?:{_LIVED})\b|^#\s|^\s*--?\w")
-_REMARK = regex(r"(?<!\w)\"[^\"]{1,200}\"")  # what somebody else said, or a name
+_REMARK = regex(r"(?<!\w)\"[^\"]{1,200}\"")  # a quotation, or a name
 _DENIED = regex(
     rf"(?i)\b(?:no|not|never|none|0|zero|without|any|could|can|{_LIVED})\b"
     r"(?! (?:more|respond|heartbeat|response|answer|reply|sign|contact|be reached))|^#\s|^\s*--?\w|\?\s*$"
@@ -171,7 +170,7 @@ _FAILS = re.compile(
     r"(?i)\b(?:fail(?:ed|ure|s)?|errors?|fatal|(?:will|now|to) abort|abort(?:ed|ing)|cannot|can't|could ?n(?:o|')t|unable to"
     r"|timed out|terminated|crash(?:ed)?)\b"
 )
-# Measured errors, counts of them, what is only possible, and what the program goes on after.
+# Measured errors, error counts, possibilities, and errors that the program survives.
 _MEASURED = regex(
     r"[a-z_]{2}\s*[=:]\s*[-+]?\d+\.\d+(?![.:\d])|%\||\S {2,}\S+ {2,}\S"
     r"|(?<![\w.:] )(?<![\w.:])0 (?!and|bytes|gpus?\b|accel|devices?\b)[a-z]|[a-z]: (?:0|none)(?![\w.])"
@@ -207,7 +206,7 @@ def speaks_of_failure(text: str) -> bool:
 
 
 class Work:
-    """Signs of work. Looks at lines until one shows it."""
+    """Detects signs of work; stops reading at the first one."""
 
     def __init__(self) -> None:
         self.seen = False
@@ -246,9 +245,9 @@ class Tails:
         return list(self._lines)
 
 
-# How a log ends: the last word of its outcome that its last lines say. A number behind a word for an end is its status.
+# How a log ends: the last outcome word in its last lines. A number after such a word is an exit status.
 GOOD, BAD, STOPPED = "good", "bad", "stopped"
-BEGAN, DONE = "began", "done"  # how far the work came: something worked, and a record says that all was done
+BEGAN, DONE = "began", "done"  # progress of the work: something worked, or a record says that all was done
 LAST_WORDS = 6  # lines
 _STATUS_AT_END = regex(
     r"(?i)\b(?:(?:code|status|rc)\b(?:[^=:\n]{0,20}[=:])?\s?\(?|(?:exit(?:ed|s)?|ended|returned|returns|quit(?:s|ting)?"
@@ -280,7 +279,7 @@ _WHOLE = regex(
     r"(?i)\b(?:all|both|every\w*|job|run|training|experiment|script|main|(?:worker|process|rank|task|member)(?:es|s))\b"
 )
 _DONE = regex(r"(?i)\b(?:done|completed?|finished)\b")
-# A good word that is denied or counted as zero, and a bad one that is counted as more.
+# A good word that is negated or counted as zero, and a bad one with a count above zero.
 _NOT_WELL = regex(
     rf"(?i)(?:\b(?:not|never|hardly|0)|n't)(?: yet| been| be| have| \w+ly){{0,2}} {_GOOD}"
     rf"|(?<![\d.])0 ?(?:/|of|out of) ?[1-9]\d*(?: \w+){{0,2}} {_GOOD}"
@@ -304,10 +303,10 @@ _VALUE = regex(r"(?<![\w.])\d+\.\d+(?:[eE][-+]?\d+)?(?![\w.]*\.\d)|\d ?%|\d/\d")
 
 
 def outcome(texts: Sequence[str], of_member: Callable[[int], bool] = lambda place: False) -> Tuple[str, int]:
-    """Return how the program ended (GOOD, BAD or STOPPED) and how many lines follow the one that says so;
-    empty where none does. What was done in the end
-    (`cleaned up, done`) does not make up for what went wrong right before; success of the whole does, and that of one member
-    or helper only where no other left with a status. `of_member`: the line at this place is about one member."""
+    """Return how the program ended (GOOD, BAD or STOPPED) and how many lines follow the one that says so; empty if none does.
+    Cleanup at the end (`cleaned up, done`) does not make up for an error right before it. Success of the whole run does;
+    success of one member or helper only if no other one left with an exit status. `of_member`: the line at this place is about
+    one member."""
     ended, fine = ("", 0), -1
     for behind, text in enumerate(reversed(texts)):
         line, last = clean(text), behind < LAST_LINES
@@ -342,7 +341,7 @@ def outcome(texts: Sequence[str], of_member: Callable[[int], bool] = lambda plac
 
 
 def _is_hedged(text: str) -> bool:
-    """Return True where the line only tells of something possible, or lived through."""
+    """Return True if the line only mentions something possible or survived."""
     return bool(_HEDGED.search(_REMARK.sub("", _COMMENT.sub("", text))))
 
 
@@ -363,7 +362,7 @@ _NEGATIVE = regex(
 _COLUMNS = regex(r"\S(?: {3,}| ?\t)\S")
 _SENTENCE = regex(r"(?:[A-Za-z'-]{2,},? ){3,}[a-z]{2,}")
 _TABLE = regex(r"^\W*\{|[\"']\w+[\"']: |\.{4}|^\s*[\w ]{1,40} +: ")  # columns, fields, settings: not a sentence
-# What a tool shows of a machine or a job says nothing about a run: rules, columns, `Key=Value`, `key : value`.
+# Tool output about a machine or a job says nothing about a run: rules, columns, `Key=Value`, `key : value`.
 _DUMP = regex(
     r"[=_*+-]{8}|^\s*[A-Z][\w:/]*=|^\s*[\w ./()\[\]-]{1,40}(?:\s:\s|:\s{2}|:\t|:$)|\S(?: {3,}|\s?\t)\S"
     r"|^\s*(?:[{}\]],?$|\"\w+\": )"
@@ -371,9 +370,9 @@ _DUMP = regex(
 _FEWEST_OF_DUMP = 5  # lines
 _SAID_WORD = regex(r"[A-Za-z]{2,}")
 _FEWEST_WORDS = 3
-_MOSTLY, _MUCH = 0.6, 6.0  # share and evidence of what a statement may mean
-_LEAST = 1.0  # points of a line that says why
-_STRONG = 2.4  # points of a line that says so though nothing else does
+_MOSTLY, _MUCH = 0.6, 6.0  # share and evidence required for a statement's meaning
+_LEAST = 1.0  # points of a line that gives a reason
+_STRONG = 2.4  # points of a line that gives a reason though nothing else does
 _LOUD = regex(
     r"(?:^|[\s\[(<|:=])(?:ERR(?:OR)?|FATAL|CRIT(?:ICAL)?|SEVERE|PANIC|GRAVE|ALERT|EMERG)(?=[\s\])>:|])(?!\W{1,4}\d)|\bpanic(?:ked)?\b"
     r"|^[EF] +(?=[\[<(a-z]\S* +[a-z])|^!! "
@@ -381,7 +380,7 @@ _LOUD = regex(
 
 
 def _works(lines: Sequence[Tuple[int, str]], speaker: Who) -> Set[int]:
-    """The places of lines of work: a step, or a line with measured values whose like came before."""
+    """Return the places of lines of work: a step, or a line with measured values that resembles an earlier one."""
     cleaned = [clean(text) for _, text in lines]
     kinds = [(speaker(number), _template(line.text)) for (number, _), line in zip(lines, cleaned)]
     seen = Counter(kinds)
@@ -397,7 +396,7 @@ def _works(lines: Sequence[Tuple[int, str]], speaker: Who) -> Set[int]:
 
 
 def last_work(lines: Numbered, speaker: Who) -> str:
-    """The line of work with which a file ends; empty where it ends with anything else."""
+    """Return the line of work that ends a file; empty if it ends with anything else."""
     texts = [(number, decode(raw)) for number, raw in lines if raw.strip()]
     return texts[-1][1] if texts and len(texts) - 1 in _works(texts, speaker) else ""
 
@@ -413,8 +412,8 @@ class Words:
     points: float = 0.0
     failing: bool = False  # a level, a status or a clause says that something failed
     negative: bool = False
-    hedged: bool = False  # possible, or lived through
-    alone: bool = False  # only one rank says it
+    hedged: bool = False  # only possible, or survived
+    alone: bool = False  # only one rank prints it
 
 
 def telling(
@@ -426,13 +425,13 @@ def telling(
     plain: Callable[[str], str] = lambda text: text,
     reached: str = BEGAN,
 ) -> Optional[Tuple[int, Line, str]]:
-    """The line among the last ones of a file that says why it failed, or at least that it did, and the code of what it means.
+    """Return the line among a file's last ones that says why it failed, or at least that it did, and the code of its meaning.
 
-    The line counts whose words mean most, if they mean enough for how the log ends; consequences, and what was said by those who
-    worked on, count half. Else the first line of the rank that the others name (`blame`, from a line on), else the last that
-    speaks of a failure. `is_known`: lines that were read already; `begin`: first line of the file's last run; `plain`: a text
-    with plain words for its labels of ranks; `reached`: how far the work is
-    known to have come before these lines."""
+    The line with the strongest meaning wins, if that is strong enough for how the log ends; consequences, and lines of ranks
+    that worked on, count half. Otherwise it is the first line of the rank that the others name (`blame`, from a line on), or
+    the last line that reports a failure. `is_known`: lines that were read already; `begin`: first line of the file's last run;
+    `plain`: replaces rank labels in a text by plain words; `reached`: progress of the work before these lines.
+    """
     texts = [(number, decode(raw)) for number, raw in lines if raw.strip() and number >= begin]
     if len(texts) >= _FEWEST_OF_DUMP and sum(not _DUMP.search(text) for _, text in texts) * 10 < len(texts):
         return None
@@ -495,7 +494,7 @@ def telling(
 
 
 def _is_uneasy(text: str) -> bool:
-    """Return True for a statement that healthy runs do not end with: it tells of trouble, though not of which."""
+    """Return True for a statement that healthy runs do not end with: it shows trouble, but not the kind."""
     told = len(_SAID_WORD.findall(text)) >= _FEWEST_WORDS and not _is_hedged(text) and not _TABLE.search(text)
     if not told or _A_VALUE.search(text) or _MEASURED.search(text) or COMMAND.match(text):
         return False
@@ -512,7 +511,7 @@ def _words(
     plain: Callable[[str], str],
     failed: bool,
 ) -> Iterator[Words]:
-    """Yield the words of each line, without lines that were tried again, were read already, or are source text."""
+    """Yield the words of each line, without lines that were retried, read already, or are source text."""
     last = {(speaker(number), _template(text)): number for number, text in texts}
     speakers: Dict[str, Set[Optional[int]]] = {}
     for number, text in texts:
@@ -521,7 +520,7 @@ def _words(
         line, who = clean(text), speaker(number)
         above, below = (texts[at][1] if 0 <= at < len(texts) else "" for at in (place - 1, place + 1))
         if clean(below).text.startswith("Arguments: ") and line.text.startswith("Message: "):
-            continue  # what Python's logging could not write
+            continue  # a record that Python's logging failed to write
         if last[(who, _template(text))] != number or is_known(line.text):
             continue
         logged = line.level in ("E", "F") and not _ONLY_VALUE.match(line.text) or bool(_LOUD.search(line.text, 0, 60))

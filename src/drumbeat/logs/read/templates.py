@@ -1,7 +1,7 @@
-"""Lines from which nothing can be learnt, known by their shape (every digit made 0): nearly all of a log.
+"""Skip lines without information, known by their shape (every digit replaced by 0): nearly all of a log.
 
-Many lines are looked at together, which is much cheaper than one by one: one search for each word, over all of them. Where
-lines hardly ever have a shape that was seen before, remembering shapes costs more than it saves, and is left out for a while.
+Many lines are checked together, which is much cheaper than one by one: one search per word over all of them. If shapes rarely
+repeat, remembering them costs more than it saves, so it is suspended for a while.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from typing import Collection, List, Optional, Sequence, Set, Tuple
 
 from drumbeat.logs.meaning.rules import SHAPE, Prefilter
 
-MAX_SHAPES = 20_000  # then the memory of shapes starts anew: bounded, whatever the log holds
-MAX_SHAPE_LENGTH = 512  # longer lines hardly ever come again
-DIRECT = 32  # times that lines are looked at without their shapes, before it is seen again whether they repeat
+MAX_SHAPES = 20_000  # the shape cache is cleared at this size: bounded, whatever the log holds
+MAX_SHAPE_LENGTH = 512  # longer lines rarely repeat
+DIRECT = 32  # batches read without shapes before checking again if lines repeat
 
 
 class Dull:
-    """`signs` are pieces of lines that tell something without any word of the prefilter."""
+    """Shapes of lines without information. `signs` are pieces of relevant lines that hold none of the prefilter's words."""
 
     def __init__(self, prefilter: Prefilter, signs: Tuple[bytes, ...]) -> None:
         self.shapes: Set[bytes] = set()
@@ -25,7 +25,7 @@ class Dull:
         self._direct = 0
 
     def telling(self, lines: Sequence[bytes]) -> Optional[Set[int]]:
-        """The places of lines that may tell something; None where it is better to ask by shape."""
+        """Return the places of lines that may hold information; None if checking by shape is better."""
         if not self._direct:
             return None
         self._direct -= 1
@@ -36,11 +36,11 @@ class Dull:
         return {place for word in words for place, line in enumerate(each) if word in line}
 
     def _words_in(self, block: bytes, shapes: bytes) -> List[bytes]:
-        """Only signs have digits, and theirs are those of a shape."""
+        """Return the words and signs that occur. Only signs contain digits, written as in a shape."""
         return [*self._prefilter.words_in(block), *(sign for sign in self._signs if sign in shapes)]
 
     def learn(self, shapes: Sequence[bytes]) -> List[bytes]:
-        """Those that are new here and tell nothing; they are not remembered yet."""
+        """Return the new shapes without information; they are not remembered yet."""
         new = list(set(shapes).difference(self.shapes, self._telling))
         if not new:
             return new

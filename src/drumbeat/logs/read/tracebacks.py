@@ -1,7 +1,7 @@
 """Python tracebacks: the exception at the end of each, and the user's own line that led to it.
 
-Lines of several ranks may be interleaved, the header may be missing, the whole may be indented. What Python itself
-calls ignored (at interpreter exit, in a destructor, in a logging call) did not end anything.
+Lines of several ranks may be interleaved, the header may be missing, the whole may be indented. Exceptions that Python reports
+as ignored (at interpreter exit, in a destructor, in a logging call) did not end anything.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ HEADER = "Traceback (most recent call last)"
 EXCEPTION = re.compile(
     r"^(?P<name>(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)(?:\([A-Z]\w*\))?(?: \(see above for traceback\))?(?:: ?(?P<message>.*))?$"
 )
-# An exception's name ends with a class, or as the few that are written small do; where other lines stand between it and
-# its traceback, `Hostname: n7` could be meant as well, and it must end as exceptions do.
+# An exception's name ends with a capitalised word, or is one of the few lower-case ones; if other lines separate it from its
+# traceback, it must end like an exception, because `Hostname: n7` could match too.
 _NAME = re.compile(r"(?:^|\.)(?:_*[A-Z]\w*|\w*(?:error|exception|timeout|exit))$")
 _NAMED = re.compile(
     r"(?i:(?:error|exception|exit|timeout|failure|interrupt|iteration|warning|failed|resources|pool)s?$)"
@@ -39,7 +39,7 @@ _NAMED_BEFORE = re.compile(r"\s*((?:[A-Za-z_]\w*\.)*[A-Z]\w*)\s{3,}$")
 _LIBRARY = re.compile(
     r"/(?:site|dist)-packages/|/lib(?:64)?/python\d|^<|/opt/conda/lib/|[/\\]Lib[/\\]|/bin/(?:torchrun|accelerate|deepspeed)$"
 )
-# Where programs, processes and threads begin; a frame without a function is a syntax error's.
+# Top-level frames of programs, processes and threads; a frame without a function is a syntax error's.
 _TOP = re.compile(
     r"in <module>|in (?:_bootstrap|_bootstrap_inner|_wrap|_run_module_as_main|_main|spawn_main|_worker_loop|main|wrapper)\b"
     r"|multiprocessing|threading\.py|runpy|/launch|ray|line \d+$|\u2502"
@@ -48,7 +48,7 @@ _TOP = re.compile(
 _LAUNCHER = re.compile(
     r"/bin/(?:torchrun|accelerate|deepspeed)$|/torch/distributed/(?:run|launch|launcher/api)\.py$|/torchelastic/"
 )
-# Words before a traceback that did not end the process.
+# Text before a traceback that did not end the process.
 IGNORED = (
     "Exception ignored ",  # in, on, while calling
     "Error in atexit",
@@ -56,7 +56,7 @@ IGNORED = (
     "--- Logging error ---",
     "Original exception was",
 )
-# Words between two tracebacks of one failure.
+# Text between two tracebacks of one failure.
 CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 _MAIN = re.compile(r"in (?:<module>|_run_module_as_main\b)")
 _HELPER = re.compile(
@@ -66,7 +66,7 @@ _RAISES = re.compile(r"raise ((?:[A-Za-z_]\w*\.)*[A-Z]\w*)(?:\(f?([\"'])((?:(?!\
 _LABEL = re.compile(r" {0,5}(\d{1,6}):(?=\S)")
 _GLUED_RANK = re.compile(r"\[rank(\d{1,6})\]: ?$")
 _DIGITS = str.maketrans("123456789", "000000000")
-CUT_OFF = "cut off before its"  # our own words about a traceback
+CUT_OFF = "cut off before its"  # our own text about a traceback
 MAX_PREFIX = 200
 MAX_OPEN = 256
 MAX_LENGTH = 400
@@ -79,18 +79,18 @@ class Raised:
     text: str
     frame: str  # file:line nearest to the raise
     own_frame: str  # nearest to it outside of installed packages; empty where there is none
-    lines: int  # of the traceback, with its header
+    lines: int  # lines of the traceback, with its header
     ignored: bool = False
-    caught: bool = False  # its outermost frame is not where a program begins: somebody caught and printed it
+    caught: bool = False  # its outermost frame is not where a program begins: it was caught and printed
     chained: bool = False  # Python shows it as one failure with the traceback before it
     of_main: bool = False  # the user's program, from its first frame on
-    of_helper: bool = False  # of a thread or a worker process
+    of_helper: bool = False  # raised in a thread or a worker process
     of_launcher: bool = False
     asserted: str = ""  # the source text of an assertion without a message
 
     @property
     def where(self) -> str:
-        """`raised at train.py:12`, with the library's line behind it where that is another one."""
+        """`raised at train.py:12`, followed by the library's line if that is another one."""
         if not self.own_frame or self.own_frame == self.frame:
             return f"raised at {self.frame}" if self.frame else ""
         return f"raised at {self.own_frame} (in {self.frame})"
@@ -98,7 +98,7 @@ class Raised:
 
 @dataclass
 class _Open:
-    number: int  # of the line that shows its header or its last frame
+    number: int  # number of the line with its header or last frame
     length: int = 0
     lines: int = 1
     indent: int = 0
@@ -108,28 +108,28 @@ class _Open:
     headed: bool = True
     source_next: bool = False  # the next line is the frame's source text
     source: str = ""  # of its last frame, where that raises
-    torn: bool = False  # lines that belong to nothing in it stand below its last frame
+    torn: bool = False  # unrelated lines follow its last frame
     ignored: bool = False
     chained: bool = False
     of_launcher: bool = False
-    prefix: str = ""  # somebody's words before each line, as they stand before the header, with every digit made 0
-    name: str = ""  # of the exception, where the header has it
+    prefix: str = ""  # prefix before each line, as before the header, with every digit replaced by 0
+    name: str = ""  # name of the exception, if the header has it
 
     @property
     def caught(self) -> bool:
-        """Its outermost frame is not where a program begins."""
+        """True if the outermost frame is not where a program begins."""
         return self.headed and not _TOP.search(self.outermost)
 
     @property
     def about_to_raise(self) -> str:
-        """Return what a cut traceback was about to say, by the source text of its last frame."""
+        """Return the exception that a cut-off traceback was about to raise, by the source text of its last frame."""
         match = _RAISES.match(self.source)
         if not match:
             return ""
         return f"{match[1]}: {match[3]}" if match[3] else match[1]
 
     def own(self, text: str) -> str:
-        """The line without the prefix that the header has too."""
+        """Return the line without the prefix that it shares with the header."""
         length = len(self.prefix)
         return text[length:] if length and text[:length].translate(_DIGITS) == self.prefix else text
 
@@ -153,20 +153,21 @@ class Tracebacks:
         return bool(self._open or self._ignored)
 
     def labelled(self, line: Line) -> Line:
-        """The line without its label (`7:ValueError: x`), where that is a rank with an open traceback: else it may be grep's."""
+        """Return the line without its label (`7:ValueError: x`) if that is a rank with an open traceback; it may be grep's
+        otherwise."""
         label = _LABEL.match(line.text) if line.rank is None else None
         if label is None or int(label[1]) not in self._open:
             return line
         return replace(line, text=line.text[label.end() :], rank=int(label[1]))
 
     def inside(self, line: Line) -> bool:
-        """Return True for the source text that Python shows below a frame."""
+        """Return True for the source text below a frame."""
         state = self._open.get(line.rank)
         return bool(state and state.source_next and state.own(line.text).startswith("    " + " " * state.indent))
 
     def unfinished(self) -> List[Tuple[Optional[int], int, Raised]]:
-        """Tracebacks whose last line, the exception itself, never came: rank, number of the last line seen, and the rest. Of a
-        chain, the last exception that did come."""
+        """Return tracebacks without their final exception line: rank, number of the last line seen, and the rest. For a chain,
+        return the last exception that was printed."""
         return [
             self._inner(rank)
             if state.chained and rank in self._last
@@ -192,7 +193,7 @@ class Tracebacks:
         return rank, number, replace(raised, caught=False)
 
     def feed(self, line: Line, number: int) -> Optional[Raised]:
-        """The exception, when this line ends a traceback."""
+        """Return the exception if this line ends a traceback."""
         raised = self._feed(line, number)
         if raised is not None and not raised.ignored and (line.rank in self._last or len(self._last) < MAX_OPEN):
             self._last[line.rank] = number, raised
@@ -203,11 +204,11 @@ class Tracebacks:
         if HEADER in text:
             prefix = text[: text.index(HEADER)]
             named = _NAMED_BEFORE.match(prefix)
-            glued = _GLUED_RANK.search(prefix)  # a progress bar without its line end stands before the rank
+            glued = _GLUED_RANK.search(prefix)  # an unfinished progress bar precedes the rank
             rank = int(glued[1]) if glued and line.rank is None else line.rank
             begun = self._begin(rank, number, len(text) - len(text.lstrip(" ")), self._ignored.pop(rank, False))
             prefix = "" if glued or named else prefix
-            if begun is not None and "\u256d" in prefix:  # rich's box, whose first frame may be cut
+            if begun is not None and "\u256d" in prefix:  # rich's box, whose first frame may be missing
                 begun.outermost = BOX
             if begun is not None and named:
                 begun.name, begun.outermost = named[1], "in <module>"
@@ -218,7 +219,7 @@ class Tracebacks:
             if len(self._chained) < MAX_OPEN:
                 self._chained.add(line.rank)
             if line.rank in self._last_ignored and len(self._ignored) < MAX_OPEN:
-                self._ignored[line.rank] = True  # what is raised while an ignored exception is handled is ignored too
+                self._ignored[line.rank] = True  # exceptions raised while an ignored one is handled are ignored too
             return None
         if any(words in text for words in IGNORED):
             self._open.pop(line.rank, None)
@@ -235,7 +236,7 @@ class Tracebacks:
             if not text.strip():
                 return None
             ignored = self._ignored.pop(line.rank, False)
-            if _ARROW.match(text):  # the box of a rich traceback, whose upper part is not here
+            if _ARROW.match(text):  # the box of a rich traceback without its upper part
                 boxed = self._begin(line.rank, number, 0, ignored)
                 if boxed is not None:
                     boxed.outermost = BOX
@@ -279,7 +280,7 @@ class Tracebacks:
             self._give_up(rank, state)
             return None
         match = EXCEPTION.match(bare)
-        boxed = state.outermost == BOX  # rich's box, of which no frame may be here
+        boxed = state.outermost == BOX  # rich's box, possibly without any frame
         if match and (state.frame or boxed) and (_NAMED if state.torn else _NAME).search(match["name"]):
             del self._open[rank]
             (self._last_ignored.add if state.ignored else self._last_ignored.discard)(rank)
@@ -290,7 +291,7 @@ class Tracebacks:
                 state.source if bare.strip() == "AssertionError" else "",
             )  # fmt: skip
         state.torn = True
-        state.length += 8  # another writer's line in between; give up after some fifty
+        state.length += 8  # another writer's line in between; give up after about fifty
         self._give_up(rank, state)
         return None
 
@@ -299,15 +300,14 @@ class Tracebacks:
             del self._open[rank]
 
 
-# Tracebacks that a process printed and lived through: it went on until a later exception, its last, ended it. Only
-# where a stream holds the lines of one process: elsewhere a later traceback may be another rank's. Exceptions that
-# Python shows as a chain belong together, and those of threads and worker processes may well be why the main one
-# failed.
+# Tracebacks that a process printed and survived: it continued until a later exception ended it. Only for streams of one
+# process: elsewhere a later traceback may be another rank's. Exceptions that Python shows as a chain belong together, and
+# those of threads and worker processes may be the reason why the main one failed.
 
 
 @dataclass(frozen=True)
 class Span:
-    """A traceback's place: the lines of one rank from `first` to `last` in `file`."""
+    """Place of a traceback: the lines of one rank from `first` to `last` in `file`."""
 
     file: str
     rank: Optional[int]
@@ -319,11 +319,11 @@ class Span:
 @dataclass(frozen=True)
 class Survived:
     span: Span
-    wrote_on: bool  # other lines stand between it and the exception that ended the process
+    wrote_on: bool  # other lines separate it from the exception that ended the process
 
 
 def survived(spans: Sequence[Span], ends: Mapping[str, int], at_the_end: int) -> Tuple[Survived, ...]:
-    """The tracebacks before the last one of each stream, if that one stands at its end and nothing chains them to it."""
+    """Return the tracebacks before each stream's last one, if that one is at its end and does not chain to them."""
     streams: Dict[Tuple[str, Optional[int]], List[Span]] = {}
     for span in spans:
         streams.setdefault((span.file, span.rank), []).append(span)
@@ -340,10 +340,10 @@ def survived(spans: Sequence[Span], ends: Mapping[str, int], at_the_end: int) ->
     return tuple(found)
 
 
-# Where a process stood when it crashed: the stack that Python's faulthandler writes below `Fatal Python error`.
+# Where a process crashed: the stack that Python's faulthandler writes below `Fatal Python error`.
 
 
-FATAL, STACK = "Fatal Python error: ", "(most recent call first):"  # words of its lines
+FATAL, STACK = "Fatal Python error: ", "(most recent call first):"  # text found in its lines
 _CRASH_FRAME = re.compile(r'\s*File "([^"]{1,300})", line (\d+) in ')
 _CURRENT = re.compile(r"\s*Current thread 0x")
 MAX_OPEN_CRASHES = 256
@@ -372,7 +372,7 @@ class Crashes:
         self._open: Dict[Tuple[str, Optional[int]], _Stack] = {}
 
     def feed(self, text: str, rank: Optional[int], file: str, number: int) -> Tuple[int, str]:
-        """The number of the line that names the error, and where the process stood, as far as that is known; or 0 and nothing."""
+        """Return the number of the line that names the error, and the crash location as far as known; or 0 and nothing."""
         if FATAL in text:
             if len(self._open) < MAX_OPEN_CRASHES or (file, rank) in self._open:
                 self._open[(file, rank)] = _Stack(number)

@@ -1,7 +1,7 @@
-"""Facts from what people paste beside a log: the output of `ibstat`, `nvidia-smi`, `ip addr` and the like.
+"""Facts from output that people paste beside a log: `ibstat`, `nvidia-smi`, `ip addr` and the like.
 
-A text may hold several. A reader is tried when one of its marks stands in the text; what none recognises is named as not read.
-Readers give the same facts as a live node, in which None is unknown; `doctor` judges both.
+A text may hold several dumps. A reader runs if one of its marks occurs in the text; passages that no reader recognises are
+reported as unread. Readers give the same facts as a live node (None is unknown); `doctor` judges both.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from drumbeat.machine.dumps.text import Dump, Text
 from drumbeat.machine.model import Facts, Gpu
 from drumbeat.machine.vendors import VENDORS
 
-MAX_BYTES = 4 << 20  # of a file that is looked at for dumps
+MAX_BYTES = 4 << 20  # part of a file that is searched for dumps
 MAX_DUMPS, MAX_DEVICES, MAX_PORTS = 64, 256, 16
 MAX_LINES = 8 * MAX_DEVICES
 
-# Reader -> words of which one must stand in the text.
+# Reader -> words, one of which must occur in the text.
 READERS: Dict[Callable[[Text], Iterable[Dump]], Tuple[str, ...]] = {
     nvidia.topology: ("GPU0",),
     nvidia.query: ("Attached GPUs", "Product Name", "GPU UUID", "<nvidia_smi_log>"),
@@ -48,12 +48,12 @@ READERS: Dict[Callable[[Text], Iterable[Dump]], Tuple[str, ...]] = {
 
 
 def read_dumps(text: str, file: str) -> Tuple[Dump, ...]:
-    """Read every dump in this text but a kernel log, which `diagnose` reads as a log; one that repeats another is left out."""
+    """Read every dump in this text but a kernel log, which `diagnose` reads as a log; repeated dumps are left out."""
     return tuple(dump for dump in read(text, file)[0] if dump.kind != reports.KERNEL_LOG)
 
 
 def read(text: str, file: str) -> Tuple[Tuple[Dump, ...], Tuple[Tuple[Evidence, int], ...]]:
-    """Read every dump in this text; also return each passage that no reader understood: its first line, and how many it has."""
+    """Read every dump in this text; also return each passage that no reader understood: its first line and line count."""
     parts = _by_host(text[:MAX_BYTES]) or [("", text, range(text.count("\n") + 1))]
     each = [_read(part, file, host, numbers) for host, part, numbers in parts]
     return tuple(chain.from_iterable(dumps for dumps, _ in each)), tuple(chain.from_iterable(rest for _, rest in each))
@@ -64,7 +64,7 @@ MAX_HOSTS = 16
 
 
 def _by_host(text: str) -> List[Tuple[str, str, Sequence[int]]]:
-    """Split what pdsh or clush printed (`host: line`) by host, with the number of each line in the whole; [] for other texts."""
+    """Split output of pdsh or clush (`host: line`) by host, with the original line numbers; [] for other texts."""
     lines = text.split("\n")
     heads = [_PREFIX.match(line) for line in lines]
     own: Dict[str, List[int]] = {}
@@ -100,15 +100,15 @@ def _read(
 
 
 def _bounded(facts: Facts) -> Facts:
-    """Limit what one node can have: untrusted text must not cost time that grows with the square of its length."""
+    """Limit the devices of one node: untrusted text must not cause quadratic run time."""
     rdma = tuple(replace(device, ports=device.ports[:MAX_PORTS]) for device in facts.rdma[:MAX_DEVICES])
     return replace(facts, gpus=facts.gpus[:MAX_DEVICES], rdma=rdma, interfaces=facts.interfaces[:MAX_DEVICES])
 
 
 def by_node(dumps: Sequence[Dump]) -> List[List[Dump]]:
-    """Sort dumps into those that are judged together: of one node, with the same number for the same GPU.
+    """Group dumps that are judged together: those of one node, with GPUs numbered alike.
 
-    A kind that repeats is another node, or another moment. GPUs that cannot be matched leave a dump on its own.
+    A second dump of the same kind is another node, or another moment. A dump whose GPUs cannot be matched stays alone.
     """
     hosts = [dump.facts.host for dump in dumps]
     if len({*hosts} - {""}) > 1:
@@ -120,7 +120,7 @@ def by_node(dumps: Sequence[Dump]) -> List[List[Dump]]:
         gpus = dumps[n].facts.gpus
         return -sum(bool(gpu.pci or gpu.uuid) for gpu in gpus), any(gpu.index < 0 for gpu in gpus), -len(gpus)
 
-    for n in sorted(range(len(dumps)), key=identified):  # the numbers of the first are kept
+    for n in sorted(range(len(dumps)), key=identified):  # the first dump's numbers are kept
         if not dumps[n].facts.gpus:
             rest.append(n)
             continue
@@ -134,7 +134,7 @@ def by_node(dumps: Sequence[Dump]) -> List[List[Dump]]:
         else:
             groups.append([n])
     kinds = [dump.kind for dump in dumps]
-    if len(set(kinds)) < len(kinds):  # nothing tells to which node a list of NICs belongs
+    if len(set(kinds)) < len(kinds):  # nothing shows which node a list of NICs belongs to
         groups += [[n] for n in rest]
     else:
         main = max(groups, key=lambda group: max(len(dumps[n].facts.gpus) for n in group), default=[])
@@ -146,8 +146,8 @@ def by_node(dumps: Sequence[Dump]) -> List[List[Dump]]:
 def same_gpus(known: Sequence[Gpu], others: Sequence[Gpu]) -> Optional[Dict[int, int]]:
     """Match the GPUs of two dumps by PCI address, then by UUID: number of each -> its number in `known`. None: no match.
 
-    Numbers count only where one side shows neither. A program that sees some of the GPUs (CUDA_VISIBLE_DEVICES, a container)
-    counts from 0, so numbers from 0 on are those of the node if there are as many on both sides.
+    Numbers decide only if one side shows neither. A program that sees some of the GPUs (CUDA_VISIBLE_DEVICES, a container)
+    counts from 0, so numbers from 0 on are the node's only if both sides have as many.
     """
     if {gpu.vendor for gpu in (*known, *others)} - {"unknown", known[0].vendor}:
         return None
@@ -157,7 +157,7 @@ def same_gpus(known: Sequence[Gpu], others: Sequence[Gpu]) -> Optional[Dict[int,
         if not any(mine for mine, _ in pairs):
             return None
         if any(mine and mine.uuid and other.uuid and mine.uuid != other.uuid for mine, other in pairs):
-            return None  # another node, of the same kind
+            return None  # another node with the same GPU model
         free = count(min(0, *(gpu.index for gpu in known)) - 1, -1)
         return {other.index: mine.index if mine else next(free) for mine, other in pairs}
     mine, theirs = ({gpu.index for gpu in each} for each in (known, others))
@@ -194,7 +194,7 @@ _GPU_NAME = re.compile(r"(?<![\w-])GPU (?:\d+|at [0-9a-fA-F:.]{7,16}|at GPU-[\w-
 
 
 def together(dumps: Iterable[Dump]) -> Dump:
-    """Combine several dumps of one node: each device as all of them describe it."""
+    """Combine several dumps of one node: each device gets the fields of all of them."""
     found: Dump = Dump("", Facts(""))
     for dump in dumps:
         facts = _merged(found.facts, dump.facts)
@@ -205,11 +205,12 @@ def together(dumps: Iterable[Dump]) -> Dump:
     return found
 
 
-ERRORS = ("uncorrected_errors", "remapped_rows", "remap_pending", "remap_failed")  # of two dumps the later shows more
+ERRORS = ("uncorrected_errors", "remapped_rows", "remap_pending", "remap_failed")  # the larger of two counts wins
 
 
 def _merged(one: Any, other: Any) -> Any:
-    """Merge records field by field, devices by their name or number; the first that knows is believed, but of errors."""
+    """Merge records field by field, and devices by name or number. The first known value wins; of error counts, the larger
+    one."""
     changes: Dict[str, Any] = {}
     for each in fields(one):
         mine, theirs = getattr(one, each.name), getattr(other, each.name)

@@ -62,7 +62,7 @@ def _topology(text: Text) -> Optional[Dump]:
 
 
 def _sections(text: Text) -> Iterator[Dump]:
-    """Read amd-smi static, metric and bad-pages: sections below each GPU, of which any may be left out."""
+    """Read amd-smi static, metric and bad-pages: sections below each GPU, any of which may be missing."""
     found: Dict[str, Tuple[List[Gpu], Dict[str, Evidence], List[str], List[str]]] = {}
     unread: Dict[str, Dict[str, None]] = {}
     for start, end in text.sections([*_AMD_GPU.finditer(text.whole)]):
@@ -118,7 +118,7 @@ _PAGES = {"RETIRED": "remapped_rows", "PENDING": "remap_pending", "UN_RES": "rem
 
 
 def _pages(tree: Tree, fact: str, name: str) -> Optional[int]:
-    """Count the pages of one state; None where the tool does not know."""
+    """Count the pages in one state; None if the tool does not know."""
     pages = [number for path, _, number in tree.entries if path == f"{name}/PAGE_ADDRESS"]
     if pages:
         tree.used[fact] = pages[0]
@@ -146,7 +146,7 @@ _RAS_ROW = re.compile(r"^\s+\w+\s+[A-Z]+\s+(\d{1,18})\s+(\d{1,18})\s*$")
 
 
 def rocm(text: Text) -> Iterator[Dump]:
-    """Read rocm-smi: plain, --showrasinfo, --showtopo. Its output is sections below titles; those of others are left unread."""
+    """Read rocm-smi: plain, --showrasinfo, --showtopo. The output is sections below titles; unknown sections are left unread."""
     heads = [*_TITLE.finditer(text.whole)]
     for head, end in text.sections(heads):
         first, last = text.number(head.start()), text.number(end - 1) + 1
@@ -189,12 +189,12 @@ def _concise(text: Text, first: int, last: int) -> Iterator[Dump]:
 
 
 def _mute(gpus: List[Gpu], silent: List[str]) -> Tuple[str, ...]:
-    """Name the GPUs without any value, as Facts.driver_errors has them. If all are so, it is the tool that knows nothing."""
+    """Return Facts.driver_errors for GPUs without any value. If all GPUs lack them, the tool is at fault and none is listed."""
     return tuple(f"{gpu}: N/A in place of all its values" for gpu in silent) if len(silent) < len(gpus) else ()
 
 
 def _errors(text: Text, first: int, last: int) -> Iterator[Dump]:
-    """Read rocm-smi --showrasinfo. The second count is that of uncorrectable errors, also where an old header swaps the two."""
+    """Read rocm-smi --showrasinfo. The second count is uncorrectable errors, even if an old header swaps the two."""
     counts: Dict[int, Dict[int, int]] = {}  # GPU -> line -> errors
     lines: Dict[str, Evidence] = {}
     index = None

@@ -22,7 +22,7 @@ _BLOCK = re.compile(
 
 
 def ports(text: Text) -> Iterator[Dump]:
-    """Read ibstat, ibstatus and ibv_devinfo: fields below a port, below a device. A port named again is another node's."""
+    """Read ibstat, ibstatus and ibv_devinfo: fields below a port, below a device. A repeated port is another node's."""
     groups: List[Tuple[str, Dict[Tuple[str, int], Dict[str, str]], Dict[str, Evidence]]] = []
     device = ""
     fields: Dict[str, str] = {}
@@ -51,10 +51,10 @@ def ports(text: Text) -> Iterator[Dump]:
                 groups[-1][2][device] = text.line(number)
             elif name == "active_mtu":
                 groups[-1][2][f"{device}/mtu"] = text.line(number)
-            elif name == "rate" and _number(match["value"]):  # a finding about the rate names it so
+            elif name == "rate" and _number(match["value"]):  # the name used by findings about the rate
                 groups[-1][2][f"{device} ({_number(match['value']):g} Gb/s"] = text.line(number)
     if text.whole.rstrip().rpartition("\n")[2].lstrip().lower().startswith("rate:"):
-        fields.pop("rate", None)  # 40 may be the start of 400
+        fields.pop("rate", None)  # 40 may be a cut-off 400
     for kind, found, lines in groups:
         known = {key: _port(key[1], values) for key, values in found.items() if values.get("state")}
         if known:
@@ -94,7 +94,7 @@ _LISTED = re.compile(r"^\s*device\s+node GUID\s*\n\s*-+\s+-+\s*\n((?:\s*\S+\s+[0
 
 
 def devices(text: Text) -> Iterator[Dump]:
-    """Read ibv_devices: names alone."""
+    """Read ibv_devices, which prints only names."""
     match = _LISTED.search(text.whole)
     if match and "hca_id" not in text.whole:
         names = [line.split()[0] for line in match[1].splitlines() if line.split()]
@@ -126,7 +126,7 @@ def links(text: Text) -> Iterator[Dump]:
     for match in matches:
         key, netdev, state = (match["device"], int(match["port"][:6])), match["netdev"] or "", match["state"].upper()
         if kind == "rdma link":
-            # A port without an interface is InfiniBand; so is one with a subnet prefix.
+            # A port without an interface is InfiniBand, and so is one with a subnet prefix.
             layer = "InfiniBand" if not netdev or "subnet_prefix" in match[0] else "Ethernet"
             found[key] = RdmaPort(key[1], state, match["physical"].replace("_", ""), layer)
         else:  # the state is that of the IP interface: an InfiniBand port works without one

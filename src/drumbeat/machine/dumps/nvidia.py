@@ -21,7 +21,7 @@ MAX_TABLES = 8
 
 
 def topology(text: Text) -> Iterator[Dump]:
-    """Read nvidia-smi topo -m; of many tables the last ones."""
+    """Read nvidia-smi topo -m; if there are many tables, the last ones."""
     heads = [number for number, line in enumerate(text.lines) if "GPU0" in line and not _CELL.search(line)]
     spans = [*zip(heads, [*heads[1:], len(text.lines)])]
     yield from [dump for head, end in spans if (dump := _table(text, head, end))][-MAX_TABLES:]
@@ -53,7 +53,7 @@ def _table(text: Text, head: int, end: int) -> Optional[Dump]:
 def _rows(
     text: Text, start: int, end: int, columns: List[str], affinities: bool
 ) -> Tuple[Dict[str, List[str]], Dict[str, int], Dict[str, Evidence]]:
-    """Return whole rows, NUMA nodes, and the line of each."""
+    """Return the complete rows, the NUMA nodes, and the line of each row."""
     rows: Dict[str, List[str]] = {}
     numa: Dict[str, int] = {}
     lines: Dict[str, Evidence] = {}
@@ -90,7 +90,7 @@ _THROTTLE = {
 
 
 def query(text: Text) -> Iterator[Dump]:
-    """Read nvidia-smi -q. Of its XML form (-x) only names are read, which a note says."""
+    """Read nvidia-smi -q. Of its XML form (-x) only names are read, and a note says so."""
     xml = "<nvidia_smi_log>" in text.whole
     heads = [*(_XML_GPU if xml else _GPU).finditer(text.whole)]
     top = True
@@ -98,13 +98,13 @@ def query(text: Text) -> Iterator[Dump]:
         heads, top = [*_BUS.finditer(text.whole)][:1], False  # cut off at the top
     if not heads:
         return
-    # nvidia-smi counts in the order of the addresses, and also GPUs that it cannot reach.
+    # nvidia-smi counts in address order, including GPUs that it cannot reach.
     lost = {address for address, _, _ in refusals(text) if address}
     order = sorted({*(_address(head[1]) for head in heads), *lost})
     attached = _ATTACHED.search(text.whole)
     whole = attached is not None and int(attached[1]) <= len(
         order
-    )  # else the place among those shown is not the number
+    )  # otherwise the position among the GPUs shown is not the number
     gpus, lines, unknown, errors = [], {}, [], []
     for head, end in text.sections(heads):
         address, first = _address(head[1]), text.number(head.start())
@@ -151,7 +151,7 @@ def _address(bus: str) -> str:
     return pci_address(bus) or bus
 
 
-# What a section of -q shows of a healthy GPU, in words, and the facts that come from it.
+# What a section of -q shows for a healthy GPU, in words, and the facts taken from it.
 _EXPECTED = {
     "its name": {"name"},
     "its memory errors": {"health.uncorrected_errors", "health.ecc"},
@@ -193,7 +193,7 @@ def _gpu(index: int, bus: str, tree: Tree) -> Gpu:
 
 
 def _uncorrected(name: str) -> bool:
-    """Return true for a counter of uncorrectable errors since the driver was loaded, in the words of any version."""
+    """Return true for a counter of uncorrectable errors since the driver was loaded, as named by any version."""
     return "ECC Errors/Volatile/" in name and ("Uncorrectable" in name or name.endswith("Double Bit/Total"))
 
 
@@ -206,7 +206,8 @@ _ERR = re.compile(r"ERR!|\[?Unknown Error\]?")
 
 
 def _broken(text: Text, gpu: Gpu, span: range) -> Optional[Tuple[str, str, Evidence]]:
-    """Return what stands in place of a GPU's values, and where: by its address if it is lost, by its label if it tells some."""
+    """Return error text printed instead of a GPU's values, and its line: with the PCI address of a lost GPU, or the label of
+    one with some values."""
     for number in span:
         gone = _GONE.search(text.lines[number])
         if gone:
@@ -246,7 +247,7 @@ def table(text: Text) -> Iterator[Dump]:
                 pids.setdefault(int(process[1]), []).append(int(process[2]))
                 lines[f"GPU {int(process[1])}/pids"] = text.line(number)
         if cards:
-            whole = listed < last  # else no process is known of
+            whole = listed < last  # otherwise no processes are known
             for number in range(first, last):
                 if text.lines[number].lstrip().startswith(("|", "+")):
                     text.claim(number, number + 1)
@@ -260,7 +261,7 @@ def table(text: Text) -> Iterator[Dump]:
 
 
 def _card(text: Text, row: int, end: int) -> Tuple[Gpu, Dict[str, Evidence]]:
-    """Read the lines of one GPU, and cite those of its facts. ECC is a number, Off, or N/A where there is none."""
+    """Read the lines of one GPU and cite those of its facts. ECC is a count, Off, or N/A if there is none."""
     match = _CARD.match(text.lines[row].strip())
     assert match
     name, errors, device = match[2], match[4], f"GPU {int(match[1])}"
@@ -289,7 +290,7 @@ _CSV = re.compile(
 
 
 def rows(text: Text) -> Iterator[Dump]:
-    """Read nvidia-smi --query-gpu=... --format=csv, by the names in its first line."""
+    """Read nvidia-smi --query-gpu=... --format=csv, by the names in its header."""
     head = next((number for number, line in enumerate(text.lines) if _CSV.match(line)), None)
     if head is None:
         return
@@ -354,7 +355,7 @@ def listed(text: Text) -> Iterator[Dump]:
         yield Dump("nvidia-smi -L", Facts("", gpus=gpus), lines)
 
 
-# What nvidia-smi prints instead of an answer.
+# Messages that nvidia-smi prints instead of an answer.
 _REFUSAL = re.compile(
     r"^\s*(?:Unable to determine the device handle for (?:GPU|gpu)\s*(?:\d{1,3}: )?"
     r"(?P<address>[0-9A-Fa-f:.]{12,16}): (?P<words>.{3,120}?)"
@@ -364,13 +365,14 @@ _REFUSAL = re.compile(
 
 
 def refusals(text: Text) -> List[Tuple[str, str, int]]:
-    """Return the GPUs, by address, that nvidia-smi could not reach, its words, and where; no address: none at all."""
+    """Return the PCI address of each GPU that nvidia-smi could not reach, its message and place; no address: it reached none
+    at all."""
     found = _REFUSAL.finditer(text.whole)
     return [(_address(each["address"] or ""), each["words"] or each["driver"], each.start()) for each in found]
 
 
 def refused(text: Text) -> Iterator[Dump]:
-    """Read the words of an nvidia-smi that failed."""
+    """Read the message of an nvidia-smi that failed."""
     found = refusals(text)
     if found:
         words = tuple(dict.fromkeys(f"{address}: {words}" if address else words for address, words, _ in found))

@@ -35,7 +35,7 @@ def nccl_file(text: Text) -> Iterator[Dump]:
         bus, kind = attributes.get("busid"), attributes.get("class", "")
         if tag == "cpu":
             numa_nodes.append(attributes.get("numaid", "?"))
-        # A card that holds nothing is one that NCCL has yet to fill in.
+        # A tag that contains nothing is a card that NCCL has not filled in yet.
         is_gpu, is_net = tag == "gpu", tag == "net"
         if tag == "pci" and closed:
             is_gpu, is_net, path = kind.startswith("0x0302"), kind.startswith("0x0207"), [*path, ("pci", bus or "?")]
@@ -62,7 +62,7 @@ def nccl_file(text: Text) -> Iterator[Dump]:
 
 
 def _tags(text: str, start: int) -> Iterator[Tuple[str, Dict[str, str], List[Tuple[str, str]], bool, int]]:
-    """Yield each opening tag, with its attributes, what it stands in, whether it holds nothing, and its position."""
+    """Yield each opening tag, with its attributes, its parent, True if it is empty, and its position."""
     path: List[Tuple[str, str]] = []  # tag, busid or NUMA node
     for count, match in enumerate(_TAG.finditer(text, start)):
         closing, tag, rest, empty = match.groups()
@@ -82,7 +82,7 @@ KERNEL_LOG = "kernel log"
 
 
 def kernel_log(text: Text) -> Iterator[Dump]:
-    """Read what GPU drivers report in the kernel's log; the other lines are a log's, which `drumbeat diagnose` reads."""
+    """Read the GPU drivers' error reports in a kernel log; `drumbeat diagnose` reads the other lines as a log."""
     gpus: Dict[str, Gpu] = {}
     lines: Dict[str, Evidence] = {}
     for number, line in enumerate(text.lines):

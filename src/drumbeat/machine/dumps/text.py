@@ -1,4 +1,4 @@
-"""A pasted text with its line numbers, and what a reader of dumps makes of one."""
+"""A pasted text with its line numbers, and the result of a dump reader."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FLAGS = {"Yes": True, "No": False, "Enabled": True, "Disabled": False, "On": Tr
 
 
 class Text:
-    """A text that remembers which of its lines a reader has understood: a line that is cited, and the paragraph around it."""
+    """A text that records which lines a reader has understood: each cited line and the paragraph around it."""
 
     def __init__(self, whole: str) -> None:
         self.whole = whole
@@ -66,7 +66,7 @@ class Text:
         self._read[first:end] = b"\1" * len(self.lines[first:end])
 
     def claim_body(self, head: int, end: int) -> int:
-        """Claim a head line and what is indented below it; return the line where that ends."""
+        """Mark a head line and the indented lines below it as read; return the line after them."""
         last = head + 1
         while last < end and (not self.lines[last].strip() or self.lines[last][0] in " \t"):
             last += 1
@@ -74,13 +74,13 @@ class Text:
         return last
 
     def host(self, number: int) -> str:
-        """Return the host that the shell's prompt above this line, counted from 1, names; '' if there is none."""
+        """Return the host named in the shell prompt above this line (counted from 1); '' if there is none."""
         prompts = (_PROMPT.match(line) for line in reversed(self.lines[: number - 1]))
         return next((prompt[1] for prompt in prompts if prompt), "")
 
     def unread(self) -> Iterator[Tuple[Evidence, int]]:
-        """Yield the first line of each passage that no reader understood, and how many lines it has; a single
-        line is no dump, but may warn."""
+        """Yield the first line and line count of each passage that no reader understood. A single line counts only if it reads
+        like a warning."""
         start, count = None, 0
         for number in range(len(self.lines) + 1):
             if number == len(self.lines) or self._read[number]:
@@ -114,10 +114,11 @@ class Tree:
         self._first: Dict[str, Tuple[str, int]] = {}
         for name, value, number in self.entries:
             self._first.setdefault(name, (value, number))
-        self.used: Dict[str, int] = {}  # fact -> the line that it came from
+        self.used: Dict[str, int] = {}  # fact -> number of the line that it came from
 
     def get(self, fact: str, *names: str) -> str:
-        """Return the value of the first of these keys that is there, as this fact's source; a key without a section fits any."""
+        """Return the value of the first of these keys that exists, and note it as this fact's source. A key without a section
+        matches any."""
         for name in names:
             for path, (value, number) in self._first.items():
                 if path == name or ("/" not in name and path.rpartition("/")[2] == name):
@@ -137,7 +138,7 @@ class Tree:
         return int(found[0]) if found else None
 
     def total(self, fact: str, chosen: Callable[[str], bool]) -> Optional[int]:
-        """Add up the numbers below the keys that are chosen; the first that is not 0 is the fact's source."""
+        """Add up the numbers below the chosen keys; the first nonzero one is the fact's source."""
         found = [(int(value[:9]), number) for name, value, number in self.entries if chosen(name) and value.isdigit()]
         if not found:
             return None
@@ -145,19 +146,19 @@ class Tree:
         return sum(value for value, _ in found)
 
     def cite(self, text: Text, device: str) -> Dict[str, Evidence]:
-        """Return the lines of this device's facts, as Dump.lines has them."""
+        """Return the lines behind this device's facts, in the form of Dump.lines."""
         return {f"{device}/{fact}": text.line(number) for fact, number in self.used.items()}
 
 
 @dataclass(frozen=True)
 class Dump:
-    """One dump as its reader understands it."""
+    """One dump as understood by its reader."""
 
     kind: str  # the command that printed it
     facts: Facts  # None or nothing is unknown, as on a live node
     # "mlx5_0", "GPU 3" -> the line that names it; "GPU 3/mig" -> the line of one of its facts
     lines: Mapping[str, Evidence] = field(default_factory=dict)
-    shown: FrozenSet[str] = frozenset()  # subjects whose absence from this dump means that they are not there
-    notes: Tuple[str, ...] = ()  # what else it says, in words
-    answers: Optional[FrameworkAnswers] = None  # where it is a framework's report of its own build
+    shown: FrozenSet[str] = frozenset()  # subjects listed completely: what this dump does not show does not exist
+    notes: Tuple[str, ...] = ()  # further information, in words
+    answers: Optional[FrameworkAnswers] = None  # for a framework's report of its own build
     file: str = ""

@@ -1,7 +1,7 @@
-"""Identity of this node in its job. Only the scheduler's own variables and files are read: no tool, no address.
+"""Identity of this node in its job, read only from the scheduler's own variables and files: no tool, no address.
 
-Each kind of scheduler has one reader, `read(host, environ, notes) -> Identity`. A backend that comes as a package of its own
-needs none: its launcher exports the variables of `pods.read_given`.
+Each kind of scheduler has one reader, `read(host, environ, notes) -> Identity`. A backend from an external package needs none:
+its launcher exports the variables of `pods.read_given`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Reader = Callable[[Host, Mapping[str, str], List[str]], Identity]
 
 
 def _pod(host: Host, environ: Mapping[str, str], notes: List[str]) -> Identity:
-    """Run:ai's pods are Kubernetes' own; which of its variables it sets depends on the kind of job."""
+    """Identify a pod of Run:ai or plain Kubernetes; Run:ai is recognised by its variables, which depend on the kind of job."""
     reader = pods.read_runai if any(name.startswith("RUNAI_") for name in environ) else pods.read_kubernetes
     return reader(host, environ, notes)
 
@@ -39,7 +39,7 @@ _READERS: Tuple[Tuple[str, Reader], ...] = (
 
 
 def read(host: Host, notes: List[str]) -> Identity:
-    """Identify this node by the innermost launcher that started us, and where ranks meet; add what is unclear to `notes`."""
+    """Identify this node, by the innermost launcher that started us, and the meeting point; add what is unclear to `notes`."""
     environ = host.environ
     reader = next((reader for mark, reader in _READERS if environ.get(mark)), pods.read_by_hand)
     found = reader(host, environ, notes)
@@ -48,6 +48,6 @@ def read(host: Host, notes: List[str]) -> Identity:
 
 
 def rank_variables(environ: Mapping[str, str]) -> Dict[str, str]:
-    """Return a scheduler's or launcher's variables about a task, corrected for one of several ranks that the task started.
-    `environ` is the rank's own."""
+    """Return corrected scheduler or launcher variables for one of several ranks that a single task started. `environ` is the
+    rank's own."""
     return {**slurm.task_variables(environ), **batch.task_variables(environ)}

@@ -1,4 +1,4 @@
-"""PBS, LSF and Flux, and the tasks of mpirun. PALS (on HPE Cray) says the node's number itself; so does pbsdsh."""
+"""PBS, LSF and Flux, and the tasks of mpirun. PALS (on HPE Cray) and pbsdsh give the node's number directly."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def _nodefile(host: Host, path: Optional[str], notes: List[str]) -> Tuple[str, .
     return tuple(dict.fromkeys(text.split()))[:NODES_LIMIT]  # a name is repeated for each of its slots
 
 
-# IBM Spectrum LSF: the job's hosts with their slots, and jsrun's numbers for its tasks.
+# IBM Spectrum LSF: the job's hosts with their slots, and jsrun's task numbers.
 
 
 def read_lsf(host: Host, environ: Mapping[str, str], notes: List[str]) -> Identity:
     hosts = _hosts(environ, notes)
     local, here = integer(environ.get("JSM_NAMESPACE_LOCAL_RANK")), integer(environ.get("JSM_NAMESPACE_LOCAL_SIZE"))
     index = environ.get("LSB_JOBINDEX", "")
-    in_array = index.isdigit() and index != "0"  # LSF counts them from 1
+    in_array = index.isdigit() and index != "0"  # LSF counts array indices from 1
     job = environ.get("LSB_JOBID")
     return Identity(
         scheduler="lsf",
@@ -67,7 +67,8 @@ def read_lsf(host: Host, environ: Mapping[str, str], notes: List[str]) -> Identi
 
 
 def _hosts(environ: Mapping[str, str], notes: List[str]) -> Tuple[str, ...]:
-    """LSB_MCPU_HOSTS is `batch1 1 n1 42 n2 42`; a first host with one slot beside larger ones only starts the job."""
+    """Return the hosts in LSB_MCPU_HOSTS, such as `batch1 1 n1 42 n2 42`. A first host with the only single slot just starts
+    the job, so it is dropped."""
     words = environ.get("LSB_MCPU_HOSTS", "").split()
     slots = dict(zip(words[::2], words[1::2]))
     if len(words) % 2 or not all(count.isdigit() for count in slots.values()):
@@ -81,14 +82,14 @@ def _hosts(environ: Mapping[str, str], notes: List[str]) -> Tuple[str, ...]:
     return tuple(names[:NODES_LIMIT])
 
 
-# Flux: a task's own numbers. No variable names the other nodes: more than one of them need MASTER_ADDR.
+# Flux gives a task its own numbers, but not the other nodes' names: jobs of several nodes need MASTER_ADDR.
 
 
 def read_flux(host: Host, environ: Mapping[str, str], notes: List[str]) -> Identity:
     rank, local = integer(environ.get("FLUX_TASK_RANK")), integer(environ.get("FLUX_TASK_LOCAL_ID"))
     size, nodes = integer(environ.get("FLUX_JOB_SIZE")), integer(environ.get("FLUX_JOB_NNODES"))
     here = size // nodes if size and nodes and size % nodes == 0 else None
-    in_blocks = rank is not None and here and rank % here == local  # as flux run places them by default
+    in_blocks = rank is not None and here and rank % here == local  # the default placement of flux run
     return Identity(
         scheduler="flux",
         batch="flux",
@@ -111,7 +112,7 @@ _RANKS = {
 
 
 def read_mpirun(scheduler: str, host: Host, environ: Mapping[str, str], notes: List[str]) -> Identity:
-    """mpirun gives ranks, not nodes: the node follows from them, or from the batch system around mpirun."""
+    """Identify the node of an mpirun task: mpirun gives only ranks, so the node follows from them or from the batch system."""
     rank, size, local, here = (integer(environ.get(name)) for name in _RANKS[scheduler])
     outer = _batch_job(host, environ, notes)
     nodes = size // here if size and here and size % here == 0 else None
@@ -122,15 +123,15 @@ def read_mpirun(scheduler: str, host: Host, environ: Mapping[str, str], notes: L
         node = hosts.index(name)
     elif rank is not None and here == 1:
         node = rank
-    elif rank is not None and here and nodes and rank % here == local:  # placed slot by slot, as mpirun does by default
+    elif rank is not None and here and nodes and rank % here == local:  # placed slot by slot, mpirun's default
         node = rank // here
     task = dataclasses.replace(outer, scheduler=scheduler, place="inside", step_id=None, ends_at=None, began_at=None)
     return dataclasses.replace(task, node_rank=node, nodes=nodes, hosts=hosts, local_id=local, tasks_per_node=here)
 
 
 def _batch_job(host: Host, environ: Mapping[str, str], notes: List[str]) -> Identity:
-    """Identify the job that mpirun runs in. Under Slurm it starts its daemons in a step without the first node, so that
-    step's own variables would be wrong: the node's name in the job's list is what counts."""
+    """Identify the job that mpirun runs in. Under Slurm, mpirun starts its daemons in a step without the first node, so that
+    the step's variables are wrong: the node's position in the job's host list is used."""
     if environ.get("SLURM_JOB_ID"):
         job = {key: value for key, value in environ.items() if not key.startswith("SLURM_STEP")}
         return slurm.read(host, job, notes)
@@ -145,6 +146,6 @@ _TASK = dict(zip(_RANKS["openmpi"], ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_
 
 
 def task_variables(environ: Mapping[str, str]) -> Dict[str, str]:
-    """Return a task's variables for one of several ranks that it has started. Those that MPI itself starts with stay."""
+    """Return the task variables for one of several ranks that it has started. Variables that MPI itself starts with are kept."""
     known = _TASK.items() if "RANK" in environ else ()
     return {name: environ[ours] for name, ours in known if name in environ and ours in environ}

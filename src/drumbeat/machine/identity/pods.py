@@ -1,4 +1,5 @@
-"""A pod. Kubeflow's training operator exports PET_* for torchrun; RANK in a pod is the pod's number, so our node rank."""
+"""Kubernetes pods. Kubeflow's training operator exports PET_* for torchrun; RANK in a pod is the pod's number, so our node
+rank."""
 
 from __future__ import annotations
 
@@ -11,11 +12,11 @@ from drumbeat.machine.parse import gpu_count, hosts_of, integer, port, times
 
 OCI = ("docker", "podman", "kubernetes")  # kinds of containers that run the same images
 
-# Variables for torchrun are PET_*; those that it sets for the processes below it TORCHELASTIC_* and GROUP_*.
+# PET_* variables are for torchrun; TORCHELASTIC_* and GROUP_* are those that torchrun sets for its processes.
 
 
 def _fixed_nodes(environ: Mapping[str, str], notes: List[str]) -> Optional[int]:
-    """Read PET_NNODES where it is one number; `2:4` is a range for elastic jobs."""
+    """Read PET_NNODES if it is a single number; `2:4` is a range for elastic jobs."""
     text = environ.get("PET_NNODES", "")
     low, _, high = text.partition(":")
     nodes = integer(low) if low and (not high or high == low) else None
@@ -31,10 +32,10 @@ def read_kubernetes(
     nodes = _fixed_nodes(environ, notes)
     rank = environ.get("PET_NODE_RANK") or environ.get("RANK") or environ.get("JOB_COMPLETION_INDEX")
     if environ.get("TORCHELASTIC_RUN_ID"):
-        rank = environ.get("GROUP_RANK")  # there RANK is the process's
+        rank = environ.get("GROUP_RANK")  # below torchrun, RANK is the process's
     return Identity(
         scheduler=scheduler,
-        place="inside" if (nodes or 1) > 1 else "here",  # a pod by itself is a machine like any other
+        place="inside" if (nodes or 1) > 1 else "here",  # a single pod is a machine like any other
         job_id=environ.get("JOB_NAME"),
         node_rank=integer(rank) if rank else (0 if nodes == 1 else None),
         nodes=nodes,
@@ -44,7 +45,7 @@ def read_kubernetes(
     )
 
 
-# A pod that Run:ai started: Kubernetes, and what Run:ai says of the job.
+# A pod that Run:ai started: a Kubernetes pod with Run:ai's job information.
 
 
 def read_runai(host: Host, environ: Mapping[str, str], notes: List[str]) -> Identity:
@@ -57,7 +58,7 @@ def read_runai(host: Host, environ: Mapping[str, str], notes: List[str]) -> Iden
     )
 
 
-# No scheduler: what the user exported on each node, or torchrun's own variables below it.
+# Without a scheduler: variables that the user exported on each node, or those of a torchrun that started us.
 
 
 def read_by_hand(host: Host, environ: Mapping[str, str], notes: List[str]) -> Identity:

@@ -13,9 +13,10 @@ _SPECIAL_STEPS = 0xFFFFFFF0  # interactive, batch, extern
 
 
 def read(host: Host, environ: Mapping[str, str], notes: List[str]) -> Identity:
-    """Read the node's place: in a step its own list holds, and SLURM_NODEID counts within it; a batch script is node 0."""
+    """Read the node's place. Inside a step, use the step's own node list, which SLURM_NODEID refers to; a batch script is node
+    0."""
     step = environ.get("SLURM_STEP_ID") or environ.get("SLURM_STEPID")
-    if (integer(step) or 0) >= _SPECIAL_STEPS:  # the shell of salloc may run in a step of one node, but is not one
+    if (integer(step) or 0) >= _SPECIAL_STEPS:  # the shell of salloc may run in a one-node step, but is not a task
         step = None
     first, second = ("SLURM_STEP_", "SLURM_JOB_") if step else ("SLURM_JOB_", "SLURM_")
     hosts = hosts_of(environ.get(first + "NODELIST") or environ.get(second + "NODELIST"), notes)

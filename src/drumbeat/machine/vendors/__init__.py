@@ -17,7 +17,7 @@ from drumbeat.machine.vendors.nvidia import Nvidia
 VENDORS: List[Vendor] = [Nvidia(), Amd(), Intel()]
 NO_GPU = Vendor()
 _EVENTS_KEPT = 16
-_FAULTS_KEPT = 4  # of those that programs cause: one bug writes dozens of lines
+_FAULTS_KEPT = 4  # events that programs cause: one bug writes dozens of lines
 
 
 def vendor_named(name: Optional[str]) -> Vendor:
@@ -35,12 +35,12 @@ def by_vendor(gpus: Sequence[Gpu]) -> List[Tuple[Vendor, List[Gpu]]]:
 
 
 def job_vendors() -> List[Vendor]:
-    """Return those that a site can name: pods and containers get their GPUs."""
+    """Return the vendors that a site can name, because pods and containers can get their GPUs."""
     return [vendor for vendor in VENDORS if vendor.pod_resource]
 
 
 def detect(host: Host) -> Tuple[Gpu, ...]:
-    """Find the GPUs that a process here can open. A missing driver, a cgroup or a container can hide all others."""
+    """Find the GPUs that a process here can open. A missing driver, a cgroup or a container can hide others."""
     found: List[Gpu] = []
     for vendor in VENDORS:
         gpus = vendor.detect(host)
@@ -52,7 +52,7 @@ def detect(host: Host) -> Tuple[Gpu, ...]:
 
 
 def _placed(host: Host, gpu: Gpu) -> Gpu:
-    """Add what the PCI tree knows about any vendor's GPU."""
+    """Add what the PCI tree shows for any vendor's GPU."""
     if not gpu.pci:
         return gpu
     base = f"{PCI}/{gpu.pci}"
@@ -69,14 +69,14 @@ def _placed(host: Host, gpu: Gpu) -> Gpu:
 
 
 def gpus_on_bus(host: Host) -> Dict[str, int]:
-    """Vendor -> how many GPUs the machine has. A server's management display (ASPEED, Matrox) is not one of them."""
+    """Return vendor -> number of GPUs in the machine, without a server's management display (ASPEED, Matrox)."""
     found = list(on_bus(host).values())
     counts = {vendor.name: found.count(vendor.pci_id) for vendor in VENDORS}
     return {name: counts[name] for name in sorted(counts) if counts[name]}
 
 
 def versions(host: Host) -> Dict[str, str]:
-    """Drivers and toolkits, as far as files say."""
+    """Return versions of drivers and toolkits, as far as files show them."""
     found = [item for vendor in VENDORS for item in vendor.versions(host).items()]
     return {name: version for name, version in found if version}
 
@@ -86,7 +86,7 @@ def with_health(host: Host, gpus: Sequence[Gpu]) -> Tuple[Gpu, ...]:
 
 
 def peer_memory(host: Host) -> Optional[bool]:
-    """Return true if the module by which a NIC reaches GPU memory is loaded; None if no vendor's driver needs one."""
+    """Return true if the module through which a NIC accesses GPU memory is loaded; None if no vendor's driver needs one."""
     return next((loaded for vendor in VENDORS for loaded in [vendor.peer_memory(host)] if loaded is not None), None)
 
 
@@ -99,22 +99,22 @@ def kernel_event(text: str) -> Optional[GpuEvent]:
 
 
 def of_program(event: str) -> bool:
-    """Return true if one of `gpu_events` is usually the program's own fault: an illegal access, a process that was killed."""
+    """Return true if a `gpu_events` entry is usually the program's own fault: an illegal access, a killed process."""
     return event.startswith(tuple(start for vendor in VENDORS for start in vendor.program_faults))
 
 
 def gpu_events(host: Host) -> Optional[Tuple[str, ...]]:
-    """Errors that the drivers wrote into the kernel's log, the latest last; None where it may not be read."""
+    """Return errors that the drivers wrote into the kernel's log, the latest last; None if it may not be read."""
     if line(host, "/proc/sys/kernel/dmesg_restrict") is None:
-        return None  # no kernel of its own (gVisor): its log would be made up
-    text = host.command(("dmesg",))  # where it is restricted, this fails but for root
+        return None  # not a real kernel (gVisor): its log would be made up
+    text = host.command(("dmesg",))  # on restricted systems this works only for root
     if text is None:
         return None
     return recent([event.text for event in map(kernel_event, text.splitlines()) if event])
 
 
 def recent(found: Sequence[str]) -> Tuple[str, ...]:
-    """Return the latest events; those that are a program's own fault do not push out the others."""
+    """Return the latest events; those of programs do not push out the others."""
     faults = [number for number, entry in enumerate(found) if of_program(entry)]
     others = [number for number, entry in enumerate(found) if not of_program(entry)]
     return tuple(found[number] for number in sorted(others[-_EVENTS_KEPT:] + faults[-_FAULTS_KEPT:]))
@@ -124,7 +124,7 @@ def recent(found: Sequence[str]) -> Tuple[str, ...]:
 
 
 def visibility_names() -> Tuple[str, ...]:
-    """Variables that hide GPUs, of all vendors."""
+    """Return the variables that hide GPUs, of all vendors."""
     return tuple(dict.fromkeys(name for vendor in VENDORS for name in vendor.visibility))
 
 

@@ -1,8 +1,8 @@
-"""AMD GPUs: the kernel's compute topology (/sys/class/kfd), whose order is the one HIP counts in; files of the amdgpu driver;
-rocm-smi and amd-smi where files keep silent.
+"""AMD GPUs: the kernel's compute topology (/sys/class/kfd), which has HIP's order; files of the amdgpu driver; rocm-smi and
+amd-smi for anything that files lack.
 
-Power is the honest signal: a GPU can be 100 % busy waiting. The second GCD of an MI250X module has no reading of its own: its
-power and cap are unknown, not zero.
+Power is the reliable signal: a GPU can be 100 % busy waiting. The second GCD of an MI250X module has no power sensor of its
+own: its power and cap are unknown, not zero.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from drumbeat.machine.vendors.contract import (
 
 _NODES = "/sys/class/kfd/kfd/topology/nodes"
 _PROCESSES = "/sys/class/kfd/kfd/proc"
-# Between the two GCDs of one MI250X run four links; between modules one or two. KFD counts in MB/s.
+# The two GCDs of one MI250X are joined by four links; modules by one or two. KFD counts in MB/s.
 _WITHIN_MODULE_MBPS = 200_000
 ROCM_SMI = ("rocm-smi", "--showproductname", "--showbus", "--showmeminfo", "vram", "--json")
 AMD_SMI = ("amd-smi", "static", "--bus", "--asic", "--vram", "--json")
@@ -82,7 +82,7 @@ class Amd(Vendor):
         return [dataclasses.replace(gpu, health=_health(host, f"{PCI}/{gpu.pci}")) if gpu.pci else gpu for gpu in gpus]
 
     def sampler(self, host: Host, gpus: Sequence[Gpu]) -> Callable[[], List[GpuSample]]:
-        """Files need no tool and no process; tools are asked only where files say nothing."""
+        """Return a function that samples these GPUs from files, at no cost; it asks a tool, rarely, only if files say nothing."""
         own = [gpu for gpu in gpus if gpu.pci]
         residencies: Dict[str, Dict[str, int]] = {}
         ask = Rarely(lambda: _sample_by_tool(host))
@@ -95,7 +95,7 @@ class Amd(Vendor):
         return sample
 
     def users(self, host: Host, gpus: Sequence[Gpu]) -> Optional[Users]:
-        """KFD keeps one folder per process, with one vram_<gpu_id> file per GPU that it opened."""
+        """Return the processes per GPU: KFD has a folder per process, with a vram_<gpu_id> file per open GPU."""
         if host.resolve(_PROCESSES) is None:
             return None
         identities = [line(host, f"{_NODES}/{node}/gpu_id") or "" for node, _ in _own_nodes(host)]
@@ -166,15 +166,15 @@ class Amd(Vendor):
 
 
 def _own_nodes(host: Host) -> List[Tuple[str, Dict[str, str]]]:
-    """The nodes of the compute topology that are GPUs of ours, and their properties, in the order in which HIP counts."""
+    """Return our GPUs' nodes in the compute topology with their properties, in HIP's order."""
     device_files = host.list("/dev")
     if device_files and "kfd" not in device_files:
-        return []  # a container without it
+        return []  # a container without AMD GPUs
     render_files = host.list("/dev/dri")
     found = []
     for node in sorted(host.list(_NODES), key=natural):
         about = properties(host.read(f"{_NODES}/{node}/properties"))
-        # CPU nodes have no SIMDs. A GPU that a scheduler's cgroup denies us cannot be read at all: it is not ours.
+        # CPU nodes have no SIMDs. A GPU that a scheduler's cgroup denies us is unreadable, so it is not ours.
         ours = not device_files or f"renderD{about.get('drm_render_minor')}" in render_files
         if integer(about.get("simd_count")) and ours:
             found.append((node, about))
@@ -184,7 +184,7 @@ def _own_nodes(host: Host) -> List[Tuple[str, Dict[str, str]]]:
 def _gpu(host: Host, index: int, node: str, about: Dict[str, str]) -> Gpu:
     pci, arch = _location(about), gfx_name(integer(about.get("gfx_target_version")))
     unique, minor = integer(about.get("unique_id")), integer(about.get("drm_render_minor"))
-    # MI300A shares its package with CPU cores and is meant for jobs all the same.
+    # MI300A shares its package with CPU cores, but is meant for jobs.
     integrated = bool(integer(about.get("cpu_cores_count"))) and not (arch or "").startswith("gfx94")
     return Gpu(
         index=index,
@@ -207,7 +207,7 @@ def _location(about: Dict[str, str]) -> Optional[str]:
 
 
 def gfx_name(version: Optional[int]) -> Optional[str]:
-    """90010 is gfx90a: two digits each, the last one hexadecimal."""
+    """Convert 90010 to gfx90a: two digits each, the last one hexadecimal."""
     if not version or not 0 < version < 1_000_000:
         return None
     return f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
@@ -237,7 +237,7 @@ def _with_modules(host: Host, gpus: List[Gpu], links: Dict[int, List[int]]) -> L
     if all(len(partner) == 1 for partner in partners.values()):
         for gpu in doubles:
             module_of[gpu.index] = min(gpu.index, partners[gpu.index][0])
-    elif len(doubles) % 2 == 0:  # older kernels do not give bandwidths; the two are counted one after the other
+    elif len(doubles) % 2 == 0:  # older kernels give no bandwidths; a module's two GCDs have consecutive numbers
         for place, gpu in enumerate(doubles):
             module_of[gpu.index] = doubles[place - place % 2].index
     numbers = {first: place for place, first in enumerate(sorted(set(module_of.values())))}
@@ -248,7 +248,7 @@ def _with_modules(host: Host, gpus: List[Gpu], links: Dict[int, List[int]]) -> L
 
 
 def _asked(host: Host, gpus: List[Gpu]) -> List[Gpu]:
-    """Names and memory from a tool, where sysfs kept silent; newer ROCm has only amd-smi."""
+    """Add names and memory from a tool if sysfs lacks them; newer ROCm has only amd-smi."""
     told = parse_cards(host.command(ROCM_SMI) or "") or parse_cards(host.command(AMD_SMI) or "")
     found = []
     for gpu in gpus:
@@ -258,10 +258,11 @@ def _asked(host: Host, gpus: List[Gpu]) -> List[Gpu]:
 
 
 def parse_cards(text: str) -> Dict[str, Tuple[Optional[str], Optional[int]]]:
-    """Name and memory of GPUs in JSON of rocm-smi or amd-smi, by PCI address, since the two count differently from HIP.
+    """Parse name and memory of GPUs from JSON of rocm-smi or amd-smi, keyed by PCI address, since both number GPUs differently
+    from HIP.
 
-    rocm-smi: `{"card0": {"PCI Bus": "0000:C1:00.0", ...}}`; keys changed their spelling over the years. amd-smi: a list, one
-    object per GPU, with `bus`, `asic` and `vram` in it; since ROCm 7 below `gpu_data`.
+    rocm-smi: `{"card0": {"PCI Bus": "0000:C1:00.0", ...}}`; key names changed over the years. amd-smi: a list, one object per
+    GPU, with `bus`, `asic` and `vram` in it; since ROCm 7 below `gpu_data`.
     """
     try:
         data = json.loads(text)
@@ -299,7 +300,7 @@ def rocm_version(host: Host) -> Optional[str]:
     return None
 
 
-# What GPUs are doing: the driver's own files, and what tools print.
+# GPU samples: from the driver's own files, and from tools.
 
 
 def _sensors(host: Host, base: str) -> Dict[str, int]:
@@ -313,7 +314,7 @@ def _sensors(host: Host, base: str) -> Dict[str, int]:
 
 
 def _memory_errors(host: Host, base: str) -> Dict[str, str]:
-    """Uncorrected (`ue`) and corrected (`ce`) errors."""
+    """Read uncorrected (`ue`) and corrected (`ce`) memory errors."""
     return dict(re.findall(r"^(ue|ce):\s*(\d{1,18})", host.read(f"{base}/ras/umc_err_count") or "", re.MULTILINE))
 
 
@@ -331,7 +332,7 @@ def _health(host: Host, base: str) -> Optional[GpuHealth]:
 
 
 def read_sysfs(host: Host, gpus: Sequence[Gpu], residencies: Dict[str, Dict[str, int]]) -> List[GpuSample]:
-    """Read samples. `residencies`: the last throttle counters, which newer drivers give instead of a state; replaced here."""
+    """Read samples. `residencies`: the last throttle counters, which newer drivers give instead of a state; updated here."""
     samples = []
     for gpu in gpus:
         base = f"{PCI}/{gpu.pci}"
@@ -372,7 +373,7 @@ def _sample_by_tool(host: Host) -> List[GpuSample]:
 
 
 def parse_rocm_smi_table(text: str) -> List[GpuSample]:
-    """Parse `rocm-smi` without options. Columns came and went between versions; cells are told by their units and ends."""
+    """Parse `rocm-smi` without options. Columns differ between versions; cells are recognised by their units and position."""
     samples: List[GpuSample] = []
     for entry in text.splitlines():
         if not re.match(r"\s*\d+\s", entry) or "=" in entry:
@@ -385,7 +386,7 @@ def parse_rocm_smi_table(text: str) -> List[GpuSample]:
         if len(percents) < 2 or not (clocks or watts):
             continue
         cap = figure(words[watts[-1]]) if watts else None
-        # One figure in watts is the cap: the GCD without a sensor prints N/A for power and 0.0W for the cap.
+        # A single figure in watts is the cap: the GCD without a sensor prints N/A for power and 0.0W for the cap.
         power = figure(words[watts[0]]) if len(watts) > 1 else None
         samples.append(
             GpuSample(
@@ -432,14 +433,14 @@ def parse_amd_smi_monitor(text: str) -> List[GpuSample]:
     return samples
 
 
-# The driver's `gpu_metrics` file: energy, what slows the GPU down, and bytes over xGMI. It is a table in binary form whose layout
-# depends on its revision (Linux: drivers/gpu/drm/amd/include/kgd_pp_interface.h). MI200 has revision 1.3, MI300 1.4 to 1.8
-# depending on the driver. Of any other revision nothing is known.
+# The driver's `gpu_metrics` file: energy, throttling, and bytes over xGMI. It is a binary table whose layout depends on its
+# revision (Linux: drivers/gpu/drm/amd/include/kgd_pp_interface.h). MI200 has revision 1.3, MI300 1.4 to 1.8 depending on the
+# driver. Other revisions are not read.
 
 _METRICS_SIZE = 8192
 _JOULES = 2.0**-16  # per unit of the energy counter
 _LINKS = 8
-# Revision -> where things stand, in bytes: energy (u64), throttle bits (u64) or residency counters (u32 each), xGMI (u64 each).
+# Revision -> byte offsets: energy (u64), throttle bits (u64) or residency counters (u32 each), xGMI (u64 each).
 _ENERGY = {1: 24, 2: 24, 3: 24, 4: 24, 5: 88, 6: 16, 7: 24, 8: 24}
 _THROTTLE_BITS = {3: 112}
 _RESIDENCIES = {6: 36, 7: 44, 8: 44}
@@ -451,8 +452,8 @@ _KINDS = ("power limit", "current limit", "temperature", "other")  # 16 throttle
 @dataclass(frozen=True)
 class AmdMetrics:
     energy: Optional[float] = None  # joules
-    throttle: Optional[Tuple[str, ...]] = None  # what slows it down now, where the table says so itself
-    residencies: Optional[Dict[str, int]] = None  # counters that grow while something slows it down
+    throttle: Optional[Tuple[str, ...]] = None  # reasons for throttling now, if the table gives them
+    residencies: Optional[Dict[str, int]] = None  # counters that grow while the GPU is throttled
     link_received: Optional[int] = None  # bytes
     link_sent: Optional[int] = None
 
@@ -478,14 +479,14 @@ def parse_gpu_metrics(data: Optional[bytes]) -> AmdMetrics:
 
 
 def slowed_by(before: Optional[Dict[str, int]], after: Optional[Dict[str, int]]) -> Optional[Tuple[str, ...]]:
-    """Throttlers whose counters grew between two readings; None where there are not two."""
+    """Return throttlers whose counters grew between two readings; None without two readings."""
     if before is None or after is None:
         return None
     return tuple(name for name, value in after.items() if value > before.get(name, value))
 
 
 def _numbers_at(data: bytes, at: Optional[int], form: str, count: int) -> List[Optional[int]]:
-    """Read `count` numbers in a row. None: the table has none there, or the driver filled in that it knows none."""
+    """Read `count` numbers in a row. None: the table lacks them, or the driver marked them unknown."""
     size = struct.calcsize(form)
     if at is None or at + size * count > len(data):
         return [None] * count

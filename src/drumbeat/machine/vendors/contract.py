@@ -1,8 +1,8 @@
-"""The contract of a GPU vendor: what other rooms need to know of its GPUs, its driver and its runtime.
+"""The interface of a GPU vendor: what other rooms need to know of its GPUs, its driver and its runtime.
 
-A new vendor is one file beside this one and one entry of VENDORS. Every default answers nothing, so `Vendor()` itself stands
-for a node without GPUs. Settings that fit one vendor are data with `when: {vendor: ...}`, and GPU names, peaks and links are
-tables: they are no part of this.
+A new vendor is one file in this folder and one entry of VENDORS. Every default is empty, so `Vendor()` itself represents a
+node without GPUs. Settings for one vendor are data with `when: {vendor: ...}`, and GPU names, peaks and links are tables;
+neither is part of this interface.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from drumbeat.machine.parse import line, natural, pci_address
 find = Catalog("machine")
 PCI = "/sys/bus/pci/devices"
 _DISPLAY = ("0x0300", "0x0302", "0x0380", "0x1200")  # VGA, 3D, other display, processing accelerator
-_SHARE = 0.008  # of one core: the cost that vendor tools may have
+_SHARE = 0.008  # share of one core that vendor tools may use
 _DIGITS = regex(r"\+*([0-9]{1,9})")
 
-Users = Mapping[int, Tuple[int, ...]]  # process -> indices of the GPUs that it computes on
+Users = Mapping[int, Tuple[int, ...]]  # process -> indices of the GPUs it uses
 
 
 class ContainerFlags(NamedTuple):
-    """Options by which a container runtime lets GPUs in."""
+    """Options by which a container runtime exposes GPUs."""
 
     words: str = ""
     why: str = ""
@@ -42,63 +42,63 @@ class ContainerFlags(NamedTuple):
 
 @dataclass(frozen=True)
 class GpuEvent:
-    """A line of the kernel's log in which a driver reports an error."""
+    """A kernel log line in which a driver reports an error."""
 
-    text: str  # as facts keep it
+    text: str  # its text in facts
     address: str  # domain:bus:device, without the function
-    code: str = ""  # of the finding that it is; empty: it breaks no GPU
+    code: str = ""  # code of the finding for it; empty: it does not break a GPU
     what: str = ""
     number: str = ""  # as in `Xid 79`
-    pid: int = 0  # of the process that it was about; 0: not known
+    pid: int = 0  # process id it concerns; 0: unknown
 
 
 class Vendor:
     name = ""  # as in facts.json and in site files
-    title = ""  # as people write it
+    title = ""  # display name
     pci_id = ""
-    prefixes: Tuple[str, ...] = ()  # of the environment variables that its driver and libraries read
+    prefixes: Tuple[str, ...] = ()  # prefixes of the environment variables that its driver and libraries read
     visibility: Tuple[str, ...] = ()  # variables that hide GPUs, in the order in which the runtime applies them
     collectives = "nccl"  # key of Facts.versions
-    net_plugin = "libnccl-net.so"  # file name of the network plug-in that its collectives load
-    peer_module = ""  # kernel module by which a NIC reaches GPU memory
-    needs_iommu_off = False  # or passing through: copies between its GPUs are slow otherwise
-    caches: Tuple[Tuple[str, str, str], ...] = ()  # of compiled kernels: variable, name of the folder, reason
+    net_plugin = "libnccl-net.so"  # file name of the plug-in that its collectives load
+    peer_module = ""  # kernel module through which a NIC accesses GPU memory
+    needs_iommu_off = False  # the IOMMU must be off or in passthrough mode: copies between its GPUs are slow otherwise
+    caches: Tuple[Tuple[str, str, str], ...] = ()  # caches of compiled kernels: variable, name of the folder, reason
     pod_resource = ""
-    kernel_mark = ""  # a text that stands in each kernel message of its driver
-    program_faults: Tuple[str, ...] = ()  # beginnings of the events that are mostly a program's own doing
-    users_command: Tuple[str, ...] = ()  # prints the processes that compute on GPUs
+    kernel_mark = ""  # text that is in each kernel message of its driver
+    program_faults: Tuple[str, ...] = ()  # beginnings of events that are mostly caused by programs
+    users_command: Tuple[str, ...] = ()  # command that prints the processes that compute on GPUs
 
     def detect(self, host: Host) -> List[Gpu]:
-        """The GPUs that a process here can open, in the order in which the runtime counts them."""
+        """Return the GPUs that a process here can open, in the runtime's order."""
         return []
 
     def versions(self, host: Host) -> Dict[str, Optional[str]]:
-        """Versions of driver and toolkit, as far as files say."""
+        """Return versions of driver and toolkit, as far as files show them."""
         return {}
 
     def health(self, host: Host, gpus: Sequence[Gpu]) -> List[Gpu]:
-        """The same GPUs, with what their driver says of their health without root."""
+        """Return the same GPUs with the health that their driver reports without root."""
         return list(gpus)
 
     def sampler(self, host: Host, gpus: Sequence[Gpu]) -> Callable[[], List[GpuSample]]:
-        """A function that reads what these GPUs are doing; it is called every few seconds."""
+        """Return a function that samples these GPUs; it is called every few seconds."""
         return list
 
     def users(self, host: Host, gpus: Sequence[Gpu]) -> Optional[Users]:
-        """The processes that use these GPUs now; None: not known."""
+        """Return the processes that use these GPUs now; None if unknown."""
         text = host.command(self.users_command) if self.users_command else None
         return None if text is None else self.parse_users(text, gpus)
 
     def parse_users(self, text: str, gpus: Sequence[Gpu]) -> Users:
-        """Read what `users_command` prints."""
+        """Parse the output of `users_command`."""
         return {}
 
     def peer_memory(self, host: Host) -> Optional[bool]:
-        """Return true if the module by which a NIC reaches GPU memory is loaded; None without its driver."""
+        """Return true if the module through which a NIC accesses GPU memory is loaded; None without its driver."""
         return None
 
     def visible(self, gpus: Sequence[Gpu], environ: Mapping[str, str]) -> Tuple[List[Gpu], List[Finding]]:
-        """The GPUs in the order in which torch will count them, and what is wrong with the variables."""
+        """Return the GPUs in torch's order under these variables, and findings on the variables."""
         seen = list(gpus)
         findings: List[Finding] = []
         for name in self.visibility:
@@ -107,12 +107,12 @@ class Vendor:
         return seen, findings
 
     def show(self, gpus: Sequence[Gpu], why: str) -> Tuple[EnvVar, ...]:
-        """Variables that show all ranks of a node these GPUs, in this order."""
+        """Return variables that show all ranks of a node these GPUs, in this order."""
         words = f"{why}; device i of torch is the GPU of local rank i"
         return tuple(EnvVar(name, indices(gpus), words, "detected") for name in self.visibility[:1])
 
     def show_own(self, gpus: Sequence[Gpu], node: Sequence[Gpu], environ: Mapping[str, str]) -> Tuple[EnvVar, ...]:
-        """Variables that show one rank its own GPUs among those of the node, which `environ` filters already."""
+        """Return variables that show one rank only its own GPUs of the node, given the filters in `environ`."""
         words = "the rank's own GPU, as visibility: own asks"
         return tuple(EnvVar(name, indices(gpus), words, "user") for name in self.visibility[:1])
 
@@ -120,11 +120,11 @@ class Vendor:
         return ContainerFlags()
 
     def software(self, versions: Mapping[str, str]) -> List[Finding]:
-        """Return the doctor's findings on the driver and the toolkit of a node with such GPUs."""
+        """Return the doctor's findings on the driver and toolkit of a node with such GPUs."""
         return []
 
     def absence(self, versions: Mapping[str, str]) -> str:
-        """Return what the doctor says if a node shows none of its GPUs; '' for nothing."""
+        """Return the doctor's explanation if a node shows none of its GPUs; '' for nothing."""
         return ""
 
     def kernel_event(self, text: str) -> Optional[GpuEvent]:
@@ -133,7 +133,7 @@ class Vendor:
 
 
 class Rarely:
-    """Asks a tool so rarely that it costs under 1 % of a core; in between it answers nothing."""
+    """Calls a tool rarely enough to stay under 1 % of a core; returns nothing in between."""
 
     def __init__(self, ask: Callable[[], List[GpuSample]]) -> None:
         self._ask, self.due = ask, 0.0
@@ -143,7 +143,7 @@ class Rarely:
             return []
         before = os.times()
         samples = self._ask()
-        spent = sum(os.times()[:4]) - sum(before[:4])  # by us and by the tool
+        spent = sum(os.times()[:4]) - sum(before[:4])  # CPU time of us and the tool
         self.due = time.monotonic() + spent / _SHARE
         return samples
 
@@ -155,7 +155,7 @@ def names() -> Dict[str, Any]:
 
 
 def on_bus(host: Host) -> Dict[str, str]:
-    """PCI address -> vendor id of each display or accelerator, in bus order."""
+    """Return PCI address -> vendor id of each display or accelerator, in bus order."""
     found: Dict[str, str] = {}
     for name in sorted(host.list(PCI), key=natural):
         kind = line(host, f"{PCI}/{name}/class")
@@ -165,8 +165,7 @@ def on_bus(host: Host) -> Dict[str, str]:
 
 
 def place(address: str) -> str:
-    """Normalise `00000000:4E:00` and `0000:4e:00.0`, which are one place: the domain has four digits here, the function is
-    left out."""
+    """Normalise `00000000:4E:00` and `0000:4e:00.0`, which are the same place: four digits of domain, no function."""
     domain, bus, device = address.lower().partition(".")[0].split(":")
     return f"{domain[-4:]}:{bus}:{device}"
 
@@ -179,11 +178,11 @@ def indices(gpus: Sequence[Gpu]) -> str:
     return ",".join(str(gpu.index) for gpu in gpus)
 
 
-# Rules of torch and the runtimes for variables that choose GPUs.
+# How torch and the runtimes interpret variables that select GPUs.
 
 
 def pick(gpus: List[Gpu], name: str, value: str, findings: List[Finding]) -> List[Gpu]:
-    """Return the GPUs that one variable leaves; adds what is wrong with it to the findings."""
+    """Return the GPUs that one variable leaves; add its faults to the findings."""
     shown = [f"{name}={value}"]
     wanted = entries(value)
     if len(set(wanted)) != len(wanted):
@@ -203,12 +202,12 @@ def pick(gpus: List[Gpu], name: str, value: str, findings: List[Finding]) -> Lis
 
 
 def entries(value: str) -> Sequence[Union[int, str]]:
-    """Identities of GPUs or of parts of them, or numbers."""
+    """Parse a variable's entries: ids of GPUs or of parts of them, or numbers."""
     return value.split(",") if value.startswith(("GPU-", "MIG-")) else numbers(value)
 
 
 def numbers(value: str) -> List[int]:
-    """Parse numbers as torch does: digits at the start of each entry; a negative or other one ends the list."""
+    """Parse numbers as torch does: leading digits of each entry; a negative or non-numeric one ends the list."""
     found: List[int] = []
     for entry in value.split(","):
         digits = _DIGITS.match(entry.strip())

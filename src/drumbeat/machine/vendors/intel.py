@@ -1,4 +1,4 @@
-"""Intel GPUs: found on the bus, and told apart from those inside a CPU. Nothing else is known of them."""
+"""Intel GPUs: found on the bus, without those integrated in a CPU. Nothing else is known about them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Intel(Vendor):
     name, title, pci_id = "intel", "Intel", "0x8086"
 
     def detect(self, host: Host) -> List[Gpu]:
-        """One inside a CPU is at a fixed place of its root complex, where a card never is."""
+        """Find Intel GPUs; one integrated in a CPU is at a fixed place of its root complex, where a card never is."""
         found = [address for address, vendor in on_bus(host).items() if vendor == self.pci_id]
         return [
             Gpu(index, self.name, pci=address, integrated=address.endswith(":00:02.0"))

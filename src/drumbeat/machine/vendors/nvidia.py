@@ -1,9 +1,9 @@
-"""NVIDIA GPUs: NVML and nvidia-smi where they are, /proc/driver/nvidia where they are not.
+"""NVIDIA GPUs: NVML and nvidia-smi if available, else /proc/driver/nvidia.
 
-Xid numbers: NVIDIA's Xid catalogue (docs.nvidia.com/deploy/xid-errors). A GPU counts as broken where the immediate action is to
-reset or restart it, and after uncorrectable memory errors. Not counted: what the program itself causes (13, 31, 43, 45, ...),
-what the driver has dealt with (63, 92), NVLink errors that may be harmless (144 to 150: the driver follows a serious one up
-with 154).
+Xid numbers: NVIDIA's Xid catalogue (docs.nvidia.com/deploy/xid-errors). A GPU counts as broken if the immediate action is to
+reset or restart it, and after uncorrectable memory errors. Not counted: errors caused by the program (13, 31, 43, 45, ...),
+those that the driver has handled (63, 92), and NVLink errors that may be harmless (144 to 150: the driver follows a serious
+one up with 154).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _CORRECTED, _UNCORRECTED, _SINCE_LOAD = 0, 1, 0
 _LINK_SENT, _LINK_RECEIVED, _PCIE_SENT, _PCIE_RECEIVED = 138, 139, 197, 198  # NVML_FI_DEV_…
 _ALL_LINKS = 0xFFFFFFFF
 _MOST_GPUS = 64
-# Bits of NVML's mask that slow a GPU down against its will; idle, and clocks that somebody set, are not among them.
+# NVML's reasons that slow a GPU down against its will; idle, and clocks set by a user, are not among them.
 _THROTTLE = (
     (0x04, "power limit"), (0x08, "hardware slowdown"), (0x20, "temperature (software)"),
     (0x40, "temperature (hardware)"), (0x80, "power brake"),
@@ -70,7 +70,7 @@ def throttle_reasons(mask: int) -> Tuple[str, ...]:
 
 
 class Nvml:
-    """Open until the process ends."""
+    """NVML, open until the process ends."""
 
     def __init__(self, library: Any) -> None:
         self._library = library
@@ -129,7 +129,7 @@ class Nvml:
         return text.value.decode("utf-8", "replace") if found else None
 
     def _fields(self, device: c_void_p) -> Dict[int, int]:
-        """Counters over NVLink, all links together, and PCIe."""
+        """Read NVLink counters (sum of all links) and PCIe counters."""
         wanted = (_LINK_SENT, _LINK_RECEIVED, _PCIE_SENT, _PCIE_RECEIVED)
         fields = (_Field * len(wanted))()
         for field, number in zip(fields, wanted):
@@ -145,7 +145,7 @@ class Nvml:
         return int(value.value) if self._call(name, *arguments, byref(value)) else None
 
     def _call(self, name: str, *arguments: Any) -> bool:
-        """Call a function; return true if it worked. An older library may not have it."""
+        """Call a function; return true if it worked. Older libraries may lack it."""
         function = getattr(self._library, name, None)
         if function is None:
             return False
@@ -182,7 +182,7 @@ _SAMPLE = (
 _SAMPLE_MORE = (
     "clocks_throttle_reasons.active", "ecc.errors.corrected.volatile.total", "ecc.errors.uncorrected.volatile.total",
 )  # fmt: skip
-# nvidia-smi refuses a query of which it does not know every column.
+# nvidia-smi rejects a query with any unknown column.
 SAMPLE_QUERIES = (
     ("nvidia-smi", f"--query-gpu={','.join(_SAMPLE + _SAMPLE_MORE)}", "--format=csv"),
     ("nvidia-smi", f"--query-gpu={','.join(_SAMPLE)}", "--format=csv"),
@@ -212,7 +212,7 @@ XIDS = {
     171: (ECC, "had an uncorrectable error in its DRAM"),
     172: (ECC, "had an uncorrectable error in its SRAM"),
 }
-_ACTION_CHANGED = 154  # the driver names what has to be done; 'None' is all clear
+_ACTION_CHANGED = 154  # the driver names the required action; 'None' means nothing is wrong
 _PID = regex(r"\bpid='?(\d{1,9})\b")
 _XID = regex(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F]{4,8}(?::[0-9a-fA-F]{2}){2}(?:\.[0-7])?)\): (\d{1,4})\b,? ?(.*)")
 _NEEDS = regex(r"action changed from .* to 0x[0-9a-fA-F]+ \(([^)]{1,60})\)")
@@ -309,7 +309,7 @@ def _from_tool(host: Host) -> List[Gpu]:
 
 
 def parse_query(text: str) -> List[Gpu]:
-    """Rows of `--query-gpu` in the order of _FIELDS; `[N/A]` and its relatives are unknown."""
+    """Parse rows of `--query-gpu` in the order of _FIELDS; `[N/A]` and the like are unknown."""
     gpus: List[Gpu] = []
     for row in _rows(text):
         cells = [_known(cell) for cell in row] + [None] * len(_FIELDS)
@@ -338,7 +338,7 @@ def _known(cell: str) -> Optional[str]:
 
 
 def _with_device(gpu: Gpu, minor: Optional[str]) -> Gpu:
-    """The number of the device file need not be nvidia-smi's index."""
+    """Add the device file by its minor number, which may differ from nvidia-smi's index."""
     return dataclasses.replace(gpu, device=f"/dev/nvidia{minor}") if minor else gpu
 
 
@@ -348,7 +348,7 @@ def _information(host: Host, name: str) -> Dict[str, Optional[str]]:
 
 
 def _from_proc(host: Host) -> List[Gpu]:
-    """This folder names all GPUs of the machine; ours are those whose device file is in this container."""
+    """Read GPUs from /proc, which lists all of the machine; ours are those whose device file is in this container."""
     gpus: List[Gpu] = []
     device_files = host.list("/dev")
     for name in sorted(host.list(_PROC), key=natural):
@@ -377,7 +377,7 @@ def driver_version(host: Host) -> Optional[str]:
 
 
 def cuda_version(host: Host) -> Optional[str]:
-    """Read the version of the toolkit on this machine or in this image; torch's own may differ."""
+    """Read the version of the toolkit on this machine or in this image; torch may use another."""
     for home in (host.environ.get("CUDA_HOME"), host.environ.get("CUDA_PATH"), "/usr/local/cuda"):
         text = host.read(f"{home}/version.json") if home else None
         try:
@@ -400,7 +400,7 @@ def cuda_version(host: Host) -> Optional[str]:
 
 
 def driver_cuda(host: Host) -> Optional[str]:
-    """The newest CUDA that the driver can run."""
+    """Return the newest CUDA that the driver supports."""
     if driver_version(host) is None and host.resolve("/dev/nvidiactl") is None:
         return None
     text = host.command(["nvidia-smi", "--version"]) or ""
@@ -443,20 +443,20 @@ def _sample_by_tool(host: Host) -> List[GpuSample]:
 
 
 def parse_nvidia_csv(text: str) -> List[GpuSample]:
-    """Parse `nvidia-smi --query-gpu=… --format=csv`, with its header, whatever the columns; units are in header or cells."""
+    """Parse `nvidia-smi --query-gpu=… --format=csv` with its header, for any columns; units are in the header or cells."""
     header: List[str] = []
     samples: List[GpuSample] = []
     for row in _rows(text):
         names = [cell.split(" [")[0].strip() for cell in row]
         if "utilization.gpu" in names or "timestamp" in names or "index" in names:
-            header = names  # `-l` with several files pasted together repeats it
+            header = names  # `-l`, or several files pasted together, repeat it
             continue
         if not header or len(row) != len(header):
             continue
         cell = dict(zip(header, row))
         samples.append(
             GpuSample(
-                # Without an index column, one GPU was asked for.
+                # Without an index column, only one GPU was queried.
                 index=integer(cell.get("index", "0")) or 0,
                 busy=figure(cell.get("utilization.gpu")),
                 memory_busy=figure(cell.get("utilization.memory")),

@@ -1,10 +1,10 @@
-"""drumbeat inside other libraries: each module needs the library of its name, and writes what drumbeat.metrics.report does."""
+"""drumbeat inside other libraries: each module needs the library it is named after, and reports like drumbeat.metrics.report."""
 
 from __future__ import annotations
 
 from typing import Any, Dict, Mapping
 
-# From the names that libraries give their metrics to the names of a metrics record.
+# Metric names of these libraries -> names in a metrics record.
 
 
 _NAMES = {
@@ -31,7 +31,7 @@ def validation(values: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def _named(values: Mapping[str, Any], names: Mapping[str, str]) -> Dict[str, Any]:
-    """Return known values that are plain numbers or one number of a tensor."""
+    """Return known values that are plain numbers or scalar tensors."""
     found = {names[name]: value for name, value in values.items() if name in names}
     numbers = {name for name, value in found.items() if isinstance(value, (int, float))}
     scalars = {name for name, value in found.items() if hasattr(value, "item") and getattr(value, "ndim", 1) == 0}

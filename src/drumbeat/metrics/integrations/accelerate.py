@@ -11,7 +11,7 @@ from drumbeat.metrics import integrations
 
 
 class DrumbeatTracker(GeneralTracker):
-    """Reports what `accelerator.log` is given under loss, train_loss, lr, grad_norm, eval_loss and their like."""
+    """Reports values passed to `accelerator.log` as loss, train_loss, lr, grad_norm, eval_loss and the like."""
 
     name = "drumbeat"
     requires_logging_directory = False
@@ -26,7 +26,7 @@ class DrumbeatTracker(GeneralTracker):
 
     @on_main_process
     def store_init_configuration(self, values: Mapping[str, Any]) -> None:
-        """The configuration stands in the run folder already: the command, its environment, the commit."""
+        """Do nothing: the run folder already has the configuration (command, environment, commit)."""
 
     @on_main_process
     def log(self, values: Mapping[str, Any], step: Optional[int] = None, **more: Any) -> None:

@@ -12,8 +12,8 @@ _NAMES = {"Train/Samples/train_loss": "loss", "Train/Samples/lr": "lr"}
 
 
 class DrumbeatMonitor(Monitor):
-    """Reports what the engine writes to its monitors (loss where it has one, learning rate, samples of all ranks), and
-    passes it on to those that the configuration asks for."""
+    """Reports what the engine writes to its monitors (loss if any, learning rate, samples of all ranks), and forwards it to
+    the monitors in the configuration."""
 
     def __init__(self, engine: Any) -> None:
         self.engine, self.others, self.enabled = engine, engine.monitor, True
@@ -30,6 +30,6 @@ class DrumbeatMonitor(Monitor):
 
 
 def watch(engine: Any) -> None:
-    """Let this engine report to drumbeat from now on; outside drumbeat nothing changes."""
+    """Make this engine report to drumbeat from now on; does nothing outside drumbeat."""
     if metrics.active():
         engine.monitor = DrumbeatMonitor(engine)

@@ -13,7 +13,7 @@ from drumbeat.metrics import integrations
 
 
 class DrumbeatLogger(Logger):
-    """Reports what the module logs under loss, train_loss, lr, grad_norm, val_loss and their like; rank 0's values."""
+    """Reports what the module logs as loss, train_loss, lr, grad_norm, val_loss and the like, with rank 0's values."""
 
     @property
     def name(self) -> str:
@@ -30,7 +30,7 @@ class DrumbeatLogger(Logger):
 
     @rank_zero_only
     def log_hyperparams(self, params: Any, *args: Any, **more: Any) -> None:
-        """Hyperparameters stand in the run folder already: the command, its environment, the commit."""
+        """Do nothing: the run folder already has the hyperparameters (command, environment, commit)."""
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: Optional[int] = None) -> None:

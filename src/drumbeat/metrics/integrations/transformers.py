@@ -13,7 +13,8 @@ from drumbeat.metrics import integrations
 class DrumbeatCallback(TrainerCallback):
     """Reports what the Trainer logs: step, loss (the mean of all ranks), learning rate, gradient norm, evaluation.
 
-    With `include_num_input_tokens_seen` in the arguments also the tokens of all ranks. Outside drumbeat it does nothing.
+    With `include_num_input_tokens_seen` in the arguments it also reports the tokens of all ranks. Outside drumbeat it does
+    nothing.
     """
 
     def __init__(self) -> None:
