@@ -109,11 +109,12 @@ def test_drumbeat_train_keeps_its_global_batch(drumbeat):
     wait_for(lambda: reports() and max(losses(drumbeat.run_folder()), default=0) >= 6, 180, "6 steps")
     folder = drumbeat.run_folder()
     kill_node(folder.name, 1, ranks_of(folder, 1))
-    # Its agent comes back after 2 s: on a busy machine before the other rank has ended, and then the next attempt has it.
-    wait_for(lambda: kill_node(folder.name, 1, []) or len(sizes(folder)) == 2, 180, "the attempt without it")
+    # Its agent comes back after 2 s: on a busy machine before the other rank has ended, and then the next attempt has it, and
+    # loses it again.
+    wait_for(lambda: kill_node(folder.name, 1, []) or sizes(folder)[-1] == (1, 1), 180, "the attempt without it")
     output = process.communicate(timeout=300)[0]
     assert process.returncode == 0, output
-    assert sizes(folder)[:2] == [(2, 2), (1, 1)], output
+    assert (sizes(folder)[0], {*sizes(folder)}) == ((2, 2), {(2, 2), (1, 1)}), output
     whole = drumbeat("run", "--nodes", 1, *flags, "--name", "whole", "--", *train)
     assert whole.returncode == 0, whole.stdout
     undisturbed = losses(next(drumbeat.folder.glob("runs/whole-*")))

@@ -110,4 +110,4 @@ def test_a_hang_inside_a_worker_names_the_worker(drumbeat, start):
     said = [each["finding"] for each in events(drumbeat) if each["kind"] == "finding"]
     (hang,) = [each for each in said if each["code"] == "hang-asleep"]
     assert hang["node"] == 1 and hang["rank"] is None
-    assert any("4 workers in /proc" in words for words in hang["seen"])
+    assert any("4 workers in /proc" in words for words in hang["seen"]), (hang["seen"], hang["evidence"])

@@ -420,14 +420,12 @@ def other_end(rank: RankProcesses, ranks: Sequence[RankProcesses], seen: Snapsho
     else:
         return ""
     others = [pid for pid in holders if pid != rank.main]
-    owners = {each.number: each for each in ranks for pid in others if pid in each.pids}
-    if rank.number in owners:
-        pid = next(pid for pid in others if pid in rank.pids)
-        return f"its own process {pid} ({seen.processes[pid].program})"
-    if owners:
-        known = [each for each in owners.values() if not (each.command or each.unnumbered)]
-        return f"{RANK_AT_END}{known[0].number}" if known else ""
-    return f"process {others[0]} ({seen.processes[others[0]].program}), which is no rank" if others else ""
+    own = next((pid for pid in others if pid in rank.pids), None)
+    owner = next((each for each in ranks if not set(others).isdisjoint(each.pids)), None)
+    if own is None and owner and not (owner.command or owner.unnumbered):
+        return f"{RANK_AT_END}{owner.number}"
+    pid = own or (others[0] if others else None)
+    return f"{'its own ' if own else ''}process {pid} ({seen.processes[pid].program})" if pid else ""
 
 
 def _ails(device: Mapping[str, Any], gpu: Optional[Gpu]) -> str:
