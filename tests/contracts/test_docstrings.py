@@ -8,8 +8,6 @@ SRC = Path(__file__).parent.parent.parent / "src" / "drumbeat"
 QUESTIONS = ("What", "Which", "Whether", "How", "Who", "Whose", "Where", "When", "Why", "Is", "Are", "Does", "Has")
 
 
-
-
 def docstrings(file: Path):
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -22,10 +20,9 @@ def test_no_docstring_begins_with_a_question_word():
     wrong = []
     for file in sorted(SRC.rglob("*.py")):
         inside = file.relative_to(SRC)
-        if True:
-            wrong += [
-                f"{inside}:{line}: {text.splitlines()[0]}"
-                for line, text in docstrings(file)
-                if text.split(maxsplit=1)[0].rstrip(",:") in QUESTIONS
-            ]
+        wrong += [
+            f"{inside}:{line}: {text.splitlines()[0]}"
+            for line, text in docstrings(file)
+            if text.split(maxsplit=1)[0].rstrip(",:") in QUESTIONS
+        ]
     assert not wrong, "\n".join(wrong)

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import sys
+import time
 
 import pytest
 
@@ -184,18 +185,23 @@ step = 0
 while not os.path.exists("enough"):
     step += 1
     print(f"step {step} loss {1 / step:.4f}", flush=True)
+    time.sleep(0.05)
+    if not os.path.exists("meet"):
+        continue
     try:
         peer.sendall(b"x" * 40)
         peer.recv(40, socket.MSG_WAITALL)
     except OSError:
         break  # it has seen that it is enough
-    time.sleep(0.05)
 """
 
 
 def test_ranks_that_exchange_figures_for_a_log_are_not_said_to_train_together(drumbeat):
     (drumbeat.folder / "train.py").write_text(AVERAGES)
     run = drumbeat.start("run", "--ranks-per-node", 2, "--site", "localhost", "--", PY, "train.py")
+    wait_for(lambda: worlds(drumbeat), what="the ranks that are connected")
+    time.sleep(3)  # some steps are known by then
+    (drumbeat.folder / "meet").touch()
     wait_for(lambda: any("not proven" in each["summary"] for each in worlds(drumbeat)), what="the verdict")
     (drumbeat.folder / "enough").touch()
     said, _ = run.communicate(timeout=120)
