@@ -6,7 +6,9 @@ import fcntl
 import importlib.util
 import io
 import os
+import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -280,6 +282,15 @@ def marked(run_id: str):
             if mark in environ:
                 found.append(int(name))
     return found
+
+
+def free_port():
+    """Return a port for somebody who listens later: below those that the kernel gives to whoever asks for any."""
+    for port in random.sample(range(20_000, 30_000), 100):
+        with socket.socket() as found, contextlib.suppress(OSError):
+            found.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no port is free")
 
 
 def wait_for(condition, seconds=120.0, what="it"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from gloo_world import GlooWorld
+from tests.conftest import free_port
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
 
@@ -460,11 +460,7 @@ def two_worlds(rank: int, port: int, output: str) -> int:
 
 
 def test_a_process_may_set_up_several_times(world: GlooWorld, tmp_path: Path) -> None:
-    import socket
-
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     files = [tmp_path / f"rank-{rank}" for rank in range(2)]
     ranks = [world.start(file, two_worlds, rank, port, "") for rank, file in enumerate(files)]
     for process in ranks:
@@ -527,11 +523,8 @@ def one_world_after_another(port: int) -> int:
 
 
 def test_a_process_joins_one_world_after_another() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     world = GlooWorld(2)
     try:
-        assert world.run(one_world_after_another, port, size=2) == [1, 1]
+        assert world.run(one_world_after_another, free_port(), size=2) == [1, 1]
     finally:
         world.close()

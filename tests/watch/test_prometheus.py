@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import urllib.parse
@@ -15,7 +14,7 @@ import pytest
 from drumbeat.runfolder.summary import Summary, write_summary
 from drumbeat.watch import prometheus
 from drumbeat.watch.prometheus import Publisher
-from tests.conftest import ROOT
+from tests.conftest import ROOT, free_port
 from tests.runfolder.folders import events
 from tests.watch.pages import running, served, until
 from tests.watch.recorded import recorded
@@ -37,12 +36,6 @@ scrape_configs:
 ALERTS = ROOT / "docs" / "alerts.yaml"
 HANG = {"code": "hang-stopped", "severity": "warning", "title": "rank 1 is stopped", "rank": 1, "cause": "", "fix": ""}
 GRAFANA = ROOT / "build" / "grafana" / "node_modules"
-
-
-def free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
 
 
 def test_a_real_prometheus(tmp_path):
