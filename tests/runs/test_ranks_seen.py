@@ -68,6 +68,8 @@ while go.item():
         go = torch.tensor([0.0 if os.path.exists("enough") else 1.0])
         print(f"step {step} loss {1 / step:.4f}", flush=True)
     dist.broadcast(go, 0)
+dist.barrier()
+dist.destroy_process_group()  # left to the interpreter, gloo's threads may abort the process
 """
 
 
