@@ -59,7 +59,7 @@ def test_helpers_with_a_part_of_their_ranks_identity_do_not_end_the_run(drumbeat
 
 
 WORLD = """
-import os, torch, torch.distributed as dist
+import os, time, torch, torch.distributed as dist
 dist.init_process_group("gloo")
 step, go = 0, torch.ones(1)
 while go.item():
@@ -69,7 +69,8 @@ while go.item():
         print(f"step {step} loss {1 / step:.4f}", flush=True)
     dist.broadcast(go, 0)
 dist.barrier()
-dist.destroy_process_group()  # left to the interpreter, gloo's threads may abort the process
+time.sleep(1)  # for the others to pass it
+os._exit(0)  # when the interpreter ends, threads of gloo may abort it
 """
 
 
