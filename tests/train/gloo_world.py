@@ -84,6 +84,7 @@ class GlooWorld:
         self.context.set_forkserver_preload(_PRELOADED)
         self.folder = tempfile.mkdtemp(prefix="gloo-")
         self.ranks, self.size, self.worlds = ranks, 0, 0
+        self.meets = 2  # more attempts to meet
         self.pipes: List[Connection] = []
         self.processes: List[Any] = []
         self._start()
@@ -120,6 +121,10 @@ class GlooWorld:
         if failed or len(answers) < size:
             self.close(0)
             self._start()
+            unmet = any("in serve\n    dist.init_process_group" in value for value in failed.values())
+            if unmet and self.meets:  # no rank has begun: a stranger's connection can spoil gloo's first meeting
+                self.meets -= 1
+                return self.run(function, *args, size=size, seconds=seconds)
             raise AssertionError(failed or f"after {seconds} s only ranks {sorted(answers)} had answered")
         return [answers[rank][1] for rank in range(size)]
 
