@@ -19,11 +19,15 @@ from hypothesis import HealthCheck, settings
 
 from drumbeat.bundle.build import bundle_bytes, cached_bundle
 from drumbeat.cli import main
+from tests.again import write_outcome
 
 ROOT = Path(__file__).parent.parent
 
 # Tests start drumbeat many hundreds of times; without byte code each start would compile all that it imports (0.2 s).
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# Where this session's outcome is written (`make test`): not that of a pytest which a test starts.
+OUTCOME = os.environ.pop("DRUMBEAT_OUTCOME", "")
 
 # The same examples each time, and no word about a machine that is slow to make them; `make fuzz` draws anew.
 settings.register_profile(
@@ -102,6 +106,12 @@ def pytest_testnodedown(node, error):
     if error:
         code = node.gateway._io.popen.wait(30)
         print(f"\n{node.gateway.id} (pid {node.gateway._io.popen.pid}) ended with {code}", flush=True)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session, exitstatus):
+    if OUTCOME and not hasattr(session.config, "workerinput"):
+        write_outcome(OUTCOME, session, exitstatus)
 
 
 @pytest.hookimpl(trylast=True)
