@@ -1,7 +1,8 @@
 """`make versions` only: jax.distributed.initialize() without arguments, on emulated nodes, with the variables of a Slurm step,
-and (root on Debian) on a real Slurm, on ssh hosts and under mpirun. JAX_PYTHON names an interpreter that has jax, where that is
-not the one that runs this."""
+in pods (processes in their place), and (root on Debian) on a real Slurm, on ssh hosts and under mpirun. JAX_PYTHON names an
+interpreter that has jax, where that is not the one that runs this."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 from drumbeat.bundle.build import cached_bundle
 from tests.bench import cluster as slurm_bench
 from tests.bench import hosts as ssh_bench
+from tests.kubernetes.test_desk import Desk
 
 PROGRAM = """
 import os, sys
@@ -116,6 +118,20 @@ def test_mpirun(machines, nodes, ranks):
     done = machines.run([*start, *handed_on, *run], env=environ, timeout=LIMIT)
     assert done.returncode == 0, done.stdout + done.stderr
     met(folder, nodes, ranks)
+
+
+@SHAPES
+def test_pods(tmp_path, cache, nodes, ranks):
+    desk = Desk(tmp_path, cache)
+    try:
+        keys = {"nodes": nodes, "ranks_per_node": ranks, "workdir": tmp_path, "env": "{JAX_PLATFORMS: cpu}"}
+        path = desk.job("meet", PROGRAM, **keys, command=f"{PYTHON} {desk.home}/meet.py")
+        run = desk.submit(path)
+        said = desk("logs", "--follow", run["run_id"])
+        assert json.loads(desk("status", "--json").stdout)["status"]["state"] == "finished", said.stdout + said.stderr
+        met(tmp_path, nodes, ranks)
+    finally:
+        desk.end()
 
 
 @pytest.fixture(scope="module")
