@@ -20,6 +20,7 @@ from drumbeat.machine.parse import cpulist, natural, pci_address
 from drumbeat.machine.replay import FolderHost
 from drumbeat.machine.topology import distance, nearest
 from drumbeat.machine.vendors import amd, detect, gpus_on_bus, nvidia
+from drumbeat.machine.vendors.contract import on_bus
 from tests.trees.tree import Tree
 
 
@@ -158,6 +159,17 @@ def test_a_container_has_the_gpus_whose_device_files_it_has(tree):
     facts = gather(host(tree))
     assert facts.gpus == () and facts.gpus_on_bus == {"nvidia": 2}
     assert any("none of 2 nvidia GPUs on the bus is open to us" in note for note in facts.unknown)
+
+
+def test_bus_addresses_are_hexadecimal(tree):
+    """CUDA counts in bus order: 9d comes after 43."""
+    buses = ("1b", "43", "52", "9d", "c3")
+    for minor, bus in enumerate(buses):
+        tree.nvidia_gpu(f"pci0000:{bus}/0000:{bus}:00.0", 0, "NVIDIA H200", 143771)
+        tree.file(f"/proc/driver/nvidia/gpus/0000:{bus}:00.0/information", INFORMATION.format(minor=minor, bus=bus))
+    tree.nvidia = []
+    assert [gpu.pci for gpu in detect(host(tree))] == [f"0000:{bus}:00.0" for bus in buses]
+    assert list(on_bus(host(tree))) == [f"0000:{bus}:00.0" for bus in buses]
 
 
 def test_a_container_without_kfd_has_no_amd_gpu(tree):

@@ -8,9 +8,9 @@ from typing import Dict, Iterator, List, Sequence, Tuple, Union
 from drumbeat.doctor.case import Case, find, gib, seen, some
 from drumbeat.findings.model import WARNING, Finding
 from drumbeat.machine.model import CxiDevice, Gpu, RdmaDevice
+from drumbeat.machine.parse import natural
 from drumbeat.machine.topology import distance, nearest
 from drumbeat.machine.vendors import of_program
-from drumbeat.plan.network import natural
 
 WHOLE = (None, "SPX", "N/A")  # partition modes that expose the whole GPU
 FAST = ("NV", "XGMI")  # links faster than PCIe

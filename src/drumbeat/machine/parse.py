@@ -95,6 +95,12 @@ def pci_address(text: Optional[str]) -> Optional[str]:
     return f"{int(domain, 16):04x}:{bus.lower()}:{device.lower()}.{function}"
 
 
+def bus_order(address: str) -> Tuple[int, ...]:
+    """Sort key of PCI addresses, whose numbers are hexadecimal: 9d comes after 43."""
+    found = _PCI.search(address)
+    return tuple(int(part, 16) for part in found.groups()) if found else ()
+
+
 def properties(text: Optional[str]) -> Dict[str, str]:
     """Parse `name value` lines, as KFD writes them."""
     pairs = [entry.split(None, 1) for entry in (text or "").splitlines()]

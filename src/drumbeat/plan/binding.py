@@ -11,10 +11,11 @@ from drumbeat.base.ranges import ranges
 from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import Finding
 from drumbeat.machine.model import Cpus, CxiDevice, Facts, Gpu, Peers, RdmaDevice
+from drumbeat.machine.parse import natural
 from drumbeat.machine.topology import distance, nearest
 from drumbeat.machine.vendors import vendor_of
 from drumbeat.plan import masks
-from drumbeat.plan.network import compute_nics, natural
+from drumbeat.plan.network import compute_nics
 
 find = Catalog("plan")
 

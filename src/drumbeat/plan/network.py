@@ -12,6 +12,7 @@ from drumbeat.base.regex import regex
 from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import Finding
 from drumbeat.machine.model import Facts, Gid, Gpu, Interface, Peers, RdmaDevice, RdmaPort
+from drumbeat.machine.parse import natural
 from drumbeat.machine.topology import distance
 
 find = Catalog("plan")
@@ -28,13 +29,6 @@ class ComputeNics:
     devices: Tuple[RdmaDevice, ...] = ()
     layer: Optional[str] = None  # InfiniBand, Ethernet: of their active ports
     left_out: Tuple[Tuple[str, str], ...] = ()  # name, reason
-
-
-def natural(name: str) -> Tuple[Tuple[int, int, str], ...]:
-    """Return a sort key under which mlx5_10 comes after mlx5_2."""
-    return tuple(
-        (0, int(part), "") if part.isascii() and part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", name)
-    )
 
 
 def active_ports(device: RdmaDevice) -> List[RdmaPort]:

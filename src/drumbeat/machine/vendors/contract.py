@@ -21,7 +21,7 @@ from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import Finding
 from drumbeat.machine.host_protocol import Host
 from drumbeat.machine.model import Gpu, GpuSample
-from drumbeat.machine.parse import line, natural, pci_address
+from drumbeat.machine.parse import bus_order, line, pci_address
 
 find = Catalog("machine")
 PCI = "/sys/bus/pci/devices"
@@ -157,7 +157,7 @@ def names() -> Dict[str, Any]:
 def on_bus(host: Host) -> Dict[str, str]:
     """Return PCI address -> vendor id of each display or accelerator, in bus order."""
     found: Dict[str, str] = {}
-    for name in sorted(host.list(PCI), key=natural):
+    for name in sorted(host.list(PCI), key=bus_order):
         kind = line(host, f"{PCI}/{name}/class")
         if kind and kind.startswith(_DISPLAY) and pci_address(name):
             found[name] = line(host, f"{PCI}/{name}/vendor") or ""

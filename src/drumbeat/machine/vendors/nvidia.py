@@ -21,7 +21,7 @@ from drumbeat.base.regex import regex
 from drumbeat.findings.model import Finding
 from drumbeat.machine.host_protocol import Host
 from drumbeat.machine.model import Gpu, GpuHealth, GpuSample
-from drumbeat.machine.parse import figure, integer, line, natural, pci_address, size_in_bytes
+from drumbeat.machine.parse import bus_order, figure, integer, line, pci_address, size_in_bytes
 from drumbeat.machine.vendors.contract import ContainerFlags, GpuEvent, Rarely, Users, Vendor, find, place, scaled
 
 # NVIDIA's management library, called directly: a reading of eight GPUs takes milliseconds, nvidia-smi most of a
@@ -351,7 +351,7 @@ def _from_proc(host: Host) -> List[Gpu]:
     """Read GPUs from /proc, which lists all of the machine; ours are those whose device file is in this container."""
     gpus: List[Gpu] = []
     device_files = host.list("/dev")
-    for name in sorted(host.list(_PROC), key=natural):
+    for name in sorted(host.list(_PROC), key=bus_order):
         about = _information(host, name)
         uuid, minor = about.get("GPU UUID"), about.get("Device Minor")
         if device_files and f"nvidia{minor}" not in device_files:
