@@ -169,11 +169,15 @@ def test_nvidia_query():
             HW Slowdown                       : Active
     """
     found = dump(text, "nvidia-smi -q")
-    assert codes(found) == ["gpu-memory-errors", "gpu-throttled", "gpu-divided"]
+    assert codes(found) == ["gpu-memory-errors", "gpu-remap-pending", "gpu-throttled", "gpu-divided"]
     healthy = text.replace("Uncorrectable            : 2", "Uncorrectable            : 0").replace(
         "Enabled", "Disabled"
     )
     assert codes(dump(healthy.replace("HW Slowdown", "Idle       "), "nvidia-smi -q")) == ["gpu-remap-pending"]
+
+    low = text.replace("MIG Mode", "GPU Power Readings\n            Current Power Limit : 350.00 W\n"
+                       "            Default Power Limit : 700.00 W\n        MIG Mode")  # fmt: skip
+    assert "power-limit-low" in codes(dump(low, "nvidia-smi -q"))
 
 
 XML = """

@@ -10,7 +10,7 @@ from drumbeat.doctor.examine import COMBINATIONS, examine, preflight
 from drumbeat.doctor.network import compare_with_host, package_of
 from drumbeat.findings.catalog import entries
 from drumbeat.findings.model import SEVERITIES
-from drumbeat.machine.model import Facts, Gpu, Library, PciLink
+from drumbeat.machine.model import Facts, Gpu, GpuHealth, Interface, Library, PciLink
 from tests.plan.archetype import facts_of, order_of, peers_of
 from tests.plan.damage import damaged
 
@@ -271,7 +271,7 @@ def test_what_was_looked_at_is_said_where_there_is_little():
 
 def test_faults_of_programs_are_no_errors_of_the_gpu():
     gpu = Gpu(0, "nvidia", pci="0000:c1:00.0", memory_bytes=80 * GIB)
-    fault, error = "Xid 13 on 0000:c1:00: pid=7, Graphics SM Warp Exception", "Xid 79 on 0000:c1:00: off the bus"
+    fault, error = "Xid 13 on 0000:c1:00: pid=7, Graphics SM Warp Exception", "Xid 74 on 0000:c1:00: NVLink"
 
     def found(*events):
         facts = Facts("n", gpus=(gpu,), gpu_events=events)
@@ -284,6 +284,58 @@ def test_faults_of_programs_are_no_errors_of_the_gpu():
     assert found(fault) == {("gpu-program-faults", "info")}
     assert found(error) == {("gpu-events", "warning")}
     assert found(fault, error) == {("gpu-program-faults", "info"), ("gpu-events", "warning")}
+    gone = "Xid 79 on 0000:c1:00: off the bus"  # until a reset
+    assert found(gone) == {("gpu-lost", "error")}
+    assert found(gone, error) == {("gpu-lost", "error"), ("gpu-events", "warning")}
+
+
+def test_one_gpu_or_interface_unlike_the_others():
+    """Two thirds, and at least two, show what is usual."""
+
+    def card(index, watts=700.0, mode="Default", default=None):
+        settings = (("compute mode", mode),)
+        return Gpu(index, "nvidia", health=GpuHealth(power_limit_w=watts, power_default_w=default, settings=settings))
+
+    def found(gpus=(), interfaces=()):
+        facts = Facts("n", gpus=tuple(gpus), interfaces=tuple(interfaces))
+        kinds = ("power-limit-low", "gpu-set-apart", "interface-down", "interface-unreachable")
+        return {each.code: each.title for each in examine(facts, shown=frozenset()) if each.code in kinds}
+
+    assert found(map(card, range(4))) == {}
+    assert found([card(0), card(1), card(2, 350.0)]) == {
+        "power-limit-low": "GPU 2 is limited to 350 W, the others to 700 W"
+    }
+    assert found([card(0), card(1), card(2, 800.0)]) == {}, "a higher limit slows nobody"
+    assert found([card(0), card(1, 350.0)]) == {} == found([card(n, 350.0 * (n % 2 + 1)) for n in range(4)])
+    assert found([card(0, default=700.0), card(1), card(2, 350.0, default=350.0)]) == {}, "its own default is right"
+    apart = found([card(0), card(1), card(2, mode="Exclusive_Process")])
+    assert apart == {"gpu-set-apart": "GPU 2 is set to compute mode Exclusive_Process, the others to Default"}
+
+    def hsn(number, up=True, address="10.1.0.{}/16"):
+        return Interface(f"hsn{number}", up, (address.format(number),) if address else ())
+
+    assert found((), map(hsn, range(4))) == {}
+    down = found((), [hsn(0), hsn(1, False, ""), hsn(2), hsn(3, address="169.254.3.4/16")])
+    assert down["interface-down"] == "hsn1 has no link, unlike hsn0, hsn2, hsn3"
+    assert down["interface-unreachable"].startswith(
+        "hsn3 has no address that another node could reach, unlike hsn0, hsn2"
+    )
+    assert found((), [hsn(0), hsn(1, False, "")]) == {}, "of two, one may be unused on purpose"
+
+
+def test_a_gpu_without_links_among_joined_ones_has_lost_them():
+    def joined(count, alone=()):
+        def links(one):
+            others = (n for n in range(count) if n != one)
+            return {f"GPU {n}": "SYS" if {n, one} & set(alone) else "NV18" for n in others}
+
+        return Facts("n", gpus=tuple(Gpu(n, "nvidia", links=links(n)) for n in range(count)))
+
+    def severity(facts):
+        return [each.severity for each in examine(facts, shown=frozenset()) if each.code == "nvlink-partial"]
+
+    assert severity(joined(4)) == [] and severity(joined(4, alone=[3])) == ["warning"]
+    assert severity(joined(4, alone=[2, 3])) == ["info"], "a board with one bridge"
 
 
 @pytest.mark.parametrize(

@@ -195,7 +195,7 @@ def test_rocm_smi_without_options():
     assert (one.name, one.partition, other.partition) == ("AMD Instinct MI300X", "SPX", "CPX")
     assert one.health.power_limit_w == 750
     (dump,) = read(CONCISE, "x")[0]
-    assert dump.notes == ("GPU 1: 97 % of its memory in use, 100 % busy",) and codes(CONCISE) == {"gpu-divided"}
+    assert dump.notes == ("GPU 1: 100 % busy",) and codes(CONCISE) == {"gpu-divided", "gpu-in-use"}
     old = "==== Concise Info ====\nGPU  Temp   AvgPwr  SCLK    MCLK     Fan  Perf  PwrCap  VRAM%  GPU%\n"
     old += "0    39.0c  88.0W   800Mhz  1600Mhz  0%   auto  560.0W    0%   0%\n"
     assert [gpu.index for gpu in gpus(old, "rocm-smi")] == [0]
@@ -325,7 +325,7 @@ def test_doctor_names_the_files_that_it_could_not_read(drumbeat, tmp_path):
     (tmp_path / "ras.txt").write_text(CONCISE + "=== Fan Metric ===\nGPU[0]\t\t: Fan Level: 0\n")
     done = drumbeat.here("doctor", "--from", tmp_path / "ras.txt")
     assert done.returncode == 0 and "were not understood: 2 from line" in done.stdout
-    assert "looked at rocm-smi: GPU 1: 97 % of its memory in use" in done.stdout
+    assert "97 % of the memory of GPU 1 was in use" in done.stdout
     (tmp_path / "ras.txt").write_text(query("01", attached=2))
     done = drumbeat.here("doctor", "--from", tmp_path / "ras.txt")
     assert "not looked at nvidia-smi -q: 1 of the 2 attached GPUs are shown" in done.stdout

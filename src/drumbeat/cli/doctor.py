@@ -121,6 +121,8 @@ def _dumps(args: Any) -> Judged:
     by_host: Dict[str, List[Any]] = {}
     for dump, finding in judge(found):
         by_host.setdefault(dump.facts.host, []).append(finding)
+    cited = {line for group in by_host.values() for finding in group for line in finding.evidence}
+    unread = [each for each in unread if each.code != "dump-log" or not set(each.evidence) <= cited]
     others = [*(each for job in jobs for each in job.findings), *unread]
     if len({dump.facts.host for dump in found}) < 2:
         return [(of, [*worst_first([*chain.from_iterable(by_host.values()), *others]), about])]

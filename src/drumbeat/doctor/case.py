@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import FrozenSet, Iterable, Iterator, List, Optional, Sequence
+from typing import FrozenSet, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, TypeVar
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import Order
@@ -13,6 +13,7 @@ from drumbeat.machine.model import Facts, Gpu, Peer, Peers
 from drumbeat.plan.scene import Scene, scene
 
 GIB = 1 << 30
+T = TypeVar("T")
 find = Catalog("doctor")
 
 
@@ -89,6 +90,14 @@ def gib(size: int) -> str:
 def some(words: Sequence[str], most: int, between: str = ", ") -> str:
     """List the first `most` words, and count the others."""
     return between.join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")
+
+
+def odd(values: Mapping[str, T]) -> Tuple[List[str], Optional[T]]:
+    """Return the names whose value differs from that of most others, and the usual value: two thirds and at least two have it."""
+    usual = max(values.values(), key=[*values.values()].count, default=None)
+    differ = [name for name, value in values.items() if value != usual]
+    clear = len(values) - len(differ) >= max(2, 2 * len(differ))
+    return (differ, usual) if differ and clear else ([], None)
 
 
 def worst_first(findings: List[Finding]) -> List[Finding]:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import re
 from typing import Dict, Iterator, List, Sequence, Tuple, Union
 
-from drumbeat.doctor.case import Case, find, gib, seen, some
+from drumbeat.doctor.case import Case, find, gib, odd, seen, some
 from drumbeat.findings.model import WARNING, Finding
 from drumbeat.machine.model import CxiDevice, Gpu, RdmaDevice
 from drumbeat.machine.parse import natural
 from drumbeat.machine.topology import distance, nearest
-from drumbeat.machine.vendors import of_program
+from drumbeat.machine.vendors import of_program, off_the_bus
 
 WHOLE = (None, "SPX", "N/A")  # partition modes that expose the whole GPU
 FAST = ("NV", "XGMI")  # links faster than PCIe
+MUCH = 0.1  # of a GPU's memory: more than the driver itself takes
 
 
 def check(case: Case) -> Iterator[Finding]:
@@ -74,6 +75,9 @@ def _unreachable(case: Case) -> Iterator[Finding]:
 
 
 def _in_use(case: Case, gpus: List[Gpu]) -> Iterator[Finding]:
+    for gpu, health in ((gpu, gpu.health) for gpu in gpus if not gpu.pids and gpu.health):
+        if not case.live and (health.memory_used or 0) > MUCH:
+            yield find("gpu-in-use", "memory", gpu=gpu.title, share=100 * (health.memory_used or 0))
     known = [gpu for gpu in gpus if gpu.pids is not None]
     busy = [(gpu, gpu.pids) for gpu in known if gpu.pids]
     for gpu, pids in busy:
@@ -115,7 +119,7 @@ def _memory_errors(case: Case, gpus: List[Gpu]) -> Iterator[Finding]:
                 else f"{health.uncorrected_errors} error{'s' * (health.uncorrected_errors != 1)}"
             )
             yield find("gpu-memory-errors", gpu=gpu.title, what=what, id=identity, host=host, severity=case.unfit)
-        elif health.remap_pending:
+        if health.remap_pending and not health.remap_failed:
             yield find("gpu-remap-pending", gpu=gpu.title, id=identity, host=host)
         if health.ecc is False:
             yield find("ecc-off", gpu=gpu.title)
@@ -124,14 +128,28 @@ def _memory_errors(case: Case, gpus: List[Gpu]) -> Iterator[Finding]:
 
 
 def _slowed(case: Case, gpus: List[Gpu]) -> Iterator[Finding]:
-    """Check for a power limit below the GPU's own default, and for throttling not caused by the limit itself."""
+    """Check for a power limit below the GPU's own default or that of the others, for throttling not caused by the limit itself,
+    and for a GPU whose settings differ from those of the others."""
+    limits = {gpu.label: gpu.health.power_limit_w for gpu in gpus if gpu.health and gpu.health.power_limit_w}
+    low, usual_limit = odd(limits)
     for gpu, health in ((gpu, gpu.health) for gpu in gpus if gpu.health is not None):
         limit, usual = health.power_limit_w, health.power_default_w
         if limit and usual and limit < 0.95 * usual:
             yield find("power-limit-low", gpu=gpu.title, limit=limit, usual=usual, host=case.facts.host)
+        elif not usual and limit and gpu.label in low and limit < 0.95 * (usual_limit or 0):
+            yield find("power-limit-low", "odd", gpu=gpu.title, limit=limit, usual=usual_limit, host=case.facts.host)
         reasons = [reason for reason in health.throttle or () if reason != "power limit"]
         if reasons:
             yield find("gpu-throttled", gpu=gpu.title, reasons=", ".join(reasons), host=case.facts.host)
+
+    told: Dict[str, Dict[str, str]] = {}  # setting -> GPU -> value
+    for gpu in gpus:
+        for name, value in (gpu.health and gpu.health.settings) or ():
+            told.setdefault(name, {})[gpu.label] = value
+    for name, values in told.items():
+        for label in odd(values)[0]:
+            about = {"gpu": label, "setting": name, "value": values[label], "usual": odd(values)[1]}
+            yield find("gpu-set-apart", host=case.facts.host, **about)
 
 
 def _divided(case: Case, gpus: List[Gpu]) -> Iterator[Finding]:
@@ -152,12 +170,19 @@ def _between(gpus: List[Gpu]) -> Iterator[Finding]:
     words = [one.links.get(f"GPU {other.index}", "") for one, other in pairs]
     without = [pair for pair, word in zip(pairs, words) if word and not word.startswith(FAST)]
     if without and any(word.startswith(FAST) for word in words):
-        lost = 2 * len(without) < sum(word.startswith(FAST) for word in words)  # a board without bridges lacks more
+        lost = 2 * len(without) < sum(word.startswith(FAST) for word in words) or _alone(gpus)
         code = "xgmi-partial" if "XGMI" in words else "nvlink-partial"
         yield find(code, "lost" if lost else "", pairs=_pairs(without))
     closed = [(one, other) for one, other in pairs if other.index in one.no_access or one.index in other.no_access]
     if closed:
         yield find("gpu-peer-access-off", pairs=_pairs(closed))
+
+
+def _alone(gpus: List[Gpu]) -> bool:
+    """Return true if one GPU has no fast link while three others or more are all joined: boards are bridged in pairs or fours."""
+    links = {gpu.index: sum(word.startswith(FAST) for word in gpu.links.values()) for gpu in gpus}
+    joined = [count for count in links.values() if count]
+    return len(joined) == len(links) - 1 >= 3 and all(count == len(joined) - 1 for count in joined)
 
 
 def _pairs(pairs: Sequence[Tuple[Gpu, Gpu]]) -> str:
@@ -223,4 +248,10 @@ def _events(case: Case) -> Iterator[Finding]:
         if found:
             texts, gpus = [text for text, _ in found], [*{gpu.index: gpu for _, gpu in found}.values()]
             about = {"count": len(texts), "gpus": _names(gpus), "last": texts[-1], "host": case.facts.host}
-            yield find(code, evidence=texts[-most:], **about)
+            lost = [(text, gpu) for text, gpu in found if off_the_bus(text)]
+            if lost:
+                gone = _names([*{gpu.index: gpu for _, gpu in lost}.values()])
+                yield find("gpu-lost", "event", gpu=gone, host=case.facts.host, last=lost[-1][0], severity=case.unfit,
+                           evidence=[text for text, _ in lost[-most:]])  # fmt: skip
+            if len(lost) < len(found):
+                yield find(code, evidence=texts[-most:], **about)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Dict, Iterator, List, Optional, Tuple
 
-from drumbeat.doctor.case import Case, find, seen
+from drumbeat.doctor.case import Case, find, odd, seen
 from drumbeat.findings.model import ERROR, INFO, UNKNOWN, WARNING, Finding
 from drumbeat.machine.model import Interface, Library, RdmaDevice, RdmaPort
 from drumbeat.machine.topology import distance
@@ -17,6 +17,7 @@ from drumbeat.plan.network import (
     candidates,
     common_gid_index,
     leads_out,
+    networks,
     own_addresses,
     roce_ports,
     usable_gids,
@@ -56,6 +57,7 @@ def check(case: Case) -> Iterator[Finding]:
     yield from seen("/dev/infiniband", _hidden(case))
     yield from seen("the GID tables in /sys/class/infiniband", _gids(case))
     yield from seen("the MTU of the interfaces", _mtu(case))
+    yield from seen("the interfaces of one kind", _set_apart(case))
     for one in case.facts.interfaces:
         if one.up is False and leads_out(one):
             looked = ("the interfaces of this node",)
@@ -199,17 +201,35 @@ def _mtu(case: Case) -> Iterator[Finding]:
         yield find("mtu", mtu=min(mtus.values()))
 
 
-def _unequal_mtu(case: Case) -> Iterator[Finding]:
-    """Compare the MTU of similar interfaces that are up: InfiniBand ports, those of RDMA cards, else by their names."""
+def _alike(case: Case) -> Dict[Tuple[str, bool], List[Interface]]:
+    """Group similar interfaces: InfiniBand ports, those of RDMA cards (both are sure), else by their names."""
     rdma = {netdev for device in case.here.nics.devices for netdev in device.netdevs}
     alike: Dict[Tuple[str, bool], List[Interface]] = {}
     for one in case.facts.interfaces:
-        if one.up and one.mtu and one.kind != "loopback":
-            sure = one.kind == "InfiniBand" or one.name in rdma
-            if sure or not case.live:
-                name = one.kind if one.kind == "InfiniBand" else "RDMA" if sure else re.sub(r"\d+", "0", one.name)
-                alike.setdefault((name or "", sure), []).append(one)
-    for (_, sure), members in alike.items():
+        sure = one.kind == "InfiniBand" or one.name in rdma
+        if one.kind != "loopback" and (sure or not case.live):
+            name = one.kind if one.kind == "InfiniBand" else "RDMA" if sure else re.sub(r"\d+", "0", one.name)
+            alike.setdefault((name or "", sure), []).append(one)
+    return alike
+
+
+def _set_apart(case: Case) -> Iterator[Finding]:
+    """Report interfaces without link or address where most of their kind have them."""
+    for members in _alike(case).values():
+        up = {one.name: one.up for one in members if one.up is not None and not (one.up is False and leads_out(one))}
+        reached = {one.name: bool(networks(one)) for one in members if one.up}
+        for code, values in (("interface-down", up), ("interface-unreachable", reached)):
+            names, usual = odd(values)
+            if names and usual:
+                others = ", ".join(name for name in values if name not in names)
+                about = {"interfaces": ", ".join(names), "others": others, "host": case.facts.host}
+                yield find(code, "odd" if code == "interface-down" else "", **about)
+
+
+def _unequal_mtu(case: Case) -> Iterator[Finding]:
+    """Compare the MTU of similar interfaces that are up."""
+    for (_, sure), alike in _alike(case).items():
+        members = [one for one in alike if one.up and one.mtu]
         if len({one.mtu for one in members}) > 1:
             mtus = ", ".join(f"{one.name} {one.mtu}" for one in members)
             yield find("mtu-unequal", "" if sure else "perhaps", mtus=mtus, host=case.facts.host)

@@ -34,6 +34,10 @@ class GpuHealth:
     max_clock_mhz: Optional[int] = None
     max_memory_clock_mhz: Optional[int] = None
     throttle: Optional[Tuple[str, ...]] = None  # reasons for throttling now; None: unknown
+    memory_used: Optional[float] = None  # share of its memory, whoever holds it
+    settings: Optional[Tuple[Tuple[str, str], ...]] = (
+        None  # of its driver, as a tool prints them: ("compute mode", "Default")
+    )
 
 
 @dataclass(frozen=True)

@@ -140,6 +140,7 @@ _TABLES_OF_TOPOLOGY = ("Weight between two GPUs", "Hops between two GPUs", "Link
 _DEVICE_ID = re.compile(r"\b0x[0-9a-f]{4}\b", re.IGNORECASE)
 _SILENT_ROW = re.compile(r"\s*(\d{1,6})\s(?=(?:.*\b(?:N/A|unsupported|unknown)\b){4})", re.IGNORECASE)
 _PARTITION = re.compile(r"(?:NPS\d|N/A), ?(SPX|DPX|TPX|QPX|CPX)\b")
+_LEVEL = re.compile(r"%\s+(auto|low|high|manual|perf_determinism)\b")
 _BUS = re.compile(rf"^GPU\[(\d{{1,6}})\]\s*: PCI Bus: ({_ADDRESS})\s*$", re.MULTILINE)
 _RAS_GPU = re.compile(r"^GPU\[(\d{1,6})\]\s*:.*\bRAS INFO\s*$")
 _RAS_ROW = re.compile(r"^\s+\w+\s+[A-Z]+\s+(\d{1,18})\s+(\d{1,18})\s*$")
@@ -177,11 +178,16 @@ def _concise(text: Text, first: int, last: int) -> Iterator[Dump]:
         for use in parse_rocm_smi_table(text.lines[number]):
             identity, partition = _DEVICE_ID.search(text.lines[number]), _PARTITION.search(text.lines[number])
             name = names()[Amd.name].get(identity[0].lower()) if identity else None
-            health = GpuHealth(power_limit_w=use.power_cap) if use.power_cap else None
+            level = _LEVEL.search(text.lines[number])
+            health = GpuHealth(
+                power_limit_w=use.power_cap or None,
+                memory_used=None if use.memory_percent is None else use.memory_percent / 100,
+                settings=(("performance level", level[1]),) if level else None,
+            )
             gpus.append(Gpu(use.index, "amd", name, partition=partition[1] if partition else None, health=health))
             lines[f"GPU {use.index}"] = text.line(number)
-            if use.memory_percent or use.busy:
-                notes.append(f"GPU {use.index}: {use.memory_percent:g} % of its memory in use, {use.busy:g} % busy")
+            if use.busy:
+                notes.append(f"GPU {use.index}: {use.busy:g} % busy")
     if gpus:
         yield Dump(
             "rocm-smi", Facts("", gpus=tuple(gpus), driver_errors=_mute(gpus, silent)), lines, notes=tuple(notes)

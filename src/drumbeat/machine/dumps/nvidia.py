@@ -174,6 +174,7 @@ def _gpu(index: int, bus: str, tree: Tree) -> Gpu:
     name = tree.get("name", "Product Name")
     if name in ("ERR!", "Unknown Error", ""):
         tree.used.pop("name", None)
+    mode = tree.get("health.settings", "Compute Mode")
     health = GpuHealth(
         ecc=tree.flag("health.ecc", "ECC Mode/Current"),
         uncorrected_errors=tree.total("health.uncorrected_errors", _uncorrected),
@@ -181,6 +182,9 @@ def _gpu(index: int, bus: str, tree: Tree) -> Gpu:
         remap_pending=tree.flag("health.remap_pending", "Remapped Rows/Pending"),
         remap_failed=tree.flag("health.remap_failed", "Remapped Rows/Remapping Failure Occurred"),
         throttle=tuple(dict.fromkeys(words for words, _ in active)) if told else None,
+        power_limit_w=_watts(tree, "power_limit_w", "Current Power Limit", "Power Limit"),
+        power_default_w=_watts(tree, "power_default_w", "Default Power Limit"),
+        settings=(("compute mode", mode),) if mode else None,
     )
     width = "PCI/GPU Link Info/Link Width"
     link = PciLink(
@@ -190,6 +194,12 @@ def _gpu(index: int, bus: str, tree: Tree) -> Gpu:
     mig = tree.flag("mig", "MIG Mode/Current")
     uuid = tree.get("uuid", "GPU UUID") or None
     return Gpu(index, "nvidia", name if "name" in tree.used else None, bus, uuid, mig=mig, link=link, health=health)
+
+
+def _watts(tree: Tree, fact: str, *names: str) -> Optional[float]:
+    """Return a limit of the GPU itself. Newer boards list one of the whole module, too."""
+    paths = [f"{section}/{name}" for section in ("GPU Power Readings", "Power Readings") for name in names]
+    return figure(tree.get(f"health.{fact}", *paths))
 
 
 def _uncorrected(name: str) -> bool:
@@ -225,7 +235,9 @@ _NAMED_ERR = re.compile(r"Product Name\s*: |^\|\s+\d+\s+(?:ERR!|Unknown Error)")
 # The plain table: three lines per GPU (two before MIG), then the processes.
 _HEADER = re.compile(r"^\|?\s*NVIDIA-SMI [\d.]+\s+Driver Version: (\S+)(?:\s+CUDA Version: ([\d.]+))?", re.MULTILINE)
 _CARD = re.compile(rf"\|\s+(\d{{1,3}})\s+(\S.*?)\s+\S+\s*\|\s*({_BUS_ID})\s+\S+\s*\|\s*(\S+)\s*\|")
-_USE = re.compile(r"\|.*?(?:W|N/A)\s*/\s*(\d+)?\S*\s*\|\s*\d+MiB\s*/\s*(\d+)MiB\s*\|")
+_USE = re.compile(
+    r"\|.*?(?:W|N/A)\s*/\s*(\d+)?\S*\s*\|\s*(\d{1,9})MiB\s*/\s*(\d{1,9})MiB\s*\|(?:\s*\S+\s+(\w[\w. ]*?)\s*\|)?"
+)
 _MIG = re.compile(r"\|\s+(Enabled|Disabled)\*?\s*\|$")
 _PROCESS = re.compile(
     r"\|\s+(\d{1,3})\s+(?:(?:N/A|\d+)\s+(?:N/A|\d+)\s+)?(\d{1,9})\s+(?:M\+)?C(?:\+G)?\s+(\S.*?)\s+(?:\d+MiB|N/A)\s*\|"
@@ -277,8 +289,17 @@ def _card(text: Text, row: int, end: int) -> Tuple[Gpu, Dict[str, Evidence]]:
         line = text.lines[number].strip()
         use, mode = _USE.match(line), _MIG.search(line)
         if use:
-            health = replace(health, power_limit_w=float(use[1]) if use[1] else None)
-            gpu = replace(gpu, memory_bytes=int(use[2][:9]) << 20)
+            used, size = int(use[2]), int(use[3])
+            settings = (("compute mode", use[4]),) if use[4] else None
+            health = replace(
+                health,
+                power_limit_w=float(use[1]) if use[1] else None,
+                memory_used=used / size if size else None,
+                settings=settings,
+            )
+            gpu = replace(gpu, memory_bytes=size << 20)
+            cited[f"{device}/health.power_limit_w"] = cited[f"{device}/health.settings"] = text.line(number)
+            cited[f"{device}/health.memory_used"] = text.line(number)
         elif mode:
             gpu, cited[f"{device}/mig"] = replace(gpu, mig=mode[1] == "Enabled"), text.line(number)
     return replace(gpu, health=health), cited

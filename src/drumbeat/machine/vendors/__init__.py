@@ -103,6 +103,11 @@ def of_program(event: str) -> bool:
     return event.startswith(tuple(start for vendor in VENDORS for start in vendor.program_faults))
 
 
+def off_the_bus(event: str) -> bool:
+    """Return true if a `gpu_events` entry says that the GPU is gone until it is reset."""
+    return event.startswith(tuple(start for vendor in VENDORS for start in vendor.lost_faults))
+
+
 def gpu_events(host: Host) -> Optional[Tuple[str, ...]]:
     """Return errors that the drivers wrote into the kernel's log, the latest last; None if it may not be read."""
     if line(host, "/proc/sys/kernel/dmesg_restrict") is None:

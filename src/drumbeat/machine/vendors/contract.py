@@ -66,6 +66,7 @@ class Vendor:
     pod_resource = ""
     kernel_mark = ""  # text that is in each kernel message of its driver
     program_faults: Tuple[str, ...] = ()  # beginnings of events that are mostly caused by programs
+    lost_faults: Tuple[str, ...] = ()  # beginnings of events after which the GPU is gone until it is reset
     users_command: Tuple[str, ...] = ()  # command that prints the processes that compute on GPUs
 
     def detect(self, host: Host) -> List[Gpu]:

@@ -225,6 +225,7 @@ class Nvidia(Vendor):
     peer_module = "nvidia_peermem"
     pod_resource = "nvidia.com/gpu"
     kernel_mark = "NVRM: Xid"
+    lost_faults = tuple(f"Xid {number} on " for number, (code, _) in XIDS.items() if code == LOST)
     program_faults = tuple(f"Xid {number} on " for number in (13, 31, 32, 43, 45, 69))
     users_command = ("nvidia-smi", "--query-compute-apps=gpu_uuid,pid", "--format=csv,noheader")
 
