@@ -13,7 +13,7 @@ from drumbeat.commands.shell import Heredoc, Lexer, Token, Word
 MAX_NESTING = 100  # compound commands inside each other; more is no script that a person wrote
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\[[^\]]*\])?(\+?)=")
 _FUNCTION = re.compile(r"[\w.:-]+")
-_DECLARING = frozenset(("export", "declare", "typeset", "readonly", "local"))
+DECLARING = frozenset(("export", "declare", "typeset", "readonly", "local"))
 _READING = frozenset(("read", "mapfile", "readarray", "getopts", "printf"))
 CALCULATED = re.compile(
     r"(?:\+\+|--)\s*([A-Za-z_]\w*)|\b([A-Za-z_]\w*)\s*(?:\+\+|--|(?:<<|>>|[-+*/%&|^])?=(?!=))"
@@ -58,7 +58,7 @@ class Node:
             if node.kind == "for":
                 found.add(node.words[0].text)
             named = [word.text for word in node.words]
-            declared = node.words[1:] if named[:1] and named[0] in _DECLARING else ()
+            declared = node.words[1:] if named[:1] and named[0] in DECLARING else ()
             found |= {
                 match[1]
                 for word in (*(node.assigned if not node.words else ()), *declared)  # NAME=x COMMAND is of the command
@@ -410,3 +410,43 @@ def names_read(text: str) -> FrozenSet[str]:
 def flat(nodes: Sequence[Node]) -> Iterator[Node]:
     for node in nodes:
         yield from node.walk()
+
+
+def own_variables(nodes: Sequence[Node]) -> FrozenSet[str]:
+    """Return the variables that some statement gives a value that does not go on from the one before."""
+    words = [
+        word
+        for each in nodes
+        for word in (each.words if program_of(each) in DECLARING else () if each.words else each.assigned)
+    ]
+    given = [(parts, word) for word in words for parts in [assignment(word)] if parts]
+    goes_on = {parts[0] for parts, word in given if parts[0] in names_read(word.raw) or parts[2]}
+    return frozenset(parts[0] for parts, _ in given) - goes_on
+
+
+def program_of(node: Node) -> str:
+    return node.words[0].text.rsplit("/", 1)[-1] if node.kind == "simple" and node.words else ""
+
+
+def files_of(node: Node) -> str:
+    """Return the redirections of a command to and from files, as they are written."""
+    given = [(each.text, each.word.raw) for each in node.redirects if each.word]
+    return " ".join(
+        f"{sign} {name}"
+        for sign, name in given
+        if not sign.endswith("&") and sign not in ("<<", "<<-") and name != "/dev/null"
+    )
+
+
+def into_file(node: Node) -> bool:
+    return any(
+        token.text in (">", ">>", "&>", "&>>", ">|") and token.word and not token.word.text.startswith("/dev/")
+        for token in node.redirects
+    )
+
+
+def exports(nodes: Sequence[Node], name: str) -> bool:
+    return any(
+        program_of(each) == "export" and any(re.match(rf"{name}(?:=|$)", word.raw) for word in each.words[1:])
+        for each in nodes
+    )

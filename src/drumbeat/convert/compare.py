@@ -6,7 +6,8 @@ import re
 from typing import Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence
 
 from drumbeat.base.problem import Problem
-from drumbeat.commands.interpret import Shell, Variable
+from drumbeat.commands.events import Variable
+from drumbeat.commands.interpret import Shell
 from drumbeat.commands.launch import find_launcher, runs_text, started_per_node
 from drumbeat.commands.values import JOB, MARK, SUBMIT, Marks, Unknown, whole_marks
 from drumbeat.convert.draft import Difference

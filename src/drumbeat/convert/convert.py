@@ -8,7 +8,8 @@ from typing import Callable, Dict, FrozenSet, List, Mapping, Optional, Sequence,
 
 from drumbeat.base.problem import Problem
 from drumbeat.base.redact import is_secret, redact
-from drumbeat.commands.interpret import Event, Shell, Started, Trap, options_at
+from drumbeat.commands.events import Event, Started, Trap, options_at
+from drumbeat.commands.interpret import Shell
 from drumbeat.commands.program import read_script
 from drumbeat.commands.script import Script, foreign_directives, read
 from drumbeat.commands.shell import Lexer
@@ -80,7 +81,7 @@ def convert(
         shell.cwd = absolute(draft.keys.get("workdir", ""), draft.marks)
         shell.set_options(re.findall(r"\A#!\s*\S*sh\s+(-\w+)", text))
         for name, value in exported(script.directives).items():
-            shell._assign(name, value, shell.marks.quoted(value), 1, True)
+            shell.assign(name, value, shell.marks.quoted(value), 1, True)
         shell.run(without_marks(text))
         return shell
 
@@ -242,7 +243,7 @@ def _run_before(started: Started, batch: Shell, chosen: Started) -> None:
     for other in batch.events:
         if other is not event and other.around == event.around:
             event.writes, other.kind, other.around = event.writes | other.writes, "part", ""
-    event.kind, event.text, event.reads = "once", event.around, batch._reads(event.around)
+    event.kind, event.text, event.reads = "once", event.around, batch.reads(event.around)
     event.around = ""
 
 

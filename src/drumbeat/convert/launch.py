@@ -10,7 +10,8 @@ from typing import Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.problem import Problem
 from drumbeat.base.regex import regex
-from drumbeat.commands.interpret import Event, Shell, Started, Variable
+from drumbeat.commands.events import Event, Started, Variable
+from drumbeat.commands.interpret import Shell
 from drumbeat.commands.launch import (
     OUTSIDE,
     Found,
@@ -265,7 +266,7 @@ def _in_task(known: Mapping[str, str]) -> Dict[str, str]:
 def _give(launch: Launch, variables: Dict[str, str]) -> None:
     """Give the command variables of its own."""
     for name, value in variables.items():
-        launch.shell._assign(name, value, launch.shell.marks.quoted(value), launch.line, True)
+        launch.shell.assign(name, value, launch.shell.marks.quoted(value), launch.line, True)
 
 
 _PROGRAM = regex(r"(?:\S*/)?(?:python[\d.]*|bash|sh|env|\S+\.(?:sh|py)|" + "|".join((*CONTAINERS, *_LAUNCHERS)) + ")")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Dict, List, Sequence, Set
 
-from drumbeat.commands.interpret import Event, Shell, Started
+from drumbeat.commands.events import Event, Started
+from drumbeat.commands.interpret import Shell
 from drumbeat.commands.syntax import Node, names_read, parse
 from drumbeat.commands.values import HEAD, HOSTS
 from drumbeat.convert.draft import Draft

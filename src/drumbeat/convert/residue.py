@@ -13,7 +13,7 @@ import re
 from typing import Callable, FrozenSet, List, Optional, Set
 
 from drumbeat.base.redact import is_secret
-from drumbeat.commands.interpret import Event, options_at
+from drumbeat.commands.events import Event, options_at
 from drumbeat.commands.syntax import names_read
 from drumbeat.commands.values import HEAD, HOSTS, JOB, MARK, ONCE, SUBMIT, TASK, Marks, Unknown, at_submission
 from drumbeat.convert.draft import Difference, Draft, LeftOut

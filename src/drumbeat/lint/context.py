@@ -11,7 +11,8 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Opt
 from drumbeat.base.data import load, names
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.problem import Problem
-from drumbeat.commands.interpret import Shell, Started
+from drumbeat.commands.events import Started
+from drumbeat.commands.interpret import Shell
 from drumbeat.commands.launch import SHELLS, Found, find_launcher, runs_text
 from drumbeat.commands.script import Command, Script, options
 from drumbeat.commands.values import without_marks
