@@ -481,6 +481,26 @@ def test_a_ray_cluster_is_not_dropped_in_silence():
 
 
 @pytest.mark.parametrize(
+    "start",
+    [
+        'for h in 0 1; do\n  srun -N1 -n1 -w "${hosts[$h]}" ray start --address "$ip" --block &\ndone',
+        'RAY="ray start"\nfor ((i = 0; i < 2; i++)); do\n  srun -N1 -n1 -r $i $RAY --block &\ndone',
+        'start() { srun -N1 -n1 -w "$1" ray start $2 & }\nrole=--head\nfor h in 0 1; do start "${hosts[$h]}" $role; role=x; done',
+        "for i in 0 1; do srun -N1 -n1 -r $i apptainer exec ray.sif ray start & done",
+        'for i in 0 1; do srun -N1 -n1 -r $i bash -c "pip install ray && ~/.local/bin/ray start" & done',
+        "for host in $(scontrol show hostnames); do [ $host = $HOSTNAME ] || srun -N1 -n1 -w $host ray start; done",
+    ],
+)
+@pytest.mark.parametrize("driver", ["python driver.py", "ray job submit -- python driver.py"])
+def test_a_ray_cluster_is_named_however_its_daemons_start(start, driver):
+    hosts = 'hosts=($(scontrol show hostnames "$SLURM_JOB_NODELIST"))'
+    draft = convert(script(hosts, start, driver, sbatch=("--nodes=2", "--ntasks-per-node=1")))
+    assert draft.keys["command"] == driver.split() and draft.keys["launcher"] == "once"
+    assert "drumbeat starts no Ray cluster" in str(draft.to_check) and "ranks-per-node" not in draft.keys
+    assert "not started" in str(draft.differences) and "ray start" not in str([draft.on_start, draft.setup])
+
+
+@pytest.mark.parametrize(
     ("line", "ranks"),
     [
         ("python t.py", 1),

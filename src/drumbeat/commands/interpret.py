@@ -381,9 +381,10 @@ class Shell:
         self.events[-1].starts = self.started[started:]
         return None
 
-    def without(self, event: Event) -> str:
-        """Return the text of a kept statement without what it starts: `:` stands in its place, also for a function's call."""
-        text, starts = event.text, {each.text for each in event.starts}
+    def without(self, event: Event, those: Sequence[Started] = ()) -> str:
+        """Return the text of a kept statement without what it starts, or only without `those`: `:` stands in their place, and
+        in that of a function's call."""
+        text, starts = event.text, {each.text for each in those or event.starts}
         called: FrozenSet[str] = frozenset()
         for _ in self.functions:  # those that start something themselves, then those that call them, ...
             called |= {

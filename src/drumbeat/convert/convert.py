@@ -31,6 +31,7 @@ from drumbeat.convert.launch import (
     OURS,
     STARTERS,
     Launch,
+    manages_ray,
     peel,
     ranks_of_launchers,
     redirected,
@@ -85,11 +86,13 @@ def convert(
         shell.run(without_marks(text))
         return shell
 
-    batch = batch_shell(starts_training)
-    batch = batch if batch.started else batch_shell(starts_something)
-    chosen = _chosen(draft, batch)
+    batch = batch_shell(lambda words: manages_ray(words) or starts_training(words))
+    if all(manages_ray(each.words) for each in batch.started):
+        batch = batch_shell(lambda words: manages_ray(words) or starts_something(words))
+    ray = _without_ray(draft, batch)
+    chosen = _chosen(draft, batch, ray)
     if chosen:
-        _carry_over(draft, chosen, batch, script)
+        _carry_over(draft, chosen, batch, script, ray)
         if not chosen.whole:
             _exit_code(draft, chosen, batch_shell(batch.wanted, chosen))
     ask_about_findings(draft, script)
@@ -150,7 +153,26 @@ def _unclosed(draft: Draft, script: Script) -> None:
         draft.question(fault.line, fault.text, "a quote that is never closed: what follows it may be read wrongly")
 
 
-def _chosen(draft: Draft, batch: Shell) -> Optional[Started]:
+def _without_ray(draft: Draft, batch: Shell) -> bool:
+    """Take the commands of a Ray cluster out of what the script starts besides, and name each; return false if there are none."""
+    ours = [each for each in batch.started if manages_ray(each.words)]
+    others = [each for each in batch.started if not manages_ray(each.words)]
+    if not ours or not others:
+        return False
+    batch.started = others
+    why = "drumbeat starts no Ray cluster: keep this script, with drumbeat run --launcher once before the driver"
+    for each in {(each.line, each.text): each for each in ours}.values():
+        draft.question(each.line, each.text, why)
+        draft.differences.append(Difference(f"line {each.line}", each.text, "not started"))
+    for event in batch.events:
+        if any(manages_ray(each.words) for each in event.starts):
+            event.text = batch.without(event, ours)
+            if not any(map(_acts, batch.effects(event.text, event.line))):
+                event.kind = "part"  # nothing is left of it
+    return True
+
+
+def _chosen(draft: Draft, batch: Shell, ray: bool) -> Optional[Started]:
     """Pick the command that the job is for; name the others."""
     waited = [each for each in batch.started if not each.background] or batch.started
     starters = [each for each in waited if unwrapped(each.words)[0].rsplit("/", 1)[-1] in STARTERS]
@@ -161,7 +183,7 @@ def _chosen(draft: Draft, batch: Shell) -> Optional[Started]:
     wide = [each for each in candidates if not _one_task(each)] or candidates
     trains = [each for each in wide if not _AFTERWARDS.search(_program(each))] or wide
     chosen = next((each for each in trains[::-1] if each.certain), trains[0])
-    whole = _whole(chosen, batch, draft)
+    whole = None if ray else _whole(chosen, batch, draft)
     if whole:
         return whole
     for place, event in enumerate(batch.events):
@@ -205,7 +227,7 @@ def _whole(chosen: Started, batch: Shell, draft: Draft) -> Optional[Started]:
         return None
     first = min((each.within for each in parts if each.within), key=lambda each: each.start)
     text = batch.text[first.start :].rstrip("\n")
-    if re.search(r"\bsrun\b|\b(?:mpirun|mpiexec)\b|\$\{?0|\bray\s+start\b", text):
+    if re.search(r"\bsrun\b|\b(?:mpirun|mpiexec)\b|\$\{?0", text):
         return None
     if any(each.background and each.before < first.events for each in batch.started):
         return None
@@ -265,8 +287,9 @@ def _one_task(started: Started) -> bool:
     return bool(re.search(r"(?:^|\s)(?:-n\s?1|--ntasks[= ]1|-N\s?1|--nodes[= ]1)(?=\s)", text))
 
 
-def _carry_over(draft: Draft, chosen: Started, batch: Shell, script: Script) -> None:
+def _carry_over(draft: Draft, chosen: Started, batch: Shell, script: Script, ray: bool) -> None:
     launch = peel(draft, chosen, batch)
+    launch.ray = ray
     draft.defaults.update(batch.defaults)
     draft.defaults.update(launch.shell.defaults)
     for line, words, names in batch.unread:
@@ -544,7 +567,7 @@ def _ranks(draft: Draft, launch: Launch, tasks: Optional[int]) -> Optional[int]:
     if count and (count != draft.keys.get("gpus") or "launcher" in draft.keys):
         draft.set("ranks-per-node", count, launch.line)
     _cores(draft, launch, 1 if launch.launcher else count or 1)
-    if any(re.search(r"\bray\s+start\b", each.text) for each in launch.shell.events if each.kind != "assign"):
+    if launch.ray:
         draft.set("launcher", "once", launch.line)
         draft.keys.pop("ranks-per-node", None)
     elif launch.alone and not launch.launcher and nodes > 1:

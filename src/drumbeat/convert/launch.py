@@ -71,10 +71,12 @@ _DOCKER = Wrapper(
 )
 _OPTIONS = {**OUTSIDE, "apptainer": _APPTAINER, "singularity": _APPTAINER, "docker": _DOCKER, "podman": _DOCKER}
 _UTILITY = regex(
-    r"(?:[\w/]*/)?(?:nvidia-smi|rocm-smi|amd-smi|hostname|dcgmi|nvtop|mkdir|rm|cp|mv|rsync|tar|unzip|ls|echo|cat|chmod|sudo|apt(?:-get)?"
-    r"|pip3?|conda|git|wget|curl|date|df|free|sleep|true|killall|pkill|scontrol|sbcast|ln|touch|find|ray|dcgmproftester\d*|enroot|env\s*$"
+    r"(?:\S*/)?(?:nvidia-smi|rocm-smi|amd-smi|hostname|dcgmi|nvtop|mkdir|rm|cp|mv|rsync|tar|unzip|ls|echo|cat|chmod|sudo|apt(?:-get)?"
+    r"|pip3?|conda|git|wget|curl|date|df|free|sleep|true|killall|pkill|scontrol|sbcast|ln|touch|find|ray(?!\s+job\s+submit\b)|dcgmproftester\d*|enroot|env\s*$"
     r"|python3?\s+-m\s+(?:pip|venv)|python3?\s+-c(?!\s[\s\S]*\n)|python3?\s*$|python3?\s+-\s*$|sh\s*$|bash\s*$|nproc|uname|which|module|test|stress\S*)(?=\s|$)"
 )
+_PYTHON = regex(r"python[\d.]*")
+_RAY = regex(r"(?:^|[\s/;&|])ray\s+(?:start|stop)\b")
 _BUILDS = regex(r"(?:docker|podman|apptainer|singularity)\s+(?!run\b|exec\b)")
 
 
@@ -107,6 +109,7 @@ class Launch:
     before: List[str] = field(default_factory=list)  # lines of on-start that stand for options of starter and container
     options: List[Tuple[int, str, bool]] = field(default_factory=list)  # of the batch script: Shell.options
     arguments: Sequence[str] = ()  # of the batch script; empty: nobody gave any, or it changes them
+    ray: bool = False  # the script starts a Ray cluster, and the driver once
     in_binds: FrozenSet[str] = frozenset()  # variables of the batch script that `binds` reads
     as_text: FrozenSet[str] = (
         frozenset()
@@ -139,7 +142,7 @@ def starts_training(words: Sequence[str]) -> bool:
         rest = rest[1 + options(rest[1:], name)[1] :]
         if not rest:
             return False
-    elif name not in CONTAINERS + _LAUNCHERS and not re.fullmatch(r"python[\d.]*", name):
+    elif tuple(rest[1:3]) != ("job", "submit") and name not in CONTAINERS + _LAUNCHERS and not _PYTHON.fullmatch(name):
         inner = off(tuple(rest))  # uv run, nsys profile, numactl: wrappers of the program itself
         return inner is not None and bool(inner.inner) and starts_training(inner.inner)
     text = " ".join(rest)
@@ -147,6 +150,13 @@ def starts_training(words: Sequence[str]) -> bool:
         commands = [part.strip() for part in re.split(r"[\n;]|&&|\|\|", rest[2]) if part.strip()]
         return not all(map(_is_utility, commands))
     return not _is_utility(text) and not _BUILDS.match(text)
+
+
+def manages_ray(words: Sequence[str]) -> bool:
+    """Return true for a command that starts or stops a node of a Ray cluster, behind steps, containers and shells too."""
+    names = [word.rsplit("/", 1)[-1] for word in words]
+    direct = any(pair in (("ray", "start"), ("ray", "stop")) for pair in zip(names, names[1:]))
+    return direct or bool(_RAY.search(" ".join(words))) and not starts_training(words)
 
 
 def starts_something(words: Sequence[str]) -> bool:

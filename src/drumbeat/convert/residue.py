@@ -16,7 +16,7 @@ from drumbeat.base.redact import is_secret
 from drumbeat.commands.events import Event, options_at
 from drumbeat.commands.syntax import names_read
 from drumbeat.commands.values import HEAD, HOSTS, JOB, MARK, ONCE, SUBMIT, TASK, Marks, Unknown, at_submission
-from drumbeat.convert.draft import Difference, Draft, LeftOut
+from drumbeat.convert.draft import Draft, LeftOut
 from drumbeat.convert.job_shell import JobShell
 from drumbeat.convert.launch import AS_TEXT, OURS, PLACE, WORKED_OUT, Launch
 
@@ -165,12 +165,6 @@ class _Residue:
                     continue  # it only gives variables that nothing reads
             elif ours and not (event.kind == "cd" or event.soft or set(event.words[:1]) & _UTILITIES):
                 needed |= self.exported - OURS  # what it starts may read them
-            if re.search(r"\bray\s+(?:start|stop)\b", event.text):
-                why = "drumbeat starts no Ray cluster: keep this script, with drumbeat run --launcher once before the driver"
-                self.draft.question(event.line, event.text, why)
-                lost = Difference(f"line {event.line}", event.text, "not started")
-                self.draft.differences += [lost] if lost not in self.draft.differences else []
-                continue
             if re.search(r"\bsbatch\b.*\$\{?0\b", event.text, re.DOTALL):
                 why = "the script submits itself: array, dependency and requeues of the job file do that, or a line after submit"
                 self.draft.question(event.line, event.text, why)
