@@ -187,7 +187,7 @@ def test_what_ran_outside_of_a_container_stays_outside():
         "ulimit -c 0", "module use /my", "module load bindings", "srun singularity exec x.sif python train.py"
     )
     draft = convert(text)
-    assert not draft.to_check and draft.setup == ["ulimit -c 0"]
+    assert not draft.to_check and draft.setup == ["set +e  # as in the script", "ulimit -c 0"]
     assert draft.on_start == ["module use /my", "module load bindings"]
 
 

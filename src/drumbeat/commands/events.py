@@ -7,6 +7,7 @@ from typing import Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.commands.expand import Value
+from drumbeat.commands.shell import Word
 
 MAX_STEPS = 20_000
 MAX_MADE = 4096  # characters of what a variable was given, for comparison
@@ -60,6 +61,7 @@ class Started:
     certain: bool  # not inside a condition that cannot be decided
     text: str
     prefix: Dict[str, str] = field(default_factory=dict)  # variables for this command alone
+    written: Tuple[Word, ...] = ()  # its words before any expansion
     piped: str = ""
     background: bool = False
     redirected: str = ""  # files that it reads or writes: > log 2> err

@@ -477,7 +477,8 @@ class Shell:
             started = Started(
                 node.line, fed or words, dict(self.variables), self.cwd, len(self.events), self.certain, text, prefix
             )
-            started.piped, started.background, started.within = piped, node.background, self.statement
+            started.written, started.piped, started.background = node.words, piped, node.background
+            started.within = self.statement
             started.redirected = " ".join([files_of(node), *("<< ..." for _ in node.heredocs[: not fed])]).strip()
             self.started.append(started)
             written = self.written(node, words)

@@ -253,8 +253,9 @@ class _Residue:
             text = self._assignment(event, moved) if event.kind == "assign" else event.text
             moved = moved or event.kind == "cd" and self.places[id(event)] >= 0
             chooses = any(name == "e" for _, name, _ in self.launch.options)  # the script says itself from where on
-            sourced = event.words[:1] in (("source",), (".",)) and not JobShell.environments.match(event.text)
-            acts = event.kind in ("once", "each") or event.kind == "shell" and (not event.soft or chooses or sourced)
+            environment = not event.words or JobShell.environments.match(event.text)  # one that fails stops the job
+            fails = set(event.words[:1]) & {"source", ".", *_LIMITS} and not environment
+            acts = event.kind in ("once", "each") or event.kind == "shell" and (not event.soft or chooses or fails)
             substitutes = bool(re.search(r"\$\((?!\()|`", text))
             acts = acts or substitutes
             options = self.launch.options if self._outside(event) else self.launch.shell.options

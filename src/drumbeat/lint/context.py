@@ -15,7 +15,6 @@ from drumbeat.commands.events import Started
 from drumbeat.commands.interpret import Shell
 from drumbeat.commands.launch import SHELLS, Found, find_launcher, runs_text
 from drumbeat.commands.script import Command, Script, options
-from drumbeat.commands.values import without_marks
 from drumbeat.findings.model import SEVERITIES
 
 LONGEST_FIXED = 4000  # a longer line is no person's line
@@ -53,14 +52,18 @@ class Context(NamedTuple):
 
     def started(self, wanted: Callable[[List[str]], bool]) -> List[Started]:
         """Return the commands of this kind that the script starts, with the variables that they find."""
-        return Shell({}, wanted, None).run(without_marks(self.script.text), self.script.line).started
+        return [each for each in self.script.shell.started if wanted(each.words)]
 
     def launchers(self) -> List[Tuple[int, Found]]:
         """Return the launchers that the script starts, each with its line and what its variables hold."""
         try:
-            return list(_launchers(Shell({}, _acts, None).run(without_marks(self.script.text), self.script.line), 0))
+            return list(_launchers(self.script.shell, 0))
         except Problem:
             return []  # too long to follow
+
+    def flags(self, command: Command) -> Dict[str, str]:
+        """Return the options of a command, with the values of the variables in them."""
+        return dict(options(self.script.values(command)))
 
     @property
     def gpus(self) -> int:
@@ -84,7 +87,7 @@ class Context(NamedTuple):
 
     def tasks_on_a_node(self, command: Command) -> int:
         """Return how many tasks a step has on each node: its own options, then the script's; 2 where a variable says it."""
-        flags, script = dict(options(command.names)), self.script
+        flags, script = self.flags(command), self.script
         own = {name: flags.get(name, "") for name in ("ntasks-per-node", "tasks-per-node", "ntasks", "nodes")}
         if command.name != "srun":
             own = {**own, "ntasks": flags.get("np", "") or flags.get("ntasks", "")}
@@ -109,7 +112,7 @@ class Context(NamedTuple):
         counts = [
             int(value)
             for command in self.script.commands
-            for name, value in options(command.names)
+            for name, value in options(self.script.values(command))
             if (name == "nnodes" or (name == "nodes" and command.name in ("srun", "sbatch", "salloc")))
             and re.fullmatch(r"\d{1,6}", value)
         ]
