@@ -1,4 +1,4 @@
-"""Builtins of the shell, each a function of the shell's state. The result is that of the exit code, as far as it is known."""
+"""The shell's builtins. Each returns true if it succeeds, false if it fails, None if unknown."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def _test(shell: Shell, words: List[str], node: Node, text: str) -> Optional[boo
 
 
 def _without_outside(shell: Shell, text: str) -> str:
-    """Return '' for a variable of the submitting shell that is taken to be unset."""
+    """Replace an outside variable that is assumed unset by '', and a mark that is never empty by '1'."""
     found = shell.marks.get(text) if MARK.fullmatch(text) else None
     if found and (found.kind == HEAD or found.text == "${SLURM_JOB_ID}"):
         return "1"  # not empty
@@ -208,7 +208,7 @@ def _without_outside(shell: Shell, text: str) -> str:
 
 
 def _decide(words: List[Tuple[str, bool]], double: bool) -> Optional[bool]:
-    """Return what a test says; None if its text does not decide it."""
+    """Return the result of a test; None if the text does not decide it."""
     for joint, empty in (("||", False), ("-o", False), ("&&", True), ("-a", True)):
         places = [
             place

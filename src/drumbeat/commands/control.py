@@ -1,4 +1,4 @@
-"""Compound commands: lists, conditions, loops, functions and subshells, as far as their text decides them."""
+"""Interpreting compound commands: lists, conditions, loops, functions, subshells. Undecided ones are kept as they stand."""
 
 from __future__ import annotations
 
@@ -119,13 +119,13 @@ def _list(shell: Shell, node: Node) -> Optional[bool]:
 
 
 def _part(shell: Shell, node: Node, place: int) -> Optional[bool]:
-    """Run what follows one of the operators of a list: only a failure of the last one ends a script."""
+    """Interpret the command after an operator of a list. Under `set -e` only a failure of the last one ends the script."""
     body = node.bodies[place + 1]
     return shell.body(body) if place + 1 == len(node.joints) else shell.asked(body)
 
 
 def _part_of(shell: Shell, node: Node, events: int) -> None:
-    """Remember the whole statement with each of its events, of which it decides which one follows which."""
+    """Note the whole statement on each of its events, since it decides which of them run."""
     for event in shell.events[events:]:
         event.around = shell.written(node)
 
@@ -219,7 +219,7 @@ def _round(shell: Shell, nodes: Sequence[Node]) -> Optional[bool]:
 
 
 def _inline(shell: Shell, node: Node, body: Callable[[Shell], Optional[bool]]) -> Optional[bool]:
-    """Run a loop or a function here if its text decides all that it does; else keep it as it stands."""
+    """Interpret a loop or function in place if its text decides all that it does, else keep it as it stands."""
     left: Optional[Leaves] = None
     trial = shell if shell.inlines else shell.apart()
     if not shell.inlines:

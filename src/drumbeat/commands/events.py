@@ -1,4 +1,4 @@
-"""The state that the interpreter of scripts keeps: variables, one event per statement, and the commands that are started."""
+"""What the interpreter records about a script: variables, one event per statement, started commands, traps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from drumbeat.commands.expand import Value
 from drumbeat.commands.shell import Word
 
 MAX_STEPS = 20_000
-MAX_MADE = 4096  # characters of what a variable was given, for comparison
+MAX_MADE = 4096  # characters kept of a variable's assigned text, for comparison
 MAX_ROUNDS = 256  # of one loop
 MAX_DEPTH = 20  # of functions and substitutions in each other
 
@@ -18,46 +18,46 @@ MAX_DEPTH = 20  # of functions and substitutions in each other
 class Variable(NamedTuple):
     value: Value
     exported: bool = False
-    event: int = -1  # the one that gave it its value; -1: it was there before
+    event: int = -1  # the event that set it; -1: set before the script
     maybe: bool = False  # exported by a statement that may not be reached
 
 
 @dataclass
 class Event:
-    """One statement. `kind`: assign, export, cd, print (nothing to keep), started (asked for by
-    the caller), shell (changes the shell), part (of another one that is kept whole), once (all else)."""
+    """One interpreted statement. `kind`: assign, export, cd, print (nothing to keep), started (a command that the caller
+    wants), shell (changes the shell), part (contained in an event that is kept whole), once (all else)."""
 
     kind: str
     line: int
     text: str
     reads: FrozenSet[str] = frozenset()
     writes: FrozenSet[str] = frozenset()
-    value: Optional[Value] = None  # assign: what it gives
+    value: Optional[Value] = None  # assign: the new value
     words: Tuple[str, ...] = ()
-    soft: bool = False  # shell: brings an environment, and leaves the script's own variables alone
-    starts: Sequence[Started] = ()  # what the caller asked for, inside a statement that is kept as it stands
-    around: str = ""  # the list or condition that it is part of, where that starts something
+    soft: bool = False  # shell: does not touch the script's own variables
+    starts: Sequence[Started] = ()  # wanted commands inside a statement that is kept as it stands
+    around: str = ""  # text of the list or condition around it that starts a wanted command
 
 
 class Statement(NamedTuple):
-    """A statement of the script itself, and the shell before it."""
+    """A top-level statement, with the shell's state before it."""
 
     start: int  # its place in the text
     line: int
-    events: int  # before it
+    events: int  # how many come before it
     variables: Dict[str, Variable]
     cwd: str
 
 
 @dataclass
 class Started:
-    """A command that the caller asked for, with what reaches it."""
+    """A started command that the caller wants, with the variables and folder that it gets."""
 
     line: int
     words: List[str]
     variables: Dict[str, Variable]
     cwd: str
-    before: int  # events before it
+    before: int  # how many events come before it
     certain: bool  # not inside a condition that cannot be decided
     text: str
     prefix: Dict[str, str] = field(default_factory=dict)  # variables for this command alone
@@ -66,7 +66,7 @@ class Started:
     background: bool = False
     redirected: str = ""  # files that it reads or writes: > log 2> err
     within: Optional[Statement] = None  # the statement of the script that starts it
-    whole: bool = False  # several statements: `bash -c` with their text
+    whole: bool = False  # its words are `bash -c` with the text of several statements
 
 
 class Trap(NamedTuple):
@@ -77,7 +77,7 @@ class Trap(NamedTuple):
 
 
 class Leaves(Exception):
-    """A statement that ends what it is in. `result`: that of its exit code, as far as it is known."""
+    """Raised by a statement that leaves its block. `result`: whether its exit code is zero; None if unknown."""
 
     def __init__(self, result: Optional[bool] = None) -> None:
         self.result = result
@@ -92,14 +92,14 @@ class Return(Leaves):
 
 
 class Next(Leaves):
-    """`continue`, or `break` with a result of False."""
+    """Raised by `continue` (result true) and `break` (result false)."""
 
 
 class Unclear(Exception):
-    """A loop whose end its text does not decide."""
+    """Raised where the text does not decide when a loop ends."""
 
 
 def options_at(options: Sequence[Tuple[int, str, bool]], place: int) -> FrozenSet[str]:
-    """Return the options of `set` that hold at an event."""
+    """Return the options of `set` that are on at an event."""
     last = {name: on for start, name, on in options if start <= place}
     return frozenset(name for name, on in last.items() if on)

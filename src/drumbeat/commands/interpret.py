@@ -1,4 +1,4 @@
-"""A small interpreter of shell scripts: what a script does is worked out as far as its text decides it; nothing is run.
+"""A small interpreter of shell scripts. It works out what a script does, as far as the text decides it, and runs nothing.
 
 Each statement leaves an event. What a command is started with, `argv` and exported variables, is text with marks for
 what only the running job knows (`values`). A condition that cannot be decided stays as it stands, with all that it may
@@ -62,13 +62,13 @@ EACH_TIME = frozenset((
 
 
 class Shell:
-    """The state of one shell that reads one text."""
+    """One shell and its state. `run` reads a text; `events` and `started` then hold what it does."""
 
     prints: FrozenSet[str] = frozenset()  # programs that only print or wait
     state: FrozenSet[str] = frozenset()  # programs that change the shell, but no variable
     asks: FrozenSet[str] = frozenset(("[", "[[", "test"))  # programs whose exit code is an answer
-    acts = re.compile(r"\Z.")  # what a program that else only prints does beside
-    environments = re.compile(r"\Z.")  # commands that bring an environment, and leave the script's own variables alone
+    acts = re.compile(r"\Z.")  # arguments with which a program in `prints` does more than print
+    environments = re.compile(r"\Z.")  # commands that load an environment and do not touch the script's own variables
 
     def __init__(
         self,
@@ -84,30 +84,36 @@ class Shell:
         self.arguments = None if arguments is None else list(arguments)
         self.variables: Dict[str, Variable] = {}
         self.functions: Dict[str, Tuple[Node, str]] = {}
-        self.required: FrozenSet[str] = frozenset()  # variables from outside without which the script does not go on
-        self.ended_at = 0  # the line of an exit that is reached in any case
-        self.own: FrozenSet[str] = frozenset()  # variables that some statement gives, without what they were before
-        self.exports: FrozenSet[str] = frozenset()  # variables that are exported whenever they get a value
-        self.forgotten: FrozenSet[str] = frozenset()  # variables that arithmetic in a statement's words makes unknown
-        self.hidden: FrozenSet[str] = frozenset()  # variables that the shell outside has not exported
+        self.required: FrozenSet[str] = frozenset()  # outside variables that the script exits without
+        self.ended_at = 0  # line of an exit that is always reached
+        self.own: FrozenSet[str] = frozenset()  # variables that some statement sets without using their old value
+        self.exports: FrozenSet[str] = frozenset()  # names marked for export, set or not
+        self.forgotten: FrozenSet[str] = (
+            frozenset()
+        )  # variables that arithmetic in the current statement's words made unknown
+        self.hidden: FrozenSet[str] = frozenset()  # variables that the outer shell does not export
         self.files: Dict[str, str] = {}  # what the script writes into files: path -> text
         self.events: List[Event] = []
         self.started: List[Started] = []
         self.traps: List[Trap] = []
         self.defaults: Dict[str, str] = {}  # variables that the script takes from outside, and its default for each
-        self.unread: List[Tuple[int, str, Tuple[str, ...]]] = []  # sourced, not to be read here, and what it may change
+        self.unread: List[
+            Tuple[int, str, Tuple[str, ...]]
+        ] = []  # files sourced and not readable here: line, text, variables that may change
         self.cwd = ""
         self.zero = ""  # $0, where it is known
         self.foreign = False  # something was sourced that may set any variable
         self.exports_all = False
-        self.inlines = False  # loops and functions leave the events of their bodies, decided or not
-        self.options: List[Tuple[int, str, bool]] = []  # of `set`: from which event on each holds, or no longer
+        self.inlines = False  # keep the events of loop and function bodies even if undecided
+        self.options: List[Tuple[int, str, bool]] = []  # changes by `set`: event number, option, on or off
         self.certain = True
-        self.fails: Optional[Tuple[int, str]] = None  # line and text of a started command that is taken to fail
-        self.lost = False  # it has, in the background
+        self.fails: Optional[Tuple[int, str]] = None  # line and text of the started command that is assumed to fail
+        self.lost = False  # that command failed in the background
         self.last: Optional[bool] = True  # the exit code of the last command is zero
         self.guarded = 0  # inside conditions, where a failure ends nothing
-        self.locals: Optional[Dict[str, Tuple[Optional[Variable], bool]]] = None  # of a function: as they were outside
+        self.locals: Optional[Dict[str, Tuple[Optional[Variable], bool]]] = (
+            None  # local variables of the current function, with their values outside
+        )
         self.doubts: List[Tuple[int, str, str]] = []  # line, text and reason of what is not followed
         self.statement: Optional[Statement] = None
         self.steps, self.depth = [0], 0
@@ -119,7 +125,7 @@ class Shell:
         return Expander(self.marks, variables, partial(substitute, self), self.separators, self.globs)
 
     def run(self, text: str, line: int = 1) -> Shell:
-        """Read a text. Marks in it are what an outer shell has put in."""
+        """Interpret a text. Marks in it stand for values that an outer shell inserted."""
         self.text = text
         try:
             nodes = parse(self.text, line)
@@ -132,7 +138,7 @@ class Shell:
         return self
 
     def separators(self) -> str:
-        """Return IFS, where the script has set it to something that is known."""
+        """Return IFS if the script sets it to a known value, else the default."""
         found = self.variables.get("IFS")
         return found.value if found and isinstance(found.value, str) and not MARK.search(found.value) else BLANKS
 
@@ -142,7 +148,7 @@ class Shell:
     # Variables
 
     def lookup(self, name: str) -> Optional[Value]:
-        """Return a variable's value: a mark if it comes from outside and is not known."""
+        """Return a variable's value, or a mark if the value comes from outside and is unknown."""
         found = self.variables.get(name)
         if name == "?" and self.last is False:
             return "1"
@@ -157,7 +163,7 @@ class Shell:
         if name == "PWD":
             return self.cwd or self.mark("${PWD}", SUBMIT)
         if name in self.own - EACH_TIME and not self.foreign and name not in self.known and self.unset(name, ""):
-            return ""  # what the script gives only elsewhere is not expected from outside
+            return ""  # a variable that the script sets only elsewhere is not expected from outside
         return self.outside(name)
 
     def outside(self, name: str) -> str:
@@ -170,7 +176,7 @@ class Shell:
         return self.mark(f"${{{name}}}", JOB if later else SUBMIT)
 
     def unset(self, name: str, default: str) -> Optional[bool]:
-        """Return true for a variable from outside that is taken to be unset; None if it may well be set."""
+        """Return true to treat an outside variable as unset, None if it may be set. Subclasses decide."""
         return True
 
     def _argument(self, name: str) -> Value:
@@ -217,7 +223,7 @@ class Shell:
         self.variables[name] = Variable(value, exported, len(self.events) - 1, bool(before and before.maybe))
 
     def _keep_copies(self, name: str) -> None:
-        """Let variables that hold the old value of this one keep it under their own name."""
+        """Before `name` changes, make variables whose values refer to it refer to themselves instead."""
         for other, variable in list(self.variables.items()):
             held = variable.value if isinstance(variable.value, str) else "".join(variable.value)
             if other != name and name in self.marks.reads(held) and variable.event >= 0:
@@ -226,7 +232,7 @@ class Shell:
                 self.variables[other] = variable._replace(value=mark if isinstance(variable.value, str) else [mark])
 
     def _forget(self, name: str) -> None:
-        """Take a variable for unknown: arithmetic in the words of this statement changes it by a value that is not known."""
+        """Mark a variable as unknown because arithmetic in this statement's words changes it by an unknown value."""
         self._keep_copies(name)
         old = self.variables.get(name)
         exported = bool(old and old.exported) or self.exports_all or name in self.exports
@@ -235,7 +241,7 @@ class Shell:
         self.forgotten = self.forgotten | {name}
 
     def with_names(self, text: str, line: int) -> str:
-        """Return a text in which what only a run can tell has a variable of its own, so that all around it stays known."""
+        """Return the text with each part that only a run can tell replaced by a variable. The rest of the text stays known."""
         return text
 
     def assign_parts(self, parts: Tuple[str, str, bool, str], line: int, exported: bool) -> None:
@@ -266,23 +272,23 @@ class Shell:
         self.assign(name, value, raw, line, exported)
 
     def leave_list(self, name: str, text: str, line: int) -> None:
-        """Leave a statement about a list, such as one with names for its items, as it stands."""
+        """Keep a statement about an array as it stands, such as one with named items (declare -A)."""
         self.events.append(Event("shell", line, text, self.reads(text) | {name}, frozenset((name,))))
         self.variables[name] = Variable([self.mark(f"${{{name}[@]}}", JOB, False)], False, len(self.events) - 1)
 
     # Substitutions
 
     def host_of(self, text: str, nodes: Sequence[Node], inner: Shell) -> str:
-        """Return a mark if this substitution gives the job's nodes, or the first of them: convert knows how jobs ask."""
+        """Return a mark if this substitution prints the job's nodes or the first of them, else ''. JobShell decides."""
         return ""
 
     def name_hosts(self, words: Sequence[str], text: str, names: FrozenSet[str]) -> None:
-        """Mark variables that are read from a list of the job's nodes."""
+        """Mark variables that `read` takes from a list of the job's nodes. JobShell decides."""
 
     # Commands
 
     def apart(self, certain: bool = True) -> Shell:
-        """Return a copy whose variables and events are its own."""
+        """Return a copy with separate variables, files and events."""
         other = copy.copy(self)
         other.variables, other.files, other.events = dict(self.variables), dict(self.files), list(self.events)
         other.certain = self.certain and certain
@@ -299,7 +305,7 @@ class Shell:
         return result
 
     def asked(self, nodes: Sequence[Node]) -> Optional[bool]:
-        """Run a condition: its exit code is an answer."""
+        """Interpret a condition: under `set -e` its failure does not end the script."""
         self.guarded += 1
         try:
             return self.body(nodes)
@@ -307,7 +313,7 @@ class Shell:
             self.guarded -= 1
 
     def command(self, node: Node, piped: str = "") -> Optional[bool]:
-        """Run one command. The result is that of its exit code, as far as it is known."""
+        """Interpret one command. Return true if it succeeds, false if it fails, None if unknown."""
         self.steps[0] += 1
         if self.steps[0] > MAX_STEPS:
             raise Problem(
@@ -323,8 +329,8 @@ class Shell:
         return self.last
 
     def written(self, node: Node, words: Sequence[str] = ()) -> str:
-        """Return a command as a statement of its own: what runs in the background stays there, and `words` stand for the
-        arguments of a function that it is in."""
+        """Return a command as a statement of its own, with its `&`. Inside a function, `words` replace text that reads the
+        function's arguments."""
         text = self.text[node.start : node.end]
         if words and self.depth and re.search(r"\$\{?[@*\d]", text) and not (node.redirects or node.assigned):
             text = " ".join(map(self.marks.quoted, words))
@@ -336,7 +342,7 @@ class Shell:
         return names_read(text) | called
 
     def keep(self, node: Node, trial: Optional[Shell] = None) -> None:
-        """Leave a command as it stands; what it may assign, also in a trial of it, is unknown from here on."""
+        """Keep a command as it stands. All that it may assign, or assigned in `trial`, is unknown from here on."""
         text = self.written(node)
         inside, fresh = list(node.walk()), trial.events[len(self.events) :] if trial else []
         names, kinds = {program_of(each) for each in inside if each.kind == "simple"}, {event.kind for event in fresh}
@@ -382,8 +388,8 @@ class Shell:
         return None
 
     def without(self, event: Event, those: Sequence[Started] = ()) -> str:
-        """Return the text of a kept statement without what it starts, or only without `those`: `:` stands in their place, and
-        in that of a function's call."""
+        """Return a kept statement's text with `:` in place of the commands that it starts (or only `those`), and of calls of
+        functions that start them."""
         text, starts = event.text, {each.text for each in those or event.starts}
         called: FrozenSet[str] = frozenset()
         for _ in self.functions:  # those that start something themselves, then those that call them, ...
@@ -399,7 +405,7 @@ class Shell:
         return text
 
     def look_inside(self, *bodies: Sequence[Node]) -> None:
-        """Look for what is started inside a command that is left as it stands."""
+        """Collect the commands started inside a command that is kept as it stands."""
         for body in bodies:
             inner = self.apart(certain=False)
             try:
@@ -408,7 +414,7 @@ class Shell:
                 pass
 
     def restore(self, name: str, was: Optional[Variable], exported: bool, line: int) -> None:
-        """Give a variable back what it was outside a function, or before a command that had one of its own."""
+        """Restore a variable after a function that made it local, or after a command with its own value for it."""
         self.exports = self.exports | {name} if exported else self.exports - {name}
         if name not in self.variables or self.variables[name] is was:
             return
@@ -443,7 +449,7 @@ class Shell:
                 self.events.append(Event("once", node.line, self.text[node.start : node.end]))
             given = "".join("".join(self.variables[each[0]].value) for each in assigned)
             ran = any((each.made or each.text).startswith("$(") for each in self.marks.of(given))
-            return None if ran and assigned else True  # the exit code is that of what gives the value
+            return None if ran and assigned else True  # the exit code is that of the substitution
         words = [each for word in node.words for each in self.words.fields(word.raw)]
         text = self.text[node.start : node.end]
         if not words:
@@ -503,7 +509,7 @@ class Shell:
         return None if name not in ("echo", "printf", "mkdir", "export") else True
 
     def fed(self, words: List[str], node: Node) -> List[str]:
-        """Return the command with the program that it reads from a heredoc as an argument; empty if it reads none."""
+        """Return the command with the program from its heredoc as a `-c` argument; empty if it reads no program there."""
         return []
 
     def remember_file(self, words: List[str], node: Node) -> None:
@@ -517,7 +523,7 @@ class Shell:
     # Builtins
 
     def set_options(self, words: Sequence[str]) -> List[str]:
-        """Set options as `set`, or the call of a shell, names them; return the words after them."""
+        """Apply options in the form of `set` or of a shell's command line. Return the words after them."""
         rest = list(words)
         while rest and re.fullmatch(r"[-+][A-Za-z]+", rest[0]):
             word = rest.pop(0)
@@ -528,10 +534,10 @@ class Shell:
         return rest
 
     def sourced(self, event: Event) -> None:
-        """Take in what a file that is sourced may change."""
+        """Record what a sourced file may change. Subclasses that can read files override it."""
 
     def effects(self, text: str, line: int) -> List[Event]:
-        """Return what a text, such as the body of a trap, would do at the end of the script."""
+        """Return the events that a text, such as a trap's body, would leave at the end of the script."""
         inner = self.apart(certain=False)
         inner.started, inner.text, inner.inlines = [], text, True
         try:
@@ -542,7 +548,7 @@ class Shell:
 
 
 def commands_of(text: str, environ: Mapping[str, str], arguments: Optional[Sequence[str]]) -> List[List[str]]:
-    """Return the words of each command that a script may start, also in functions that it does not call itself and in
+    """Return the words of each command that a script may start, including those in functions that it never calls and in
     files that it writes."""
     shell = Shell(environ, lambda words: True, arguments)
     shell.run(without_marks(text))

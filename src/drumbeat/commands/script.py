@@ -1,4 +1,4 @@
-"""A script as a list: its commands, pipelines, assignments and #SBATCH lines, inside `$(...)` and `bash -c '...'` too."""
+"""A script as lists of commands, pipelines, assignments and #SBATCH options, including those in `$(...)` and `bash -c`."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Command:
         return " ".join(word.nested for word in self.shown())[:MAX_TEXT]
 
     def shown(self) -> Tuple[Word, ...]:
-        """Return its words, without those of other commands in it, which stand for themselves."""
+        """Return its words, with `...` for a script inside it, whose commands are listed separately."""
         inner = shell_text(self)
         if not inner:
             return self.words
@@ -74,7 +74,7 @@ class Command:
 
     @functools.cached_property
     def names(self) -> List[str]:
-        """Return its words without folders, as far as they can matter to what it starts."""
+        """Return its first words without folders."""
         return [word.text.rsplit("/", 1)[-1] for word in self.words[:MAX_WORDS]]
 
 
@@ -103,7 +103,7 @@ class Directive:
 
 class _Reader(Shell):
     def unset(self, name: str, default: str) -> Optional[bool]:
-        """Say of no variable that the submitting shell has not set it: all that may run is read."""
+        """Treat every outside variable as possibly set, so that both branches of a test on it are read."""
         return None
 
 
@@ -133,7 +133,7 @@ class Script:
 
     @functools.cached_property
     def shell(self) -> Shell:
-        """The interpreter after it has read the script: what each command is started with, as far as the text decides it."""
+        """The interpreter's state after the script: what each command is started with, as far as the text decides it."""
         try:
             return _Reader({}, bool, None).run(without_marks(self.text), self.line)
         except Problem:
@@ -145,17 +145,17 @@ class Script:
         return {each.written: list(map(resolved, each.words)) for each in self.shell.started[::-1]}
 
     def values(self, command: Command) -> List[str]:
-        """Return the words that a command is started with, as it is written where the script does not start it."""
+        """Return the words that a command is started with; the written ones if the script never starts it."""
         return self._started.get(command.words) or [word.text for word in command.words]
 
     def line_of(self, command: Command) -> str:
-        """Return a command with the values of the variables in it."""
+        """Return a command's text with the values of its variables."""
         words = self._started.get(command.words)
         return " ".join(words)[:MAX_TEXT] if words and not shell_text(command) else command.text
 
     @functools.cached_property
     def assignments(self) -> Tuple[Assignment, ...]:
-        """The assignments, each with the value that the script decides, or as it is written."""
+        """All assignments, each with the value that the interpreter found, else as written."""
         known: Dict[Tuple[int, str], Set[str]] = {}
         for event in self.shell.events:
             if isinstance(event.value, str):

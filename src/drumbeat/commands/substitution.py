@@ -1,4 +1,4 @@
-"""The text that `$(...)` stands for: known where its commands only print, else a mark."""
+"""Command substitution: the text that `$(...)` prints if it can be worked out, else a mark."""
 
 from __future__ import annotations
 

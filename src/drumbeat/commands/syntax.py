@@ -52,7 +52,7 @@ class Node:
             waiting += [each for body in reversed(node.bodies) for each in reversed(body)]
 
     def writes(self) -> FrozenSet[str]:
-        """Return the variables that it, or a command inside it, may assign."""
+        """Return the variables that this command, or one inside it, may assign."""
         found = set()
         for node in self.walk():
             if node.kind == "for":
@@ -73,12 +73,12 @@ class Node:
 
 
 def parse(text: str, line: int = 1) -> List[Node]:
-    """Parse shell text. What cannot be parsed is one node of kind `unknown` up to the end."""
+    """Parse shell text. From the first error on, the rest is one node of kind `unknown`."""
     return _Parser(Lexer(text, line).run()).top()
 
 
 def parse_loosely(lexer: Lexer) -> List[Node]:
-    """Parse text that need not be a whole script: a word that belongs nowhere is skipped, and the end closes all."""
+    """Parse text that may be an excerpt: misplaced words are skipped, and the end closes all open commands."""
     return _Parser(lexer, loose=True).body(frozenset())
 
 
@@ -389,7 +389,7 @@ class _Parser:
         return node
 
     def bring_heredocs(self, node: Node) -> None:
-        """Let a command whose heredoc follows its line reach to the heredoc's end."""
+        """Attach a command's heredocs and extend the command to their end."""
         wanted = [token for token in node.redirects if token.text in ("<<", "<<-")]
         for token in wanted:
             mine = next((each for each in self.heredocs if each.owner == token.line), None)
@@ -400,7 +400,7 @@ class _Parser:
 
 
 def names_read(text: str) -> FrozenSet[str]:
-    """Return the variables that shell text may read, single quotes ignored."""
+    """Return the variables that shell text may read, including those in single quotes."""
     found = set(re.findall(r"\$\{?[#!]?([A-Za-z_]\w*)", text))
     for inside in re.findall(r"\$?\(\((.*?)\)\)", text, re.DOTALL):
         found |= set(re.findall(r"[A-Za-z_]\w*", inside))
@@ -413,7 +413,7 @@ def flat(nodes: Sequence[Node]) -> Iterator[Node]:
 
 
 def own_variables(nodes: Sequence[Node]) -> FrozenSet[str]:
-    """Return the variables that some statement gives a value that does not go on from the one before."""
+    """Return the variables that some statement sets without using their old value."""
     words = [
         word
         for each in nodes
@@ -429,7 +429,7 @@ def program_of(node: Node) -> str:
 
 
 def files_of(node: Node) -> str:
-    """Return the redirections of a command to and from files, as they are written."""
+    """Return a command's redirections to and from files, as written."""
     given = [(each.text, each.word.raw) for each in node.redirects if each.word]
     return " ".join(
         f"{sign} {name}"

@@ -100,7 +100,7 @@ def convert(
 
 
 def _exit_code(draft: Draft, chosen: Started, failed: Shell) -> None:
-    """Say where a failure of the training is not the script's: `failed` is the script, run with a training that fails."""
+    """Say where the script hides a failure of the training. `failed` is the script, interpreted with a training that fails."""
     last = next((each for each in failed.events[::-1] if each.line), None)
     later = last is not None and last.line >= chosen.line and last.text != chosen.text
     if failed.last is False or (failed.last is None and not later):
@@ -154,7 +154,7 @@ def _unclosed(draft: Draft, script: Script) -> None:
 
 
 def _without_ray(draft: Draft, batch: Shell) -> bool:
-    """Take the commands of a Ray cluster out of what the script starts besides, and name each; return false if there are none."""
+    """Remove commands that start or stop a Ray cluster from the candidates and name each. Return false if there are none."""
     ours = [each for each in batch.started if manages_ray(each.words)]
     others = [each for each in batch.started if not manages_ray(each.words)]
     if not ours or not others:
@@ -247,13 +247,13 @@ def _acts(event: Event) -> bool:
 
 
 def _is_event(started: Started, batch: Shell) -> bool:
-    """Return true for a command that the script starts in any case; others are in a statement that is kept whole."""
+    """Return true for a command with an event of its own; others are part of a statement that is kept whole."""
     events = batch.events[started.before : started.before + 1]  # that of a pipeline has no words
     return any(each.line == started.line and each.words in ((), tuple(started.words)) for each in events)
 
 
 def _run_before(started: Started, batch: Shell, chosen: Started) -> None:
-    """Let on-start run it, with the list or condition that it is part of if the training is no part of that."""
+    """Move a command into on-start, with the list or condition around it unless the training is part of that too."""
     if not _is_event(started, batch):
         return
     event = batch.events[started.before]
@@ -342,7 +342,7 @@ _OF_EVERY_LOGIN = frozenset(("HOME", "USER", "LOGNAME", "PWD", "SHELL", "PATH", 
 
 
 def _from_outside(draft: Draft, script: Script) -> None:
-    """Name the variables that the job file reads and the script sets nowhere: without them no order can be made."""
+    """Name variables that the job file reads and the script never sets: the user must export them."""
     written = draft.in_job_file([*draft.keys.values(), *draft.env.values()])
     texts = [each for value in written for each in (value if isinstance(value, list) else [value])]
     names = {name for each in texts if isinstance(each, str) for name in names_expanded(each)}
@@ -364,7 +364,7 @@ def _from_outside(draft: Draft, script: Script) -> None:
 
 
 def _secrets(draft: Draft, launch: Launch) -> None:
-    """Let the command read a secret from the variable that holds it: its value stays out of the job file."""
+    """Make the command read a secret from its variable, so that the value stays out of the job file."""
     marks = draft.marks
     for name, variable in launch.shell.variables.items():
         value = variable.value
@@ -549,7 +549,7 @@ def _statements(draft: Draft, launch: Launch) -> FrozenSet[str]:
 
 
 def _list_of(launch: Launch, name: str) -> Optional[List[str]]:
-    """Return the items of a list where the script's last word on it is known; its command can then bring it along."""
+    """Return an array's items if its last assignment is known, so that the command can contain them; else None."""
     last = next((each for each in launch.events[::-1] if name in each.writes and each.kind != "export"), None)
     items = last.value if last is not None and last.kind == "assign" and isinstance(last.value, list) else None
     return None if items is None or name in launch.shell.marks.reads("".join(items)) else items
@@ -599,7 +599,7 @@ def _mpi(draft: Draft, launch: Launch, ranks: int) -> None:
 
 
 def _visibility(draft: Draft, launch: Launch, given: Mapping[str, str], ranks: Optional[int]) -> None:
-    """Write what each rank sees of its node's GPUs, if Slurm or the script shows every task only its own."""
+    """Write `visibility` if Slurm or the script shows each task only its own GPUs."""
     count, gpus = launch.size.get("ntasks", 0) // draft.keys.get("nodes", 1) or ranks or 1, draft.keys.get("gpus", 0)
     if "gpus-per-task" in launch.gpus and given["gpus-per-task"].isdigit():
         gpus = int(given["gpus-per-task"]) * count
@@ -619,7 +619,7 @@ def _visibility(draft: Draft, launch: Launch, given: Mapping[str, str], ranks: O
 
 
 def _own_variable(draft: Draft, launch: Launch, gpus: int) -> bool:
-    """Return true if the script itself shows every task one GPU, by its local rank; ask about other choices."""
+    """Return true if the script gives each task one GPU by its local rank; ask about other choices."""
     for name in sorted(each for each in launch.shell.variables if each.endswith("_VISIBLE_DEVICES")):
         variable = launch.shell.variables.get(name)
         value = str(variable.value) if variable and variable.exported and variable.event >= 0 else ""
@@ -663,7 +663,7 @@ def _own_nodes(draft: Draft, launch: Launch) -> int:
 
 
 def _compare(draft: Draft, launch: Launch, ranks: Optional[int], batch: Shell, chosen: Started) -> None:
-    """List what reaches a rank otherwise than from the script."""
+    """List what reaches a rank in the job file otherwise than in the script."""
     known = batch.known
     try:
         job = job_from_text(job_file(draft, "script"), "the converted job")
@@ -688,7 +688,7 @@ def _compare(draft: Draft, launch: Launch, ranks: Optional[int], batch: Shell, c
 
 
 def _compare_steps(draft: Draft, launch: Launch, batch: Shell, chosen: Started, here: Reached) -> None:
-    """Say which commands of the script that may train are started never, or again, by the job file."""
+    """Name training commands of the script that the job file never starts, or starts twice."""
     if launch.whole is not None:
         return
     of_job = [list(map(draft.marks.resolved, each)) for each in here.before]

@@ -394,7 +394,7 @@ def masks_overlap(context: Context) -> Iterator[Hit]:
 
 
 def rank_in_batch_scope(context: Context) -> Iterator[Hit]:
-    """Find what differs between tasks but is set once, where the job has one process."""
+    """Find variables that must differ by task but are set once, in the batch script."""
     if not context.batch:
         return
     for command in context.script.commands:
@@ -536,7 +536,7 @@ _SUBMITS_ITSELF = re.compile(r"(?:^|\s)sbatch\s.*\$\{?0(?!\w)")
 
 
 def submits_itself(context: Context) -> Iterator[Hit]:
-    """Find a job that submits $0; not a script that does so only where it is not a job yet."""
+    """Find a job that submits $0, except a script that does so only outside a job."""
     lines = [each.line for each in context.script.commands if _SUBMITS_ITSELF.search(each.text)]
     if not lines:
         return

@@ -51,11 +51,11 @@ class Context(NamedTuple):
         return dict(enumerate(self.script.text.split("\n"), self.script.line))
 
     def started(self, wanted: Callable[[List[str]], bool]) -> List[Started]:
-        """Return the commands of this kind that the script starts, with the variables that they find."""
+        """Return the commands of this kind that the script starts, with their variables."""
         return [each for each in self.script.shell.started if wanted(each.words)]
 
     def launchers(self) -> List[Tuple[int, Found]]:
-        """Return the launchers that the script starts, each with its line and what its variables hold."""
+        """Return the launchers that the script starts, with their lines and the values of their variables."""
         try:
             return list(_launchers(self.script.shell, 0))
         except Problem:
@@ -129,7 +129,7 @@ def _acts(words: List[str]) -> bool:
 
 
 def _launchers(shell: Shell, depth: int) -> Iterator[Tuple[int, Found]]:
-    """Yield launchers behind steps and containers, and in the texts that a shell is given."""
+    """Yield launchers, including those behind srun and containers and in the text of `bash -c`."""
     for each in shell.started:
         words = list(map(shell.marks.resolved, each.words))
         for place, word in enumerate(words[:_MOST_WORDS]):
