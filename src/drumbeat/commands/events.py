@@ -1,4 +1,4 @@
-"""What the interpreter records about a script: variables, one event per statement, started commands, traps."""
+"""Records that the interpreter makes of a script: variables, one event per statement, started commands, traps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shell of a batch job: its variables, those of its tasks, and how scripts ask for the job's nodes."""
+"""The interpreter for batch jobs: Slurm's variables, variables that differ by task, and commands that list the nodes."""
 
 from __future__ import annotations
 

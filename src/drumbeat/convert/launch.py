@@ -135,7 +135,7 @@ def unwrapped(words: Sequence[str]) -> List[str]:
 
 
 def starts_training(words: Sequence[str]) -> bool:
-    """Return true for a command that may be what the job is for."""
+    """Return true for a command that may be the training."""
     rest = unwrapped(words)
     name = rest[0].rsplit("/", 1)[-1]
     if name in STARTERS:
@@ -160,7 +160,7 @@ def manages_ray(words: Sequence[str]) -> bool:
 
 
 def starts_something(words: Sequence[str]) -> bool:
-    """Return true for a command that may be what the job is for, where none is known to train."""
+    """Return true for a command that may be the job's program, in a script where no command is known to train."""
     name = unwrapped(words)[0].rsplit("/", 1)[-1]
     return name in STARTERS or (
         _anything(list(words)) and name not in JobShell.prints and not _is_utility(" ".join(words))
@@ -168,7 +168,7 @@ def starts_something(words: Sequence[str]) -> bool:
 
 
 def redirected(draft: Draft, started: Started) -> None:
-    """Say what becomes of the files that a training reads and writes by its shell."""
+    """Note the training's redirections, which the job file does not carry over."""
     if re.search(r"(?:^|\s)<(?!\s*/dev/null(?:\s|$))", started.redirected):
         draft.question(
             started.line, started.redirected, "the ranks have no standard input: give the file to the program"
@@ -182,7 +182,7 @@ def _is_utility(text: str) -> bool:
 
 
 def peel(draft: Draft, started: Started, batch: Shell) -> Launch:
-    """Peel the wrappers off, with what each of them gives to the command behind it."""
+    """Remove the wrappers around the training, and apply what each of them sets for the command behind it."""
     shell = JobShell(_in_task(batch.known), lambda words: True, (), batch.marks, True, batch.read)
     shell.steps, shell.files, shell.foreign = batch.steps, batch.files, batch.foreign
     shell.hidden = frozenset(name for name, each in started.variables.items() if not each.exported)
@@ -274,7 +274,7 @@ def _in_task(known: Mapping[str, str]) -> Dict[str, str]:
 
 
 def _give(launch: Launch, variables: Dict[str, str]) -> None:
-    """Give the command variables of its own."""
+    """Set variables for this command."""
     for name, value in variables.items():
         launch.shell.assign(name, value, launch.shell.marks.quoted(value), launch.line, True)
 
@@ -402,7 +402,7 @@ def _starter(draft: Draft, launch: Launch, program: str) -> None:
 
 
 def _other_option(draft: Draft, launch: Launch, said: str, fate: str, value: str = "") -> None:
-    """Drop an option that is drumbeat's own job; any other one changes what the ranks find, which is said."""
+    """Drop an option that drumbeat handles itself, and note any other one as a difference."""
     if fate and not (fate.startswith("drumbeat numbers") and value.startswith(("cyclic", "arbitrary", "plane"))):
         draft.drop(launch.line, said, fate)
     else:
@@ -420,7 +420,7 @@ def _masks(value: str) -> List[str]:
 
 
 def _dashed(name: str) -> str:
-    """Return an option as it is written."""
+    """Return an option as written."""
     return f"-{name}" if len(name) == 1 or name in ("lu", "ul", "vv") else f"--{name}"
 
 
@@ -502,7 +502,7 @@ def _container(draft: Draft, launch: Launch, program: str) -> None:
 
 
 def _apptainer_variables(launch: Launch, binds: List[str]) -> None:
-    """Give what APPTAINERENV_NAME and APPTAINER_BIND say: the first is NAME inside."""
+    """Carry over APPTAINERENV_NAME, which is NAME inside, and APPTAINER_BIND."""
     for name, variable in list(launch.shell.variables.items()):
         found = re.fullmatch(r"(?:APPTAINER|SINGULARITY)(ENV_(\w+)|_BIND(?:PATH)?)", name)
         if not found or not isinstance(variable.value, str):
@@ -635,7 +635,7 @@ def found_on_path(marks: Marks, words: Sequence[str]) -> List[str]:
 
 
 def behind_wrapper(words: Sequence[str]) -> Optional[Found]:
-    """Return a launcher that stands among the words of a program which was not read: `bash wrapper.sh torchrun ...`."""
+    """Return a launcher named in the arguments of a program that cannot be read here: `bash wrapper.sh torchrun ...`."""
     for place in range(1, len(words)):
         if words[place].rsplit("/", 1)[-1] in _LAUNCHERS or re.fullmatch(r"(?:\S*/)?python[\d.]*", words[place]):
             try:

@@ -86,7 +86,7 @@ class _Residue:
             later |= early
 
     def _read_too_early(self, kept: List[Event]) -> Set[str]:
-        """Return variables in `env` of which a statement of `setup` needs, or changes, the value that they had before."""
+        """Return variables of `env` whose earlier value a statement of `setup` reads or changes."""
         return {
             name
             for event in kept
@@ -107,7 +107,7 @@ class _Residue:
         return event.kind not in ("export", "cd") or self.marks.kind(self.launch.shell.cwd) not in ("", SUBMIT)
 
     def _environment(self, not_in_env: Set[str]) -> Set[str]:
-        """Put what is decided into `env`; return the names that `on-start` or `setup` must give."""
+        """Put decided variables into `env`; return the names that `on-start` or `setup` must set."""
         events = self.launch.events
         hard = [
             place for place, each in enumerate(events) if each.kind == "shell" and not each.soft and not each.writes
@@ -186,7 +186,7 @@ class _Residue:
         return reads if self.once and self._outside(event) else reads - OURS
 
     def _known(self, event: Event) -> Optional[str]:
-        """Return the value of an assignment, if it can be written down where the statement stands."""
+        """Return the value of an assignment if it is valid where the statement stands, else None."""
         value = event.value
         if value is None or event.kind != "assign":
             return None
@@ -200,7 +200,7 @@ class _Residue:
         return text if mine and not held and not (old and self.marks.stable(text)) else None
 
     def _cd_in_setup(self, place: int) -> bool:
-        """Return true if the directory is known, or there, only after something that `setup` runs."""
+        """Return true if the directory is known, or exists, only after earlier statements have run."""
         acts = any(each.kind in ("once", "each") or each.kind == "shell" and not _module(each)
                    for each in self.launch.events[:place])  # fmt: skip
         return acts or self.marks.kind(self.launch.shell.cwd) not in ("", SUBMIT)
@@ -240,13 +240,13 @@ class _Residue:
         return []
 
     def _quoted(self, text: str, moved: bool) -> str:
-        """Return a word of the shell; `moved`: its PWD is no longer where the job was submitted."""
+        """Return a shell word. `moved`: the shell has left the folder in which the job was submitted."""
         return self.marks.quoted(
             text, lambda unknown: "${SLURM_SUBMIT_DIR}" if moved and at_submission(unknown) else unknown.text
         )
 
     def _written(self, events: List[Event], moved: bool) -> List[str]:
-        """Return the statements as lines, each under the script's own options: drumbeat begins with `set -e`."""
+        """Return the statements as lines under the script's own `set` options; drumbeat itself begins with `set -e`."""
         lines: List[str] = []
         now = frozenset("e")
         for event in events:
@@ -304,7 +304,7 @@ class _Residue:
         return f"{export}{name}={text if isinstance(event.value, str) else f'({text})'}"
 
     def _modules(self, kept: List[Event]) -> List[Event]:
-        """Return the statements about modules that the key `modules` stands for: those before anything else acts."""
+        """Return the module statements that the key `modules` can replace: those before any statement that acts."""
         draft, done = self.draft, []
         for event in kept:
             if not _module(event):
@@ -327,7 +327,7 @@ _PRINTING = frozenset("xv")
 
 
 def changed(before: FrozenSet[str], after: FrozenSet[str]) -> str:
-    """Return the words of `set` that lead from one set of options to another."""
+    """Return the arguments of `set` that change one set of options into another."""
     words = []
     for sign, names in (("-", sorted(after - before)), ("+", sorted(before - after))):
         letters = "".join(name for name in names if len(name) == 1)
@@ -352,7 +352,7 @@ def _without_here(marks: Marks) -> Callable[[re.Match[str]], str]:
 
 
 def _of_the_node(name: str, value: str, reads: FrozenSet[str]) -> bool:
-    """Return true for a value that goes on from what the node has, such as a search path."""
+    """Return true for a value that extends the node's own, such as a search path."""
     return name in reads or any(each.endswith("PATH") for each in reads)
 
 

@@ -114,7 +114,7 @@ def container_variable_twice(context: Context) -> Iterator[Hit]:
 
 
 def fabric_unset(context: Context) -> Iterator[Hit]:
-    """Find several nodes on a fabric that NCCL uses only when configured; without a setting it silently uses TCP."""
+    """Find multi-node jobs on a fabric that NCCL uses only if configured; it silently falls back to TCP."""
     if "drumbeat.pyz" in context.script.text:
         return  # the agents decide it on the nodes
     if not context.slurm or (context.nodes or 1) < 2 or not re.search(context.settings["signs"], context.script.text):
@@ -190,7 +190,7 @@ _NUMBERS_ITSELF = re.compile(
 
 
 def ranks_unset(context: Context) -> Iterator[Hit]:
-    """Find tasks of a Python program that nothing tells their ranks; a note if the program cannot be read here."""
+    """Find a Python program started as several tasks without rank variables; a note if the program cannot be read here."""
     given = {each.name for each in context.script.assignments}
     for command in context.script.commands:
         words = command.names
@@ -218,7 +218,7 @@ _RANKS = re.compile(r"--n(?:proc|um)[-_](?:per[-_]node|processes|gpus)[= ](\d{1,
 
 
 def gpus_unused(context: Context) -> Iterator[Hit]:
-    """Find a launcher, the only one of its script, that starts fewer ranks than a node has GPUs."""
+    """Find a script whose only launcher starts fewer ranks than a node has GPUs."""
     asked = context.script.option("gpus-per-node", "gres", *(("gpus",) if context.nodes in (None, 1) else ()))
     count = re.search(r"(?:^|:)(\d{1,4})$", asked.value) if asked else None
     found = [(command, _RANKS.search(context.script.line_of(command))) for command in context.script.commands]
@@ -232,7 +232,7 @@ def gpus_unused(context: Context) -> Iterator[Hit]:
 
 
 def wait_returns_zero(context: Context) -> Iterator[Hit]:
-    """Find trainings in the background whose end only a bare `wait` sees."""
+    """Find background trainings followed by a bare `wait`, which returns 0 whatever they return."""
     starts = [each for each in context.script.commands if not each.within and _STARTS.search(each.text)]
     waits = [each for each in context.script.commands if each.name == "wait"]
     if context.batch and starts and all(each.background for each in starts):
@@ -348,7 +348,7 @@ def misspelt(context: Context) -> Iterator[Hit]:
 
 
 def _with_more_parts(name: str) -> List[str]:
-    """Return the one known name that has all parts of this one, in order: NCCL_IFNAME lacks a part of NCCL_SOCKET_IFNAME."""
+    """Return the known name with exactly one more part than this one: NCCL_SOCKET_IFNAME for NCCL_IFNAME."""
     parts = name.split("_")
     longer = [known for known in SPELT if known.startswith(parts[0] + "_") and known.endswith("_" + parts[-1])]
     longer = [
