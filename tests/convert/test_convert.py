@@ -459,6 +459,14 @@ def test_a_script_that_goes_through_its_arguments():
     assert convert(text, ["x", "--lr", "5"]).keys["command"] == ["python", "t.py", "5"]
 
 
+@pytest.mark.parametrize(
+    "line", ["python --version", "python3 -V", "/opt/my.env/bin/pip install x", "python -m pip list"]
+)
+def test_a_line_that_only_looks_is_not_the_command(line):
+    draft = convert(script(line, "[ -e /data ] && python train.py --x 1", sbatch=("--nodes=2",)))
+    assert draft.keys["command"] == ["python", "train.py", "--x", "1"]
+
+
 RAY = """#!/bin/bash
 #SBATCH --nodes=2 --ntasks-per-node=1
 nodes=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
