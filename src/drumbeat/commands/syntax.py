@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import field
-from typing import FrozenSet, Iterator, List, Optional, Sequence, Tuple
+from typing import FrozenSet, Iterator, List, Optional, Sequence, Set, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.problem import Problem
@@ -405,6 +405,25 @@ def names_read(text: str) -> FrozenSet[str]:
     for inside in re.findall(r"\$?\(\((.*?)\)\)", text, re.DOTALL):
         found |= set(re.findall(r"[A-Za-z_]\w*", inside))
     return frozenset(found)
+
+
+_POSITIONAL = re.compile(r"\$(?:\{?([1-9@*#])(?![A-Za-z_{]))")
+
+
+def arguments_read(text: str) -> Set[str]:
+    """Return the script's arguments (1 to 9, @, *, #) that a text reads, not those of its functions or after `set --`."""
+    nodes = sorted((each for top in parse(text) for each in top.walk()), key=lambda each: each.start)
+    plain, end, last = "", 0, len(text)
+    for each in nodes:
+        if each.start < end or each.start >= last:
+            continue  # inside a function, or after its arguments were replaced
+        if each.kind == "function":
+            plain, end = plain + text[end : each.start], each.end
+        elif program_of(each) == "set" and any(word.raw == "--" for word in each.words):
+            last = each.end
+    plain += text[end:last]
+    plain = re.sub(r"<<-?\s*(['\"])(\w+)\1[\s\S]*?^\t*\2$", "", plain, flags=re.M)  # nothing is filled in there
+    return set(_POSITIONAL.findall(re.sub(r"\\.|'[^']*'", "", plain)))
 
 
 def flat(nodes: Sequence[Node]) -> Iterator[Node]:

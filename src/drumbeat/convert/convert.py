@@ -13,7 +13,7 @@ from drumbeat.commands.interpret import Shell
 from drumbeat.commands.program import read_script
 from drumbeat.commands.script import Script, foreign_directives, read
 from drumbeat.commands.shell import Lexer
-from drumbeat.commands.syntax import names_read, parse_loosely
+from drumbeat.commands.syntax import arguments_read, names_read, parse_loosely
 from drumbeat.commands.values import JOB, SUBMIT, Unknown, at_submission, without_marks
 from drumbeat.convert.compare import Reached, absolute, differences, from_job, from_script, world, world_of_job
 from drumbeat.convert.directives import (
@@ -535,7 +535,7 @@ def _statements(draft: Draft, launch: Launch) -> FrozenSet[str]:
     before += [
         f"{name}={launch.shell.known[name]}" for name in OF_TASKS if name in reads and launch.shell.known.get(name)
     ]
-    numbers = [int(each) for each in re.findall(r"\$\{?([1-9])(?!\w)", text)]
+    numbers = [int(each) for each in arguments_read(text) if each.isdigit()]
     arguments = list(launch.arguments) or [
         draft.marks.mark(Unknown(f"${{ARG_{number}}}", SUBMIT)) for number in range(1, max(numbers, default=0) + 1)
     ]

@@ -73,7 +73,7 @@ _OPTIONS = {**OUTSIDE, "apptainer": _APPTAINER, "singularity": _APPTAINER, "dock
 _UTILITY = regex(
     r"(?:\S*/)?(?:nvidia-smi|rocm-smi|amd-smi|hostname|dcgmi|nvtop|mkdir|rm|cp|mv|rsync|tar|unzip|ls|echo|cat|chmod|sudo|apt(?:-get)?"
     r"|pip3?|conda|git|wget|curl|date|df|free|sleep|true|killall|pkill|scontrol|sbcast|ln|touch|find|ray(?!\s+job\s+submit\b)|dcgmproftester\d*|enroot|env\s*$"
-    r"|python3?\s+(?:-m\s+(?:pip|venv)|-V|--version)|python3?\s+-c(?!\s[\s\S]*\n)|python3?\s*$|python3?\s+-\s*$|sh\s*$|bash\s*$|nproc|uname|which|module|test|stress\S*)(?=\s|$)"
+    r"|python3?\s+-m\s+(?:pip|venv)|\S+\s+(?:-V|--version|--help)\s*$|python3?\s+-c(?!\s[\s\S]*\n)|python3?\s*$|python3?\s+-\s*$|sh\s*$|bash\s*$|nproc|uname|which|module|test|stress\S*)(?=\s|$)"
 )
 _PYTHON = regex(r"python[\d.]*")
 _RAY = regex(r"(?:^|[\s/;&|])ray\s+(?:start|stop)\b")

@@ -14,7 +14,7 @@ from typing import Callable, FrozenSet, List, Optional, Set
 
 from drumbeat.base.redact import is_secret
 from drumbeat.commands.events import Event, options_at
-from drumbeat.commands.syntax import names_read
+from drumbeat.commands.syntax import arguments_read, names_read
 from drumbeat.commands.values import HEAD, HOSTS, JOB, MARK, ONCE, SUBMIT, TASK, Marks, Unknown, at_submission
 from drumbeat.convert.draft import Draft, LeftOut
 from drumbeat.convert.job_shell import JobShell
@@ -30,7 +30,6 @@ OF_TASKS = (
     "SLURM_NTASKS_PER_NODE",
     "SLURM_CPUS_PER_TASK",
 )  # srun's defaults, and otherwise in our job
-_ARGUMENTS = re.compile(r"\$(?:\{?([1-9@*#])(?![A-Za-z_{]))")
 _NUMBERED = frozenset("123456789")
 _UTILITIES = frozenset((
     "mkdir", "rmdir", "chmod", "rm", "cp", "mv", "ln", "touch", "rsync", "tar", "unzip", "unsquashfs", "cat", "sed",
@@ -337,10 +336,9 @@ def changed(before: FrozenSet[str], after: FrozenSet[str]) -> str:
 
 
 def _arguments(event: Event) -> Set[str]:
-    """Return which arguments of the script a statement reads: numbers, @, * and #."""
+    """Return the arguments of the script that a statement reads."""
     acts = event.kind in ("shell", "once") and "()" not in event.text
-    plain = re.sub(r"<<-?\s*(['\"])(\w+)\1[\s\S]*?^\t*\2$", "", event.text, flags=re.M)  # nothing is filled in there
-    return set(_ARGUMENTS.findall(re.sub(r"\\.|'[^']*'", "", plain))) if acts else set()
+    return arguments_read(event.text) if acts else set()
 
 
 def _module(event: Event) -> bool:
