@@ -459,6 +459,14 @@ def test_a_script_that_goes_through_its_arguments():
     assert convert(text, ["x", "--lr", "5"]).keys["command"] == ["python", "t.py", "5"]
 
 
+@pytest.mark.parametrize(
+    "line", ["python --version", "python3 -V", "/opt/my.env/bin/pip install x", "python -m pip list"]
+)
+def test_a_line_that_only_looks_is_not_the_command(line):
+    draft = convert(script(line, "[ -e /data ] && python train.py --x 1", sbatch=("--nodes=2",)))
+    assert draft.keys["command"] == ["python", "train.py", "--x", "1"]
+
+
 RAY = """#!/bin/bash
 #SBATCH --nodes=2 --ntasks-per-node=1
 nodes=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
@@ -478,6 +486,26 @@ def test_a_ray_cluster_is_not_dropped_in_silence():
     draft = convert(RAY)
     assert draft.keys["command"] == ["python", "-u", "driver.py", "--workers", "2"] and draft.keys["launcher"] == "once"
     assert not draft.setup and "ray start --head" in str(draft.to_check) and "no Ray cluster" in str(draft.to_check)
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        'for h in 0 1; do\n  srun -N1 -n1 -w "${hosts[$h]}" ray start --address "$ip" --block &\ndone',
+        'RAY="ray start"\nfor ((i = 0; i < 2; i++)); do\n  srun -N1 -n1 -r $i $RAY --block &\ndone',
+        'start() { srun -N1 -n1 -w "$1" ray start $2 & }\nrole=--head\nfor h in 0 1; do start "${hosts[$h]}" $role; role=x; done',
+        "for i in 0 1; do srun -N1 -n1 -r $i apptainer exec ray.sif ray start & done",
+        'for i in 0 1; do srun -N1 -n1 -r $i bash -c "pip install ray && ~/.local/bin/ray start" & done',
+        "for host in $(scontrol show hostnames); do [ $host = $HOSTNAME ] || srun -N1 -n1 -w $host ray start; done",
+    ],
+)
+@pytest.mark.parametrize("driver", ["python driver.py", "ray job submit -- python driver.py"])
+def test_a_ray_cluster_is_named_however_its_daemons_start(start, driver):
+    hosts = 'hosts=($(scontrol show hostnames "$SLURM_JOB_NODELIST"))'
+    draft = convert(script(hosts, start, driver, sbatch=("--nodes=2", "--ntasks-per-node=1")))
+    assert draft.keys["command"] == driver.split() and draft.keys["launcher"] == "once"
+    assert "drumbeat starts no Ray cluster" in str(draft.to_check) and "ranks-per-node" not in draft.keys
+    assert "not started" in str(draft.differences) and "ray start" not in str([draft.on_start, draft.setup])
 
 
 @pytest.mark.parametrize(

@@ -187,7 +187,7 @@ def test_what_ran_outside_of_a_container_stays_outside():
         "ulimit -c 0", "module use /my", "module load bindings", "srun singularity exec x.sif python train.py"
     )
     draft = convert(text)
-    assert not draft.to_check and draft.setup == ["ulimit -c 0"]
+    assert not draft.to_check and draft.setup == ["set +e  # as in the script", "ulimit -c 0"]
     assert draft.on_start == ["module use /my", "module load bindings"]
 
 
@@ -392,3 +392,19 @@ def test_a_default_that_is_assigned_reaches_the_rank_whatever_the_name(name):
 def test_no_exit_code_is_spoken_of_where_the_training_is_the_last_command_of_a_branch():
     draft = convert(script("set -e", "if [ -f /x/resume ]; then", "echo resume", "else", "srun python t.py", "fi"))
     assert not [note for note in draft.left_out if "exit code" in note.why]
+
+
+@pytest.mark.parametrize(
+    ("lines", "numbers"),
+    [
+        (["for i in a,1 b,2; do IFS=,; set -- $i; IFS=; python train.py $1 $2; done"], 0),
+        (["go() { python train.py $1 $2; }", "for i in a b; do go $i $3; done"], 3),
+        (["for i in a b; do python train.py $i $2; done"], 2),
+        (["for i in a b; do python train.py $i $2; set -- $3; done", "python end.py $4"], 3),
+        (["outer() { deep() { echo $7; }; deep $8; }", "for i in a b; do outer; python train.py $i $1; done"], 1),
+        (["for i in a b; do ls | awk '{print $6}' | xargs python train.py $i; done"], 0),
+    ],
+)
+def test_arguments_that_the_script_gives_itself_are_not_asked_for(lines, numbers):
+    command = convert(script(*lines)).keys["command"]
+    assert command[:2] == ["bash", "-c"] and len(command[4:]) == numbers

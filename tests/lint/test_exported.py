@@ -33,3 +33,36 @@ def test_what_reaches_the_launch_is_exported(body):
 )  # fmt: skip
 def test_what_does_not_reach_it_is_not(body):
     assert "not-exported" in codes(body)
+
+
+GPUS = "#SBATCH --gpus-per-node=4\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ("HEAD=localhost\nexport MASTER_ADDR=$HEAD\nsrun python t.py", "master-is-localhost"),
+        ("PORT=29500\nexport MASTER_PORT=${PORT}\nsrun python t.py", "port-fixed"),
+        ("N=16\nsrun -n $N python t.py", "more-tasks-than-gpus"),
+        ('LAUNCH="torchrun --nnodes=2 --nproc_per_node=4"\n$LAUNCH t.py', "rendezvous-missing"),
+        ("E=localhost:0\ntorchrun --nnodes=2 --rdzv_backend=c10d --rdzv_endpoint=$E t.py", "master-is-localhost"),
+        ("go() { srun --ntasks-per-node=$1 torchrun --nproc_per_node=4 t.py; }\ngo 4", "launcher-per-task"),
+        ("OFF=1\nexport NCCL_IB_DISABLE=$OFF\nsrun python t.py", "rdma-off"),
+        ("LEVEL=TRACE\nexport NCCL_DEBUG=$LEVEL\nsrun python t.py", "debug-left-on"),
+        ('ARGS=(--nproc_per_node 2)\ntorchrun "${ARGS[@]}" t.py', "gpus-unused"),
+    ],
+)  # fmt: skip
+def test_a_rule_sees_the_value_behind_a_variable(body, code):
+    assert code in codes(GPUS + body)
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ("HEAD=localhost\nHEAD=$(hostname)\nexport MASTER_ADDR=$HEAD\nsrun python t.py", "master-is-localhost"),
+        ("export MASTER_PORT=${PORT:-29500}\nsrun python t.py", "port-fixed"),
+        ("N=16\n[ -e few ] && N=8\nsrun -n $N python t.py", "more-tasks-than-gpus"),
+    ],
+)  # fmt: skip
+def test_a_value_that_the_script_does_not_decide_is_no_finding(body, code):
+    assert code not in codes(GPUS + body)

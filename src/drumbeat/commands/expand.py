@@ -1,4 +1,4 @@
-"""Expansion of shell words: variables, defaults, arrays, arithmetic, substitutions. What is not known stays as a mark."""
+"""Expansion of shell words: variables, defaults, arrays, arithmetic, substitutions. Unknown parts become marks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Value = Union[str, List[str]]
 
 
 class Variables(NamedTuple):
-    """A shell's variables, for whoever expands its words."""
+    """Access to a shell's variables during expansion."""
 
     lookup: Callable[[str], Optional[Value]]
     unset: Callable[[str, str], Optional[bool]]
@@ -45,7 +45,7 @@ class Variables(NamedTuple):
 
 
 class Expander:
-    """Expands words by what `variables` and `substitute` know."""
+    """Expands words with the given variables and command substitution."""
 
     def __init__(
         self,
@@ -69,13 +69,13 @@ class Expander:
         return "" if found is None else found
 
     def text(self, raw: str) -> str:
-        """Expand as in an assignment: one text, nothing is split."""
+        """Expand to one text without word splitting, as in an assignment."""
         return whole_marks(
             "".join(" ".join(part) if isinstance(part, list) else part for part, _ in self._pieces(raw))
         )[: MAX_VALUE + 1]
 
     def fields(self, raw: str) -> List[str]:
-        """Expand as a word of a command: it may become several words, or none."""
+        """Expand a command's word, which may become several words or none."""
         lists = _LIST.search(raw) if raw[:1] not in "'\"" else None
         if lists and "'" not in raw[: lists.start()] and '"' not in raw[: lists.start()]:
             return [
@@ -517,7 +517,7 @@ def _number(text: str) -> int:
 def calculated(
     text: str, get: Callable[[str], str] = lambda name: "?", put: Callable[[str, str], None] = lambda name, value: None
 ) -> Optional[int]:
-    """Return the value of integer arithmetic; None if its text does not decide it."""
+    """Return the value of integer arithmetic; None if the text does not decide it."""
     try:
         return _Arithmetic(text, get, put).value() if len(text) <= 500 else None
     except (ValueError, ZeroDivisionError, RecursionError, OverflowError, StopIteration):

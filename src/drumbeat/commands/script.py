@@ -1,15 +1,18 @@
-"""A script as a list: its commands, pipelines, assignments and #SBATCH lines, inside `$(...)` and `bash -c '...'` too."""
+"""A script as lists of commands, pipelines, assignments and #SBATCH options, including those in `$(...)` and `bash -c`."""
 
 from __future__ import annotations
 
 import functools
 import re
 from dataclasses import field
-from typing import Iterator, List, Optional, Sequence, Tuple
+from typing import Collection, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.problem import Problem
+from drumbeat.commands.interpret import Shell
 from drumbeat.commands.shell import MAX_DEPTH, Fault, Heredoc, Lexer, Token, Word
-from drumbeat.commands.syntax import Node, parse_loosely
+from drumbeat.commands.syntax import DECLARING, Node, parse_loosely
+from drumbeat.commands.values import MARK, without_marks
 
 # Where a command stands, outermost first.
 SUBSTITUTION, TASK, CONTAINER, FILE = "substitution", "task", "container", "file"
@@ -18,7 +21,6 @@ MAX_COMMANDS = MAX_LINES = 10_000  # more is no script that a person wrote; what
 MAX_TEXT = 8000  # of one command that patterns see
 MAX_WORDS = 400  # of one command that are looked at for what it starts
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(?:\[[^\]]*\])?\+?=")
-_DECLARE = frozenset(("export", "declare", "typeset", "readonly", "local"))
 _CONTAINER_ENV = re.compile(r"(?:APPTAINER|SINGULARITY)ENV_(?=\w)")
 _SHELLS = frozenset(("bash", "sh", "zsh", "dash"))
 _STARTERS = frozenset(("srun", "mpirun", "mpiexec"))
@@ -60,7 +62,7 @@ class Command:
         return " ".join(word.nested for word in self.shown())[:MAX_TEXT]
 
     def shown(self) -> Tuple[Word, ...]:
-        """Return its words, without those of other commands in it, which stand for themselves."""
+        """Return its words, with `...` for a script inside it, whose commands are listed separately."""
         inner = shell_text(self)
         if not inner:
             return self.words
@@ -72,7 +74,7 @@ class Command:
 
     @functools.cached_property
     def names(self) -> List[str]:
-        """Return its words without folders, as far as they can matter to what it starts."""
+        """Return its first words without folders."""
         return [word.text.rsplit("/", 1)[-1] for word in self.words[:MAX_WORDS]]
 
 
@@ -99,6 +101,20 @@ class Directive:
     text: str
 
 
+class _Reader(Shell):
+    def unset(self, name: str, default: str) -> Optional[bool]:
+        """Treat every outside variable as possibly set, so that both branches of a test on it are read."""
+        return None
+
+
+def _decided(each: Assignment, values: Collection[str]) -> Assignment:
+    if len(values) != 1 or not each.value.active:
+        return each
+    (value,) = values
+    word = each.value if MARK.search(value) else each.value._replace(text=value, active=())
+    return Assignment(each.name, word, each.line, each.how, each.spelt)
+
+
 @dataclass
 class Script:
     text: str
@@ -116,8 +132,37 @@ class Script:
         return tuple(command for pipeline in self.pipelines for command in pipeline.commands)
 
     @functools.cached_property
+    def shell(self) -> Shell:
+        """The interpreter's state after the script: what each command is started with, as far as the text decides it."""
+        try:
+            return _Reader({}, bool, None).run(without_marks(self.text), self.line)
+        except Problem:
+            return _Reader({}, bool, None)  # too long to follow: nothing is known
+
+    @functools.cached_property
+    def _started(self) -> Dict[Tuple[Word, ...], List[str]]:
+        resolved = self.shell.marks.resolved
+        return {each.written: list(map(resolved, each.words)) for each in self.shell.started[::-1]}
+
+    def values(self, command: Command) -> List[str]:
+        """Return the words that a command is started with; the written ones if the script never starts it."""
+        return self._started.get(command.words) or [word.text for word in command.words]
+
+    def line_of(self, command: Command) -> str:
+        """Return a command's text with the values of its variables."""
+        words = self._started.get(command.words)
+        return " ".join(words)[:MAX_TEXT] if words and not shell_text(command) else command.text
+
+    @functools.cached_property
     def assignments(self) -> Tuple[Assignment, ...]:
-        return tuple(each for command in self.commands for each in command.assignments)
+        """All assignments, each with the value that the interpreter found, else as written."""
+        known: Dict[Tuple[int, str], Set[str]] = {}
+        for event in self.shell.events:
+            if isinstance(event.value, str):
+                for name in event.writes:
+                    known.setdefault((event.line, name), set()).add(event.value)
+        found = (each for command in self.commands for each in command.assignments)
+        return tuple(_decided(each, known.get((each.line, each.spelt), ())) for each in found)
 
     def code_lines(self) -> Iterator[Tuple[int, str]]:
         """Return lines without their comments."""
@@ -271,7 +316,7 @@ def _pipelines(nodes: Sequence[Node], within: Tuple[str, ...], follows: str = ""
 def _command(node: Node, within: Tuple[str, ...], follows: str) -> Command:
     rest = node.words
     assignments = [_assignment(word, "prefix" if rest else "plain") for word in node.assigned]
-    if rest and rest[0].text in _DECLARE:
+    if rest and rest[0].text in DECLARING:
         flag = rest[1].text if len(rest) > 1 else ""
         exported = rest[0].text == "export" or (flag.startswith("-") and "x" in flag)
         assignments += [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import field
-from typing import FrozenSet, Iterator, List, Optional, Sequence, Tuple
+from typing import FrozenSet, Iterator, List, Optional, Sequence, Set, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.problem import Problem
@@ -13,7 +13,7 @@ from drumbeat.commands.shell import Heredoc, Lexer, Token, Word
 MAX_NESTING = 100  # compound commands inside each other; more is no script that a person wrote
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\[[^\]]*\])?(\+?)=")
 _FUNCTION = re.compile(r"[\w.:-]+")
-_DECLARING = frozenset(("export", "declare", "typeset", "readonly", "local"))
+DECLARING = frozenset(("export", "declare", "typeset", "readonly", "local"))
 _READING = frozenset(("read", "mapfile", "readarray", "getopts", "printf"))
 CALCULATED = re.compile(
     r"(?:\+\+|--)\s*([A-Za-z_]\w*)|\b([A-Za-z_]\w*)\s*(?:\+\+|--|(?:<<|>>|[-+*/%&|^])?=(?!=))"
@@ -52,13 +52,13 @@ class Node:
             waiting += [each for body in reversed(node.bodies) for each in reversed(body)]
 
     def writes(self) -> FrozenSet[str]:
-        """Return the variables that it, or a command inside it, may assign."""
+        """Return the variables that this command, or one inside it, may assign."""
         found = set()
         for node in self.walk():
             if node.kind == "for":
                 found.add(node.words[0].text)
             named = [word.text for word in node.words]
-            declared = node.words[1:] if named[:1] and named[0] in _DECLARING else ()
+            declared = node.words[1:] if named[:1] and named[0] in DECLARING else ()
             found |= {
                 match[1]
                 for word in (*(node.assigned if not node.words else ()), *declared)  # NAME=x COMMAND is of the command
@@ -73,12 +73,12 @@ class Node:
 
 
 def parse(text: str, line: int = 1) -> List[Node]:
-    """Parse shell text. What cannot be parsed is one node of kind `unknown` up to the end."""
+    """Parse shell text. From the first error on, the rest is one node of kind `unknown`."""
     return _Parser(Lexer(text, line).run()).top()
 
 
 def parse_loosely(lexer: Lexer) -> List[Node]:
-    """Parse text that need not be a whole script: a word that belongs nowhere is skipped, and the end closes all."""
+    """Parse text that may be an excerpt: misplaced words are skipped, and the end closes all open commands."""
     return _Parser(lexer, loose=True).body(frozenset())
 
 
@@ -389,7 +389,7 @@ class _Parser:
         return node
 
     def bring_heredocs(self, node: Node) -> None:
-        """Let a command whose heredoc follows its line reach to the heredoc's end."""
+        """Attach a command's heredocs and extend the command to their end."""
         wanted = [token for token in node.redirects if token.text in ("<<", "<<-")]
         for token in wanted:
             mine = next((each for each in self.heredocs if each.owner == token.line), None)
@@ -400,13 +400,72 @@ class _Parser:
 
 
 def names_read(text: str) -> FrozenSet[str]:
-    """Return the variables that shell text may read, single quotes ignored."""
+    """Return the variables that shell text may read, including those in single quotes."""
     found = set(re.findall(r"\$\{?[#!]?([A-Za-z_]\w*)", text))
     for inside in re.findall(r"\$?\(\((.*?)\)\)", text, re.DOTALL):
         found |= set(re.findall(r"[A-Za-z_]\w*", inside))
     return frozenset(found)
 
 
+_POSITIONAL = re.compile(r"\$(?:\{?([1-9@*#])(?![A-Za-z_{]))")
+
+
+def arguments_read(text: str) -> Set[str]:
+    """Return the script's arguments (1 to 9, @, *, #) that a text reads, not those of its functions or after `set --`."""
+    nodes = sorted((each for top in parse(text) for each in top.walk()), key=lambda each: each.start)
+    plain, end, last = "", 0, len(text)
+    for each in nodes:
+        if each.start < end or each.start >= last:
+            continue  # inside a function, or after its arguments were replaced
+        if each.kind == "function":
+            plain, end = plain + text[end : each.start], each.end
+        elif program_of(each) == "set" and any(word.raw == "--" for word in each.words):
+            last = each.end
+    plain += text[end:last]
+    plain = re.sub(r"<<-?\s*(['\"])(\w+)\1[\s\S]*?^\t*\2$", "", plain, flags=re.M)  # nothing is filled in there
+    return set(_POSITIONAL.findall(re.sub(r"\\.|'[^']*'", "", plain)))
+
+
 def flat(nodes: Sequence[Node]) -> Iterator[Node]:
     for node in nodes:
         yield from node.walk()
+
+
+def own_variables(nodes: Sequence[Node]) -> FrozenSet[str]:
+    """Return the variables that some statement sets without using their old value."""
+    words = [
+        word
+        for each in nodes
+        for word in (each.words if program_of(each) in DECLARING else () if each.words else each.assigned)
+    ]
+    given = [(parts, word) for word in words for parts in [assignment(word)] if parts]
+    goes_on = {parts[0] for parts, word in given if parts[0] in names_read(word.raw) or parts[2]}
+    return frozenset(parts[0] for parts, _ in given) - goes_on
+
+
+def program_of(node: Node) -> str:
+    return node.words[0].text.rsplit("/", 1)[-1] if node.kind == "simple" and node.words else ""
+
+
+def files_of(node: Node) -> str:
+    """Return a command's redirections to and from files, as written."""
+    given = [(each.text, each.word.raw) for each in node.redirects if each.word]
+    return " ".join(
+        f"{sign} {name}"
+        for sign, name in given
+        if not sign.endswith("&") and sign not in ("<<", "<<-") and name != "/dev/null"
+    )
+
+
+def into_file(node: Node) -> bool:
+    return any(
+        token.text in (">", ">>", "&>", "&>>", ">|") and token.word and not token.word.text.startswith("/dev/")
+        for token in node.redirects
+    )
+
+
+def exports(nodes: Sequence[Node], name: str) -> bool:
+    return any(
+        program_of(each) == "export" and any(re.match(rf"{name}(?:=|$)", word.raw) for word in each.words[1:])
+        for each in nodes
+    )

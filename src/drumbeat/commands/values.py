@@ -1,4 +1,4 @@
-"""Values of a shell script that is read and not run: text in which marks stand for what only the running job knows."""
+"""Values of an interpreted script: text in which marks (private Unicode characters) stand for unknown parts."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ _FIRST_MARK = 0xF0000  # a private plane of Unicode: two marks for each unknown,
 _MOST_MARKS = 16_000
 MARK = re.compile(f"[{chr(_FIRST_MARK)}-{chr(_FIRST_MARK + 2 * _MOST_MARKS + 1)}]")
 
-# Where a value is known, from early to late. SUBMIT: where the job is submitted. JOB: in the job, alike on all nodes.
-# HEAD: the name or address of the node that runs the batch script. TASK: differs between tasks. ONCE: differs each time.
+# Where an unknown becomes known, from early to late. SUBMIT: in the submitting shell. JOB: in the job, equal on all nodes.
+# HEAD: the name or address of the first node. HOSTS: the list of nodes. TASK: differs by task. ONCE: differs each time.
 SUBMIT, JOB, HOSTS, HEAD, TASK, ONCE = "submit", "job", "hosts", "head", "task", "once"
 _ORDER = (SUBMIT, JOB, HEAD, HOSTS, TASK, ONCE)
 
 
 class Unknown(NamedTuple):
-    """Part of a value that cannot be decided. `text` is the shell text that gives it on a node."""
+    """An unknown part of a value. `text` is shell text that yields it in the running job."""
 
     text: str
     kind: str
     reads: FrozenSet[str] = frozenset()
-    stable: bool = True  # the same wherever it is worked out again: a variable that the script does not assign
-    made: str = ""  # a variable of the script: what it was given
+    stable: bool = True  # the same whenever it is evaluated: a variable that the script does not assign
+    made: str = ""  # for a variable of the script: what it was assigned
 
 
 class Marks:
-    """The unknowns of one script."""
+    """The unknowns of one script, numbered by their marks."""
 
     def __init__(self) -> None:
         self._known: List[Unknown] = []
@@ -50,7 +50,7 @@ class Marks:
         return (self.get(mark) for mark in MARK.findall(text))
 
     def kind(self, text: str) -> str:
-        """Return where the whole text is known at the latest; '' if it is known already."""
+        """Return the latest of the kinds in the text, which says where all of it is known; '' if it has no marks."""
         kinds = {unknown.kind for unknown in self.of(text)}
         return next((kind for kind in reversed(_ORDER) if kind in kinds), "")
 
@@ -61,21 +61,21 @@ class Marks:
         return all(unknown.stable for unknown in self.of(text))
 
     def named(self, text: str) -> bool:
-        """Return true if each unknown can be had again by a variable's name: one of the script, or one that stays as it is."""
+        """Return true if each unknown can be read again from a variable: one that the script sets, or one that never changes."""
         return all(
             unknown.stable or unknown.made and re.fullmatch(r"\$\{\w+\}", unknown.text) for unknown in self.of(text)
         )
 
     def shown(self, text: str, of: Callable[[Unknown], str] = lambda unknown: unknown.text) -> str:
-        """Return the text with the shell's words for what is not known."""
+        """Return the text with marks replaced by their shell text."""
         return MARK.sub(lambda found: of(self.get(found[0])), text)
 
     def resolved(self, text: str) -> str:
-        """Return the text with what variables were given in place of their names, for comparison."""
+        """Return the text with variables replaced by what they were assigned, for comparison."""
         return self.shown(text, lambda unknown: unknown.made or unknown.text)
 
     def quoted(self, text: str, of: Callable[[Unknown], str] = lambda unknown: unknown.text) -> str:
-        """Return the text as one word of a shell, or several where an unknown stands outside quotes."""
+        """Return the text quoted as shell source. An unknown outside quotes stays unquoted, so the shell may split it."""
         if not MARK.search(text):
             return text if text and re.fullmatch(r"[\w@%+=:,./-]+", text) else shlex.quote(text)
         done, inside = [], ""
@@ -89,7 +89,7 @@ class Marks:
 
 
 def at_submission(unknown: Unknown) -> bool:
-    """Return true for the folder in which the job is submitted; the shell's PWD is another one after a `cd`."""
+    """Return true for the PWD of the submitting shell, not one after a `cd`."""
     return unknown.text == "${PWD}" and unknown.kind == SUBMIT
 
 
@@ -98,7 +98,7 @@ def outside_quotes(mark: str) -> bool:
 
 
 def split_marks(text: str) -> str:
-    """Return the text as it is outside quotes: the shell splits what its unknowns hold."""
+    """Return the text with its marks turned into those for outside quotes, where the shell splits values."""
     return MARK.sub(lambda found: chr(ord(found[0]) | 1), text)
 
 
@@ -107,7 +107,7 @@ def whole_marks(text: str) -> str:
 
 
 def without_marks(text: str) -> str:
-    """Replace characters of a script that would be taken for marks."""
+    """Replace characters that would be mistaken for marks."""
     return MARK.sub("?", text)
 
 

@@ -1,4 +1,4 @@
-"""Comparison of a finished job file with its script: both are read, and all that reaches a rank is set side by side."""
+"""Comparison of a finished job file with its script: what reaches a rank from each of them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import re
 from typing import Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence
 
 from drumbeat.base.problem import Problem
-from drumbeat.commands.interpret import Shell, Variable
+from drumbeat.commands.events import Variable
+from drumbeat.commands.interpret import Shell
 from drumbeat.commands.launch import find_launcher, runs_text, started_per_node
 from drumbeat.commands.values import JOB, MARK, SUBMIT, Marks, Unknown, whole_marks
 from drumbeat.convert.draft import Difference
@@ -137,7 +138,7 @@ def world_of_job(job: Job, marks: Marks, alone: bool) -> Optional[int]:
 
 
 def absolute(folder: str, marks: Marks) -> str:
-    """Return a folder that is written down relative to where the job is submitted."""
+    """Return a folder as an absolute path; a relative one starts at the submitting shell's PWD."""
     return f"{_expanded('$PWD', marks)}/{folder}" if folder and folder[0] != "/" and not MARK.match(folder) else folder
 
 
@@ -147,7 +148,7 @@ def _handed_on(shell: Shell, launch: Launch) -> Dict[str, Variable]:
 
 
 def _exported(variables: Mapping[str, Variable]) -> Dict[str, Variable]:
-    """Return what a shell hands on: no lists."""
+    """Return the variables that a shell exports; arrays are never exported."""
     return {name: each for name, each in variables.items() if each.exported and isinstance(each.value, str)}
 
 

@@ -8,11 +8,12 @@ from typing import Callable, Dict, FrozenSet, List, Mapping, Optional, Sequence,
 
 from drumbeat.base.problem import Problem
 from drumbeat.base.redact import is_secret, redact
-from drumbeat.commands.interpret import Event, Shell, Started, Trap, options_at
+from drumbeat.commands.events import Event, Started, Trap, options_at
+from drumbeat.commands.interpret import Shell
 from drumbeat.commands.program import read_script
 from drumbeat.commands.script import Script, foreign_directives, read
 from drumbeat.commands.shell import Lexer
-from drumbeat.commands.syntax import names_read, parse_loosely
+from drumbeat.commands.syntax import arguments_read, names_read, parse_loosely
 from drumbeat.commands.values import JOB, SUBMIT, Unknown, at_submission, without_marks
 from drumbeat.convert.compare import Reached, absolute, differences, from_job, from_script, world, world_of_job
 from drumbeat.convert.directives import (
@@ -30,6 +31,7 @@ from drumbeat.convert.launch import (
     OURS,
     STARTERS,
     Launch,
+    manages_ray,
     peel,
     ranks_of_launchers,
     redirected,
@@ -80,15 +82,17 @@ def convert(
         shell.cwd = absolute(draft.keys.get("workdir", ""), draft.marks)
         shell.set_options(re.findall(r"\A#!\s*\S*sh\s+(-\w+)", text))
         for name, value in exported(script.directives).items():
-            shell._assign(name, value, shell.marks.quoted(value), 1, True)
+            shell.assign(name, value, shell.marks.quoted(value), 1, True)
         shell.run(without_marks(text))
         return shell
 
-    batch = batch_shell(starts_training)
-    batch = batch if batch.started else batch_shell(starts_something)
-    chosen = _chosen(draft, batch)
+    batch = batch_shell(lambda words: manages_ray(words) or starts_training(words))
+    if all(manages_ray(each.words) for each in batch.started):
+        batch = batch_shell(lambda words: manages_ray(words) or starts_something(words))
+    ray = _without_ray(draft, batch)
+    chosen = _chosen(draft, batch, ray)
     if chosen:
-        _carry_over(draft, chosen, batch, script)
+        _carry_over(draft, chosen, batch, script, ray)
         if not chosen.whole:
             _exit_code(draft, chosen, batch_shell(batch.wanted, chosen))
     ask_about_findings(draft, script)
@@ -96,7 +100,7 @@ def convert(
 
 
 def _exit_code(draft: Draft, chosen: Started, failed: Shell) -> None:
-    """Say where a failure of the training is not the script's: `failed` is the script, run with a training that fails."""
+    """Say where the script hides a failure of the training. `failed` is the script, interpreted with a training that fails."""
     last = next((each for each in failed.events[::-1] if each.line), None)
     later = last is not None and last.line >= chosen.line and last.text != chosen.text
     if failed.last is False or (failed.last is None and not later):
@@ -149,7 +153,26 @@ def _unclosed(draft: Draft, script: Script) -> None:
         draft.question(fault.line, fault.text, "a quote that is never closed: what follows it may be read wrongly")
 
 
-def _chosen(draft: Draft, batch: Shell) -> Optional[Started]:
+def _without_ray(draft: Draft, batch: Shell) -> bool:
+    """Remove commands that start or stop a Ray cluster from the candidates and name each. Return false if there are none."""
+    ours = [each for each in batch.started if manages_ray(each.words)]
+    others = [each for each in batch.started if not manages_ray(each.words)]
+    if not ours or not others:
+        return False
+    batch.started = others
+    why = "drumbeat starts no Ray cluster: keep this script, with drumbeat run --launcher once before the driver"
+    for each in {(each.line, each.text): each for each in ours}.values():
+        draft.question(each.line, each.text, why)
+        draft.differences.append(Difference(f"line {each.line}", each.text, "not started"))
+    for event in batch.events:
+        if any(manages_ray(each.words) for each in event.starts):
+            event.text = batch.without(event, ours)
+            if not any(map(_acts, batch.effects(event.text, event.line))):
+                event.kind = "part"  # nothing is left of it
+    return True
+
+
+def _chosen(draft: Draft, batch: Shell, ray: bool) -> Optional[Started]:
     """Pick the command that the job is for; name the others."""
     waited = [each for each in batch.started if not each.background] or batch.started
     starters = [each for each in waited if unwrapped(each.words)[0].rsplit("/", 1)[-1] in STARTERS]
@@ -160,7 +183,7 @@ def _chosen(draft: Draft, batch: Shell) -> Optional[Started]:
     wide = [each for each in candidates if not _one_task(each)] or candidates
     trains = [each for each in wide if not _AFTERWARDS.search(_program(each))] or wide
     chosen = next((each for each in trains[::-1] if each.certain), trains[0])
-    whole = _whole(chosen, batch, draft)
+    whole = None if ray else _whole(chosen, batch, draft)
     if whole:
         return whole
     for place, event in enumerate(batch.events):
@@ -204,7 +227,7 @@ def _whole(chosen: Started, batch: Shell, draft: Draft) -> Optional[Started]:
         return None
     first = min((each.within for each in parts if each.within), key=lambda each: each.start)
     text = batch.text[first.start :].rstrip("\n")
-    if re.search(r"\bsrun\b|\b(?:mpirun|mpiexec)\b|\$\{?0|\bray\s+start\b", text):
+    if re.search(r"\bsrun\b|\b(?:mpirun|mpiexec)\b|\$\{?0", text):
         return None
     if any(each.background and each.before < first.events for each in batch.started):
         return None
@@ -224,13 +247,13 @@ def _acts(event: Event) -> bool:
 
 
 def _is_event(started: Started, batch: Shell) -> bool:
-    """Return true for a command that the script starts in any case; others are in a statement that is kept whole."""
+    """Return true for a command with an event of its own; others are part of a statement that is kept whole."""
     events = batch.events[started.before : started.before + 1]  # that of a pipeline has no words
     return any(each.line == started.line and each.words in ((), tuple(started.words)) for each in events)
 
 
 def _run_before(started: Started, batch: Shell, chosen: Started) -> None:
-    """Let on-start run it, with the list or condition that it is part of if the training is no part of that."""
+    """Move a command into on-start, with the list or condition around it unless the training is part of that too."""
     if not _is_event(started, batch):
         return
     event = batch.events[started.before]
@@ -242,7 +265,7 @@ def _run_before(started: Started, batch: Shell, chosen: Started) -> None:
     for other in batch.events:
         if other is not event and other.around == event.around:
             event.writes, other.kind, other.around = event.writes | other.writes, "part", ""
-    event.kind, event.text, event.reads = "once", event.around, batch._reads(event.around)
+    event.kind, event.text, event.reads = "once", event.around, batch.reads(event.around)
     event.around = ""
 
 
@@ -264,8 +287,9 @@ def _one_task(started: Started) -> bool:
     return bool(re.search(r"(?:^|\s)(?:-n\s?1|--ntasks[= ]1|-N\s?1|--nodes[= ]1)(?=\s)", text))
 
 
-def _carry_over(draft: Draft, chosen: Started, batch: Shell, script: Script) -> None:
+def _carry_over(draft: Draft, chosen: Started, batch: Shell, script: Script, ray: bool) -> None:
     launch = peel(draft, chosen, batch)
+    launch.ray = ray
     draft.defaults.update(batch.defaults)
     draft.defaults.update(launch.shell.defaults)
     for line, words, names in batch.unread:
@@ -318,7 +342,7 @@ _OF_EVERY_LOGIN = frozenset(("HOME", "USER", "LOGNAME", "PWD", "SHELL", "PATH", 
 
 
 def _from_outside(draft: Draft, script: Script) -> None:
-    """Name the variables that the job file reads and the script sets nowhere: without them no order can be made."""
+    """Name variables that the job file reads and the script never sets: the user must export them."""
     written = draft.in_job_file([*draft.keys.values(), *draft.env.values()])
     texts = [each for value in written for each in (value if isinstance(value, list) else [value])]
     names = {name for each in texts if isinstance(each, str) for name in names_expanded(each)}
@@ -340,7 +364,7 @@ def _from_outside(draft: Draft, script: Script) -> None:
 
 
 def _secrets(draft: Draft, launch: Launch) -> None:
-    """Let the command read a secret from the variable that holds it: its value stays out of the job file."""
+    """Make the command read a secret from its variable, so that the value stays out of the job file."""
     marks = draft.marks
     for name, variable in launch.shell.variables.items():
         value = variable.value
@@ -511,7 +535,7 @@ def _statements(draft: Draft, launch: Launch) -> FrozenSet[str]:
     before += [
         f"{name}={launch.shell.known[name]}" for name in OF_TASKS if name in reads and launch.shell.known.get(name)
     ]
-    numbers = [int(each) for each in re.findall(r"\$\{?([1-9])(?!\w)", text)]
+    numbers = [int(each) for each in arguments_read(text) if each.isdigit()]
     arguments = list(launch.arguments) or [
         draft.marks.mark(Unknown(f"${{ARG_{number}}}", SUBMIT)) for number in range(1, max(numbers, default=0) + 1)
     ]
@@ -525,7 +549,7 @@ def _statements(draft: Draft, launch: Launch) -> FrozenSet[str]:
 
 
 def _list_of(launch: Launch, name: str) -> Optional[List[str]]:
-    """Return the items of a list where the script's last word on it is known; its command can then bring it along."""
+    """Return an array's items if its last assignment is known, so that the command can contain them; else None."""
     last = next((each for each in launch.events[::-1] if name in each.writes and each.kind != "export"), None)
     items = last.value if last is not None and last.kind == "assign" and isinstance(last.value, list) else None
     return None if items is None or name in launch.shell.marks.reads("".join(items)) else items
@@ -543,7 +567,7 @@ def _ranks(draft: Draft, launch: Launch, tasks: Optional[int]) -> Optional[int]:
     if count and (count != draft.keys.get("gpus") or "launcher" in draft.keys):
         draft.set("ranks-per-node", count, launch.line)
     _cores(draft, launch, 1 if launch.launcher else count or 1)
-    if any(re.search(r"\bray\s+start\b", each.text) for each in launch.shell.events if each.kind != "assign"):
+    if launch.ray:
         draft.set("launcher", "once", launch.line)
         draft.keys.pop("ranks-per-node", None)
     elif launch.alone and not launch.launcher and nodes > 1:
@@ -575,7 +599,7 @@ def _mpi(draft: Draft, launch: Launch, ranks: int) -> None:
 
 
 def _visibility(draft: Draft, launch: Launch, given: Mapping[str, str], ranks: Optional[int]) -> None:
-    """Write what each rank sees of its node's GPUs, if Slurm or the script shows every task only its own."""
+    """Write `visibility` if Slurm or the script shows each task only its own GPUs."""
     count, gpus = launch.size.get("ntasks", 0) // draft.keys.get("nodes", 1) or ranks or 1, draft.keys.get("gpus", 0)
     if "gpus-per-task" in launch.gpus and given["gpus-per-task"].isdigit():
         gpus = int(given["gpus-per-task"]) * count
@@ -595,7 +619,7 @@ def _visibility(draft: Draft, launch: Launch, given: Mapping[str, str], ranks: O
 
 
 def _own_variable(draft: Draft, launch: Launch, gpus: int) -> bool:
-    """Return true if the script itself shows every task one GPU, by its local rank; ask about other choices."""
+    """Return true if the script gives each task one GPU by its local rank; ask about other choices."""
     for name in sorted(each for each in launch.shell.variables if each.endswith("_VISIBLE_DEVICES")):
         variable = launch.shell.variables.get(name)
         value = str(variable.value) if variable and variable.exported and variable.event >= 0 else ""
@@ -639,7 +663,7 @@ def _own_nodes(draft: Draft, launch: Launch) -> int:
 
 
 def _compare(draft: Draft, launch: Launch, ranks: Optional[int], batch: Shell, chosen: Started) -> None:
-    """List what reaches a rank otherwise than from the script."""
+    """List what reaches a rank in the job file otherwise than in the script."""
     known = batch.known
     try:
         job = job_from_text(job_file(draft, "script"), "the converted job")
@@ -664,7 +688,7 @@ def _compare(draft: Draft, launch: Launch, ranks: Optional[int], batch: Shell, c
 
 
 def _compare_steps(draft: Draft, launch: Launch, batch: Shell, chosen: Started, here: Reached) -> None:
-    """Say which commands of the script that may train are started never, or again, by the job file."""
+    """Name training commands of the script that the job file never starts, or starts twice."""
     if launch.whole is not None:
         return
     of_job = [list(map(draft.marks.resolved, each)) for each in here.before]

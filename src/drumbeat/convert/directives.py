@@ -53,7 +53,7 @@ def read_directives(draft: Draft, directives: Sequence[Directive]) -> None:
 
 
 def tasks_per_node(directives: Sequence[Directive], gpus: Optional[int] = None) -> Optional[int]:
-    """Return the tasks that Slurm starts per node; `gpus` is its number of GPUs, if that is known."""
+    """Return the number of tasks that Slurm starts per node. `gpus`: GPUs per node, if known."""
     given = {each.name: each.value for each in directives}
     for name in ("ntasks-per-node", "tasks-per-node"):
         if given.get(name, "").isdigit():
@@ -121,7 +121,7 @@ def _notice(draft: Draft, each: Directive) -> None:
 
 
 def stop_with(draft: Draft, name: str) -> None:
-    """Let the ranks get this signal when they shall save and end."""
+    """Set `stop-signal`, which asks the ranks to save and end."""
     assert draft.notice
     if name in STOP_SIGNALS:
         draft.set("stop-signal", name, draft.notice.line)
@@ -166,7 +166,7 @@ _GPUS = re.compile(r"(?:gpu:)?(?:([A-Za-z][\w.-]*):)?(\d+)|gpu(?::([A-Za-z][\w.-
 
 
 def _gpus(draft: Draft, each: Directive) -> None:
-    """Set GPUs per node. Their type, and other resources, stay an option of sbatch: drumbeat then asks for no GPUs beside it."""
+    """Set GPUs per node. A type or other resources stay an option of sbatch; drumbeat then requests no GPUs itself."""
     items = each.value.split(",") if each.name == "gres" else [each.value]
     gpus = [item for item in items if each.name != "gres" or item.split(":")[0] == "gpu"]
     if not gpus:
@@ -190,7 +190,7 @@ def _gpus(draft: Draft, each: Directive) -> None:
 
 
 def _gpus_each(draft: Draft, each: Directive, count: int) -> None:
-    """Set the GPUs of a node, which has `count` of what the option counts; 0 if that is unknown."""
+    """Set GPUs per node from an option that counts per task or socket. `count`: how many of these a node has; 0 if unknown."""
     found = re.fullmatch(r"(?:([A-Za-z][\w.-]*):)?(\d+)", each.value)
     if found and count:
         draft.set("gpus", int(found[2]) * count, each.line)
@@ -221,7 +221,7 @@ def shown_gpus(given: Mapping[str, str]) -> Tuple[str, int, int]:
 
 
 def _memory(draft: Draft, each: Directive, count: int) -> None:
-    """Set the memory of a node, which has `count` of what the option counts; 0 if that is unknown."""
+    """Set memory per node from an option that counts per CPU or GPU. `count`: how many of these a node has; 0 if unknown."""
     found = re.fullmatch(r"(\d+)(?:([KMGT])B?)?", each.value, re.I)
     if found and count:
         size = int(found[1]) * count
@@ -236,7 +236,7 @@ _CORES = ("cpus-per-task", "cpus-per-gpu", "exclusive", "ntasks-per-gpu", "cores
 
 
 def _cores(draft: Draft, given: Mapping[str, Directive], tasks: Optional[int]) -> None:
-    """Set the cores of a node: those of its tasks, each of which has one where no option says how many."""
+    """Set cores per node: tasks per node times cores per task, one core if no option says more."""
     each = given.get("cpus-per-task")
     if each and each.value.isdigit():
         draft.set("cpus", int(each.value) * (tasks or 1), each.line)
@@ -246,7 +246,7 @@ def _cores(draft: Draft, given: Mapping[str, Directive], tasks: Optional[int]) -
 
 
 def slurm_variables(draft: Draft, directives: Sequence[Directive]) -> Dict[str, str]:
-    """Return what Slurm's variables hold in the batch script, as far as its options decide it; '' where it sets none."""
+    """Return Slurm's variables in the batch script as far as the options decide them; '' for one that Slurm does not set."""
     given = {each.name: each.value for each in directives}
     nodes = str(draft.keys["nodes"]) if "nodes" in draft.keys else "" if "nodes" in given else "1"
     gpus = draft.keys.get("gpus")

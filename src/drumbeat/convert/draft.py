@@ -1,4 +1,4 @@
-"""The job file in the making: keys with where they come from, and what was left out."""
+"""A job file being built: its keys with their lines in the script, and notes on all that was left out."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Notice(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """Something that reaches a rank otherwise than from the script."""
+    """A difference between what reaches a rank from the script and from the job file."""
 
     what: str  # env NAME, argument N, working directory, ranks
     script: str

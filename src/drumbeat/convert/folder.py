@@ -83,7 +83,7 @@ def first_look(text: str) -> Look:
 
 
 def kind_of(name: str, text: str) -> str:
-    """Return what a file is for a job; empty: nothing."""
+    """Return the role of a file in a job; '' if it has none."""
     if name.endswith(_SHELL):
         if re.search(r"^#SBATCH\s", text, re.M):
             return BATCH

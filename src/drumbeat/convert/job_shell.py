@@ -1,12 +1,13 @@
-"""The shell of a batch job: its variables, those of its tasks, and how scripts ask for the job's nodes."""
+"""The interpreter for batch jobs: Slurm's variables, variables that differ by task, and commands that list the nodes."""
 
 from __future__ import annotations
 
 import re
 from typing import FrozenSet, List, Optional, Sequence
 
-from drumbeat.commands.interpret import Event, Shell, Variable, exports
-from drumbeat.commands.syntax import Node, names_read, parse
+from drumbeat.commands.events import Event, Variable
+from drumbeat.commands.interpret import Shell
+from drumbeat.commands.syntax import Node, exports, names_read, parse
 from drumbeat.commands.values import (
     HEAD,
     HOSTS,
@@ -123,7 +124,7 @@ class JobShell(Shell):
             if self.marks.named(found[0]) or not late or "[@]" in unknown.text:
                 return found[0]
             name = f"VALUE_{1 + sum(any(each.startswith('VALUE_') for each in event.writes) for event in self.events)}"
-            self._assign(name, whole_marks(found[0]), f'"{unknown.text}"', line, False)
+            self.assign(name, whole_marks(found[0]), f'"{unknown.text}"', line, False)
             mark = str(self.variables[name].value)
             return split_marks(mark) if outside_quotes(found[0]) else mark
 

@@ -10,7 +10,8 @@ from typing import Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.problem import Problem
 from drumbeat.base.regex import regex
-from drumbeat.commands.interpret import Event, Shell, Started, Variable
+from drumbeat.commands.events import Event, Started, Variable
+from drumbeat.commands.interpret import Shell
 from drumbeat.commands.launch import (
     OUTSIDE,
     Found,
@@ -70,10 +71,12 @@ _DOCKER = Wrapper(
 )
 _OPTIONS = {**OUTSIDE, "apptainer": _APPTAINER, "singularity": _APPTAINER, "docker": _DOCKER, "podman": _DOCKER}
 _UTILITY = regex(
-    r"(?:[\w/]*/)?(?:nvidia-smi|rocm-smi|amd-smi|hostname|dcgmi|nvtop|mkdir|rm|cp|mv|rsync|tar|unzip|ls|echo|cat|chmod|sudo|apt(?:-get)?"
-    r"|pip3?|conda|git|wget|curl|date|df|free|sleep|true|killall|pkill|scontrol|sbcast|ln|touch|find|ray|dcgmproftester\d*|enroot|env\s*$"
-    r"|python3?\s+-m\s+(?:pip|venv)|python3?\s+-c(?!\s[\s\S]*\n)|python3?\s*$|python3?\s+-\s*$|sh\s*$|bash\s*$|nproc|uname|which|module|test|stress\S*)(?=\s|$)"
+    r"(?:\S*/)?(?:nvidia-smi|rocm-smi|amd-smi|hostname|dcgmi|nvtop|mkdir|rm|cp|mv|rsync|tar|unzip|ls|echo|cat|chmod|sudo|apt(?:-get)?"
+    r"|pip3?|conda|git|wget|curl|date|df|free|sleep|true|killall|pkill|scontrol|sbcast|ln|touch|find|ray(?!\s+job\s+submit\b)|dcgmproftester\d*|enroot|env\s*$"
+    r"|python3?\s+-m\s+(?:pip|venv)|\S+\s+(?:-V|--version|--help)\s*$|python3?\s+-c(?!\s[\s\S]*\n)|python3?\s*$|python3?\s+-\s*$|sh\s*$|bash\s*$|nproc|uname|which|module|test|stress\S*)(?=\s|$)"
 )
+_PYTHON = regex(r"python[\d.]*")
+_RAY = regex(r"(?:^|[\s/;&|])ray\s+(?:start|stop)\b")
 _BUILDS = regex(r"(?:docker|podman|apptainer|singularity)\s+(?!run\b|exec\b)")
 
 
@@ -106,6 +109,7 @@ class Launch:
     before: List[str] = field(default_factory=list)  # lines of on-start that stand for options of starter and container
     options: List[Tuple[int, str, bool]] = field(default_factory=list)  # of the batch script: Shell.options
     arguments: Sequence[str] = ()  # of the batch script; empty: nobody gave any, or it changes them
+    ray: bool = False  # the script starts a Ray cluster, and the driver once
     in_binds: FrozenSet[str] = frozenset()  # variables of the batch script that `binds` reads
     as_text: FrozenSet[str] = (
         frozenset()
@@ -131,14 +135,14 @@ def unwrapped(words: Sequence[str]) -> List[str]:
 
 
 def starts_training(words: Sequence[str]) -> bool:
-    """Return true for a command that may be what the job is for."""
+    """Return true for a command that may be the training."""
     rest = unwrapped(words)
     name = rest[0].rsplit("/", 1)[-1]
     if name in STARTERS:
         rest = rest[1 + options(rest[1:], name)[1] :]
         if not rest:
             return False
-    elif name not in CONTAINERS + _LAUNCHERS and not re.fullmatch(r"python[\d.]*", name):
+    elif tuple(rest[1:3]) != ("job", "submit") and name not in CONTAINERS + _LAUNCHERS and not _PYTHON.fullmatch(name):
         inner = off(tuple(rest))  # uv run, nsys profile, numactl: wrappers of the program itself
         return inner is not None and bool(inner.inner) and starts_training(inner.inner)
     text = " ".join(rest)
@@ -148,8 +152,15 @@ def starts_training(words: Sequence[str]) -> bool:
     return not _is_utility(text) and not _BUILDS.match(text)
 
 
+def manages_ray(words: Sequence[str]) -> bool:
+    """Return true for a command that starts or stops a node of a Ray cluster, behind steps, containers and shells too."""
+    names = [word.rsplit("/", 1)[-1] for word in words]
+    direct = any(pair in (("ray", "start"), ("ray", "stop")) for pair in zip(names, names[1:]))
+    return direct or bool(_RAY.search(" ".join(words))) and not starts_training(words)
+
+
 def starts_something(words: Sequence[str]) -> bool:
-    """Return true for a command that may be what the job is for, where none is known to train."""
+    """Return true for a command that may be the job's program, in a script where no command is known to train."""
     name = unwrapped(words)[0].rsplit("/", 1)[-1]
     return name in STARTERS or (
         _anything(list(words)) and name not in JobShell.prints and not _is_utility(" ".join(words))
@@ -157,7 +168,7 @@ def starts_something(words: Sequence[str]) -> bool:
 
 
 def redirected(draft: Draft, started: Started) -> None:
-    """Say what becomes of the files that a training reads and writes by its shell."""
+    """Note the training's redirections, which the job file does not carry over."""
     if re.search(r"(?:^|\s)<(?!\s*/dev/null(?:\s|$))", started.redirected):
         draft.question(
             started.line, started.redirected, "the ranks have no standard input: give the file to the program"
@@ -171,7 +182,7 @@ def _is_utility(text: str) -> bool:
 
 
 def peel(draft: Draft, started: Started, batch: Shell) -> Launch:
-    """Peel the wrappers off, with what each of them gives to the command behind it."""
+    """Remove the wrappers around the training, and apply what each of them sets for the command behind it."""
     shell = JobShell(_in_task(batch.known), lambda words: True, (), batch.marks, True, batch.read)
     shell.steps, shell.files, shell.foreign = batch.steps, batch.files, batch.foreign
     shell.hidden = frozenset(name for name, each in started.variables.items() if not each.exported)
@@ -263,9 +274,9 @@ def _in_task(known: Mapping[str, str]) -> Dict[str, str]:
 
 
 def _give(launch: Launch, variables: Dict[str, str]) -> None:
-    """Give the command variables of its own."""
+    """Set variables for this command."""
     for name, value in variables.items():
-        launch.shell._assign(name, value, launch.shell.marks.quoted(value), launch.line, True)
+        launch.shell.assign(name, value, launch.shell.marks.quoted(value), launch.line, True)
 
 
 _PROGRAM = regex(r"(?:\S*/)?(?:python[\d.]*|bash|sh|env|\S+\.(?:sh|py)|" + "|".join((*CONTAINERS, *_LAUNCHERS)) + ")")
@@ -391,7 +402,7 @@ def _starter(draft: Draft, launch: Launch, program: str) -> None:
 
 
 def _other_option(draft: Draft, launch: Launch, said: str, fate: str, value: str = "") -> None:
-    """Drop an option that is drumbeat's own job; any other one changes what the ranks find, which is said."""
+    """Drop an option that drumbeat handles itself, and note any other one as a difference."""
     if fate and not (fate.startswith("drumbeat numbers") and value.startswith(("cyclic", "arbitrary", "plane"))):
         draft.drop(launch.line, said, fate)
     else:
@@ -409,7 +420,7 @@ def _masks(value: str) -> List[str]:
 
 
 def _dashed(name: str) -> str:
-    """Return an option as it is written."""
+    """Return an option as written."""
     return f"-{name}" if len(name) == 1 or name in ("lu", "ul", "vv") else f"--{name}"
 
 
@@ -491,7 +502,7 @@ def _container(draft: Draft, launch: Launch, program: str) -> None:
 
 
 def _apptainer_variables(launch: Launch, binds: List[str]) -> None:
-    """Give what APPTAINERENV_NAME and APPTAINER_BIND say: the first is NAME inside."""
+    """Carry over APPTAINERENV_NAME, which is NAME inside, and APPTAINER_BIND."""
     for name, variable in list(launch.shell.variables.items()):
         found = re.fullmatch(r"(?:APPTAINER|SINGULARITY)(ENV_(\w+)|_BIND(?:PATH)?)", name)
         if not found or not isinstance(variable.value, str):
@@ -624,7 +635,7 @@ def found_on_path(marks: Marks, words: Sequence[str]) -> List[str]:
 
 
 def behind_wrapper(words: Sequence[str]) -> Optional[Found]:
-    """Return a launcher that stands among the words of a program which was not read: `bash wrapper.sh torchrun ...`."""
+    """Return a launcher named in the arguments of a program that cannot be read here: `bash wrapper.sh torchrun ...`."""
     for place in range(1, len(words)):
         if words[place].rsplit("/", 1)[-1] in _LAUNCHERS or re.fullmatch(r"(?:\S*/)?python[\d.]*", words[place]):
             try:

@@ -1,10 +1,11 @@
-"""Account of each line of a script: carried over, named in a note, or read, with the reason why it is not copied."""
+"""A reason for each line of a script: carried over, named in a note, or read and not copied."""
 
 from __future__ import annotations
 
 from typing import Dict, List, Sequence, Set
 
-from drumbeat.commands.interpret import Event, Shell, Started
+from drumbeat.commands.events import Event, Started
+from drumbeat.commands.interpret import Shell
 from drumbeat.commands.syntax import Node, names_read, parse
 from drumbeat.commands.values import HEAD, HOSTS
 from drumbeat.convert.draft import Draft
@@ -19,7 +20,7 @@ _UNREACHED = "not reached"
 
 
 def account(draft: Draft, batch: Shell, chosen: Started, launch: Launch) -> None:
-    """Give a reason for every line that no key, no statement and no note of the draft stands for."""
+    """Give a reason for every line that no key, statement or note of the draft comes from."""
     lines = {note.line for notes in (draft.left_out, draft.to_check, draft.to_export) for note in notes}
     lines |= draft.carried | set(draft.lines.values()) | _span(chosen.line, chosen.text)
     for event in batch.events:

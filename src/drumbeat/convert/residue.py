@@ -13,10 +13,10 @@ import re
 from typing import Callable, FrozenSet, List, Optional, Set
 
 from drumbeat.base.redact import is_secret
-from drumbeat.commands.interpret import Event, options_at
-from drumbeat.commands.syntax import names_read
+from drumbeat.commands.events import Event, options_at
+from drumbeat.commands.syntax import arguments_read, names_read
 from drumbeat.commands.values import HEAD, HOSTS, JOB, MARK, ONCE, SUBMIT, TASK, Marks, Unknown, at_submission
-from drumbeat.convert.draft import Difference, Draft, LeftOut
+from drumbeat.convert.draft import Draft, LeftOut
 from drumbeat.convert.job_shell import JobShell
 from drumbeat.convert.launch import AS_TEXT, OURS, PLACE, WORKED_OUT, Launch
 
@@ -30,7 +30,6 @@ OF_TASKS = (
     "SLURM_NTASKS_PER_NODE",
     "SLURM_CPUS_PER_TASK",
 )  # srun's defaults, and otherwise in our job
-_ARGUMENTS = re.compile(r"\$(?:\{?([1-9@*#])(?![A-Za-z_{]))")
 _NUMBERED = frozenset("123456789")
 _UTILITIES = frozenset((
     "mkdir", "rmdir", "chmod", "rm", "cp", "mv", "ln", "touch", "rsync", "tar", "unzip", "unsquashfs", "cat", "sed",
@@ -86,7 +85,7 @@ class _Residue:
             later |= early
 
     def _read_too_early(self, kept: List[Event]) -> Set[str]:
-        """Return variables in `env` of which a statement of `setup` needs, or changes, the value that they had before."""
+        """Return variables of `env` whose earlier value a statement of `setup` reads or changes."""
         return {
             name
             for event in kept
@@ -107,7 +106,7 @@ class _Residue:
         return event.kind not in ("export", "cd") or self.marks.kind(self.launch.shell.cwd) not in ("", SUBMIT)
 
     def _environment(self, not_in_env: Set[str]) -> Set[str]:
-        """Put what is decided into `env`; return the names that `on-start` or `setup` must give."""
+        """Put decided variables into `env`; return the names that `on-start` or `setup` must set."""
         events = self.launch.events
         hard = [
             place for place, each in enumerate(events) if each.kind == "shell" and not each.soft and not each.writes
@@ -165,12 +164,6 @@ class _Residue:
                     continue  # it only gives variables that nothing reads
             elif ours and not (event.kind == "cd" or event.soft or set(event.words[:1]) & _UTILITIES):
                 needed |= self.exported - OURS  # what it starts may read them
-            if re.search(r"\bray\s+(?:start|stop)\b", event.text):
-                why = "drumbeat starts no Ray cluster: keep this script, with drumbeat run --launcher once before the driver"
-                self.draft.question(event.line, event.text, why)
-                lost = Difference(f"line {event.line}", event.text, "not started")
-                self.draft.differences += [lost] if lost not in self.draft.differences else []
-                continue
             if re.search(r"\bsbatch\b.*\$\{?0\b", event.text, re.DOTALL):
                 why = "the script submits itself: array, dependency and requeues of the job file do that, or a line after submit"
                 self.draft.question(event.line, event.text, why)
@@ -192,7 +185,7 @@ class _Residue:
         return reads if self.once and self._outside(event) else reads - OURS
 
     def _known(self, event: Event) -> Optional[str]:
-        """Return the value of an assignment, if it can be written down where the statement stands."""
+        """Return the value of an assignment if it is valid where the statement stands, else None."""
         value = event.value
         if value is None or event.kind != "assign":
             return None
@@ -206,7 +199,7 @@ class _Residue:
         return text if mine and not held and not (old and self.marks.stable(text)) else None
 
     def _cd_in_setup(self, place: int) -> bool:
-        """Return true if the directory is known, or there, only after something that `setup` runs."""
+        """Return true if the directory is known, or exists, only after earlier statements have run."""
         acts = any(each.kind in ("once", "each") or each.kind == "shell" and not _module(each)
                    for each in self.launch.events[:place])  # fmt: skip
         return acts or self.marks.kind(self.launch.shell.cwd) not in ("", SUBMIT)
@@ -246,21 +239,22 @@ class _Residue:
         return []
 
     def _quoted(self, text: str, moved: bool) -> str:
-        """Return a word of the shell; `moved`: its PWD is no longer where the job was submitted."""
+        """Return a shell word. `moved`: the shell has left the folder in which the job was submitted."""
         return self.marks.quoted(
             text, lambda unknown: "${SLURM_SUBMIT_DIR}" if moved and at_submission(unknown) else unknown.text
         )
 
     def _written(self, events: List[Event], moved: bool) -> List[str]:
-        """Return the statements as lines, each under the script's own options: drumbeat begins with `set -e`."""
+        """Return the statements as lines under the script's own `set` options; drumbeat itself begins with `set -e`."""
         lines: List[str] = []
         now = frozenset("e")
         for event in events:
             text = self._assignment(event, moved) if event.kind == "assign" else event.text
             moved = moved or event.kind == "cd" and self.places[id(event)] >= 0
             chooses = any(name == "e" for _, name, _ in self.launch.options)  # the script says itself from where on
-            sourced = event.words[:1] in (("source",), (".",)) and not JobShell.environments.match(event.text)
-            acts = event.kind in ("once", "each") or event.kind == "shell" and (not event.soft or chooses or sourced)
+            environment = not event.words or JobShell.environments.match(event.text)  # one that fails stops the job
+            fails = set(event.words[:1]) & {"source", ".", *_LIMITS} and not environment
+            acts = event.kind in ("once", "each") or event.kind == "shell" and (not event.soft or chooses or fails)
             substitutes = bool(re.search(r"\$\((?!\()|`", text))
             acts = acts or substitutes
             options = self.launch.options if self._outside(event) else self.launch.shell.options
@@ -309,7 +303,7 @@ class _Residue:
         return f"{export}{name}={text if isinstance(event.value, str) else f'({text})'}"
 
     def _modules(self, kept: List[Event]) -> List[Event]:
-        """Return the statements about modules that the key `modules` stands for: those before anything else acts."""
+        """Return the module statements that the key `modules` can replace: those before any statement that acts."""
         draft, done = self.draft, []
         for event in kept:
             if not _module(event):
@@ -332,7 +326,7 @@ _PRINTING = frozenset("xv")
 
 
 def changed(before: FrozenSet[str], after: FrozenSet[str]) -> str:
-    """Return the words of `set` that lead from one set of options to another."""
+    """Return the arguments of `set` that change one set of options into another."""
     words = []
     for sign, names in (("-", sorted(after - before)), ("+", sorted(before - after))):
         letters = "".join(name for name in names if len(name) == 1)
@@ -342,10 +336,9 @@ def changed(before: FrozenSet[str], after: FrozenSet[str]) -> str:
 
 
 def _arguments(event: Event) -> Set[str]:
-    """Return which arguments of the script a statement reads: numbers, @, * and #."""
+    """Return the arguments of the script that a statement reads."""
     acts = event.kind in ("shell", "once") and "()" not in event.text
-    plain = re.sub(r"<<-?\s*(['\"])(\w+)\1[\s\S]*?^\t*\2$", "", event.text, flags=re.M)  # nothing is filled in there
-    return set(_ARGUMENTS.findall(re.sub(r"\\.|'[^']*'", "", plain))) if acts else set()
+    return arguments_read(event.text) if acts else set()
 
 
 def _module(event: Event) -> bool:
@@ -357,7 +350,7 @@ def _without_here(marks: Marks) -> Callable[[re.Match[str]], str]:
 
 
 def _of_the_node(name: str, value: str, reads: FrozenSet[str]) -> bool:
-    """Return true for a value that goes on from what the node has, such as a search path."""
+    """Return true for a value that extends the node's own, such as a search path."""
     return name in reads or any(each.endswith("PATH") for each in reads)
 
 

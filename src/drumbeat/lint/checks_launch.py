@@ -22,13 +22,11 @@ _PORT_FLAG = re.compile(
 _TORCHRUN = re.compile(r"\btorchrun\b|\bTORCHRUN\w*\b|-m torch\.distributed\.(?:run|launch)\b")
 
 
-def _flags(command: Command) -> Dict[str, str]:
-    return dict(options(command.names))
-
-
 def _launch_lines(context: Context) -> Iterator[Command]:
     for command in context.script.commands:
-        if command.name not in ("export", "echo", "printf", "declare") and _TORCHRUN.search(command.text):
+        if command.name not in ("export", "echo", "printf", "declare") and _TORCHRUN.search(
+            context.script.line_of(command)
+        ):
             yield command
 
 
@@ -56,7 +54,7 @@ def master_is_localhost(context: Context) -> Iterator[Hit]:
         if each.name == "MASTER_ADDR" and _LOCAL.match(each.text):
             yield Hit(each.line, {"shown": each.text, "nodes": str(nodes)})
     for command in _launch_lines(context):
-        flags = _flags(command)
+        flags = context.flags(command)
         for name in ("master-addr", "rdzv-endpoint"):
             if _LOCAL.match(flags.get(name, "")):
                 yield Hit(command.line, {"shown": flags[name], "nodes": str(nodes)})
@@ -79,7 +77,7 @@ def localhost_after_failure(context: Context) -> Iterator[Hit]:
 
 def rendezvous_mixed(context: Context) -> Iterator[Hit]:
     for command in _launch_lines(context):
-        flags = _flags(command)
+        flags = context.flags(command)
         dynamic = flags.get("rdzv-backend", "static") not in ("static", "") or "standalone" in flags
         if dynamic and ("master-addr" in flags or "master-port" in flags):
             name = "--standalone" if "standalone" in flags else "--rdzv-backend=" + flags["rdzv-backend"]
@@ -89,7 +87,7 @@ def rendezvous_mixed(context: Context) -> Iterator[Hit]:
 def rendezvous_missing(context: Context) -> Iterator[Hit]:
     elsewhere = any(each.name.startswith("PET_") for each in context.script.assignments)
     for command in _launch_lines(context):
-        flags = _flags(command)
+        flags = context.flags(command)
         nodes = flags.get("nnodes", "1")
         if not re.fullmatch(r"\d{1,6}", nodes) or int(nodes) < 2:
             continue
@@ -116,7 +114,7 @@ def container_variable_twice(context: Context) -> Iterator[Hit]:
 
 
 def fabric_unset(context: Context) -> Iterator[Hit]:
-    """Find several nodes on a fabric that NCCL uses only when configured; without a setting it silently uses TCP."""
+    """Find multi-node jobs on a fabric that NCCL uses only if configured; it silently falls back to TCP."""
     if "drumbeat.pyz" in context.script.text:
         return  # the agents decide it on the nodes
     if not context.slurm or (context.nodes or 1) < 2 or not re.search(context.settings["signs"], context.script.text):
@@ -138,14 +136,15 @@ def launcher_per_task(context: Context) -> Iterator[Hit]:
     """Find a launcher that starts all ranks of a node but is itself started once per rank."""
     said = context.script.option("ntasks-per-node", "tasks-per-node")
     for command in context.script.commands:
-        if command.name != "srun" or "substitution" in command.within or not _NODE_LAUNCHER.search(command.text):
+        text = context.script.line_of(command)
+        if command.name != "srun" or "substitution" in command.within or not _NODE_LAUNCHER.search(text):
             continue
-        flags = dict(options(command.names))
+        flags = context.flags(command)
         asked = flags.get("ntasks-per-node") or flags.get("tasks-per-node") or (said.value if said else "")
         total, nodes = flags.get("ntasks", ""), flags.get("nodes", "") or str(context.nodes or "")
         if total.isdecimal() and nodes.isdecimal() and int(nodes):
             asked = str(max(1, int(total) // int(nodes)))
-        started = re.search(r"--nproc[-_]per[-_]node[= ](\d{1,4})", command.text)
+        started = re.search(r"--nproc[-_]per[-_]node[= ](\d{1,4})", text)
         if asked.isdecimal() and int(asked) > 1 and (started is None or int(started.group(1)) > 1):
             ranks = f"{int(asked) * int(started.group(1))}" if started else f"{asked} times as many"
             yield Hit(command.line, {"tasks": asked, "ranks": ranks})
@@ -156,7 +155,7 @@ def deepspeed_on_every_node(context: Context) -> Iterator[Hit]:
     for command in context.script.commands:
         if command.name != "srun" or "deepspeed" not in command.names:
             continue
-        flags = dict(options(command.names))
+        flags = context.flags(command)
         many = _number(flags.get("num-nodes", "")) or context.nodes or 1
         tasks = _number(flags.get("ntasks", "")) or context.tasks_on_a_node(command) * (context.nodes or 1)
         alone = "no-ssh" in flags or not flags.keys() & {"hostfile", "num-nodes"}  # it goes to no other node
@@ -168,8 +167,9 @@ def more_tasks_than_gpus(context: Context) -> Iterator[Hit]:
     """Find more ranks on a node than the job has GPUs there: tasks of a Python program, or those of a launcher."""
     gpus, nodes = context.gpus, context.nodes or 1
     for command in context.script.commands:
-        starts = gpus and re.search(r"(?:^|\s)(?:srun|mpirun|mpiexec)\s.*\bpython[\d.]*\s.*\.py\b", command.text)
-        if starts and not _NODE_LAUNCHER.search(command.text) and "ntasks-per-gpu" not in command.text:
+        text = context.script.line_of(command)
+        starts = gpus and re.search(r"(?:^|\s)(?:srun|mpirun|mpiexec)\s.*\bpython[\d.]*\s.*\.py\b", text)
+        if starts and not _NODE_LAUNCHER.search(text) and "ntasks-per-gpu" not in text:
             tasks = context.tasks_on_a_node(command)
             if ranks_without_gpu(tasks, gpus):
                 yield Hit(command.line, {"ranks": str(tasks), "what": "tasks", "gpus": str(gpus)})
@@ -190,7 +190,7 @@ _NUMBERS_ITSELF = re.compile(
 
 
 def ranks_unset(context: Context) -> Iterator[Hit]:
-    """Find tasks of a Python program that nothing tells their ranks; a note if the program cannot be read here."""
+    """Find a Python program started as several tasks without rank variables; a note if the program cannot be read here."""
     given = {each.name for each in context.script.assignments}
     for command in context.script.commands:
         words = command.names
@@ -218,10 +218,10 @@ _RANKS = re.compile(r"--n(?:proc|um)[-_](?:per[-_]node|processes|gpus)[= ](\d{1,
 
 
 def gpus_unused(context: Context) -> Iterator[Hit]:
-    """Find a launcher, the only one of its script, that starts fewer ranks than a node has GPUs."""
+    """Find a script whose only launcher starts fewer ranks than a node has GPUs."""
     asked = context.script.option("gpus-per-node", "gres", *(("gpus",) if context.nodes in (None, 1) else ()))
     count = re.search(r"(?:^|:)(\d{1,4})$", asked.value) if asked else None
-    found = [(command, _RANKS.search(command.text)) for command in context.script.commands]
+    found = [(command, _RANKS.search(context.script.line_of(command))) for command in context.script.commands]
     nodes = context.nodes or 1
     launches = [
         (command, int(ranks[1]) // (nodes if "processes" in ranks[0] else 1)) for command, ranks in found if ranks
@@ -232,7 +232,7 @@ def gpus_unused(context: Context) -> Iterator[Hit]:
 
 
 def wait_returns_zero(context: Context) -> Iterator[Hit]:
-    """Find trainings in the background whose end only a bare `wait` sees."""
+    """Find background trainings followed by a bare `wait`, which returns 0 whatever they return."""
     starts = [each for each in context.script.commands if not each.within and _STARTS.search(each.text)]
     waits = [each for each in context.script.commands if each.name == "wait"]
     if context.batch and starts and all(each.background for each in starts):
@@ -250,7 +250,7 @@ def not_distributed(context: Context) -> Iterator[Hit]:
     asked = [context.script.option(*names) for names in (("gpus-per-node", "gres", "gpus"), ("ntasks-per-node",))]
     counts = [re.search(r"(?:^|:)(\d{1,4})$", each.value) for each in asked if each]
     for command in context.script.commands:
-        found = _RANKS.search(command.text)
+        found = _RANKS.search(context.script.line_of(command))
         gpus = max((int(each[1]) for each in (*counts, found) if each), default=1)
         for word in command.words if gpus > 1 else ():
             program = context.read(word.text) if word.text.endswith(".py") else ""
@@ -348,7 +348,7 @@ def misspelt(context: Context) -> Iterator[Hit]:
 
 
 def _with_more_parts(name: str) -> List[str]:
-    """Return the one known name that has all parts of this one, in order: NCCL_IFNAME lacks a part of NCCL_SOCKET_IFNAME."""
+    """Return the known name with exactly one more part than this one: NCCL_SOCKET_IFNAME for NCCL_IFNAME."""
     parts = name.split("_")
     longer = [known for known in SPELT if known.startswith(parts[0] + "_") and known.endswith("_" + parts[-1])]
     longer = [

@@ -353,7 +353,7 @@ def cores_for_one_task(context: Context) -> Iterator[Hit]:
         name in ("cpus-per-task", "cpus-per-gpu", "exclusive")
         for command in context.script.commands
         if command.name == "srun"
-        for name, _ in options(command.names)
+        for name in context.flags(command)
     )
     for node in context.settings["nodes"]:
         if gpus == node["gpus"] and re.search(node["signs"], context.script.text):
@@ -394,7 +394,7 @@ def masks_overlap(context: Context) -> Iterator[Hit]:
 
 
 def rank_in_batch_scope(context: Context) -> Iterator[Hit]:
-    """Find what differs between tasks but is set once, where the job has one process."""
+    """Find variables that must differ by task but are set once, in the batch script."""
     if not context.batch:
         return
     for command in context.script.commands:
@@ -428,12 +428,9 @@ def rank_frozen(context: Context) -> Iterator[Hit]:
 def not_exported(context: Context) -> Iterator[Hit]:
     script = context.script
     commands = list(script.commands)
-    try:
-        started = context.started(
-            lambda words: bool(set(words) & set(_STARTERS)) or bool(_LAUNCHERS.match(" ".join(words)))
-        )
-    except Problem:
-        return
+    started = context.started(
+        lambda words: bool(set(words) & set(_STARTERS)) or bool(_LAUNCHERS.match(" ".join(words)))
+    )
     launches = [each.line for each in started]
     exported = {name for each in started for name, variable in each.variables.items() if variable.exported}
     exported |= {each.name for each in script.assignments if each.how == "option"}
@@ -458,7 +455,7 @@ def launched_on_one_node(context: Context) -> Iterator[Hit]:
         return
     for command in context.script.commands:
         try:
-            found = None if command.within or not command.names else find_launcher(command.names)
+            found = None if command.within or not command.names else find_launcher(context.script.values(command))
         except Problem:
             continue
         if found and found.kind in ("torchrun", "launch"):
@@ -539,7 +536,7 @@ _SUBMITS_ITSELF = re.compile(r"(?:^|\s)sbatch\s.*\$\{?0(?!\w)")
 
 
 def submits_itself(context: Context) -> Iterator[Hit]:
-    """Find a job that submits $0; not a script that does so only where it is not a job yet."""
+    """Find a job that submits $0, except a script that does so only outside a job."""
     lines = [each.line for each in context.script.commands if _SUBMITS_ITSELF.search(each.text)]
     if not lines:
         return
@@ -574,7 +571,7 @@ def gpus_task_by_task(context: Context) -> Iterator[Hit]:
     steps = [each for each in script.commands if each.name == "srun" and SUBSTITUTION not in each.within]
     shared = [each for each in steps if context.tasks_on_a_node(each) > 1]
     for name, value, line in [
-        *((name, value, each.line) for each in shared for name, value in options(each.names)),
+        *((name, value, each.line) for each in shared for name, value in context.flags(each).items()),
         *((each.name, each.value, each.line) for each in script.directives if shared),
     ]:
         if name == "gpus-per-task" or name == "gpu-bind" and value not in ("none", "N"):

@@ -11,10 +11,10 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Opt
 from drumbeat.base.data import load, names
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.problem import Problem
-from drumbeat.commands.interpret import Shell, Started
+from drumbeat.commands.events import Started
+from drumbeat.commands.interpret import Shell
 from drumbeat.commands.launch import SHELLS, Found, find_launcher, runs_text
 from drumbeat.commands.script import Command, Script, options
-from drumbeat.commands.values import without_marks
 from drumbeat.findings.model import SEVERITIES
 
 LONGEST_FIXED = 4000  # a longer line is no person's line
@@ -51,15 +51,19 @@ class Context(NamedTuple):
         return dict(enumerate(self.script.text.split("\n"), self.script.line))
 
     def started(self, wanted: Callable[[List[str]], bool]) -> List[Started]:
-        """Return the commands of this kind that the script starts, with the variables that they find."""
-        return Shell({}, wanted, None).run(without_marks(self.script.text), self.script.line).started
+        """Return the commands of this kind that the script starts, with their variables."""
+        return [each for each in self.script.shell.started if wanted(each.words)]
 
     def launchers(self) -> List[Tuple[int, Found]]:
-        """Return the launchers that the script starts, each with its line and what its variables hold."""
+        """Return the launchers that the script starts, with their lines and the values of their variables."""
         try:
-            return list(_launchers(Shell({}, _acts, None).run(without_marks(self.script.text), self.script.line), 0))
+            return list(_launchers(self.script.shell, 0))
         except Problem:
             return []  # too long to follow
+
+    def flags(self, command: Command) -> Dict[str, str]:
+        """Return the options of a command, with the values of the variables in them."""
+        return dict(options(self.script.values(command)))
 
     @property
     def gpus(self) -> int:
@@ -83,7 +87,7 @@ class Context(NamedTuple):
 
     def tasks_on_a_node(self, command: Command) -> int:
         """Return how many tasks a step has on each node: its own options, then the script's; 2 where a variable says it."""
-        flags, script = dict(options(command.names)), self.script
+        flags, script = self.flags(command), self.script
         own = {name: flags.get(name, "") for name in ("ntasks-per-node", "tasks-per-node", "ntasks", "nodes")}
         if command.name != "srun":
             own = {**own, "ntasks": flags.get("np", "") or flags.get("ntasks", "")}
@@ -108,7 +112,7 @@ class Context(NamedTuple):
         counts = [
             int(value)
             for command in self.script.commands
-            for name, value in options(command.names)
+            for name, value in options(self.script.values(command))
             if (name == "nnodes" or (name == "nodes" and command.name in ("srun", "sbatch", "salloc")))
             and re.fullmatch(r"\d{1,6}", value)
         ]
@@ -125,7 +129,7 @@ def _acts(words: List[str]) -> bool:
 
 
 def _launchers(shell: Shell, depth: int) -> Iterator[Tuple[int, Found]]:
-    """Yield launchers behind steps and containers, and in the texts that a shell is given."""
+    """Yield launchers, including those behind srun and containers and in the text of `bash -c`."""
     for each in shell.started:
         words = list(map(shell.marks.resolved, each.words))
         for place, word in enumerate(words[:_MOST_WORDS]):
