@@ -8,14 +8,15 @@ from typing import FrozenSet, Iterator, List, Optional, Sequence, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.problem import Problem
+from drumbeat.base.regex import regex
 from drumbeat.commands.shell import Heredoc, Lexer, Token, Word
 
 MAX_NESTING = 100  # compound commands inside each other; more is no script that a person wrote
-_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\[[^\]]*\])?(\+?)=")
-_FUNCTION = re.compile(r"[\w.:-]+")
+_ASSIGNMENT = regex(r"([A-Za-z_]\w*)(\[[^\]]*\])?(\+?)=")
+_FUNCTION = regex(r"[\w.:-]+")
 _DECLARING = frozenset(("export", "declare", "typeset", "readonly", "local"))
 _READING = frozenset(("read", "mapfile", "readarray", "getopts", "printf"))
-CALCULATED = re.compile(
+CALCULATED = regex(
     r"(?:\+\+|--)\s*([A-Za-z_]\w*)|\b([A-Za-z_]\w*)\s*(?:\+\+|--|(?:<<|>>|[-+*/%&|^])?=(?!=))"
 )  # variables that arithmetic changes
 _ENDS = frozenset(("then", "else", "elif", "fi", "do", "done", "esac", "}", ";;"))
