@@ -1,5 +1,3 @@
-import sys
+from drumbeat.cli import program
 
-from drumbeat.cli import main
-
-sys.exit(main())
+program()

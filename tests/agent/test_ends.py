@@ -52,7 +52,7 @@ def finish(ends):
         ends.poll()
         return not ends
 
-    wait_for(over, 60, "the ends")
+    wait_for(over, what="the ends")
 
 
 def test_a_failure_is_read_by_a_child_and_ends_keep_their_order(node):

@@ -117,7 +117,7 @@ def test_a_relay_on_another_candidate_port_gets_nothing(lead):
         assert channel.sock.getpeername()[1] == lead.port
         assert any(f"port {relay.port} answers, but" in text and "relays" in text for text in told), told
         assert any("relays" in text for text in lead.refused)
-        wait_for(lambda: len(lead.admitted) == 1, 60, "the lead's side of the same handshake")
+        wait_for(lambda: len(lead.admitted) == 1, what="the lead's side of the same handshake")
         assert not any(b"/folder" in data for data in relay.seen)  # nothing but the handshake went through it
         channel.close()
     finally:

@@ -432,7 +432,7 @@ def test_a_look_at_real_processes_tells_a_long_sleep_from_a_poll(tmp_path):
         for name, text in names.items():
             code = f"import time; open({name!r}, 'w').close(); {text}"
             made.append(subprocess.Popen([sys.executable, "-S", "-c", code], cwd=tmp_path))
-        wait_for(lambda: all((tmp_path / name).exists() for name in names), 60, "both")
+        wait_for(lambda: all((tmp_path / name).exists() for name in names), what="both")
         looks, *_ = read_ranks("r", 0, {each.pid: rank for rank, each in enumerate(made)}, False, str(tmp_path), [])
     finally:
         for each in made:
@@ -492,9 +492,9 @@ def test_whose_answer_a_rank_waits_for(tmp_path, text):
     code = f"import os, socket, subprocess, threading; address, server = {places}; open('up', 'w').close(); {text}"
     rank = subprocess.Popen([sys.executable, "-S", "-c", code], cwd=tmp_path, start_new_session=True)
     try:
-        wait_for((tmp_path / "up").exists, 60, "the process")
+        wait_for((tmp_path / "up").exists, what="the process")
         about = ("r", 0, {rank.pid: 0, others[0].pid: 1}, False, str(tmp_path))
-        wait_for(lambda: is_still(about), 60, "rest")
+        wait_for(lambda: is_still(about), what="rest")
         looks, *_ = read_ranks(*about, [])
         if not proc.word(rank.pid, "syscall"):
             pytest.skip("the kernel does not show system calls here")
@@ -557,10 +557,10 @@ def test_signs_of_work_of_real_processes(tmp_path, text):
     code = f"import os, socket, subprocess, sys, threading, time; open('up', 'w').close(); {text}"
     rank = subprocess.Popen([sys.executable, "-S", "-c", code], cwd=tmp_path, start_new_session=True)
     try:
-        wait_for((tmp_path / "up").exists, 60, "the process")
+        wait_for((tmp_path / "up").exists, what="the process")
         about = ("r", 0, {rank.pid: 0}, False, str(tmp_path))
         if not RESTING[text]:
-            wait_for(lambda: is_still(about), 60, "rest")
+            wait_for(lambda: is_still(about), what="rest")
         earlier = Earlier(time.monotonic(), read_usage(*about))
         time.sleep(2.0)
         (seen,), _, last, _ = read_ranks(*about, [], earlier)
@@ -581,10 +581,10 @@ def test_the_work_of_short_lived_processes_is_counted(tmp_path):
     )
     rank = subprocess.Popen([sys.executable, "-S", "-c", code], cwd=tmp_path, start_new_session=True)
     try:
-        wait_for((tmp_path / "1").exists, 60, "the process")
+        wait_for((tmp_path / "1").exists, what="the process")
         about = ("r", 0, {rank.pid: 0}, False, str(tmp_path))
         before, own = read_usage(*about)[rank.pid], proc.stat(rank.pid).cpu
-        wait_for((tmp_path / "8").exists, 60, "some work")
+        wait_for((tmp_path / "8").exists, what="some work")
         used, own = read_usage(*about)[rank.pid].since(before), proc.stat(rank.pid).cpu - own
     finally:
         os.killpg(rank.pid, 9)
@@ -599,7 +599,7 @@ def test_what_an_uninterruptible_rank_waits_for():
     """The parent of a vfork stands in state D until its child goes on."""
     process = subprocess.Popen([sys.executable, "-c", VFORKS], start_new_session=True)
     try:
-        wait_for(lambda: (proc.stat(process.pid) or proc.Stat("", 0, 0, 0, "")).state == "D", 60, "state D")
+        wait_for(lambda: (proc.stat(process.pid) or proc.Stat("", 0, 0, 0, "")).state == "D", what="state D")
         (found,) = read_ranks("run", 0, {process.pid: 3}, False, "", ()).looks
         assert class_of(found) == "kernel"
         expected = "a child that has not begun its own program (vfork)" if found.waits_in else ""

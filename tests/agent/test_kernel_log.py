@@ -137,7 +137,7 @@ def seen(log, count):
         found.extend(log.poll(time.monotonic()))
         return len(found) >= count
 
-    wait_for(enough, 60, "what the child says")
+    wait_for(enough, what="what the child says")
     return found
 
 
@@ -261,7 +261,7 @@ def test_a_log_that_cannot_be_read_is_said_so_once(tmp_path):
     (event,) = GpuErrors(GPUS, 0, "n0", {}).on(saw, 1.0)
     assert isinstance(event, Emit) and event.kind == "kernel-log" and event.data["source"] == ""
     assert "No such file" in event.data["why"]
-    wait_for(lambda: log.poll(0.0) == [] and log.pid == 0, 60, "the child's end")
+    wait_for(lambda: log.poll(0.0) == [] and log.pid == 0, what="the child's end")
 
 
 def tool(folder, name, text):

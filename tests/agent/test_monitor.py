@@ -29,7 +29,7 @@ def test_its_life(tmp_path):
     with socket.socket() as line:
         monitor = MonitorProcess(folder, facts, order(emulated=False), lambda folder, run: None)
         pid = monitor.pid
-        wait_for(lambda: samples(folder), 60, "the first sample")
+        wait_for(lambda: samples(folder), what="the first sample")
         with open(f"/proc/{pid}/comm") as file:
             assert file.read().strip() == NAME
         assert set(open_files(pid)) == {os.devnull, folder.agent_log}, line

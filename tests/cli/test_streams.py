@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from tests.conftest import SOURCE
+
 VIEWS = ("--help", "status --help", "run --help-all", "plan -- true", "doctor", "facts", "site list", "completion bash")
 
 
@@ -42,3 +44,22 @@ def test_a_run_goes_on_to_its_end(drumbeat, streams):
     assert done.returncode == 3 and "Traceback" not in done.stderr, done.stderr
     summary = json.loads((drumbeat.run_folder() / "summary.json").read_text())
     assert summary["exit_code"] == 3 and summary["outcome"] == "failed"
+
+
+@pytest.mark.parametrize(
+    "before,printed",
+    [
+        ("print('last', end='')", "last"),
+        ("import atexit; atexit.register(print, 'at exit')", "at exit\n"),
+        (
+            "import threading, time; threading.Thread(target=lambda: (time.sleep(0.2), print('thread'))).start()",
+            "thread\n",
+        ),
+    ],
+)
+def test_a_process_that_ends_at_once_loses_nothing(before, printed):
+    program = f"from drumbeat.cli.streams import end, open_streams; open_streams(); {before}; end(7)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={"PYTHONPATH": SOURCE}, capture_output=True, text=True, timeout=150
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (7, printed, "")

@@ -65,7 +65,7 @@ def test_a_stop_during_a_shrink_leaves_time_to_save(drumbeat):
     wait_for(ready, 180, "both ranks")
     folder = drumbeat.run_folder()
     kill_node(folder.name, 1, ranks_of(folder, 1))
-    wait_for(lambda: events(folder, "stopping"), 60, "the end of the other rank")
+    wait_for(lambda: events(folder, "stopping"), what="the end of the other rank")
     process.send_signal(signal.SIGTERM)
     output = process.communicate(timeout=150)[0]
     assert (drumbeat.folder / "saved-0").exists(), output

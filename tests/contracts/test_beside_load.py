@@ -16,6 +16,6 @@ def test_a_command_beside_a_load_runs_as_often_as_asked_and_leaves_nothing(tmp_p
         subprocess.run(
             ["sh", script, "2", "1", "true"], env={**os.environ, "DRUMBEAT_RUN": str(tmp_path)}, check=True, timeout=120
         )
-    wait_for(lambda: not marked(tmp_path), 30, "the end of the load")
+    wait_for(lambda: not marked(tmp_path), what="the end of the load")
     failed = subprocess.run(["sh", script, "1", "2", "sh", "-c", "echo y >> runs; exit 3"], cwd=tmp_path, timeout=120)
     assert failed.returncode == 3 and (tmp_path / "runs").read_text() == "x\nx\ny\n"

@@ -1,55 +1,70 @@
 """Findings are data: each code in Python is in the YAML and the other way round, and each template gets its values."""
 
 import ast
+import functools
 import re
-from pathlib import Path
 
 import pytest
 
 from drumbeat.findings.catalog import FIELDS, NAME, WORDS, entries, filled
 from drumbeat.findings.model import SEVERITIES
+from tests.conftest import ROOT
+from tests.contracts.source import SRC, of_each_file, text_of
 
-ROOT = Path(__file__).parent.parent.parent
-SRC = ROOT / "src" / "drumbeat"
 FILES = sorted(path.stem for path in (SRC / "findings").glob("*.yaml"))
 KEYS = {"severity", "source", "means", *WORDS}
 
 
-def trees():
-    for path in sorted(SRC.rglob("*.py")):
-        text = path.read_text(encoding="utf-8")
-        if "find" in text:
-            yield path, ast.parse(text)
+@of_each_file
+def catalogs_in(path, nodes):
+    """Each catalog that a file makes: its name there, and its YAML file."""
+    assigned = [each for each in nodes if isinstance(each, ast.Assign) and isinstance(each.value, ast.Call)]
+    return [
+        (each.targets[0].id, each.value.args[0].value)
+        for each in assigned
+        if getattr(each.value.func, "id", "") == "Catalog"
+    ]
+
+
+@of_each_file
+def imports_in(path, nodes):
+    imports = [each for each in nodes if isinstance(each, ast.ImportFrom)]
+    return [(each.module, name.name) for each in imports for name in each.names]
+
+
+@of_each_file
+def calls_in(path, nodes):
+    """Each call of a plain name: the name, its line, what its arguments may be, and its keywords."""
+    made = [each for each in nodes if isinstance(each, ast.Call) and isinstance(each.func, ast.Name)]
+    return [
+        (each.func.id, each.lineno, [literals(one) for one in each.args], {one.arg for one in each.keywords})
+        for each in made
+    ]
+
+
+def module_of(path):
+    return ".".join(path.relative_to(SRC.parent).with_suffix("").parts)
 
 
 def catalogs():
     """Module -> name there -> file, where a module makes or imports a catalog."""
-    made, imported = {}, []
-    for path, tree in trees():
-        module = ".".join(path.relative_to(SRC.parent).with_suffix("").parts)
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
-                if getattr(node.value.func, "id", "") == "Catalog":
-                    made.setdefault(module, {})[node.targets[0].id] = node.value.args[0].value
-            elif isinstance(node, ast.ImportFrom):
-                imported += [(module, node.module, name.name) for name in node.names]
-    for module, source, name in imported:
-        if name in made.get(source, {}):
-            made.setdefault(module, {})[name] = made[source][name]
+    made = {module_of(path): dict(found) for path, found in catalogs_in().items() if found}
+    for path, imported in imports_in().items():
+        for source, name in imported:
+            if name in made.get(source, {}):
+                made.setdefault(module_of(path), {})[name] = made[source][name]
     return made
 
 
 def calls():
     """Each call of a catalog: its place, its file, the codes and variants it may give, and its keywords."""
     made = catalogs()
-    for path, tree in trees():
-        names = made.get(".".join(path.relative_to(SRC.parent).with_suffix("").parts), {})
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and getattr(node.func, "id", None) in names:
-                keywords = {keyword.arg for keyword in node.keywords}
-                texts = [literals(each) for each in node.args]
-                place = f"{path.relative_to(SRC)}:{node.lineno}"
-                yield place, names[node.func.id], texts[0], texts[1] if texts[1:] else [""], keywords
+    for path, called in calls_in().items():
+        names = made.get(module_of(path), {})
+        for name, line, texts, keywords in called:
+            if name in names:
+                place = f"{path.relative_to(SRC)}:{line}"
+                yield place, names[name], texts[0], texts[1] if texts[1:] else [""], keywords
 
 
 def literals(node):
@@ -85,10 +100,14 @@ def test_every_call_has_an_entry_and_gives_its_values():
     assert not wrong, "\n".join(wrong)
 
 
+@functools.lru_cache(maxsize=1)
+def literals_in_python():
+    return set(re.findall(r'"([a-z0-9-]+)"', "\n".join(text_of(path) for path in SRC.rglob("*.py"))))
+
+
 @pytest.mark.parametrize("file", FILES)
 def test_every_entry_is_used_and_well_formed(file):
-    python = "\n".join(path.read_text(encoding="utf-8") for path in SRC.rglob("*.py"))
-    literal = set(re.findall(r'"([a-z0-9-]+)"', python))
+    literal = literals_in_python()
     for name, entry in entries(file).items():
         code, _, variant = name.partition("/")
         assert set(entry) <= KEYS and entry["title"], name
@@ -110,9 +129,8 @@ def test_no_words_of_a_finding_are_left_in_python():
     """A Finding is made by a catalog, by a rule, or from what a program printed."""
     made = {
         str(path.relative_to(SRC))
-        for path, tree in trees()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Finding"
+        for path, called in calls_in().items()
+        if any(name == "Finding" for name, *_ in called)
     }
     assert made - {path for path in made if path.startswith("logs/")} == WITHOUT
 

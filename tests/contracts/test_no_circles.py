@@ -1,25 +1,29 @@
 """Files import each other in one direction only: no circle, not even for types or inside a function."""
 
 import ast
-from pathlib import Path
 
-SOURCE = Path(__file__).parent.parent.parent / "src"
+from tests.contracts.source import SRC, of_each_file
 
 
 def imports():
     """Module -> the modules of the product that it imports."""
-    names = {}
-    for path in SOURCE.rglob("*.py"):
-        parts = path.relative_to(SOURCE).with_suffix("").parts
-        names[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return {name: set(_imported(path, set(names))) for name, path in names.items()}
+    statements = {}
+    for path, found in statements_of().items():
+        parts = path.relative_to(SRC.parent).with_suffix("").parts
+        statements[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = found
+    return {name: set(_imported(found, set(statements))) for name, found in statements.items()}
 
 
-def _imported(path, names):
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+@of_each_file
+def statements_of(path, nodes):
+    return [each for each in nodes if isinstance(each, (ast.Import, ast.ImportFrom))]
+
+
+def _imported(statements, names):
+    for node in statements:
         if isinstance(node, ast.Import):
             yield from {each.name for each in node.names} & names
-        elif isinstance(node, ast.ImportFrom) and node.module:
+        elif node.module:
             below = {f"{node.module}.{each.name}" for each in node.names} & names
             yield from below or {node.module} & names
 

@@ -1,9 +1,9 @@
 """Functions take few parameters."""
 
 import ast
-from pathlib import Path
 
-SRC = Path(__file__).parent.parent.parent / "src" / "drumbeat"
+from tests.contracts.source import SRC, of_each_file
+
 MOST = 7  # pass the value that more of them are parts of
 # Functions that still take more.
 TO_DO = {
@@ -18,16 +18,15 @@ def parameters(function, of_class):
     return given[1:] if of_class and given[:1] in (["self"], ["cls"]) else given
 
 
+@of_each_file
+def with_more(path, nodes):
+    methods = {id(each) for node in nodes if isinstance(node, ast.ClassDef) for each in node.body}
+    functions = [each for each in nodes if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    return [each.name for each in functions if len(parameters(each, id(each) in methods)) > MOST]
+
+
 def test_no_function_takes_more_than_seven_parameters():
-    wrong = set()
-    for file in SRC.rglob("*.py"):
-        if file.relative_to(SRC).parts[0] == "train":
-            continue
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-        methods = {id(each) for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for each in node.body}
-        for node in ast.walk(tree):
-            function = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-            if function and len(parameters(node, id(node) in methods)) > MOST:
-                wrong.add((file.relative_to(SRC).as_posix(), node.name))
+    found = {file.relative_to(SRC): names for file, names in with_more().items()}
+    wrong = {(file.as_posix(), name) for file, names in found.items() if file.parts[0] != "train" for name in names}
     assert wrong - TO_DO == set(), f"more than {MOST} parameters"
     assert wrong >= TO_DO, "take it off the list"

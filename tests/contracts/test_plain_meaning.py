@@ -1,11 +1,11 @@
 """A value means what its name says: no rank's number as a pid, no rule that acts by its name, nothing completed from outside."""
 
 import ast
-from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).parent.parent.parent / "src" / "drumbeat"
+from tests.contracts.source import SRC, of_each_file
+
 VISIBLE = {"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"}
 # Where the variables that choose GPUs may stand side by side: the one list of them; what `convert` leaves out of a script; the
 # pairs of them of which `lint` warns.
@@ -70,22 +70,16 @@ CHECKS = {
 }
 
 
-@pytest.fixture(scope="module")
-def hits():
-    """Check -> file -> what it finds there. File by file: the syntax trees of all would take hundreds of megabytes."""
-    found = {check: {} for check in CHECKS}
-    for path in sorted(SOURCE.rglob("*.py")):
-        nodes = list(ast.walk(ast.parse(path.read_text())))
-        for check in CHECKS:
-            if in_file := check(nodes):
-                found[check][str(path.relative_to(SOURCE))] = in_file
-    return found
+@of_each_file
+def hits(path, nodes):
+    return {check: check(nodes) for check in CHECKS}
 
 
 @pytest.mark.parametrize("check,example", CHECKS.items(), ids=[each.__name__ for each in CHECKS])
-def test_a_value_means_what_its_name_says(hits, check, example):
+def test_a_value_means_what_its_name_says(check, example):
+    found = {str(path.relative_to(SRC)): in_file[check] for path, in_file in hits().items() if in_file[check]}
     assert check(list(ast.walk(ast.parse(example)))), "the check finds its own example"
     if check is lists_of_visible_devices:
-        assert set(hits[check]) == LISTS, hits[check]
+        assert set(found) == LISTS, found
     else:
-        assert not hits[check]
+        assert not found

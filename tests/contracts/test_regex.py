@@ -3,11 +3,14 @@
 import importlib
 import pkgutil
 import re
+import subprocess
+import sys
 
 import pytest
 
 import drumbeat
 from drumbeat.base.regex import _OFFERED, _Pattern, regex
+from tests.conftest import SOURCE
 
 APART = (
     "drumbeat.__main__",
@@ -42,6 +45,28 @@ def test_compiled_once_and_not_before(monkeypatch):
     assert not made
     assert one.match("aa") and one.search("ba") and made == [("a+", 0)]
     assert not hasattr(one, "no_such_thing") and len(made) == 1
+
+
+PROBE = """
+import re, sys
+compiled, compile = [], re.compile
+def noted(*given):
+    module = sys._getframe(1).f_globals["__name__"]
+    if module.startswith("drumbeat"):
+        compiled.append((module, given[0]))
+    return compile(*given)
+re.compile = noted
+import drumbeat.agent.agent, drumbeat.agent.loop
+print(compiled, [name for name in ("statistics", "importlib.resources") if name in sys.modules])
+"""
+
+
+def test_an_agent_compiles_none_when_it_is_imported():
+    """Every node of every run pays for them, and for these modules of the standard library."""
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", PROBE], env={"PYTHONPATH": SOURCE}, capture_output=True, text=True
+    )
+    assert done.stdout == "[] []\n", done.stdout + done.stderr
 
 
 def test_each_of_ours_is_valid():

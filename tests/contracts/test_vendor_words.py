@@ -4,19 +4,18 @@ Data may name a vendor: `{"vendor": "amd"}` in a condition, a word in a message,
 """
 
 import ast
-from pathlib import Path
 
 import pytest
 
 from drumbeat.machine.vendors import VENDORS
+from tests.contracts.source import SRC, of_each_file
 
-SRC = Path(__file__).parent.parent.parent / "src" / "drumbeat"
 NAMES = {vendor.name for vendor in VENDORS}
 
 
-def decisions(text):
+def decisions(nodes):
     """Where code depends on a vendor's name: compared, looked up, listed, or the key of a table."""
-    for node in ast.walk(ast.parse(text)):
+    for node in nodes:
         if isinstance(node, ast.Compare):
             words = [node.left, *node.comparators]
         elif isinstance(node, (ast.Tuple, ast.List, ast.Set)):
@@ -43,17 +42,23 @@ def decisions(text):
     ],
 )  # fmt: skip
 def test_it_finds_such_code(text):
-    assert list(decisions(text))
+    assert list(decisions(ast.walk(ast.parse(text))))
 
 
 def test_data_may_name_a_vendor():
-    assert not list(decisions("when = {'vendor': 'amd', 'rocm': '>=6.3'}; words = 'no nvidia driver'"))
+    text = "when = {'vendor': 'amd', 'rocm': '>=6.3'}; words = 'no nvidia driver'"
+    assert not list(decisions(ast.walk(ast.parse(text))))
+
+
+@of_each_file
+def places(path, nodes):
+    return list(decisions(nodes))
 
 
 def test_no_other_room_decides_by_a_vendors_name():
     found = {
-        path.relative_to(SRC).as_posix(): list(decisions(path.read_text()))
-        for path in sorted(SRC.rglob("*.py"))
+        path.relative_to(SRC).as_posix(): found
+        for path, found in places().items()
         if SRC / "machine" / "vendors" not in path.parents
     }
     assert {name: places for name, places in found.items() if places} == {}, "ask the vendor's contract instead"

@@ -63,8 +63,8 @@ def test_what_drumbeat_printed_of_a_real_run(drumbeat):
     assert ran.returncode == 1
     texts = {
         "screen": ran.stdout + ran.stderr,
-        "status": drumbeat("status").stdout,
-        "report": drumbeat("report", *(path.name for path in (drumbeat.folder / "runs").iterdir())).stdout,
+        "status": drumbeat.here("status").stdout,
+        "report": drumbeat.here("report", *(path.name for path in (drumbeat.folder / "runs").iterdir())).stdout,
     }
     for name, text in texts.items():
         (drumbeat.folder / name).write_text(text)

@@ -141,7 +141,7 @@ def test_clean_steers_no_terminal(home, tmp_path, capsys):
 def test_clean_refuses_a_run_that_goes_on_and_a_folder_that_only_looks_like_one(drumbeat):
     process = drumbeat.start("run", "--name", "busy", "--", sys.executable, "-c", "import time; time.sleep(600)")
     wait_for(lambda: list(drumbeat.folder.glob("runs/*/nodes/0/attempt-0")), 180, "the run to start")
-    said = drumbeat("list", "--clean", "--older-than", "0s", "--yes").stdout
+    said = drumbeat.here("list", "--clean", "--older-than", "0s", "--yes").stdout
     assert "it is running" in said and drumbeat.run_folder().is_dir()
     process.terminate()
     process.wait(180)

@@ -145,5 +145,5 @@ def test_what_a_tracker_prints_is_kept_without_secrets(tmp_path):
     prints = "echo 'api key: 0123456789abcdef0123'; echo plain; printf 'HF_TOKEN=hf_abcdefghijklmnopqrstuv' >&2"
     pid = process_start(["sh", "-c", prints], dict(os.environ), str(tmp_path), log)
     assert os.waitpid(pid, 0)[1] == 0
-    wait_for(lambda: "HF_TOKEN=" in (tmp_path / "log").read_text(), 60, "all that was printed")
+    wait_for(lambda: "HF_TOKEN=" in (tmp_path / "log").read_text(), what="all that was printed")
     assert sorted((tmp_path / "log").read_text().splitlines()) == ["HF_TOKEN=…", "api key: …", "plain"]

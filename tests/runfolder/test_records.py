@@ -64,7 +64,7 @@ with open(os.environ["DRUMBEAT_METRICS"], "a") as file:
     done = drumbeat("run", "--", "python3", "-c", code)
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
     assert json.loads((drumbeat.run_folder() / "summary.json").read_text())["progress"]["step"] == 7
-    assert drumbeat("status").returncode == 0
+    assert drumbeat.here("status").returncode == 0
 
 
 def test_not_a_number_is_a_loss_like_any_other():

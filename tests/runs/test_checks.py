@@ -37,7 +37,7 @@ def test_ranks_sit_where_they_were_put(drumbeat):
     assert done.returncode == 0 and "2/2 ranks on their cores" in done.stderr, done.stderr
     event = verdict(drumbeat)
     assert event["verdict"]["answer"] == "as planned" and len(event["table"]) == 3
-    shown = drumbeat("status", "--placement").stdout.splitlines()
+    shown = drumbeat.here("status", "--placement").stdout.splitlines()
     assert shown[0] == "node 0: as planned, certain: 2/2 ranks on their cores" and "rank" in shown[1]
 
 

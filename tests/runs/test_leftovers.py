@@ -31,7 +31,7 @@ def test_desk_guards_and_agents_killed_at_once(drumbeat, tmp_path):
     process.wait()
     wait_for(lambda: not any(tree(run_id).values()), 120, "the end of guards and agents")
     assert marked(run_id), "children of the ranks in sessions of their own"
-    said = drumbeat("status", run_id).stdout
+    said = drumbeat.here("status", run_id).stdout
     assert "of its processes are still here" in said and f"drumbeat cancel {run_id}" in said, said
     done = drumbeat("cancel", run_id)
     assert done.returncode == 0 and "left behind" in done.stdout, done
@@ -77,7 +77,7 @@ def test_what_a_script_had_started_before_it_became_drumbeat_is_left_alone(drumb
     job, log = int((drumbeat.folder / "job").read_text()), drumbeat.folder / "log"
     try:
         assert done.returncode == 3 and os.path.exists(f"/proc/{job}")
-        wait_for(lambda: log.exists() and "exit code 3" in log.read_text(), 60, "the last lines in the log")
+        wait_for(lambda: log.exists() and "exit code 3" in log.read_text(), what="the last lines in the log")
     finally:
         os.kill(job, signal.SIGKILL)
 

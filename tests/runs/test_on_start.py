@@ -43,7 +43,7 @@ def test_no_rank_starts_if_it_does_not_reach_its_end(text, code, drumbeat):
 
 def test_the_batch_script_runs_it_before_the_agents(drumbeat, tmp_path):
     job = write(drumbeat, "export GIVEN='a\"b'\nexport BASE=elsewhere\nfalse || true", time="1h")
-    text = drumbeat("plan", "--render", "--site", "slurm", job).stdout
+    text = drumbeat.here("plan", "--render", "--site", "slurm", job).stdout
     part = text[text.index("# The job's on-start") : text.index("# by this token")]
     done = subprocess.run(
         ["bash", "-c", f'RUN=/r\n{part}\nprintf "%s|%s|%s" "$GIVEN" "$BASE" "$(env | grep -c ^GIVEN=)"'],
@@ -56,7 +56,7 @@ def test_the_batch_script_runs_it_before_the_agents(drumbeat, tmp_path):
 
 
 def test_it_is_refused_where_each_node_starts_by_itself(drumbeat):
-    done = drumbeat("plan", "--render", "--site", "kubernetes", write(drumbeat, "true", container="a/b:1"))
+    done = drumbeat.here("plan", "--render", "--site", "kubernetes", write(drumbeat, "true", container="a/b:1"))
     assert done.returncode == 2 and "on-start: Kubernetes runs nothing before all nodes" in done.stderr
 
 
@@ -123,5 +123,5 @@ def test_no_log_of_the_run_folder_holds_a_secret_that_its_scripts_print(drumbeat
     wait_for(lambda: list(drumbeat.folder.glob("runs/quiet-*/summary.json")), 120, "the end of the run")
     folder = drumbeat.run_folder()
     for path in (folder / "on-end.log", folder / "desk.log"):
-        wait_for(lambda path=path: path.exists() and "HF_TOKEN=" in path.read_text(), 60, path.name)
+        wait_for(lambda path=path: path.exists() and "HF_TOKEN=" in path.read_text(), what=path.name)
     assert not [path for path in folder.rglob("*") if path.is_file() and TOKEN.encode() in path.read_bytes()]

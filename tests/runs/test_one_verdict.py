@@ -13,7 +13,7 @@ PROGRAM = """
 import os, signal, sys, time
 rank, case = os.environ["RANK"], sys.argv[1]
 if rank == "0":
-    time.sleep(0.5 if case == "peer" else 30)
+    time.sleep(0.5 if case == "peer" else 600)  # else it is ended by the lead
     raise RuntimeError("[../gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1234")
 if case == "oom-out":
     print("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", flush=True)

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import sys
-import time
 
 import pytest
 
@@ -203,7 +202,7 @@ def test_ranks_that_exchange_figures_for_a_log_are_not_said_to_train_together(dr
     (drumbeat.folder / "train.py").write_text(AVERAGES)
     run = drumbeat.start("run", "--ranks-per-node", 2, "--site", "localhost", "--", PY, "train.py")
     wait_for(lambda: worlds(drumbeat), what="the ranks that are connected")
-    time.sleep(3)  # some steps are known by then
+    wait_for(lambda: any(each["kind"] == "first-step" for each in events(drumbeat)), what="the lead to know a step")
     (drumbeat.folder / "meet").touch()
     wait_for(lambda: any("not proven" in each["summary"] for each in worlds(drumbeat)), what="the verdict")
     (drumbeat.folder / "enough").touch()

@@ -358,16 +358,16 @@ def test_list_status_logs_and_cancel(drumbeat):
     process = drumbeat.start(
         "run", "--name", "sleeper", "--", PY, "-c", "import time; print('up', flush=True); time.sleep(600)"
     )
-    wait_for(lambda: drumbeat.runs() and "up" in drumbeat("logs", "sleeper", "--rank", 0).stdout)
-    assert json.loads(drumbeat("status", "sleeper", "--json").stdout)["status"]["state"] == "running"
+    wait_for(lambda: drumbeat.runs() and "up" in drumbeat.here("logs", "sleeper", "--rank", 0).stdout)
+    assert json.loads(drumbeat.here("status", "sleeper", "--json").stdout)["status"]["state"] == "running"
     follow = drumbeat.start("logs", "sleeper", "--follow")
     assert drumbeat("cancel", "sleeper").returncode == 0
     assert process.wait(120) == 143
     assert "up" in follow.communicate(timeout=150)[0]
-    (listed,) = json.loads(drumbeat("list", "--json").stdout)
+    (listed,) = json.loads(drumbeat.here("list", "--json").stdout)
     assert listed["status"]["state"] == "cancelled" and listed["status"]["exit_code"] == 143
     assert drumbeat("cancel", "sleeper").returncode == 2
-    assert "sleeper" in drumbeat("list").stdout
+    assert "sleeper" in drumbeat.here("list").stdout
     assert not marked(drumbeat.run_folder().name)
 
 

@@ -193,7 +193,7 @@ def test_a_rank_that_ends_with_0_before_the_others_is_named_though_a_launcher_st
     failure = json.loads((drumbeat.run_folder() / "summary.json").read_text())["failure"]
     assert (failure["code"], failure["rank"]) == ("early-exit", 1), failure
     assert failure["title"] == "rank 1 ended with exit code 0 while the others went on"
-    ended = json.loads(drumbeat("status", "--json", drumbeat.run_folder()).stdout)["ranks"]["ended"]
+    ended = json.loads(drumbeat.here("status", "--json", drumbeat.run_folder()).stdout)["ranks"]["ended"]
     assert [(end["rank"], end["exit_code"]) for end in ended] == [(1, 0), (0, 1)]
 
 

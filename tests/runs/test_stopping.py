@@ -105,11 +105,11 @@ def test_a_desk_that_is_killed_leaves_the_ranks_their_grace(drumbeat):
     wait_ready(drumbeat, 2)
     folder = drumbeat.run_folder()
     process.kill()
-    wait_for(lambda: '"stopping"' in (folder / "events.jsonl").read_text(), 60, "the lead to hear of it")
+    wait_for(lambda: '"stopping"' in (folder / "events.jsonl").read_text(), what="the lead to hear of it")
     told = drumbeat.here("status", folder.name).stdout
     assert "stopping" in told and "its agents end it" in told, told
     cancelling = drumbeat.start("cancel", folder.name)
-    wait_for(lambda: "CANCEL" in (folder / "stop").read_text(), 60, "cancel to ask")
+    wait_for(lambda: "CANCEL" in (folder / "stop").read_text(), what="cancel to ask")
     saves_end(drumbeat)
     assert cancelling.wait(120) == 0 and "left behind" not in cancelling.stdout.read()
     assert saved(drumbeat) == ["1", "1"] and not marked(folder.name)

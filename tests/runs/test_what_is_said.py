@@ -189,7 +189,7 @@ def small_group():
     except OSError as error:
         pytest.skip(f"no memory group can be made here: {error}")
     yield folder
-    wait_for(lambda: not Path(folder, "cgroup.procs").read_text(), 30, "the group to be empty")
+    wait_for(lambda: not Path(folder, "cgroup.procs").read_text(), what="the group to be empty")
     os.rmdir(folder)
 
 

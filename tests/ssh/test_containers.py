@@ -105,7 +105,9 @@ def dockers(boxes):
     try:
         for host in ("oar1", "oar2"):
             load = ["docker", "load", "-q", "-i", f"{base}/hull.tar"]
-            wait_for(lambda h=host: boxes.machines.run(["docker", "info"], on=h).returncode == 0, 60, "docker's daemon")
+            wait_for(
+                lambda h=host: boxes.machines.run(["docker", "info"], on=h).returncode == 0, what="docker's daemon"
+            )
             assert boxes.machines.run(load, on=host).returncode == 0
         yield boxes
     finally:
@@ -153,6 +155,6 @@ def test_two_hosts_in_apptainer(desk):
         assert done.returncode == 0, done.stderr
         for host in ("oar1", "oar2"):
             assert f"in {image} {host}" in done.stdout, done.stdout + done.stderr
-        wait_for(lambda: not desk.left(), 60, "all processes on the hosts to end")
+        wait_for(lambda: not desk.left(), what="all processes on the hosts to end")
     finally:
         wrapper.unlink()

@@ -180,7 +180,7 @@ def test_a_submit_that_was_killed_can_be_told_and_cleared(desk):
     desk.machines.also("slow", "HostName oar2;HostKeyAlias oar2;Port 2222")
     runs = desk.shared / "killed"
     process = desk.start("submit", "--hosts", "oar1,slow", "--runs", runs, "--name", "killed", "--", "sleep", "300")
-    wait_for(lambda: any("_host" in line for line in desk.machines.processes("oar1")), 60)
+    wait_for(lambda: any("_host" in line for line in desk.machines.processes("oar1")))
     desk.machines.run(["kill", "-KILL", str(desk_pid(desk, "submit"))])
     process.communicate(timeout=180)
     (run,) = [path.name for path in runs.iterdir()]

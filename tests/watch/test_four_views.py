@@ -121,7 +121,7 @@ def test_the_views_agree(which, tmp_path, demo_run, drumbeat):
         progress.step, progress.steps, float(f"{rate:.0f}"), float(f"{progress.last_loss:.4g}")
     )  # fmt: skip
     if which == "ended":
-        told = json.loads(drumbeat("report", "--json", run.path).stdout)
+        told = json.loads(drumbeat.here("report", "--json", run.path).stdout)
         assert (told["step"], told["loss"][1], told["speed"]["value"]) == (progress.step, progress.last_loss, rate)
     for name in ("gpus", "gpu_use", "gpu_memory", "power", "energy", "received", "sent", "nodes_here", "world"):
         assert shown[name] == getattr(head, name), name

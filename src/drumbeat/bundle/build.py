@@ -66,8 +66,9 @@ sys.path_hooks.insert(0, Importer)
 sys.path_importer_cache.clear()
 
 import drumbeat.cli.entry
+import drumbeat.cli.streams
 
-sys.exit(drumbeat.cli.entry.main(sys.argv[1:]))
+drumbeat.cli.streams.end(drumbeat.cli.entry.main(sys.argv[1:]))
 """
 
 

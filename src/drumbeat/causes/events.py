@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import builtins
-import re
 from typing import List, Optional, Sequence, Set, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.regex import regex
 from drumbeat.findings.model import CERTAIN, LIKELY, UNKNOWN, Finding
 
 # Kinds, strongest first. Where the order of two events is not known, the stronger one is the cause of the other.
@@ -91,7 +91,7 @@ def _names(*kinds: type) -> List[str]:
 
 FAULTS = frozenset((*_names(*_KINDS_OF_FAULTS), "JSONDecodeError")) - {FloatingPointError.__name__}
 _SYSTEM_NAMES = frozenset(_names(OSError))
-_FAULT = re.compile(rf"(?<![\w.])(?:\w+\.)*(?P<name>{'|'.join(sorted(FAULTS))})(?:: |\((?=f?[\"']))")
+_FAULT = regex(rf"(?<![\w.])(?:\w+\.)*(?P<name>{'|'.join(sorted(FAULTS))})(?:: |\((?=f?[\"']))")
 
 
 def class_of(exception: str) -> str:
@@ -121,13 +121,13 @@ def is_observed(exception: str) -> bool:
 
 
 # Exceptions that often follow from another process's end, or from another failure that stands elsewhere.
-_FOLLOWS = re.compile(
+_FOLLOWS = regex(
     r"(?:Connection|ConnectionReset|ConnectionAborted|ConnectionRefused|BrokenPipe|EOF|Timeout|Cancelled|Aborted|Unavailable"
     r"|CommClosed|DeadlineExceeded|StreamClosed|RemoteDisconnected|CalledProcess|Rpc)Error\b|timeout\b|KilledWorker\b"
     r"|BrokenProcessPool\b|TimeoutExpired\b"
 )
-_OF_PEERS = re.compile(r"(?:ConnectionReset|ConnectionAborted|BrokenPipe|CommClosed|Dist\w*|HorovodInternal)Error\b")
-_PEERS = re.compile(
+_OF_PEERS = regex(r"(?:ConnectionReset|ConnectionAborted|BrokenPipe|CommClosed|Dist\w*|HorovodInternal)Error\b")
+_PEERS = regex(
     r"(?i)\b(?:all[_ -]?(?:reduce|gather|to[_ -]?all)|reduce[_ -]?scatter|barrier|collective|[nr]ccl|gloo|mpi_\w+|rendezvous"
     r"|tcp ?store|(?:lost|no|losing) (?:contact|connection)|(?:closed|reset|lost) by (?:\w+ )?peer"
     r"|(?:remote|another|other|lost|dead|unresponsive) (?:peer|rank|worker|process)(?:es|s)?"

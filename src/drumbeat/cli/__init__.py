@@ -7,10 +7,10 @@ rooms. `drumbeat --help` and a wrong name answer without importing argparse: sta
 from __future__ import annotations
 
 import sys
-from typing import Any, List, Optional
+from typing import Any, List, NoReturn, Optional
 
 from drumbeat.base.signals import EXIT_STORAGE
-from drumbeat.cli.streams import OutputError, open_streams
+from drumbeat.cli.streams import OutputError, end, open_streams
 
 # A command is listed here only if it works.
 COMMANDS = {
@@ -67,6 +67,11 @@ def main(argv: Optional[List[str]] = None) -> int:
         return EXIT_STORAGE
     except KeyboardInterrupt:
         return 130
+
+
+def program() -> NoReturn:
+    """Run one command as this process, and end the process."""
+    end(main())
 
 
 def _main(argv: List[str]) -> int:

@@ -63,11 +63,14 @@ def _say_what_is_seen(job: Any) -> str:
     """Describe in one line what the program looks like: if nothing was run here before, and always if ranks would be copies.
     Return the line in that case."""
     from drumbeat.commands.program import script_at
+
+    text = script_at([str(word) for word in job.command], os.getcwd()).python if job.command else ""
+    if not text:
+        return ""
     from drumbeat.convert.folder import PROGRAM, first_look, kind_of
     from drumbeat.desk.start.place import HERE, find_place
     from drumbeat.machine.host import LiveHost
 
-    text = script_at([str(word) for word in job.command], os.getcwd()).python if job.command else ""
     if kind_of("program.py", text) != PROGRAM:
         return ""
     look = first_look(text)

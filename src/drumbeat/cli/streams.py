@@ -7,11 +7,13 @@ because nobody could be told.
 
 from __future__ import annotations
 
+import atexit
 import errno
 import io
 import os
 import sys
-from typing import Any, Optional
+from contextlib import suppress
+from typing import Any, NoReturn, Optional
 
 
 class OutputError(OSError):
@@ -81,3 +83,16 @@ def _stream(descriptor: int, before: Any, raises: bool, closed: bool) -> Any:
         before.flush()
         before.detach()
     return io.TextIOWrapper(io.BufferedWriter(raw), encoding, errors, line_buffering=line_buffering)
+
+
+def end(code: int) -> NoReturn:
+    """End the process. Python would first take every module apart, which costs as much as a quarter of an agent's start. It
+    does so where that may matter: other threads still run, or torch is loaded."""
+    threads = sys.modules.get("threading")
+    if "torch" in sys.modules or (threads and threads.active_count() > 1):
+        sys.exit(code)
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):  # its reader is gone, or it is closed
+            stream.flush()
+    os._exit(code & 0xFF)

@@ -7,6 +7,7 @@ import operator
 import re
 from typing import Callable, Dict, List, NamedTuple, Optional, Tuple, Union
 
+from drumbeat.base.regex import regex
 from drumbeat.commands.shell import Brackets
 from drumbeat.commands.syntax import CALCULATED, names_read
 from drumbeat.commands.values import (
@@ -23,15 +24,15 @@ from drumbeat.commands.values import (
 )
 
 MAX_VALUE = 1 << 16  # characters of one value; a longer one is not followed
-_NAME = re.compile(r"[A-Za-z_]\w*|[0-9@*#?$!-]")
-_INSIDE = re.compile(
+_NAME = regex(r"[A-Za-z_]\w*|[0-9@*#?$!-]")
+_INSIDE = regex(
     r"(?P<mode>[#!]?)(?P<name>[A-Za-z_]\w*|[0-9]+|[@*#?])(?P<index>\[[^\]]*\])?"
     r"(?P<op>:?[-=+?]|%%?|##?|//?|\^\^?|,,?|:|@)?(?P<rest>.*)",
     re.DOTALL,
 )
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"', "a": "\a"}
-_LIST = re.compile(r"(?<!\$)\{([^{}\s]*,[^{}\s]*|-?\d{1,6}\.\.-?\d{1,6})\}")
-_GLOB = re.compile(r"[*?]|\[[^\s\]'\"$]+\]")
+_LIST = regex(r"(?<!\$)\{([^{}\s]*,[^{}\s]*|-?\d{1,6}\.\.-?\d{1,6})\}")
+_GLOB = regex(r"[*?]|\[[^\s\]'\"$]+\]")
 Value = Union[str, List[str]]
 
 
@@ -393,7 +394,7 @@ _BINARY: Tuple[Dict[str, Callable[[int, int], int]], ...] = (
 )  # fmt: skip
 _POWER = len(_BINARY)
 _COMPARING = ("==", "!=", "<=", ">=")
-_TOKEN = re.compile(
+_TOKEN = regex(
     r"\s*(\d+#\w+|0[xX][\da-fA-F]+|\d+|[A-Za-z_]\w*|<<=|>>=|\+\+|--|\*\*|<<|>>|&&|\|\||[-+*/%&|^<>=!]=|[-+*/%&|^<>=!~?:,()])"
 )
 

@@ -9,6 +9,7 @@ from typing import Collection, Dict, Iterator, List, Optional, Sequence, Set, Tu
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.problem import Problem
+from drumbeat.base.regex import regex
 from drumbeat.commands.interpret import Shell
 from drumbeat.commands.shell import MAX_DEPTH, Fault, Heredoc, Lexer, Token, Word
 from drumbeat.commands.syntax import DECLARING, Node, parse_loosely
@@ -20,8 +21,8 @@ SUBSTITUTION, TASK, CONTAINER, FILE = "substitution", "task", "container", "file
 MAX_COMMANDS = MAX_LINES = 10_000  # more is no script that a person wrote; what is left out is said
 MAX_TEXT = 8000  # of one command that patterns see
 MAX_WORDS = 400  # of one command that are looked at for what it starts
-_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(?:\[[^\]]*\])?\+?=")
-_CONTAINER_ENV = re.compile(r"(?:APPTAINER|SINGULARITY)ENV_(?=\w)")
+_ASSIGNMENT = regex(r"([A-Za-z_]\w*)(?:\[[^\]]*\])?\+?=")
+_CONTAINER_ENV = regex(r"(?:APPTAINER|SINGULARITY)ENV_(?=\w)")
 _SHELLS = frozenset(("bash", "sh", "zsh", "dash"))
 _STARTERS = frozenset(("srun", "mpirun", "mpiexec"))
 _RUNTIMES = {
@@ -341,7 +342,7 @@ def _assignment(word: Word, how: str) -> Assignment:
     )
 
 
-_FOREIGN = re.compile(r"#(?:PBS|BSUB|COBALT|PJM|\$) +-?\S.*")  # PBS, LSF, Cobalt, Fujitsu, Grid Engine
+_FOREIGN = regex(r"#(?:PBS|BSUB|COBALT|PJM|\$) +-?\S.*")  # PBS, LSF, Cobalt, Fujitsu, Grid Engine
 
 
 def foreign_directives(text: str) -> List[Tuple[int, str]]:

@@ -10,6 +10,8 @@ import bisect
 import re
 from typing import List, NamedTuple, Optional, Tuple
 
+from drumbeat.base.regex import regex
+
 # Output of the lexer: words, tokens, heredocs, and faults.
 
 
@@ -166,14 +168,12 @@ class Brackets:
 
 TYPOGRAPHIC = "‐‑‒–—―−“”„‟‘’‚‛«»…\u00a0\u200b\u200c\u200d\u2060\ufeff"
 
-_OPERATOR = re.compile(r"\|\||&&|;;&?|\|&|&>>?|<<<|<<-?|<>|>>|>&|<&|>\||[|&;()<>]")
+_OPERATOR = regex(r"\|\||&&|;;&?|\|&|&>>?|<<<|<<-?|<>|>>|>&|<&|>\||[|&;()<>]")
 _REDIRECTS = frozenset(("&>", "&>>", "<<<", "<<", "<<-", "<>", ">>", ">&", "<&", ">|", "<", ">"))
-_BROKEN_CONTINUATION = re.compile(r"\\[ \t]+(#[^\n]*)?(?=\n|\Z)")
-_PLACEHOLDER = re.compile(
-    r"<[A-Za-z/][\w/.-]*>(?=[\s\"';|&)]|\Z)"
-)  # <num_nodes>: meant for the reader, not for the shell
-_NAME = re.compile(r"[A-Za-z_]\w*")
-_ARRAY = re.compile(r"[A-Za-z_]\w*\+?=\Z")
+_BROKEN_CONTINUATION = regex(r"\\[ \t]+(#[^\n]*)?(?=\n|\Z)")
+_PLACEHOLDER = regex(r"<[A-Za-z/][\w/.-]*>(?=[\s\"';|&)]|\Z)")  # <num_nodes>: meant for the reader, not for the shell
+_NAME = regex(r"[A-Za-z_]\w*")
+_ARRAY = regex(r"[A-Za-z_]\w*\+?=\Z")
 
 
 class Lexer:

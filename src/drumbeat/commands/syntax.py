@@ -8,14 +8,15 @@ from typing import FrozenSet, Iterator, List, Optional, Sequence, Set, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.problem import Problem
+from drumbeat.base.regex import regex
 from drumbeat.commands.shell import Heredoc, Lexer, Token, Word
 
 MAX_NESTING = 100  # compound commands inside each other; more is no script that a person wrote
-_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\[[^\]]*\])?(\+?)=")
-_FUNCTION = re.compile(r"[\w.:-]+")
+_ASSIGNMENT = regex(r"([A-Za-z_]\w*)(\[[^\]]*\])?(\+?)=")
+_FUNCTION = regex(r"[\w.:-]+")
 DECLARING = frozenset(("export", "declare", "typeset", "readonly", "local"))
 _READING = frozenset(("read", "mapfile", "readarray", "getopts", "printf"))
-CALCULATED = re.compile(
+CALCULATED = regex(
     r"(?:\+\+|--)\s*([A-Za-z_]\w*)|\b([A-Za-z_]\w*)\s*(?:\+\+|--|(?:<<|>>|[-+*/%&|^])?=(?!=))"
 )  # variables that arithmetic changes
 _ENDS = frozenset(("then", "else", "elif", "fi", "do", "done", "esac", "}", ";;"))
@@ -407,7 +408,7 @@ def names_read(text: str) -> FrozenSet[str]:
     return frozenset(found)
 
 
-_POSITIONAL = re.compile(r"\$(?:\{?([1-9@*#])(?![A-Za-z_{]))")
+_POSITIONAL = regex(r"\$(?:\{?([1-9@*#])(?![A-Za-z_{]))")
 
 
 def arguments_read(text: str) -> Set[str]:

@@ -6,9 +6,11 @@ import re
 import shlex
 from typing import Callable, Dict, FrozenSet, Iterator, List, NamedTuple, Tuple
 
+from drumbeat.base.regex import regex
+
 _FIRST_MARK = 0xF0000  # a private plane of Unicode: two marks for each unknown, the second one for outside quotes
 _MOST_MARKS = 16_000
-MARK = re.compile(f"[{chr(_FIRST_MARK)}-{chr(_FIRST_MARK + 2 * _MOST_MARKS + 1)}]")
+MARK = regex(f"[{chr(_FIRST_MARK)}-{chr(_FIRST_MARK + 2 * _MOST_MARKS + 1)}]")
 
 # Where an unknown becomes known, from early to late. SUBMIT: in the submitting shell. JOB: in the job, equal on all nodes.
 # HEAD: the name or address of the first node. HOSTS: the list of nodes. TASK: differs by task. ONCE: differs each time.

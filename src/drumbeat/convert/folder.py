@@ -13,10 +13,7 @@ from drumbeat.base.problem import Problem
 from drumbeat.base.redact import printable
 from drumbeat.base.regex import regex
 from drumbeat.commands.program import read_script
-from drumbeat.convert.convert import draft_of
-from drumbeat.convert.draft import job_file
 from drumbeat.findings.model import ERROR, WARNING
-from drumbeat.lint.engine import lint
 
 Read = Callable[[str], str]
 BATCH, LAUNCH, PROGRAM = "batch script", "launch script", "training program"
@@ -72,6 +69,10 @@ def _listed(folder: str) -> List[str]:
 
 def first_look(text: str) -> Look:
     """Look at the text of a Python program."""
+    from drumbeat.lint.engine import (
+        lint,  # `drumbeat run` asks kind_of first: most commands need neither lint nor convert
+    )
+
     script = read_script(("python", "-c", text), lambda name: "")
     world = script.spawns or next((name for name, pattern in _WORLDS if pattern.search(text)), "")
     review = lint(text, "program.py")
@@ -125,6 +126,9 @@ def job_of(name: str, names: Sequence[str], read: Read, kind: Optional[str] = No
         raise Problem(f"{printable(name)} is empty, or cannot be read as text", "name the script: drumbeat init SCRIPT")
     kind = kind or kind_of(name, text)
     if kind == BATCH:
+        from drumbeat.convert.convert import draft_of
+        from drumbeat.convert.draft import job_file
+
         return job_file(draft_of(text, name, None, read), name)
     if kind == LAUNCH:
         launcher = read_script(("bash", name), lambda _: text).launcher({})

@@ -8,6 +8,7 @@ import re
 from typing import Dict, Iterator, List, Mapping, Optional, Set, Tuple
 
 from drumbeat.base.redact import in_text, is_secret
+from drumbeat.base.regex import regex
 from drumbeat.commands.launch import started_per_node
 from drumbeat.commands.script import Assignment, Command, options
 from drumbeat.lint.context import Context, Edit, Hit, rules
@@ -15,11 +16,11 @@ from drumbeat.lint.python_program import in_one_process
 from drumbeat.plan.binding import ranks_without_gpu
 from drumbeat.plan.variables import DEAD, DEBUGGING, FAMILIES, SPELT
 
-_LOCAL = re.compile(r"(?:localhost|127\.\d+\.\d+\.\d+|::1)(?::|$)")
-_PORT_FLAG = re.compile(
+_LOCAL = regex(r"(?:localhost|127\.\d+\.\d+\.\d+|::1)(?::|$)")
+_PORT_FLAG = regex(
     r"--(?:rdzv[-_]endpoint|master[-_]port|main[-_]process[-_]port)[= ][ \t]*(?:[^\s:]*:)?(\d{2,5})(?!\S)"
 )
-_TORCHRUN = re.compile(r"\btorchrun\b|\bTORCHRUN\w*\b|-m torch\.distributed\.(?:run|launch)\b")
+_TORCHRUN = regex(r"\btorchrun\b|\bTORCHRUN\w*\b|-m torch\.distributed\.(?:run|launch)\b")
 
 
 def _launch_lines(context: Context) -> Iterator[Command]:
@@ -179,11 +180,9 @@ def more_tasks_than_gpus(context: Context) -> Iterator[Hit]:
             yield Hit(line, {"ranks": str(ranks), "what": "ranks", "gpus": str(gpus)}, severity="error")
 
 
-_READS_RANK = re.compile(
-    r"(?:environ(?:\.get)?|getenv)[\[(]\s*['\"](?:RANK|LOCAL_RANK|WORLD_SIZE)\b|init_process_group\("
-)
+_READS_RANK = regex(r"(?:environ(?:\.get)?|getenv)[\[(]\s*['\"](?:RANK|LOCAL_RANK|WORLD_SIZE)\b|init_process_group\(")
 # What gives the ranks their numbers otherwise: by the scheduler, by MPI, or in words of the program itself.
-_NUMBERS_ITSELF = re.compile(
+_NUMBERS_ITSELF = regex(
     r"SLURM_|PMI|MPI|mpi4py|submitit|init_method|[(,]\s*rank\s*=|store\s*=|environ\[['\"]RANK['\"]\]\s*=[^=]"
     r"|(?i:lightning|deepspeed|accelerate|jax|drumbeat|horovod|ignite)"
 )
@@ -214,7 +213,7 @@ def ranks_unset(context: Context) -> Iterator[Hit]:
             yield Hit(command.line, {**words_of, "what": what}, severity="info")
 
 
-_RANKS = re.compile(r"--n(?:proc|um)[-_](?:per[-_]node|processes|gpus)[= ](\d{1,4})")
+_RANKS = regex(r"--n(?:proc|um)[-_](?:per[-_]node|processes|gpus)[= ](\d{1,4})")
 
 
 def gpus_unused(context: Context) -> Iterator[Hit]:
@@ -240,7 +239,7 @@ def wait_returns_zero(context: Context) -> Iterator[Hit]:
             yield Hit(each.line, {"name": starts[0].name})
 
 
-_STARTS = re.compile(
+_STARTS = regex(
     r"^(?:\S*/)?(?:srun|torchrun|mpirun|mpiexec|accelerate launch|deepspeed|python[\d.]*)\s.*(?:\.py\b|\s-m\s|\.sh\b)"
 )
 
@@ -258,7 +257,7 @@ def not_distributed(context: Context) -> Iterator[Hit]:
                 yield Hit(word.line, {"name": word.text, "gpus": str(gpus)})
 
 
-_NODE_LAUNCHER = re.compile(r"\btorchrun\b|-m torch\.distributed\.(?:run|launch)\b|\baccelerate launch\b")
+_NODE_LAUNCHER = regex(r"\btorchrun\b|-m torch\.distributed\.(?:run|launch)\b|\baccelerate launch\b")
 
 CHECKS = {
     "launcher-per-task": launcher_per_task,
@@ -284,7 +283,7 @@ CHECKS = {
 
 
 _NEAR = 0.92  # as in plan.question: from here an unknown name counts as a slip of the pen
-_NO_SECRET = re.compile(r"(?i)disabled|your|x{4}|none|null|false|dummy|example|change|todo|\.\.\.|…")
+_NO_SECRET = regex(r"(?i)disabled|your|x{4}|none|null|false|dummy|example|change|todo|\.\.\.|…")
 MOST_NAMES = 300  # unknown names that are compared with all known ones
 MOST_SOCKETS = 64  # NCCL_SOCKET_NTHREADS x NCCL_NSOCKS_PERTHREAD
 
@@ -405,7 +404,7 @@ def _number(text: str) -> Optional[int]:
     return int(text) if re.fullmatch(r"\d{1,6}", text) else None
 
 
-_MASKS = re.compile(r"(?:mask_cpu:|map_cpu:)?(?:0x[0-9a-fA-F]+,)+0x[0-9a-fA-F]+|(?:mask|map)_cpu:\S+")
+_MASKS = regex(r"(?:mask_cpu:|map_cpu:)?(?:0x[0-9a-fA-F]+,)+0x[0-9a-fA-F]+|(?:mask|map)_cpu:\S+")
 
 
 def masks_unused(context: Context) -> Iterator[Hit]:

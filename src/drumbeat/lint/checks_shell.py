@@ -8,6 +8,7 @@ import re
 from typing import Dict, Iterator, List, Optional, Set, Tuple
 
 from drumbeat.base.problem import Problem
+from drumbeat.base.regex import regex
 from drumbeat.commands.interpret import Shell
 from drumbeat.commands.launch import find_launcher
 from drumbeat.commands.script import CONTAINER, FILE, SUBSTITUTION, TASK, Command, options, runtime_at
@@ -20,8 +21,8 @@ from drumbeat.plan.variables import DEAD, DEBUGGING, SPELT
 
 _DASHES = "‐‑‒–—―−"
 _DOUBLE, _SINGLE = "“”„‟", "‘’‚‛"
-_VARIABLE = re.compile(r"\s*([A-Z][A-Z0-9_]*_[A-Z0-9_]*|[A-Z]{3,}[A-Z0-9]*)\s*")
-_PLACEHOLDER = re.compile(r"<[A-Za-z/][\w /.-]{1,40}>")
+_VARIABLE = regex(r"\s*([A-Z][A-Z0-9_]*_[A-Z0-9_]*|[A-Z]{3,}[A-Z0-9]*)\s*")
+_PLACEHOLDER = regex(r"<[A-Za-z/][\w /.-]{1,40}>")
 
 
 def typographic(context: Context) -> Iterator[Hit]:
@@ -303,7 +304,7 @@ CHECKS = {
 _PER_TASK = {"SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID"}
 _STARTERS = ("srun", "mpirun", "mpiexec")
 _INHERITED = {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", *SPELT, *DEAD, *DEBUGGING}
-_LAUNCHERS = re.compile(r"^(?:\S*/)?(?:torchrun|accelerate launch|deepspeed|python[\d.]*)(?:\s|$)")
+_LAUNCHERS = regex(r"^(?:\S*/)?(?:torchrun|accelerate launch|deepspeed|python[\d.]*)(?:\s|$)")
 
 
 def sbatch_late(context: Context) -> Iterator[Hit]:
@@ -406,7 +407,7 @@ def rank_in_batch_scope(context: Context) -> Iterator[Hit]:
                 yield Hit(each.line, {"name": each.name, "value": each.text})
 
 
-_NODE_RANK = re.compile(r"--(?:node|machine)[-_]rank[= ]?\$\{?SLURM_\w+\}?")
+_NODE_RANK = regex(r"--(?:node|machine)[-_]rank[= ]?\$\{?SLURM_\w+\}?")
 
 
 def rank_frozen(context: Context) -> Iterator[Hit]:
@@ -472,7 +473,7 @@ def monitor_on_one_node(context: Context) -> Iterator[Hit]:
             yield Hit(command.line, {"name": command.name})
 
 
-_LOCAL = re.compile(r"(?:/tmp|/var/tmp|/dev/shm|/scratch/local|\$\{?(?:TMPDIR|SLURM_TMPDIR|LOCAL_SCRATCH))(?![\w-])")
+_LOCAL = regex(r"(?:/tmp|/var/tmp|/dev/shm|/scratch/local|\$\{?(?:TMPDIR|SLURM_TMPDIR|LOCAL_SCRATCH))(?![\w-])")
 
 
 def staged_on_one_node(context: Context) -> Iterator[Hit]:
@@ -532,7 +533,7 @@ def interpreter_not_first(context: Context) -> Iterator[Hit]:
                 return
 
 
-_SUBMITS_ITSELF = re.compile(r"(?:^|\s)sbatch\s.*\$\{?0(?!\w)")
+_SUBMITS_ITSELF = regex(r"(?:^|\s)sbatch\s.*\$\{?0(?!\w)")
 
 
 def submits_itself(context: Context) -> Iterator[Hit]:

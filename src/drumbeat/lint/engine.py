@@ -8,6 +8,7 @@ import sys
 from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from drumbeat.base.redact import redact
+from drumbeat.base.regex import regex
 from drumbeat.commands.script import MAX_TEXT, Command, Script, read
 from drumbeat.findings.model import Evidence, Finding
 from drumbeat.lint import checks_launch, checks_shell, pages, python_program
@@ -22,7 +23,7 @@ _BUILTINS = frozenset(
     ["[", "[[", ":", "true", "false", "test", "eval", "local", "declare", "readonly", "exit", "shift", "return"]
 )
 _KNOWN = (frozenset(COMMANDS.split()) | _BUILTINS) - _RESERVED
-_OPTION = re.compile(r"--?[A-Za-z]")
+_OPTION = regex(r"--?[A-Za-z]")
 _LEAST = 4  # one command in so many must be known, or a text that nothing calls a script is none
 
 

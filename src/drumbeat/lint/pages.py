@@ -7,6 +7,7 @@ import re
 import warnings
 from typing import List, NamedTuple, Sequence, Tuple
 
+from drumbeat.base.regex import regex
 from drumbeat.lint.context import Hit
 
 SHELL, PYTHON, OTHER = "shell", "python", "other"
@@ -19,9 +20,9 @@ _LANGUAGES = {
     ),
     **dict.fromkeys(["python", "python3", "py", "pycon", "ipython"], PYTHON),
 }
-_FENCE = re.compile(r"^([ \t]*(?:>[ \t]?)*)(`{3,}|~{3,})([^`]*)$")
-_RST = re.compile(r"^([ \t]*)\.\. (?:code-block|code|sourcecode)::[ \t]*(\S*)[ \t]*$")
-_OPTION = re.compile(r"^[ \t]*:[\w-]+:")
+_FENCE = regex(r"^([ \t]*(?:>[ \t]?)*)(`{3,}|~{3,})([^`]*)$")
+_RST = regex(r"^([ \t]*)\.\. (?:code-block|code|sourcecode)::[ \t]*(\S*)[ \t]*$")
+_OPTION = regex(r"^[ \t]*:[\w-]+:")
 COMMANDS = (
     "export unset set source module ml srun sbatch salloc scontrol squeue mpirun mpiexec python python3 torchrun "
     "accelerate deepspeed bash sh apptainer singularity docker podman kubectl runai pip conda ssh scp cd mkdir cp mv "
@@ -29,11 +30,11 @@ COMMANDS = (
     "ibv_devices ibv_devinfo ip rdma watch nc kill pkill ulimit taskset numactl rocprof rocprofv3 nsys if then else fi for "
     "while do done case esac exec trap wait time"
 )
-_SHELL_LINE = re.compile(
+_SHELL_LINE = regex(
     r"(?:#!|[A-Z_][A-Z0-9_]*=\S|[a-z_]+=[\"'$]|\\?\$\{?\w|\./|\||(?:" + "|".join(COMMANDS.split()) + r")(?=\s|$))"
 )
-_PYTHON_LINE = re.compile(r"(?:import \w|from [\w.]+ import |def \w+\(|class \w|@\w|with .+:$|[\w., ]+ = \w[\w.]*\()")
-_PROMPT = re.compile(r"^(\s*)(?:\$|[\w.-]{1,64}@[\w.-]{1,64}:?\S{0,200}\$|%|>>>) (?=\S)")
+_PYTHON_LINE = regex(r"(?:import \w|from [\w.]+ import |def \w+\(|class \w|@\w|with .+:$|[\w., ]+ = \w[\w.]*\()")
+_PROMPT = regex(r"^(\s*)(?:\$|[\w.-]{1,64}@[\w.-]{1,64}:?\S{0,200}\$|%|>>>) (?=\S)")
 
 
 class Block(NamedTuple):
@@ -197,10 +198,10 @@ def _one(group: Sequence[Block]) -> Block:
 
 
 Code = Sequence[Tuple[int, str]]
-_ACCUMULATES = re.compile(r"(?i)grad\w*_accum|accum\w*_(?:grad|step|iter|every|batch|freq)|accumulation")
+_ACCUMULATES = regex(r"(?i)grad\w*_accum|accum\w*_(?:grad|step|iter|every|batch|freq)|accumulation")
 _NEAR = 8  # lines of code between a backward pass and its optimizer's step
-_TRIPLE = re.compile(r"\"\"\"|'''")
-_STRING_OR_COMMENT = re.compile(r"\"(?:[^\"\\\n]|\\.)*\"|'(?:[^'\\\n]|\\.)*'|#.*")
+_TRIPLE = regex(r"\"\"\"|'''")
+_STRING_OR_COMMENT = regex(r"\"(?:[^\"\\\n]|\\.)*\"|'(?:[^'\\\n]|\\.)*'|#.*")
 
 
 def lines(text: str, first: int) -> List[Tuple[int, str]]:

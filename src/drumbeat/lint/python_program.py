@@ -9,10 +9,11 @@ import sys
 import warnings
 from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
+from drumbeat.base.regex import regex
 from drumbeat.lint.context import Hit
 
-_RANK = re.compile(r"(?i)rank|main_process|is_main|is_master|master_process|should_save|primary|leader|coordinator")
-_GLOBAL_RANK = re.compile(
+_RANK = regex(r"(?i)rank|main_process|is_main|is_master|master_process|should_save|primary|leader|coordinator")
+_GLOBAL_RANK = regex(
     r"(?:int\()?(?:(?:\w+\.)*get_rank\(\)|os\.environ\[['\"]RANK['\"]\]|os\.environ\.get\(['\"]RANK['\"].*?\)|"
     r"os\.getenv\(['\"]RANK['\"].*?\))\)?"
 )
@@ -70,8 +71,8 @@ def _distributed(program: Program) -> bool:
 
 
 # A training loop, and any word of a program that may use more than one GPU: in doubt it does.
-_TRAINS = re.compile(r"\.backward\(")
-_MAY_BE_MANY = re.compile(
+_TRAINS = regex(r"\.backward\(")
+_MAY_BE_MANY = regex(
     r"(?i)distribut|rank|process_group|parallel|accelerat|deepspeed|lightning|trainer|fabric|horovod|hvd|jax|world|mesh|strategy|spawn"
 )
 
@@ -88,7 +89,7 @@ def one_process(program: Program) -> Iterator[Hit]:
 
 
 # Whatever may give ranks one model or one gradient: a name that the program uses, not one that it only imports.
-_MAY_AVERAGE = re.compile(
+_MAY_AVERAGE = regex(
     r"(?i)parallel|ddp|fsdp|shard|reduce|gather|broadcast|all_to_all|accelerat|deepspeed|lightning|fabric|trainer|horovod|hvd"
     r"|drumbeat|pipelin|rpc|isend|irecv|^send$|^recv$|dtensor|distribute_|replicate|average|federat|zero_?r|engine|colossal"
 )

@@ -10,7 +10,7 @@ from typing import Collection, List, Mapping, Optional, Sequence, Tuple
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.ranges import named_ranks, numbers
 from drumbeat.findings.model import Finding, shown
-from drumbeat.runfolder.progress import AS_PRINTED, Progress, speed
+from drumbeat.runfolder.progress import AS_PRINTED, Progress, median, speed
 from drumbeat.runfolder.run import Log, Run, lost_spares
 from drumbeat.runfolder.state import FIRST_STEP, TRAINING, UNKNOWN
 from drumbeat.runfolder.summary import Affected, Summary
@@ -305,7 +305,7 @@ def trend(losses: Sequence[float]) -> str:
     """Describe how the loss went if the first and the last one alone mislead; else ''. It has changed if nearly all losses follow
     one direction (Mann-Kendall's test), or if its ends lie further apart than the noise between neighbours."""
     size = max(1, len(losses) // 10)
-    first, last = (_median(losses[:size]), _median(losses[-size:])) if losses else (0.0, 0.0)
+    first, last = (median(losses[:size]), median(losses[-size:])) if losses else (0.0, 0.0)
     if len(set(losses)) < 2 or (len(losses) < _FEW and _changed(losses[0], losses[-1])):
         return ""
     of = f" (medians of {size} reports)" if size > 1 else ""
@@ -327,7 +327,7 @@ def _noise(losses: Sequence[float]) -> float:
     """Return the standard deviation of a loss, estimated from each value's distance to its neighbours' mean: a trend adds
     nothing."""
     bends = [abs(before - 2 * at + after) for before, at, after in zip(losses, losses[1:], losses[2:])]
-    return 1.4826 / math.sqrt(6) * _median(bends) if bends else 0.0
+    return 1.4826 / math.sqrt(6) * median(bends) if bends else 0.0
 
 
 def _order(losses: Sequence[float]) -> float:
@@ -341,11 +341,6 @@ def _order(losses: Sequence[float]) -> float:
 
 def loss_text(loss: float) -> str:
     return f"{loss:.3f}" if abs(loss) >= 0.1 or loss == 0 else f"{loss:.2g}"
-
-
-def _median(values: Sequence[float]) -> float:
-    ordered, half = sorted(values), len(values) // 2
-    return ordered[half] if len(values) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
 def loss_words(progress: Progress, losses: Sequence[float] = ()) -> str:

@@ -434,6 +434,13 @@ def merged(parts: Iterable[Tuple[Progress, float]]) -> Progress:
     return total
 
 
+def median(values: Iterable[float]) -> float:
+    """Return the median; that of `statistics` costs each agent the import of fractions and decimal."""
+    ordered = sorted(values)
+    half = len(ordered) // 2
+    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+
+
 def speed(value: float, unit: str, rough: bool = False) -> str:
     """Format a speed. `rough`: with two digits only."""
     if rough:

@@ -28,6 +28,7 @@ from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import Order
 from drumbeat.base.ranges import named_commands, named_ranks, ranges
 from drumbeat.base.record import to_plain
+from drumbeat.base.regex import regex
 from drumbeat.base.signals import EXIT_DOUBTFUL, EXIT_MUSTER, EXIT_REQUEUE, EXIT_STORAGE
 from drumbeat.causes import events as order
 from drumbeat.causes.events import First, abandoned, closers, first
@@ -174,7 +175,7 @@ def left_behind(ended: Set[int], all_of_them: Sequence[int], each: bool, seconds
     )  # fmt: skip
 
 
-_TOLD = re.compile(
+_TOLD = regex(
     r"(?i)\b(?:sig(?:term|int|usr\d)|signal|terminat\w+|interrupt\w*|KeyboardInterrupt|SystemExit|preempt\w*)\b"
 )
 _LEFT_BEHIND = 60.0  # seconds after a rank has ended well, after which ranks that still run are reported
@@ -326,7 +327,7 @@ def _starts_each_rank(order: Order) -> bool:
 
 
 _WITHOUT_MEANING = ("exception", "exit-code", "unknown")
-_DIGITS = re.compile(r"\d+")
+_DIGITS = regex(r"\d+")
 _DRIVER = "the GPU's driver"
 _NOBODY = "hang-all-idle"  # the hang in which no rank stands out
 # Failures that look like a bug of the program, but that a broken GPU causes as well.

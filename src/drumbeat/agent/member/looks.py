@@ -8,7 +8,6 @@ import threading
 import time
 from dataclasses import replace
 from functools import partial
-from statistics import median
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.agent.folder.child import FolderChild
@@ -28,6 +27,7 @@ from drumbeat.inspector.ras import RasNote
 from drumbeat.inspector.record import Known, RankLook
 from drumbeat.machine.model import Facts, Gpu
 from drumbeat.runfolder.layout import NodeFolder
+from drumbeat.runfolder.progress import median
 
 DEADLINE = 9.0  # seconds for one look
 _WORDS_WITHIN = 1.0  # seconds to read the ranks' logs

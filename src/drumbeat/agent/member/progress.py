@@ -7,7 +7,6 @@ import os
 import time
 from collections import deque
 from dataclasses import field
-from statistics import median
 from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
 
 from drumbeat.agent.folder.child import FolderChild, Shipping
@@ -16,7 +15,7 @@ from drumbeat.base import clock
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.runfolder.files import Tail, decode
 from drumbeat.runfolder.layout import NodeFolder
-from drumbeat.runfolder.progress import STAGE, Progress
+from drumbeat.runfolder.progress import STAGE, Progress, median
 from drumbeat.runfolder.records import Metric, parse_metric, so_far_line
 
 # Progress and pace of each rank of this node, from its reports. A heartbeat gets only a small part of constant size.

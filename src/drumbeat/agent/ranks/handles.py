@@ -8,7 +8,6 @@ import pkgutil
 import select
 import time
 from contextlib import suppress
-from importlib.resources import files
 from typing import Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.agent.ranks.launchers import Direct
@@ -130,6 +129,8 @@ ATTEMPT = "{attempt}"  # in the command of a job that brings packages: the folde
 
 
 def bring(order: Order, folder: str) -> None:
+    if order.brings:
+        from importlib.resources import files
     for package in order.brings:
         target = os.path.join(folder, os.path.basename(package))
         os.makedirs(target, exist_ok=True)

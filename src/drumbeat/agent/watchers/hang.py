@@ -9,7 +9,6 @@ waited for.
 from __future__ import annotations
 
 from dataclasses import replace
-from statistics import median
 from typing import Any, Dict, List, Optional, Tuple
 
 from drumbeat.agent.watchers.contract import Action, AskLook, Emit, Saw, Stop, Warn
@@ -29,6 +28,7 @@ from drumbeat.base.regex import regex
 from drumbeat.findings.model import ERROR, Finding
 from drumbeat.inspector.ras import RasNote
 from drumbeat.inspector.record import RankLook
+from drumbeat.runfolder.progress import median
 
 SHORTEST = 5.0  # seconds without a step before the first look
 TIMES = 5.0  # or this factor on the usual time between two reports

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from statistics import median
 from typing import Any, Deque, Dict, List, Optional
 
 from drumbeat.agent.watchers.contract import Action, Saw, Stop, Warn
 from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import CERTAIN, ERROR, LIKELY, WARNING, Evidence, Finding
+from drumbeat.runfolder.progress import median
 
 find = Catalog("watchers")
 _KEPT, _ENOUGH = 64, 20  # losses that show the usual level

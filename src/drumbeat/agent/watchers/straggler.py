@@ -7,7 +7,6 @@ hardly does (inspector/activity.py). Then one look at all ranks shows why.
 
 from __future__ import annotations
 
-from statistics import median
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from drumbeat.agent.watchers.contract import Action, AskLook, Emit, Saw, Warn
@@ -18,6 +17,7 @@ from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import LIKELY
 from drumbeat.inspector.activity import READS, SENDS, in_loader
 from drumbeat.inspector.record import RankLook
+from drumbeat.runfolder.progress import median
 
 find = Catalog("watchers")
 _TIMES = 3.0  # factor on the others' time, or divisor of their waiting

@@ -10,6 +10,7 @@ import re
 from typing import Dict, Iterator, List, Optional
 
 from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.regex import regex
 from drumbeat.logs.nccl.records import (
     Channel,
     Devices,
@@ -31,16 +32,16 @@ from drumbeat.logs.nccl.records import (
 # NCCL's and RCCL's lines about networks: cards, interfaces, plug-ins, GPUDirect.
 
 
-_DEVICE = re.compile(r"\[(\d+)\]\s?(?:=\s?)?([\w.+-]+):\d+(?::\d+:\d+)?/(\w+)")
-_OLD_LIST = re.compile(r"NET/IB ?: ?\[\d+\] ?\w")  # up to 2.3
-_MERGED = re.compile(r"\[(\d+)\]=\{([^}]*)\}")
-_MADE = re.compile(r"Made v(?:irtual device|Nic) (?:\[(\d+)\]|(\d+)) ?(?:/ )?(?:name=)?([\w.+-]+)")
-_SOCKET = re.compile(r"\[(\d+)\]([\w.@:-]+?):[0-9a-fA-F.:%\w-]*<")
-_OOB = re.compile(r"OOB ([\w.@-]+?):")
-_BOOTSTRAP = re.compile(r"(?:\[\d+\]|Using )([\w.@-]+?):[0-9a-fA-F.:%]")
-_PROVIDER = re.compile(r"Selected [Pp]rovider is ([\w;-]+)(?:, fabric is [^()]+?)?(?: \(found (\d+) nics\))?\s*$")
-_ON_DEVICE = re.compile(r"on dev ([\w.+-]+?):\d+")
-_HCA = re.compile(r"\bhca ([\w.+-]+)")
+_DEVICE = regex(r"\[(\d+)\]\s?(?:=\s?)?([\w.+-]+):\d+(?::\d+:\d+)?/(\w+)")
+_OLD_LIST = regex(r"NET/IB ?: ?\[\d+\] ?\w")  # up to 2.3
+_MERGED = regex(r"\[(\d+)\]=\{([^}]*)\}")
+_MADE = regex(r"Made v(?:irtual device|Nic) (?:\[(\d+)\]|(\d+)) ?(?:/ )?(?:name=)?([\w.+-]+)")
+_SOCKET = regex(r"\[(\d+)\]([\w.@:-]+?):[0-9a-fA-F.:%\w-]*<")
+_OOB = regex(r"OOB ([\w.@-]+?):")
+_BOOTSTRAP = regex(r"(?:\[\d+\]|Using )([\w.@-]+?):[0-9a-fA-F.:%]")
+_PROVIDER = regex(r"Selected [Pp]rovider is ([\w;-]+)(?:, fabric is [^()]+?)?(?: \(found (\d+) nics\))?\s*$")
+_ON_DEVICE = regex(r"on dev ([\w.+-]+?):\d+")
+_HCA = regex(r"\bhca ([\w.+-]+)")
 
 
 def network(message: str) -> Optional[Observation]:
@@ -140,22 +141,22 @@ def _ofi(message: str) -> Optional[Observation]:
     return None
 
 
-_HEAD = re.compile(
+_HEAD = regex(
     r"(?P<host>[A-Za-z0-9_<][\w.<>-]*):(?P<pid>\d{1,10}):(?P<tid>\d{1,10}) (?:\[(?P<device>-?\d+)\] )?"
     r"(?:(?:[\d.]+ )?(?:(?P<file>\S{1,300}):\d+(?: \(\w+\))?|\w+, \d+) )?NCCL "
     r"(?P<level>INFO|WARN|TRACE|VERSION|ABORT) "
 )
 # Up to 2.2 the library did not write its own name.
-_OLD_HEAD = re.compile(
+_OLD_HEAD = regex(
     r"(?P<host>[A-Za-z_][\w.-]*):(?P<pid>\d{1,10}):(?P<tid>\d{1,10}) \[(?P<device>\d+)\] (?:\S{1,100}:\d+ )?"
     r"(?P<level>INFO|WARN) "
 )
-_BARE = re.compile(
+_BARE = regex(
     r"(?:(?P<file>[\w./]{1,300}):\d+ )?\bNCCL (?P<level>INFO|WARN) "
 )  # the header was cut off, or left out in a quotation
-_PROSE = re.compile(r"[A-Za-z]{2,} [a-z]{2,}[ :]")  # a sentence that quotes such a line
+_PROSE = regex(r"[A-Za-z]{2,} [a-z]{2,}[ :]")  # a sentence that quotes such a line
 # Lines that only NCCL writes, for quotations without the header.
-_HEADLESS = re.compile(
+_HEADLESS = regex(
     r"\s{0,8}(?:(?:Channel|Ring) \d+(?:/\d+)? : \d+(?:\[\w+\])? -> \d+\S* (?:\[(?:send|receive)\]\s+)?via "
     r"|NET/(?:IB|Socket) ?: Using |NET/IB ?: Got completion "
     r"|NET/OFI |Using network \w|Bootstrap ?: Using |\w*\s?comm 0x[0-9a-f]+ rank \d+ n[rR]anks )"
@@ -171,8 +172,8 @@ HEADLESS_STARTS = (
     b"comm 0x",
 )
 HEADLESS_SIGNS = (b"Channel ", b"Ring ", b"NET/", b"Using network", b"Bootstrap", b"comm 0x")  # each has one of these
-_TRANSPORT_FILE = re.compile(r"(?:^|/)(net_ib|net_socket|p2p|shm|shmutils)(?:/\w+)?\.(?:cc|cu|h)\b")
-_RESULT = re.compile(r"\S{1,120}:\d+ -> (\d)\b")
+_TRANSPORT_FILE = regex(r"(?:^|/)(net_ib|net_socket|p2p|shm|shmutils)(?:/\w+)?\.(?:cc|cu|h)\b")
+_RESULT = regex(r"\S{1,120}:\d+ -> (\d)\b")
 
 
 @dataclass(frozen=True)
@@ -209,31 +210,29 @@ def records(text: str) -> Iterator[Record]:
         yield Record(host, int(head["pid"]), int(head["tid"]), head["level"], message, torn, device, file)
 
 
-_OLD_INIT = re.compile(r"comm (0x[0-9a-f]+) rank (\d+) nranks (\d+)( - COMPLETE)?\s*$")  # 2.3
-_INIT = re.compile(
+_OLD_INIT = regex(r"comm (0x[0-9a-f]+) rank (\d+) nranks (\d+)( - COMPLETE)?\s*$")  # 2.3
+_INIT = regex(
     r"(?:comm (0x[0-9a-f]+|\(nil\))|ncclCommInit\w+ \S{1,40}) rank (\d+) n[rR]anks (\d+) .{0,300}?"
     r"(?:commId (0x[0-9a-f]+).{0,60}?)?- (Init START|Init COMPLETE|Abort COMPLETE|Destroy COMPLETE|Destroy START)"
 )
-_TIMINGS = re.compile(
-    r"Init timings - ncclComm\w+: rank \d+ nranks (\d+) "
-)  # written once the communicator is complete
-_SHAPE = re.compile(r"comm (0x[0-9a-f]+) rank (\d+) nRanks (\d+) nNodes (\d+)")
-_RCCL_SHAPE = re.compile(r"comm:(0x[0-9a-f]+), nRanks:(\d+), nNodes:(\d+)")
-_CHANNEL = re.compile(
+_TIMINGS = regex(r"Init timings - ncclComm\w+: rank \d+ nranks (\d+) ")  # written once the communicator is complete
+_SHAPE = regex(r"comm (0x[0-9a-f]+) rank (\d+) nRanks (\d+) nNodes (\d+)")
+_RCCL_SHAPE = regex(r"comm:(0x[0-9a-f]+), nRanks:(\d+), nNodes:(\d+)")
+_CHANNEL = regex(
     r"(?:(?:Channel|Ring) \d+(?:/\d+)? : |(?=\d+(?:\[\w+\])? -> \d+(?:\[\w+\])? (?:\[\w+\]\s+)?via (?:NET|P2P|SHM)/))"
     r"(\d+)(?:\[[0-9a-f]+\])? -> (\d+)(?:\[[0-9a-f]+\])? (?:\[(send|receive)\]\s+)?via (\S.*)"
 )
-_RING = re.compile(r"Channel \d+(?:/\d+)? :((?:\s+\d+)+)\s*$")  # the ring of all ranks, printed by rank 0
-_CUDA_DEVICE = re.compile(r"cudaDev (\d+)")
-_COLLNET = re.compile(r"CollNet \d+(?:/\d+)? : (\d+) \[(send|receive)\] via (COLLNET/.+)")
-_NET_PATH = re.compile(r"(?:COLL)?NET/(?P<name>[^/]+)/(?P<device>\d+)(?:\(\d+\))?(?P<rest>.*)")
-_COMM_SUFFIX = re.compile(r" comm (0x[0-9a-f]+) nRanks (\d+)\s*$")
-_VERSION = re.compile(
+_RING = regex(r"Channel \d+(?:/\d+)? :((?:\s+\d+)+)\s*$")  # the ring of all ranks, printed by rank 0
+_CUDA_DEVICE = regex(r"cudaDev (\d+)")
+_COLLNET = regex(r"CollNet \d+(?:/\d+)? : (\d+) \[(send|receive)\] via (COLLNET/.+)")
+_NET_PATH = regex(r"(?:COLL)?NET/(?P<name>[^/]+)/(?P<device>\d+)(?:\(\d+\))?(?P<rest>.*)")
+_COMM_SUFFIX = regex(r" comm (0x[0-9a-f]+) nRanks (\d+)\s*$")
+_VERSION = regex(
     r"(?:\b|(?<=\d))(?P<library>[NR]CCL) version ?(?:: ?)?(?P<version>2\.\d+(?:\.\d+)*)"
     r"(?P<build>\+(?:cuda|hip)[\d.]*\d)?"
 )
-_SETTING = re.compile(r"(N?R?CCL_[A-Z0-9_]+) set by environment to (.*)")
-_COLLECTIVE = re.compile(r"\bcomm (0x[0-9a-f]+) \[nranks=(\d+)\]")
+_SETTING = regex(r"(N?R?CCL_[A-Z0-9_]+) set by environment to (.*)")
+_COLLECTIVE = regex(r"\bcomm (0x[0-9a-f]+) \[nranks=(\d+)\]")
 
 # First word of a message -> True if worth parsing. All other messages are skipped unread.
 # fmt: off

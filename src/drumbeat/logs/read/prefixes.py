@@ -11,11 +11,12 @@ import re
 from typing import Optional, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.regex import regex
 
 MAX_LINE = 8192  # characters kept of a line; a log may have lines of any length
 _MAX_PREFIXES = 10
-_ANSI = re.compile(r"\x1b(?:\[[0-9;:?]*[ -/]*[@-~]|\][^\x07\x1b\n]{0,200}(?:\x07|\x1b\\)|[@-Z\\^_])")
-_ANSI_BYTES = re.compile(_ANSI.pattern.encode())
+_SEQUENCE = r"\x1b(?:\[[0-9;:?]*[ -/]*[@-~]|\][^\x07\x1b\n]{0,200}(?:\x07|\x1b\\)|[@-Z\\^_])"
+_ANSI, _ANSI_BYTES = regex(_SEQUENCE), regex(_SEQUENCE.encode())
 ESCAPE = b"\x1b"
 _DATE = r"\d{4}[-/]\d\d[-/]\d\d[T _]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z| ?[+-]\d\d:?\d\d(?!\S))?"
 _LEVELS = r"(?P<level>INFO|WARNING|WARN|ERROR|DEBUG|CRITICAL|FATAL)"
@@ -27,7 +28,7 @@ _OWN_START = (
 
 
 def _patterns(*patterns: str) -> Tuple[re.Pattern[str], ...]:
-    return tuple(map(re.compile, patterns))
+    return tuple(map(regex, patterns))
 
 
 # Keyed by the first character of the remaining line; applied repeatedly until none matches.
@@ -113,21 +114,19 @@ def _candidates(text: str) -> Tuple[re.Pattern[str], ...]:
 
 
 # A progress bar that did not end its line before the next writer's text: `33%|###   | 3/9 [00:04<00:08,  1.2it/s]Killed`
-_BAR = re.compile(r"[^|\n]{0,80}\d{1,3}%\|[^|\n]{0,300}\| ?\d\S{0,20}/\d\S{0,20} \[[^\]\n]{0,300}\]\s{0,200}(?=\S)")
-_SUFFIX = re.compile(r" ?\[repeated \d+x across cluster\].*$")
+_BAR = regex(r"[^|\n]{0,80}\d{1,3}%\|[^|\n]{0,300}\| ?\d\S{0,20}/\d\S{0,20} \[[^\]\n]{0,300}\]\s{0,200}(?=\S)")
+_SUFFIX = regex(r" ?\[repeated \d+x across cluster\].*$")
 # glog: [E810 03:04:11.061727749 File.cpp:683] or E0516 10:49:24.165000 10143 path.py:874]
-_GLOG = re.compile(r"(?:^|\[)[IWEF](\d{1,2})(\d\d) (\d\d):(\d\d):(\d\d(?:\.\d+)?)\b")
+_GLOG = regex(r"(?:^|\[)[IWEF](\d{1,2})(\d\d) (\d\d):(\d\d):(\d\d(?:\.\d+)?)\b")
 # The same, or without a time: [W socket.cpp:426]; W external/xla/file.cc:291]
-_GLOG_LEVEL = re.compile(
+_GLOG_LEVEL = regex(
     r"(?:^|\[)([IWEF])(?:\d{3,4} \d\d:\d\d:\d\d\S*)?(?: {1,9}\d{1,9})? {1,9}\S{1,200}?\.(?:cpp|cc|cu|h|hpp|py|go):\d+\]"
 )
-_LIBFABRIC = re.compile(r"libfabric:\S{1,200}<(info|warn|debug|trace)>")
-_PYTHON_WARNING = re.compile(r"\b[A-Z]\w*Warning: ")
-_WARNED_AT = re.compile(
-    r"/\S{1,300}\.py:\d+: (?!\w*(?:Error|Exception)\b)"
-)  # warnings.warn, whatever the category's name
+_LIBFABRIC = regex(r"libfabric:\S{1,200}<(info|warn|debug|trace)>")
+_PYTHON_WARNING = regex(r"\b[A-Z]\w*Warning: ")
+_WARNED_AT = regex(r"/\S{1,300}\.py:\d+: (?!\w*(?:Error|Exception)\b)")  # warnings.warn, whatever the category's name
 # INFO: text; INFO     text; root - INFO - text
-_SAID_LEVEL = re.compile(
+_SAID_LEVEL = regex(
     r"(?:\S{1,60} [-:|] )?(?:(INFO|DEBUG|TRACE)\s*[:|-]?\s|(WARNING|WARN|ERROR|CRITICAL|FATAL)\s{0,5}[:|-]\s)"
     r"|wandb: (WARNING) "
     r"|[\w.]{1,100}: \[(INFO|DEBUG|WARNING|ERROR|CRITICAL)\] "  # torch elastic, 2.1
@@ -138,18 +137,18 @@ _SAID_LEVEL = re.compile(
 )
 # level=info msg=text; "level": "info"
 # What programs without a logger put before their last words: `Error: no shard is left`, `train: fatal: ...`
-_LAST_WORDS = re.compile(
+_LAST_WORDS = regex(
     r"(?:[\w./-]{1,60}: )?(?:Error|error|Fatal|fatal)(?: error)?: (?!not a git)(?=[A-Za-z_'\"(])"
     r"|Exception has occurred: (?=[A-Za-z])"  # an editor's debugger
 )
-_ASCEND = re.compile(r"E[A-Z]\d{4}: (?=\S)")  # CANN's numbers of errors
+_ASCEND = regex(r"E[A-Z]\d{4}: (?=\S)")  # CANN's numbers of errors
 _GIVES_UP = ("Aborting", "Giving up", "Exiting")  # at the end of a line
-_WHY = re.compile(r"(?i)\b(?:cannot|can't|could not|no|not|fail\w*|error|invalid|missing|abort\w*|giv\w*)\b")
-_LEVEL_FIELD = re.compile(
+_WHY = regex(r"(?i)\b(?:cannot|can't|could not|no|not|fail\w*|error|invalid|missing|abort\w*|giv\w*)\b")
+_LEVEL_FIELD = regex(
     r"(?:\b(?:level(?:name)?|lvl|severity)\"?[=:] ?\"?|^<)"
     r"((?i:info|debug|trace|notice|warning|warn|error|err|critical|crit|fatal|alert))\b"
 )
-_LEVEL_BEHIND_TIME = re.compile(r"\[?(WARNING|WARN|ERROR|CRITICAL|FATAL)\b(?!\.|_)")
+_LEVEL_BEHIND_TIME = regex(r"\[?(WARNING|WARN|ERROR|CRITICAL|FATAL)\b(?!\.|_)")
 _LEVEL_LETTER = {"I": "I", "W": "W", "E": "E", "F": "F"}
 _LEVEL_LETTER.update(
     {
@@ -169,7 +168,7 @@ _LEVEL_LETTER.update(
 )
 _NAMES = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _MONTHS = {name: number for number, name in enumerate(_NAMES, 1)}
-_TORCH_RANK = re.compile(r"\[(?:PG (?:ID )?\S+(?: PG GUID \S+)? )?Rank (\d+)\]|, RankID:(\d+)\)")
+_TORCH_RANK = regex(r"\[(?:PG (?:ID )?\S+(?: PG GUID \S+)? )?Rank (\d+)\]|, RankID:(\d+)\)")
 _DAYS = (0, 31, 60, 91, 121, 152, 182, 213, 244, 274, 305, 335)  # before each month of a leap year
 
 
@@ -254,13 +253,13 @@ def clean(raw: str) -> Line:
 
 
 # Records of loggers that write fields: JSON, and `level=error rank=3 msg="..."`.
-_FIELD = re.compile(r"\s*([A-Za-z_][\w.]{0,40})=(\"(?:[^\"\\]|\\.)*\"|[^\s\"]*)")
+_FIELD = regex(r"\s*([A-Za-z_][\w.]{0,40})=(\"(?:[^\"\\]|\\.)*\"|[^\s\"]*)")
 _MESSAGE = ("msg", "message", "text", "log", "event", "detail")
 _SEVERITY = ("level", "lvl", "severity", "sev", "levelname", "priority")
 _HOSTS = ("host", "hostname", "node")
 _WHEN = ("ts", "t", "time", "timestamp", "asctime")
-_LOUD = re.compile(r"(?i)err|fatal|crit|grave|severe|panic|emerg|alert|dire|serious|fail|bad")
-_SOFT = re.compile(r"(?i)warn|caution|attention")
+_LOUD = regex(r"(?i)err|fatal|crit|grave|severe|panic|emerg|alert|dire|serious|fail|bad")
+_SOFT = regex(r"(?i)warn|caution|attention")
 
 
 def _record(text: str) -> Optional[Tuple[str, str, str, Optional[int], Optional[str]]]:
@@ -339,7 +338,7 @@ def _glog_seconds(text: str) -> Optional[float]:
     return _in_year(int(match[1]), int(match[2]), f"{match[3]}:{match[4]}:{match[5]}")
 
 
-_CLOCK = re.compile(r"(\d\d):(\d\d):(\d\d(?:\.\d{1,9})?)")
+_CLOCK = regex(r"(\d\d):(\d\d):(\d\d(?:\.\d{1,9})?)")
 
 
 def _in_year(month: int, day: int, clock: str) -> Optional[float]:
