@@ -445,7 +445,7 @@ class JobScheduler:
         "text", "Jobs to wait for, in the scheduler's words.", "afterok:1234", None, flag="TEXT"
     )
     array: Optional[str] = key(
-        "text",
+        "array",
         "Several jobs from one file: which numbers, and after % how many at once. Each has a run folder of its own, "
         "RUN/array/NUMBER, and the scheduler's variable with its number.",
         "0-3%2",
