@@ -446,8 +446,8 @@ class JobScheduler:
     )
     array: Optional[str] = key(
         "array",
-        "Several jobs from one file: which numbers, and after % how many at once. Each has a run folder of its own, "
-        "RUN/array/NUMBER, and the scheduler's variable with its number.",
+        "Several jobs from one file. Each has a run folder of its own, RUN/array/NUMBER, and the scheduler's variable with "
+        "its number.",
         "0-3%2",
         None,
         flag="TEXT",

@@ -472,12 +472,12 @@ def _by_version(path: str) -> List[Tuple[int, int, str]]:
 _UNSET: Tuple[Any, ...] = (None, "", (), {}, False, Detect())
 
 
-def site_lines(site: Site) -> List[str]:
+def site_lines(site: Site, without: Sequence[str] = ()) -> List[str]:
     """Return every key that the profile sets, as it is spelled there, each with its reason."""
     lines = [f"{site.name}: {site.summary}"]
     for name, (attribute, spec) in keys_of(Site).items():
         value = getattr(site, attribute)
-        if name == "summary" or value in _UNSET:
+        if name in ("summary", *without) or value in _UNSET:
             continue
         if spec.kind == "tables":
             lines += ["", f"{name}:"]
@@ -485,7 +485,9 @@ def site_lines(site: Site) -> List[str]:
                 lines += _table(f"  {entry}", table)
         else:
             lines += ["", *_table(name, value)] if spec.kind == "table" else [f"{name}: {_words(value)}"]
-    return lines if site.detect != Detect() else [*lines, "", "never detected: name it with --site"]
+    return (
+        lines if site.detect != Detect() or "detect" in without else [*lines, "", "never detected: name it with --site"]
+    )
 
 
 def _table(title: str, table: Any) -> List[str]:
