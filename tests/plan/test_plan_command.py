@@ -323,3 +323,15 @@ def test_variables_that_are_passed_on_are_shown_and_reasons_are_whole_in_a_pipe(
     assert "NCCL_IB_HCA: " in out and "anp" not in out, "AMD's plug-in on a site with NVIDIA GPUs"
     main(["plan", "--render", "--site", "slurm", str(tmp_path / "job.yaml")])
     assert "# Handed on from the shell that submits it: HF_TOKEN" in capsys.readouterr().out
+
+
+def test_a_token_that_is_not_exported_here_is_a_warning_of_plan_alone(tmp_path, capsys, monkeypatch):
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    job = tmp_path / "job.yaml"
+    job.write_text("command: python train.py\naccount: a\ntime: 1h\nnodes: 2\nenv: {HF_TOKEN: pass}\n")
+    for words in ([], ["--render"]):
+        assert main(["plan", "--site", "lumi", *words, str(job)]) == 0
+        assert capsys.readouterr().err.count("HF_TOKEN is to be passed on, but is not exported here") == 1
+    for words in (["plan", "--save", str(tmp_path / "order.json")], ["submit"]):
+        assert main([*words, "--site", "lumi", str(job)]) == 2
+        assert "HF_TOKEN is to be passed on, but it is not exported here" in capsys.readouterr().err

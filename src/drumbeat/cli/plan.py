@@ -64,6 +64,7 @@ def run(args: Any) -> int:
     job = load_job(args.job, args)
     ready = prepare(job, args.root, args.from_run, os.environ, args.explain)
     order = ready.order
+    _warn_passed(order)
     if job.preset and not args.json and args.against is None:
         print("\n".join(wrapped(f"preset    {job.preset}: {about_preset(job)}", _width())))
     if ready.away and args.against is not None:
@@ -93,11 +94,13 @@ def _render(args: Any) -> int:
     from drumbeat import backends
     from drumbeat.backends.contract import Unreachable
     from drumbeat.base.order import dump_order
-    from drumbeat.desk.start.submit import queued_order
+    from drumbeat.desk.start.submit import queued_order, with_any_value
     from drumbeat.jobfile.flags import load_job
 
-    order = queued_order(load_job(args.job, args), os.environ)
+    job = load_job(args.job, args)
+    order = queued_order(job, os.environ if args.save else with_any_value(job, os.environ))
     warn(order)
+    _warn_passed(order)
     if args.save:
         write_file(args.save, dump_order(order))
     backend = backends.get(order.backend)
@@ -119,6 +122,15 @@ def _render(args: Any) -> int:
     else:
         print(visible(request.text), end="")
     return 0
+
+
+def _warn_passed(order: Any) -> None:
+    for name in order.passed:
+        if name not in os.environ:
+            print(
+                f"{'warning':<9} {name} is to be passed on, but is not exported here: run and submit refuse",
+                file=sys.stderr,
+            )
 
 
 def _print_site(args: Any, site: Any) -> None:

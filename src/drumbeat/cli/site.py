@@ -18,8 +18,8 @@ def add_arguments(parser: Any) -> None:
         "action",
         choices=("list", "show", "new", "check", "image"),
         help="list: all sites; the one detected for this machine is marked. show NAME: one site with the reason for each "
-        "value. new: print a profile made from this machine's facts. check FILE: is this profile valid, and do its paths "
-        "exist? image NAME: a recipe for an image with the RDMA libraries it needs.",
+        "value. new: print a profile made from this machine's facts. check FILE: whether a profile is valid, and its paths "
+        "exist. image NAME: a recipe for an image with the RDMA libraries it needs.",
     )
     parser.add_argument("site", nargs="?", metavar="SITE", help="a name of the list, or a profile's path")
     parser.add_argument("--root", metavar="DIR", help="new, check: another machine, as a folder or a capture")
@@ -54,10 +54,10 @@ def _image(args: Any) -> int:
 
 
 def _list(args: Any) -> int:
-    from drumbeat.desk.start.make_order import site_here
+    from drumbeat.desk.nodes import site_here
     from drumbeat.jobfile.site import load_site, site_names, user_profiles
 
-    here = site_here(os.environ).name
+    here = site_here(None, os.environ).name
     own = user_profiles(os.environ)
     rows = [(name, load_site(name, os.environ).summary) for name in site_names(os.environ)]
     if args.json:

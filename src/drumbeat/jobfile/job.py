@@ -115,7 +115,7 @@ class JobCourse:
     )
     spares: int = key(
         "number",
-        "Nodes beyond `nodes` that wait without ranks. One takes the place of a node that is lost or bad: the job goes on from "
+        "Spare nodes: more than `nodes`, waiting without ranks. One replaces a node that is lost or bad: the job goes on from "
         "its checkpoint, without waiting in a queue (docs/comeback.md). The last of `hosts` are the spares.",
         "1",
         0,

@@ -16,14 +16,13 @@ from drumbeat.base.problem import Problem
 from drumbeat.commands.launch import find_launcher
 from drumbeat.commands.program import script_at
 from drumbeat.desk.start.code_sync import with_code
-from drumbeat.desk.start.place import ALLOCATION, HERE, INSIDE, LOGIN, Place, find_place, look_around
+from drumbeat.desk.start.place import ALLOCATION, HERE, INSIDE, LOGIN, Place, look_around
 from drumbeat.jobfile.check import Count, expand
 from drumbeat.jobfile.flags import laid_over
 from drumbeat.jobfile.job import Job, job_from_file
 from drumbeat.jobfile.resolve import resolve
 from drumbeat.jobfile.resources import Here
 from drumbeat.jobfile.site import DEFAULT, Site, find_site, load_site
-from drumbeat.machine.host import LiveHost
 from drumbeat.plan.argv import choose_launcher
 
 # Machines that are named by the job or by the site's profile.
@@ -73,11 +72,6 @@ def site_of(job: Job, place: Place, environ: Mapping[str, str]) -> Site:
     if job.site is None and site.name == DEFAULT and backend and backend.default_site and not place.machines:
         return load_site(backend.default_site, environ)
     return site
-
-
-def site_here(environ: Mapping[str, str]) -> Site:
-    """Return the site that a job gets which is submitted on this machine and names none."""
-    return site_of(Job(), find_place(LiveHost()), environ)
 
 
 def make_order(job: Job, site: Site, place: Place, environ: Mapping[str, str]) -> Order:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from dataclasses import replace
-from typing import Callable, List, Mapping, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat import backends
 from drumbeat.backends.contract import FINISHED
@@ -137,10 +137,17 @@ class Ready:
     site: Site
 
 
+def with_any_value(job: Job, environ: Mapping[str, str]) -> Dict[str, str]:
+    """Return the environment with something for each variable that the job passes on and nobody exports here: a plan writes no
+    value of them, and on a laptop they need not be set. `submit` and `run` refuse."""
+    return {**{name: "" for name, text in job.env.items() if text is None}, **environ}
+
+
 def prepare(
     job: Job, roots: Sequence[str], run: Optional[str], environ: Mapping[str, str], any_command: bool = False
 ) -> Ready:
     """Gather what a plan is made from. `any_command`: a job without one is planned as one of two nodes of a cluster."""
+    environ = with_any_value(job, environ)
     hosts: List[Host] = [] if run else [open_host(root) for root in roots] or [open_host(None)]
     facts = facts_of_run(run) if run else [gather(host) for host in hosts]
     if run and _was_emulated(run):  # all its nodes were one machine, which is meant again
