@@ -496,7 +496,7 @@ def least_bytes(size: str, unit: int) -> int:
 
 
 def _array(key: Key, node: Node, place: str) -> str:
-    """Check the numbers of an array, as Slurm writes them; `%N` alone goes with a sweep."""
+    """Check the numbers of an array; `%N` alone goes with a sweep."""
     text = _filled(key, node, place)
     numbers = text.partition("%")[0]
     if not _ARRAY.fullmatch(text):
