@@ -8,6 +8,7 @@ import pytest
 
 from drumbeat.cli import COMMANDS
 from drumbeat.cli.completion import Offer, bash, fish, offers, zsh
+from drumbeat.cli.train import RECIPES
 
 MADE_UP = {
     "run": Offer("run it", {"--nodes": "How many. And more.", "--launcher": "who's that", "--trace": ""},
@@ -28,6 +29,7 @@ def complete(script, *words):
     [
         (["drumbeat", ""], ["run", "site"]),
         (["drumbeat", "r"], ["run"]),
+        (["drumbeat", "--"], ["--help", "--version"]),
         (["drumbeat", "run", "--"], ["--nodes", "--launcher", "--trace"]),
         (["drumbeat", "run", "--l"], ["--launcher"]),
         (["drumbeat", "run", "--launcher", ""], ["auto", "ranks"]),
@@ -49,6 +51,8 @@ def test_bash_with_the_real_commands():
     )
     assert complete(done.stdout, "drumbeat", "") == list(COMMANDS)
     assert complete(done.stdout, "drumbeat", "completion", "") == ["bash", "zsh", "fish"]
+    assert complete(done.stdout, "drumbeat", "train", "") == [*RECIPES, "export"]
+    assert complete(done.stdout, "drumbeat", "nodes", "e") == ["exclude"]
     for name, offer in offers().items():
         assert complete(done.stdout, "drumbeat", name, "--") == list(offer.options)
     registered = subprocess.run(

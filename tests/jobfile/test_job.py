@@ -214,6 +214,34 @@ def test_all_mistakes_at_once_with_the_names_that_other_tools_use():
     assert "did you mean 'gpus'?" in lines[0] and ":2: nodes" in lines[1] and ":4: env.1A" in lines[2]
 
 
-def test_very_many_mistakes_are_counted():
-    with pytest.raises(Problem, match="and 88 more"):
+def test_every_mistake_is_shown_in_the_order_of_lines_and_the_keys_once():
+    with pytest.raises(Problem) as caught:
+        job_from_text("".join(f"env-{number}: 1\n" for number in range(20)) + "zzz: 1\nzzy: 2\nnodes: x\n")
+    said = str(caught.value)
+    assert [int(line.split(":")[1]) for line in said.split("\n")[1:]] == list(range(1, 24))
+    assert said.count("known keys") == 1
+
+
+def test_another_file_is_not_listed_key_by_key():
+    with pytest.raises(Problem) as caught:
         job_from_text("".join(f"zz{number}: 1\n" for number in range(100)))
+    assert "job.yaml:1: this does not look like a job file: 100 of its 100 keys are unknown" in str(caught.value)
+    assert str(caught.value).count("known keys") == 1
+
+
+@pytest.mark.parametrize("text", ["0-3%2", "1,4,7", "0", "0-10:2", "1-3,7%4"])
+def test_numbers_of_an_array(text):
+    assert job_from_text(f"array: '{text}'").array == text
+
+
+@pytest.mark.parametrize("text", ["1,", "a", "-3", "0-3%", "%0", "1,,2", "0-", "5-1", "1-3 %2"])
+def test_what_is_no_array(text):
+    with pytest.raises(Problem, match="job.yaml:1: array: "):
+        job_from_text(f"array: '{text}'")
+
+
+def test_sizes_that_no_node_has():
+    with pytest.raises(Problem, match="more memory than any node has"):
+        job_from_text("memory: 99999999999T")
+    with pytest.raises(Problem, match=r"hosts: expected .*, got an empty list"):
+        job_from_text("hosts: []")

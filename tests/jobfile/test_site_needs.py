@@ -30,8 +30,14 @@ def test_cores_and_memory_follow_the_gpus(site, gpus, cpus, memory):
 def test_what_the_job_says_itself_is_kept_if_it_can_be_had():
     asked = order("gpus: 4\nmemory: 300G\ncpus: 50\n").resources
     assert (asked.cpus, asked.memory) == (50, "300G")
-    with pytest.raises(Problem, match="64 cores per node requested, but a job on lumi can have 56"):
-        order("cpus: 64\n")
+    for asked, said in {
+        "cpus: 64": "64 cores per node requested, but a job on lumi can have 56\n  ask for at most 56",
+        "memory: 5T": "5T per node requested, but a job on lumi can have 480G\n  ask for at most 480G",
+        "gpus: 9": "9 GPUs per node requested, but a node of lumi has 8\n  ask for more nodes",
+    }.items():
+        with pytest.raises(Problem, match=said):
+            order(asked + "\n")
+    assert order("memory: 480G").resources.memory == "480G" and order("memory: 500000").resources.memory == "500000"
 
 
 def test_an_account_and_a_time_are_asked_for_before_the_scheduler_does(monkeypatch):

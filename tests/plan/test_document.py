@@ -6,8 +6,10 @@ from pathlib import Path
 from tools.reference.environment import page as environment_page
 
 from drumbeat.machine.vendors import VENDORS
-from drumbeat.plan.scene import FABRICS, fits, parse
+from drumbeat.plan.scene import FABRICS, fits, known_early, parse, still_open
+from drumbeat.plan.show import _condition
 from drumbeat.plan.variables import COMPUTED, DEAD, DEBUGGING, OLD, SETTINGS, SPELT
+from tests.plan.making import order
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -45,6 +47,21 @@ def test_one_setting_at_most_fits_a_machine():
                 key in other.when and not set(rule.when[key].split("|")) & set(other.when[key].split("|"))
                 for key in rule.when
             ), (rule.name, rule.value, other.value)
+
+
+def test_every_condition_has_words():
+    """Nothing known: whatever a node decides can be said after an `if`."""
+    for entry in COMPUTED:
+        open_part = still_open(entry.needs, known_early(order()))
+        assert open_part is None or _condition(open_part) or not open_part, entry.name
+    assert all(_condition(rule.when) for rule in SETTINGS if "nodes" not in rule.when and "mpi" not in rule.when)
+
+
+def test_a_condition_before_any_node_is_seen():
+    known = {"fabric": ("slingshot", "efa"), "nodes": ("many",), "gpus-used": ("4",)}
+    assert still_open({"nodes": "many", "gpus-used": "<8"}, known) == {}
+    assert still_open({"fabric": "roce|infiniband"}, known) is None and still_open({"gpus-used": ">4"}, known) is None
+    assert still_open({"fabric": "slingshot", "rocm": "<6.2"}, known) == {"fabric": "slingshot", "rocm": "<6.2"}
 
 
 def test_versions():

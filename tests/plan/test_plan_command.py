@@ -94,6 +94,59 @@ def test_on_a_login_node_it_says_who_decides(capsys, monkeypatch):
     assert main(["plan", "--site", "lumi", "--nodes", "2", "--against", "1", "--", "x"]) == 2
 
 
+def later(out):
+    """The settings that nodes decide: name -> the lines about it."""
+    found, name = {}, ""
+    for line in out.split("decided on each node")[1].split("\n\n")[0].splitlines()[1:]:
+        if not line.startswith(" "):
+            name = line.split(":")[0]
+        found[name] = [*found.get(name, []), line.strip()]
+    return found
+
+
+def test_away_from_the_nodes_a_condition_begins_with_if_and_what_the_site_decides_has_none(capsys, tmp_path):
+    job = tmp_path / "job.yaml"
+    job.write_text("nodes: 2\naccount: p\ntime: 90m\ncontainer: /p/i.sif\ncaches: /p/cache\ncommand: python x.py\n")
+    assert main(["plan", "--site", "lumi", str(job)]) == 0
+    out = capsys.readouterr().out
+    assert "HF_HOME=/p/cache/huggingface" in out.split("decided on each node")[0]
+    for words in (
+        "account   p",
+        "time      1:30:00",
+        "image     /p/i.sif, started with singularity",
+        "binds     /pfs, ",
+    ):
+        assert words in out
+    found = later(out)
+    assert found["FI_CXI_DEFAULT_CQ_SIZE"][0].endswith(": 131072"), "the profile says which network this is"
+    assert not any(line.startswith("if ") for line in found["FI_CXI_DEFAULT_CQ_SIZE"])
+    assert found["NCCL_NET"][:2] == ["NCCL_NET: AWS Libfabric", "if NCCL's network plug-in is found"]
+    assert "if ROCm is older than 6.2 or unknown" in found["NCCL_NET_GDR_LEVEL"]
+    assert not {"FI_LOG_LEVEL", "MIOPEN_ENABLE_LOGGING"} & set(found), "the job asks for no trace"
+    assert not {"NCCL_SOCKET_NTHREADS", "NCCL_IB_HCA", "CUDA_VISIBLE_DEVICES", "FI_PROVIDER"} & set(found)
+    assert not any("Pensando" in line for lines in found.values() for line in lines)
+    assert main(["plan", "--site", "lumi", "--trace", str(job)]) == 0
+    assert "FI_LOG_LEVEL: info" in later(capsys.readouterr().out)["FI_LOG_LEVEL"]
+    assert main(["plan", "--site", "lumi", "--nodes", "1", "--caches", "/c", str(job)]) == 0
+    assert not any(name.startswith(("FI_", "CXI_")) for name in later(capsys.readouterr().out)), "one node"
+
+
+@pytest.mark.parametrize("site", ["lumi", "olivia"])
+def test_explain_gives_the_sites_reasons_also_without_a_command(site, capsys):
+    assert main(["plan", "--site", site, "--explain"]) == 0
+    out, err = capsys.readouterr()
+    text = " ".join(out.split())
+    assert text.startswith(f"every job on {site}, shown for 2 nodes") and not err
+    assert "libfabric's CXI provider needs it" in text and "FI_MR_CACHE_MONITOR" in text
+    if site == "lumi":
+        assert "the first core of each CCD is kept for the system" in text and "nodes have no disk" in text
+    else:
+        assert "FI_CXI_RDZV_PROTO=alt_read takes effect only with it" in text
+    assert main(["plan", "--site", site, "--", "x"]) == 0
+    assert "from the site's profile" not in capsys.readouterr().out
+    assert main(["plan", "--site", site]) == 2 and "the job has no command" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("gpus", "code"), [("4", 1), ("8", 0), ("0", 0)])
 def test_more_ranks_than_the_requested_gpus_are_told_before_any_node_is_known(gpus, code, capsys):
     words = ["plan", "--site", "lumi", "--nodes", "2", "--ranks-per-node", "8", "--gpus", gpus]
@@ -270,3 +323,15 @@ def test_variables_that_are_passed_on_are_shown_and_reasons_are_whole_in_a_pipe(
     assert "NCCL_IB_HCA: " in out and "anp" not in out, "AMD's plug-in on a site with NVIDIA GPUs"
     main(["plan", "--render", "--site", "slurm", str(tmp_path / "job.yaml")])
     assert "# Handed on from the shell that submits it: HF_TOKEN" in capsys.readouterr().out
+
+
+def test_a_token_that_is_not_exported_here_is_a_warning_of_plan_alone(tmp_path, capsys, monkeypatch):
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    job = tmp_path / "job.yaml"
+    job.write_text("command: python train.py\naccount: a\ntime: 1h\nnodes: 2\nenv: {HF_TOKEN: pass}\n")
+    for words in ([], ["--render"]):
+        assert main(["plan", "--site", "lumi", *words, str(job)]) == 0
+        assert capsys.readouterr().err.count("HF_TOKEN is to be passed on, but is not exported here") == 1
+    for words in (["plan", "--save", str(tmp_path / "order.json")], ["submit"]):
+        assert main([*words, "--site", "lumi", str(job)]) == 2
+        assert "HF_TOKEN is to be passed on, but it is not exported here" in capsys.readouterr().err

@@ -339,7 +339,7 @@ def test_what_is_said_of_ranks_that_were_never_seen_connected():
     rows = tuple(replace(row, node=0, world_size=2, joined=False) for row in world(ranks=range(2)))
     count.add(0, rows, 5.0)
     count.add(0, (), 6.0)  # they have ended
-    wanted = "the ranks ended before connections between all of them were seen (no two of 2 were)"
+    wanted = "the ranks ended before connections between all of them were seen (none were)"
     assert count.at_end().summary == wanted
     count.add(0, (rows[0], replace(rows[1], joined=True)), 6.5)
     assert count.at_end().summary == wanted

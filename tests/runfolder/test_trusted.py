@@ -2,6 +2,7 @@
 
 import os
 import stat
+from pathlib import Path
 
 import pytest
 
@@ -33,6 +34,48 @@ def test_a_run_folder_is_as_private_as_the_umask_says(tmp_path, home, umask, mod
     assert stat.S_IMODE(os.stat(folder.path).st_mode) == mode
     written = {name: stat.S_IMODE(os.stat(folder.at(name)).st_mode) for name in ("order.json", "run.json")}
     assert set(written.values()) == {0o644 & ~umask}
+
+
+def runs_of(tmp_path, content, *names):
+    """The bundles of runs created one after the other, in one folder."""
+    (tmp_path / "bundle").write_bytes(content)
+    made = []
+    for name in names:
+        at = str(tmp_path / "runs" / name)
+        made.append(create_run(order(folder=at, run_id=name), None, str(tmp_path / "bundle"), dict(os.environ)).bundle)
+    return made
+
+
+def test_runs_beside_each_other_share_one_bundle_as_long_as_only_their_user_can_have_written_it(tmp_path, home):
+    first, second = runs_of(tmp_path, b"program", "a-20260101-000001-aaaa", "b-20260101-000002-bbbb")
+    assert os.path.samefile(first, second) and stat.S_IMODE(os.stat(first).st_mode) == 0o444 & ~_umask()
+    (newer,) = runs_of(tmp_path, b"PROGRAM", "c-20260101-000003-cccc")
+    assert not os.path.samefile(newer, second) and Path(newer).read_bytes() == b"PROGRAM"
+    os.chmod(newer, 0o664)  # another member of the group can write to it
+    (own,) = runs_of(tmp_path, b"PROGRAM", "d-20260101-000004-dddd")
+    assert not os.path.samefile(own, newer)
+    os.unlink(own)
+    os.symlink(newer, own)  # or has put a link there
+    os.unlink(newer)
+    (alone,) = runs_of(tmp_path, b"PROGRAM", "e-20260101-000005-eeee")
+    assert not os.path.islink(alone) and Path(alone).read_bytes() == b"PROGRAM"
+    os.unlink(first)
+    assert Path(second).read_bytes() == b"program", "removing one run takes nothing from another"
+
+
+def test_a_bundle_is_copied_where_no_link_can_be_made(tmp_path, home, monkeypatch):
+    def refuse(*words, **more):
+        raise OSError(95, "no hard links here")
+
+    monkeypatch.setattr(os, "link", refuse)
+    first, second = runs_of(tmp_path, b"program", "a-20260101-000001-aaaa", "b-20260101-000002-bbbb")
+    assert not os.path.samefile(first, second) and Path(second).read_bytes() == b"program"
+
+
+def _umask():
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def test_links_and_files_in_its_place(tmp_path):

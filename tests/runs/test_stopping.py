@@ -113,6 +113,12 @@ def test_a_desk_that_is_killed_leaves_the_ranks_their_grace(drumbeat):
     saves_end(drumbeat)
     assert cancelling.wait(120) == 0 and "left behind" not in cancelling.stdout.read()
     assert saved(drumbeat) == ["1", "1"] and not marked(folder.name)
+    cause = "the drumbeat command that had started it was killed, or its terminal was closed"
+    assert json.loads((folder / "summary.json").read_text())["stopped"].endswith(
+        ": the drumbeat that had started it was gone"
+    )
+    for view in ("status", "diagnose"):
+        assert cause in " ".join(drumbeat.here(view, folder.name).stdout.split()), view
 
 
 def test_nothing_of_an_attempt_lives_on_in_the_next(drumbeat):

@@ -191,6 +191,51 @@ def test_the_command(capsys, tmp_path):
     assert "did you mean 'lumi'" in capsys.readouterr().err
 
 
+def tool(folder, name, text):
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+    (folder / name).chmod(0o755)
+
+
+def test_list_marks_the_site_that_a_plan_would_use(tmp_path, monkeypatch, capsys):
+    """Found by the scheduler's own name for the cluster, which only its tools know on a login node."""
+    sites = tmp_path / "drumbeat/sites"
+    sites.mkdir(parents=True)
+    (sites / "lake.yaml").write_text("summary: mine\nbackend: slurm\ndetect: {cluster: [lake]}\n")
+    tool(tmp_path / "bin", "sbatch", "exit 1")
+    tool(tmp_path / "bin", "scontrol", "echo 'ClusterName = lake'")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
+    assert main(["site", "list", "--json"]) == 0
+    here = [each["name"] for each in json.loads(capsys.readouterr().out) if each["here"]]
+    assert main(["plan", "--json", "--", "python", "x.py"]) == 0
+    assert [json.loads(capsys.readouterr().out)["order"]["site"]] == here == ["lake"]
+
+
+def test_a_scheduler_that_does_not_answer_is_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
+    tool(tmp_path / "bin", "sinfo", "echo 'sinfo: error: no controller' >&2; exit 1")
+    assert main(["site", "new"]) == 0
+    out, err = capsys.readouterr()
+    assert "sinfo failed: no controller" in err and "not Slurm's nodes" in err and "backend: " in out
+    tool(tmp_path / "bin", "sinfo", "echo 'gpu*|4|64|512000|gpu:a100:4'")
+    tool(tmp_path / "bin", "apptainer", "exit 0")
+    assert main(["site", "new"]) == 0
+    out, err = capsys.readouterr()
+    assert not err and "backend: slurm" in out and "gpus: 4 " in out
+    assert "# For jobs with an image: apptainer is installed here." in out
+
+
+def test_a_new_profile_names_the_container_runtime():
+    facts = facts_of("lumi-g", 1)[0]
+    site = site_from_text(new_site(facts, "slurm", runtime="singularity"), "new", "new.yaml")
+    assert (site.container.runtime, site.container.vendor) == ("singularity", "amd")
+    text = new_site(facts, "slurm")
+    assert "# container: {runtime: apptainer, vendor: amd}" in text and "none of them was found here" in text
+
+
 def test_ones_own_profile_wins(tmp_path, monkeypatch, capsys):
     folder = tmp_path / "drumbeat/sites"
     folder.mkdir(parents=True)

@@ -36,10 +36,12 @@ def page_head(page):
     return json.loads(line[len(b"data: ") :])["head"]
 
 
-def exposed(page):
+def exposed(page, run):
     text = page.ask("/metrics")[2]
     families = parser.text_string_to_metric_families(text)
-    return {(one.name, *sorted(one.labels.items())): one.value for family in families for one in family.samples}
+    samples = [one for family in families for one in family.samples]
+    assert {one.labels.pop("run") for one in samples} == {run.run_id}, "each sample names its run"
+    return {(one.name, *sorted(one.labels.items())): one.value for one in samples}
 
 
 def terminal_numbers(session):
@@ -113,7 +115,7 @@ def test_the_views_agree(which, tmp_path, demo_run, drumbeat):
     head = session.head()
     with served(run, tmp_path) as page:
         assert until(lambda: page_head(page)["step"] == progress.step and page_head(page)["state"] == head.state)
-        shown, metrics = page_head(page), exposed(page)
+        shown, metrics = page_head(page), exposed(page, run)
     assert (shown["step"], shown["steps"], shown["loss"]) == (progress.step, progress.steps, progress.last_loss)
     assert shown["rate"] == rate == head.rate == metrics["drumbeat_tokens_per_second", ("over", "run")]
     assert metrics["drumbeat_step",] == progress.step and metrics["drumbeat_loss",] == progress.last_loss

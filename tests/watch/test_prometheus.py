@@ -42,7 +42,7 @@ def test_a_real_prometheus(tmp_path):
     run = running(recorded(tmp_path / "r"))
     events(run, ("finding", {"finding": HANG}))
     with served(run, tmp_path) as page:
-        assert until(lambda: "drumbeat_step 40.0" in page.ask("/metrics")[2])
+        assert until(lambda: f'drumbeat_step{{run="{run.run_id}"}} 40.0' in page.ask("/metrics")[2])
         text = page.ask("/metrics")[2]
         checked = subprocess.run(
             ["promtool", "check", "metrics"], input=text, text=True, capture_output=True, timeout=180
@@ -71,6 +71,7 @@ def test_a_real_prometheus(tmp_path):
 
         try:
             assert list(until(lambda: ask("drumbeat_step")).values()) == [40.0]
+            assert {dict(labels)["run"] for labels in ask("drumbeat_state")} == {run.run_id}, "an alert names the run"
             assert list(ask('sum(drumbeat_gpu_power_watts{job="drumbeat"})').values()) == [2000.0]
             assert len(ask("drumbeat_gpu_energy_joules_total")) == 4
             assert until(lambda: ask('ALERTS{alertname="DrumbeatRunHangs"}')), "pending for its first minute"

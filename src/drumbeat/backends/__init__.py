@@ -61,11 +61,12 @@ def of_handle(handle: str) -> Optional[Backend]:
 
 def at_login(environ: Mapping[str, str]) -> Optional[Backend]:
     """Return the backend whose login node this is."""
+    return next((backend for backend in with_login_nodes() if backend.submits_here(environ)), None)
+
+
+def with_login_nodes() -> Iterator[Backend]:
     for name in (*_HAS_LOGIN_NODES, *sorted(_installed())):
-        backend = get(name)
-        if backend.submits_here(environ):
-            return backend
-    return None
+        yield get(name)
 
 
 def of_job(identity: Identity) -> Optional[Backend]:

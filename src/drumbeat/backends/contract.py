@@ -133,7 +133,8 @@ class Backend:
         return None
 
     def pools(self, environ: Mapping[str, str]) -> List[Pool]:
-        """Return the groups of like nodes that jobs can be sent to, for `drumbeat site new`."""
+        """Return the groups of like nodes that jobs can be sent to, for `drumbeat site new`; none without the scheduler's
+        tools. Raise a Problem if they fail."""
         return []
 
     def check_allocation(self, identity: Identity, environ: Mapping[str, str]) -> None:

@@ -16,7 +16,7 @@ from drumbeat.cli.streams import OutputError, end, open_streams
 COMMANDS = {
     "run": "start a job here, or join the job, pod or MPI task that you are in",
     "submit": "hand a job to the cluster's scheduler, or to this machine's queue",
-    "plan": "show what would happen: each variable with its reason, binding",
+    "plan": "show what would happen: variables with reasons, where ranks run",
     "lint": "check a batch script or launch command",
     "init": "look at a folder, and write the job file of what trains there",
     "convert": "turn a batch script into a job file; lists what was left out",

@@ -12,6 +12,7 @@ from drumbeat.base.problem import Problem
 SHELLS = ("bash", "zsh", "fish")
 # Names that are looked up when the Tab key is pressed, by the option or metavar that stands for one of them.
 _LOOKED_UP = {"--site": "sites", "--preset": "presets", "RUN": "runs", "SITE": "sites"}
+_ALONE = {"--help": "list the commands", "--version": "print the version"}  # options that take the place of a command
 _ASK = "drumbeat completion --words"
 
 
@@ -73,7 +74,7 @@ def _gather(parser: Any, offer: Offer) -> None:
     for action in parser._actions:
         if action.help == SUPPRESS:  # an alias
             continue
-        words = [str(word) for word in action.choices or ()]
+        words = [str(word) for word in action.choices or getattr(action, "offers", ())]
         if not action.option_strings:
             offer.words.extend(words)
             if action.metavar in _LOOKED_UP:
@@ -109,6 +110,7 @@ def bash(commands: Dict[str, Offer]) -> str:
             "_drumbeat() {",
             '  local word="${COMP_WORDS[COMP_CWORD]}" before="${COMP_WORDS[COMP_CWORD-1]}" each',
             "  COMPREPLY=()",
+            f'  if (( COMP_CWORD == 1 )) && [[ "$word" == -* ]]; then {_compgen([*_ALONE])}return; fi',
             f"  if (( COMP_CWORD == 1 )); then {_compgen([*commands])}return; fi",
             "  # After -- comes a command of your own: offer its files.",
             '  for each in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do [[ "$each" == -- ]] && return; done',
@@ -152,6 +154,7 @@ def zsh(commands: Dict[str, Offer]) -> str:
             "_drumbeat() {",
             "  local -a commands",
             f"  commands=({described})",
+            f'  if (( CURRENT == 2 )) && [[ "${{words[CURRENT]}}" == -* ]]; then {_compadd([*_ALONE], None)}return; fi',
             "  if (( CURRENT == 2 )); then _describe command commands; return; fi",
             "  # After -- comes a command of your own: offer its files.",
             "  if (( ${words[(Ie)--]} > 0 && ${words[(Ie)--]} < CURRENT )); then _files; return; fi",
@@ -166,7 +169,10 @@ def zsh(commands: Dict[str, Offer]) -> str:
 
 
 def fish(commands: Dict[str, Offer]) -> str:
-    lines = []
+    lines = [
+        f"complete -c drumbeat -n __fish_use_subcommand -l {option[2:]} -d {_fish(say)}"
+        for option, say in _ALONE.items()
+    ]
     for name, offer in commands.items():
         lines.append(f"complete -c drumbeat -f -n __fish_use_subcommand -a {name} -d {_fish(offer.summary)}")
         here = f"complete -c drumbeat -n '__fish_seen_subcommand_from {name}'"

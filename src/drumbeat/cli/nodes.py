@@ -13,13 +13,15 @@ _DEFAULT = "7d"
 
 
 def add_arguments(parser: Any) -> None:
-    parser.add_argument(
+    action = parser.add_argument(
         "words",
         nargs="*",
-        metavar="[exclude | forget] [HOST ...]",
+        metavar="HOST",
         help="a node or node list such as nid[001-004]: show its record (default: all). exclude HOST: new jobs avoid it. "
         "forget HOST: new jobs use it again, and its record is dropped",
     )
+    action.offers = ("exclude", "forget")
+    parser.usage = "%(prog)s [exclude | forget] [HOST ...] [options]"
     parser.add_argument("--for", dest="how_long", metavar="TIME", help=f"exclude: for how long (default: {_DEFAULT})")
     parser.add_argument("--why", metavar="TEXT", default="", help="exclude: the reason, shown by submit")
     parser.add_argument("--site", metavar="S", help="the cluster (default: the one this machine belongs to)")

@@ -28,7 +28,11 @@ def add_arguments(parser: Any) -> None:
     )
     group.add_argument("--from-run", metavar="RUN", help="plan for the nodes of an earlier run, from its folder")
     group = parser.add_argument_group("what to print")
-    group.add_argument("--explain", action="store_true", help="also show what is left unset, and why")
+    group.add_argument(
+        "--explain",
+        action="store_true",
+        help="also show the site's own settings and what is left unset, with reasons; needs no command",
+    )
     group.add_argument(
         "--against", type=int, metavar="N", help="show only what changes compared with a job of N nodes, and why"
     )
@@ -43,7 +47,7 @@ def add_arguments(parser: Any) -> None:
 def run(args: Any) -> int:
     from dataclasses import replace
 
-    from drumbeat.desk.start.submit import prepare
+    from drumbeat.desk.start.submit import ANY_COMMAND, prepare
     from drumbeat.doctor.case import worst_first
     from drumbeat.doctor.compare import compare
     from drumbeat.doctor.examine import judged_plan
@@ -58,8 +62,9 @@ def run(args: Any) -> int:
     if args.render or args.save:
         return _render(args)
     job = load_job(args.job, args)
-    ready = prepare(job, args.root, args.from_run, os.environ)
+    ready = prepare(job, args.root, args.from_run, os.environ, args.explain)
     order = ready.order
+    _warn_passed(order)
     if job.preset and not args.json and args.against is None:
         print("\n".join(wrapped(f"preset    {job.preset}: {about_preset(job)}", _width())))
     if ready.away and args.against is not None:
@@ -67,8 +72,11 @@ def run(args: Any) -> int:
             "this machine is not a node of the job, so the changes there are unknown", "add --root or --from-run"
         )
     if ready.away:
-        warn(order)
-        return _print_away(args, order, ready.facts[0])
+        if order.command != (ANY_COMMAND,):
+            warn(order)
+        code = _print_away(args, order, ready.facts[0])
+        _print_site(args, ready.site)
+        return code
     plans = [judged_plan(order, each, ready.peers, node) for node, each in enumerate(ready.facts)]
     if args.against is not None:
         other = plan_node(replace(order, nodes=args.against), ready.facts[0], ready.peers, 0)
@@ -78,6 +86,7 @@ def run(args: Any) -> int:
     paths, missing = find_paths(order.host_paths if looked else (), ready.host.list if ready.host else list, "")
     across = worst_first(compare(ready.peers))
     _print_plans(args, order, plans, paths, {"path findings": missing, "findings": across}, ready.facts[0])
+    _print_site(args, ready.site)
     return 1 if worst([*missing, *across, *(finding for plan in plans for finding in plan.findings)]) == ERROR else 0
 
 
@@ -85,11 +94,13 @@ def _render(args: Any) -> int:
     from drumbeat import backends
     from drumbeat.backends.contract import Unreachable
     from drumbeat.base.order import dump_order
-    from drumbeat.desk.start.submit import queued_order
+    from drumbeat.desk.start.submit import queued_order, with_any_value
     from drumbeat.jobfile.flags import load_job
 
-    order = queued_order(load_job(args.job, args), os.environ)
+    job = load_job(args.job, args)
+    order = queued_order(job, os.environ if args.save else with_any_value(job, os.environ))
     warn(order)
+    _warn_passed(order)
     if args.save:
         write_file(args.save, dump_order(order))
     backend = backends.get(order.backend)
@@ -111,6 +122,25 @@ def _render(args: Any) -> int:
     else:
         print(visible(request.text), end="")
     return 0
+
+
+def _warn_passed(order: Any) -> None:
+    for name in order.passed:
+        if name not in os.environ:
+            print(
+                f"{'warning':<9} {name} is to be passed on, but is not exported here: run and submit refuse",
+                file=sys.stderr,
+            )
+
+
+def _print_site(args: Any, site: Any) -> None:
+    """Explain what the site's profile adds to every job, besides variables: those are in the plan."""
+    from drumbeat.jobfile.site import site_lines
+    from drumbeat.plan.show import wrapped
+
+    if args.explain and not args.json and site.backend != "local":  # of this machine the plan says all
+        lines = ["", "from the site's profile:", *site_lines(site, ("env", "detect"))]
+        print("\n".join(part for line in lines for part in wrapped(line, _width())))
 
 
 def _print_away(args: Any, order: Any, facts: Any) -> int:
@@ -181,6 +211,7 @@ def _print_against(args: Any, order: Any, changes: List[Any]) -> int:
 
 
 def _headline(order: Any) -> List[str]:
+    from drumbeat.desk.start.submit import ANY_COMMAND
     from drumbeat.plan.argv import replaced_flags
     from drumbeat.plan.show import request_words, wrapped
 
@@ -192,6 +223,8 @@ def _headline(order: Any) -> List[str]:
     if order.spares:
         ranks += f", {order.spares} spare node{'' if order.spares == 1 else 's'}"
     lines = [f"{order.name} on {order.site}: {nodes} x {ranks}, {launcher}", f"command   {shlex.join(order.command)}"]
+    if order.command == (ANY_COMMAND,):
+        lines = [f"every job on {order.site}, shown for {nodes} x {ranks} (no command was given)"]
     replaced = replaced_flags(order.command)
     if replaced:
         said = " ".join(f"{name}={value}" if value else name for name, value in replaced.items())

@@ -24,46 +24,48 @@ def add_arguments(parser: Any) -> None:
     group.add_argument("--framework", metavar="NAME", help="drumbeat, megatron, torchtitan, fsdp, deepspeed, ...")
     group.add_argument("--layout", metavar="L", help="ddp, fsdp, or degrees: dp_shard=8,tp=2,pp=2; -1 is the rest")
     group.add_argument("--batch", type=int, metavar="N", help="samples per step, on all GPUs together")
-    group.add_argument("--micro-batch", type=int, metavar="N", help="samples at once. Default: the fastest that fits")
+    group.add_argument("--micro-batch", type=int, metavar="N", help="samples per pass. Default: the fastest that fits")
     group.add_argument("--seq", type=int, metavar="N", help="tokens per sequence")
     group.add_argument("--precision", metavar="P", help="bf16, fp16, fp8, tf32, fp32; drumbeat's own: bf16-master")
-    group.add_argument("--recompute", metavar="R", help="none, selective or full. Default: the fastest that fits")
+    group.add_argument(
+        "--recompute", metavar="R", help="recomputation: none, selective or full. Default: the fastest that fits"
+    )
     group.add_argument(
         "--schedule",
         metavar="S",
-        help="of the pipeline: 1f1b, interleaved, gpipe, zb-h1, zb-2p, zero-bubble, zbv, dualpipe-v",
+        help="pipeline schedule: 1f1b, interleaved, gpipe, zb-h1, zb-2p, zero-bubble, zbv, dualpipe-v",
     )
-    group.add_argument("--zero", metavar="Z", help="how states are sharded: 0, 1, 2, 3, fsdp or hsdp")
+    group.add_argument("--zero", metavar="Z", help="sharding of the states: 0, 1, 2, 3, fsdp or hsdp")
     group = parser.add_argument_group("the cluster. Default: the GPUs of this node")
     group.add_argument("--gpu", metavar="NAME", help="h100, h200, b200, a100, mi250x, mi300x, ...")
-    group.add_argument("--nodes", metavar="N", help="4, or several: 1,2,4,...,256. Default: the job's, else 1")
+    group.add_argument("--nodes", metavar="N", help="node count, or several: 1,2,4,...,256. Default: the job's, else 1")
     group.add_argument("--gpus", type=int, help=argparse.SUPPRESS)
-    group.add_argument("--gpus-per-node", type=int, metavar="N", help="Default: the job's, else usual for this GPU")
+    group.add_argument("--gpus-per-node", type=int, metavar="N", help="default: the job's, else usual for this GPU")
     group.add_argument("--fabric", metavar="NAME", help="slingshot-11, hdr, ndr, xdr, roce-400, efa, ethernet-25, ...")
     group.add_argument("--nics", type=int, metavar="N", help="adapters per node")
-    group.add_argument("--memory", type=float, metavar="GIB", help="of one GPU. Default: its data sheet's")
+    group.add_argument("--memory", type=float, metavar="GIB", help="memory of one GPU. Default: its data sheet's")
     group = parser.add_argument_group("what to answer")
     group.add_argument(
         "--search", action="store_true", help="the ten best layouts, and why the usual ones are not (numpy)"
     )
     group.add_argument("--write", metavar="FILE", help="with --search: the job with the layout to use, as a job file")
     group.add_argument("--verify", action="store_true", help="with --search: run the best three for 20 steps (tune)")
-    group.add_argument("--tokens", metavar="N", help="time and cost of so many tokens (or images), such as 300e9")
-    group.add_argument("--budget", metavar="H", help="what so many GPU-hours pay for: 20000gpuh")
-    group.add_argument("--price", type=float, metavar="P", help="of one GPU-hour, in your currency")
+    group.add_argument("--tokens", metavar="N", help="time and cost of N tokens (or images), such as 300e9")
+    group.add_argument("--budget", metavar="H", help="tokens that H GPU-hours pay for: 20000gpuh")
+    group.add_argument("--price", type=float, metavar="P", help="price of one GPU-hour, in your currency")
     group.add_argument(
         "--calibrate",
         nargs="+",
         default=[],
         metavar="RUN",
-        help="training runs or verify runs of this cluster to learn from. Default: the newest of this user on such GPUs. "
+        help="training or verify runs of this cluster to learn from. Default: your newest on such GPUs. "
         "here: measure the model's matrix products on this GPU",
     )
     group.add_argument("--html", metavar="FILE", help="write one self-contained page with plots")
     add_json(group)
     parser.set_defaults(takes_command=True, after=None)
     parser.usage = f"{parser.prog} [JOB.yaml] [options] [-- COMMAND...]"
-    parser.epilog = "Exit code: 0; 1 if nothing that was asked about fits; 2 for input that makes no sense."
+    parser.epilog = "Exit code: 0; 1 if nothing that was asked about fits; 2 for bad input."
 
 
 def run(args: Any) -> int:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import socket
+import shutil
 import sys
-from typing import Any
+from typing import Any, List
 
 from drumbeat.base.problem import Problem
 from drumbeat.base.record import to_plain
@@ -18,8 +18,8 @@ def add_arguments(parser: Any) -> None:
         "action",
         choices=("list", "show", "new", "check", "image"),
         help="list: all sites; the one detected for this machine is marked. show NAME: one site with the reason for each "
-        "value. new: print a profile made from this machine's facts. check FILE: is this profile valid, and do its paths "
-        "exist? image NAME: a recipe for an image with the RDMA libraries it needs.",
+        "value. new: print a profile made from this machine's facts. check FILE: whether a profile is valid, and its paths "
+        "exist. image NAME: a recipe for an image with the RDMA libraries it needs.",
     )
     parser.add_argument("site", nargs="?", metavar="SITE", help="a name of the list, or a profile's path")
     parser.add_argument("--root", metavar="DIR", help="new, check: another machine, as a folder or a capture")
@@ -31,7 +31,8 @@ def add_arguments(parser: Any) -> None:
 
 def run(args: Any) -> int:
     if args.action in ("show", "check", "image") and not args.site:
-        raise Problem(f"{args.action} what?", "drumbeat site show NAME; drumbeat site check FILE")
+        words = {"show": "NAME", "check": "FILE", "image": "NAME --base IMAGE"}[args.action]
+        raise Problem(f"site {args.action} needs a {words.split()[0].lower()}", f"drumbeat site {args.action} {words}")
     actions = {"list": _list, "show": _show, "new": _new, "check": _check, "image": _image}
     return int(actions[args.action](args))
 
@@ -53,11 +54,10 @@ def _image(args: Any) -> int:
 
 
 def _list(args: Any) -> int:
-    from drumbeat.jobfile.site import detect, load_site, site_names, user_profiles
-    from drumbeat.machine.host import LiveHost
-    from drumbeat.machine.identity import read as identity
+    from drumbeat.desk.nodes import site_here
+    from drumbeat.jobfile.site import load_site, site_names, user_profiles
 
-    here = detect(os.environ, socket.gethostname(), identity(LiveHost(), []).cluster).name
+    here = site_here(None, os.environ).name
     own = user_profiles(os.environ)
     rows = [(name, load_site(name, os.environ).summary) for name in site_names(os.environ)]
     if args.json:
@@ -91,6 +91,7 @@ def _show(args: Any) -> int:
 
 def _new(args: Any) -> int:
     from drumbeat import backends
+    from drumbeat.containers.runtimes import RUNTIMES
     from drumbeat.jobfile.site import new_site
     from drumbeat.machine.gather import gather
     from drumbeat.machine.replay import open_host
@@ -98,9 +99,26 @@ def _new(args: Any) -> int:
     facts = gather(open_host(args.root))
     batch = facts.identity.batch if facts.identity.batch in backends.names() else ""
     login = None if batch or args.root else backends.at_login(os.environ)
-    pools = login.pools(os.environ) if login else []
+    asked = [] if batch or args.root else [login] if login else backends.with_login_nodes()
+    pools: List[Any] = []
+    for backend in asked:
+        try:
+            pools = backend.pools(os.environ)
+        except Problem as failed:
+            name = login.name if login else "local"
+            print(
+                f"drumbeat site: {failed}\n  so this profile describes this machine (backend: {name}), not {backend.title}'s "
+                "nodes",
+                file=sys.stderr,
+            )
+        if pools:
+            login = backend
+            break
     cluster = login.cluster(os.environ) if login else None
-    print(new_site(facts, login.name if login else batch or "local", pools, cluster or ""), end="")
+    runtime = (
+        "" if args.root else next((name for name, one in RUNTIMES.items() if one.lines and shutil.which(name)), "")
+    )
+    print(new_site(facts, login.name if login else batch or "local", pools, cluster or "", runtime), end="")
     return 0
 
 

@@ -22,7 +22,7 @@ _LAST_FILES = 5.0  # seconds to fetch the rest of a run that has ended elsewhere
 def add_arguments(parser: Any) -> None:
     add_run(parser, "default: the newest here")
     parser.add_argument(
-        "--placement", action="store_true", help="each rank's GPU, cores, NUMA node and NIC, and whether they fit"
+        "--placement", action="store_true", help="show each rank's GPU, cores, NUMA node and NIC, and whether they fit"
     )
     add_json(parser)
 

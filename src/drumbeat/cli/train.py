@@ -29,7 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"recipes:\n{listed}\n\nMany ranks: drumbeat run -- drumbeat train llama --layout fsdp\n"
         "Weights for transformers: drumbeat train export RUN --to FOLDER"
     )
-    parser.add_argument("recipe", help="llama, experts, bert, resnet, wide-resnet or finetune; or export")
+    recipe: Any = parser.add_argument("recipe", help="one of those below; or export")
+    recipe.offers = (*RECIPES, "export")
     parser.add_argument("run", nargs="?", help="export: a run, or a folder with checkpoints")
     parser.add_argument("--layout", help="ddp, fsdp, hsdp, tp, pp, cp, ep, or degrees such as dp_shard=4,tp=2")
     parser.add_argument(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: Any) -> None:
     add_run(parser, "default: the newest here")
-    parser.add_argument("--web", action="store_true", help="a page for the browser, and /metrics for Prometheus")
+    parser.add_argument("--web", action="store_true", help="serve a page for the browser, and /metrics for Prometheus")
     parser.add_argument(
         "--port", type=port, metavar="P", help="port of the page; default: 8765, or any free one; 0: any"
     )

@@ -33,7 +33,7 @@ from drumbeat.machine.model import Identity
 from drumbeat.runfolder.files import replace
 from drumbeat.runfolder.layout import RunFolder, ask_to_stop
 from drumbeat.runfolder.run import Run, replaced_nodes
-from drumbeat.runfolder.state import Course, hangs_of, ledger, ranks_seen, world_of
+from drumbeat.runfolder.state import Course, hangs_of, ledger, ranks_seen, why_stopped, world_of
 from drumbeat.runfolder.summary import (
     AttemptEnd,
     Observations,
@@ -79,7 +79,7 @@ def summary_without_lead(
     gpus = gpus_of_run(order, known) if len(known) == len(facts) else None
     replaced, world = replaced_nodes(events), world_of(events)
     hangs = hangs_of(events, now, progress)
-    observed = Observations(found, replaced, gpus, world, hangs, ranks_seen(events))
+    observed = Observations(found, replaced, gpus, world, hangs, ranks_seen(events), why_stopped(events))
     return summarize(order, attempts, run.members(), affected, progress, parts, observed)
 
 

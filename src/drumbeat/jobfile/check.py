@@ -9,6 +9,7 @@ import dataclasses
 import difflib
 import re
 import shlex
+import sys
 from dataclasses import MISSING
 from typing import Any, Callable, Dict, Iterable, List, Mapping, NoReturn, Optional, Sequence, Tuple, Type, TypeVar
 
@@ -39,6 +40,7 @@ KINDS = {
     "names": "a word, or a list of words",
     "hosts": "a list of hosts, such as [a, b] or n[1-4]",
     "size": "a size such as 440G, 64Gi or 512000M",
+    "array": "numbers such as 0-3 or 1,4,7, and after % how many at once",
     "duration": "a time such as 90s, 30m, 1h, 2d6h30m, 1:30:00 or 1-02:00:00",
     "switch": "true or false",
     "variables": "a mapping NAME: value",
@@ -197,13 +199,14 @@ T = TypeVar("T")
 _NAME = regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _VARIABLE = regex(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
 _SIZE = regex(r"\d{1,12}(?:[KMGTPkmgtp]i?)?B?")
+_MOST_MEMORY = 1000**5  # bytes per node
+_ARRAY = regex(r"(?=.)(?:\d{1,9}(?:-\d{1,9}(?::[1-9]\d{0,8})?)?(?:,(?!$|%)|(?=%|$)))*(?:%[1-9]\d{0,8})?")
 _WHOLE = regex(r"-?(0|[1-9][0-9]{0,8})")
 _TOO_LARGE = regex(r"[1-9][0-9]{9,}")
 _BETWEEN_HOSTS = regex(r",(?![^\[]*\])")  # a comma, but not one in brackets
 _SWITCH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
-_SHOWN = 12  # mistakes of one file
 # Keys that other launchers and schedulers use, and ours.
 _KNOWN_AS = {
     "gpus-per-node": "gpus", "gres": "gpus", "nnodes": "nodes", "nproc-per-node": "ranks-per-node",
@@ -234,9 +237,14 @@ def raise_all(file: str, problems: Sequence[Problem]) -> None:
     if len(problems) == 1:
         raise problems[0]
     if problems:
-        lines = [str(problem).replace("\n ", ";") for problem in problems[:_SHOWN]]
-        more = [f"and {len(problems) - _SHOWN} more"] if len(problems) > _SHOWN else []
-        raise Problem("\n  ".join([f"{file}: {len(problems)} mistakes", *lines, *more]))
+        lines = [str(problem).replace("\n ", ";") for problem in sorted(problems, key=_line)]
+        raise Problem("\n  ".join([f"{file}: {len(problems)} mistakes", *lines]))
+
+
+def _line(problem: Problem) -> int:
+    """Return the line that a mistake names; those without one come last."""
+    found = re.search(r":(\d+): ", problem.what)
+    return int(found[1]) if found else sys.maxsize
 
 
 def mistakes(cls: Type[T], table: Table, file: str, what: str, **given: Any) -> List[Problem]:
@@ -258,10 +266,21 @@ class Checker:
     def record(self, cls: Type[T], table: Table, what: str, prefix: str = "", **given: Any) -> T:
         known = keys_of(cls)
         values: Dict[str, Any] = dict(given)
+        unlike = [name for name in table.entries if name not in known and not _hint(name, known)]
+        if not prefix and len(unlike) > max(2, len(table.entries) // 2):  # another file, rather than many mistakes
+            self.problems.append(
+                Problem(
+                    f"{self.file}:{table.lines[unlike[0]]}: this does not look like a {what.split()[-1]} file: {len(unlike)} "
+                    f"of its {len(table.entries)} keys are unknown ({', '.join(map(shown, unlike[:3]))}, ...)",
+                    f"known keys: {', '.join(known)}",
+                )
+            )
+            return cls.__new__(cls)
         for name, node in table.entries.items():
             if name not in known:
+                hint = "; known keys: " + ", ".join(known) if name in unlike[:1] else _hint(name, known)
                 self.problems.append(
-                    Problem(f"{self.file}:{table.lines[name]}: unknown key {shown(name)} in {what}{_hint(name, known)}")
+                    Problem(f"{self.file}:{table.lines[name]}: unknown key {shown(name)} in {what}{hint}")
                 )
                 continue
             field, key = known[name]
@@ -365,7 +384,7 @@ def _hint(name: str, known: Iterable[str]) -> str:
         return f"; write submit: {{{name}: {{value: --{name}=..., why: ...}}}}"
     if name in _OF_JOB and "submit" in known:
         return f"; {name} is a key of a job file (docs/job.md), where each job says its own"
-    return near(name, known) or "; known keys: " + ", ".join(known)
+    return near(name, known)
 
 
 def near(word: str, known: Iterable[str]) -> str:
@@ -465,6 +484,26 @@ def _size(key: Key, node: Node, place: str) -> str:
     text = _text(key, node, place)
     if not _SIZE.fullmatch(text):
         raise Problem(f"{place}: expected {KINDS[key.kind]}, got {shown(text)}")
+    if least_bytes(text, 1000) > _MOST_MEMORY:
+        raise Problem(f"{place}: {shown(text)} is more memory than any node has")
+    return text
+
+
+def least_bytes(size: str, unit: int) -> int:
+    """Return the bytes of a size with a unit; `unit` is what K stands for where it may be 1000 or 1024. 0: no unit is given."""
+    found = re.fullmatch(r"(\d+)([KMGTP])(i?)B?", size, re.IGNORECASE)
+    return int(found[1]) * (1024 if found[3] else unit) ** ("KMGTP".index(found[2].upper()) + 1) if found else 0
+
+
+def _array(key: Key, node: Node, place: str) -> str:
+    """Check the numbers of an array; `%N` alone goes with a sweep."""
+    text = _filled(key, node, place)
+    numbers = text.partition("%")[0]
+    if not _ARRAY.fullmatch(text):
+        _wrong(key, node, place)
+    for first, last in re.findall(r"(\d+)-(\d+)", numbers):
+        if int(first) > int(last):
+            raise Problem(f"{place}: {first}-{last} is not a range: write the smaller number first")
     return text
 
 
@@ -500,6 +539,7 @@ _READERS: Dict[str, Callable[[Key, Node, str], Any]] = {
     "names": _names,
     "hosts": _hosts,
     "size": _size,
+    "array": _array,
     "duration": _duration,
     "switch": _switch,
 }

@@ -148,7 +148,7 @@ def _count(text: str, where: str) -> int:
 _COMMON = {
     "nodes": "number of nodes",
     "ranks-per-node": "ranks per node (default: one per GPU)",
-    "gpus": "GPUs per node (default: all; of a scheduler the site's)",
+    "gpus": "GPUs per node (default: all; with a scheduler: as the site says)",
     "site": "cluster profile (default: detected)",
     "env": "set a variable in every rank, or pass yours on by NAME",
     "container": "image that the ranks run in",

@@ -115,7 +115,7 @@ class JobCourse:
     )
     spares: int = key(
         "number",
-        "Nodes beyond `nodes` that wait without ranks. One takes the place of a node that is lost or bad: the job goes on from "
+        "Spare nodes: more than `nodes`, waiting without ranks. One replaces a node that is lost or bad: the job goes on from "
         "its checkpoint, without waiting in a queue (docs/comeback.md). The last of `hosts` are the spares.",
         "1",
         0,
@@ -445,9 +445,9 @@ class JobScheduler:
         "text", "Jobs to wait for, in the scheduler's words.", "afterok:1234", None, flag="TEXT"
     )
     array: Optional[str] = key(
-        "text",
-        "Several jobs from one file: which numbers, and after % how many at once. Each has a run folder of its own, "
-        "RUN/array/NUMBER, and the scheduler's variable with its number.",
+        "array",
+        "Several jobs from one file. Each has a run folder of its own, RUN/array/NUMBER, and the scheduler's variable with "
+        "its number.",
         "0-3%2",
         None,
         flag="TEXT",

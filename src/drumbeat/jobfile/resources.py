@@ -5,6 +5,7 @@ Nothing here knows a scheduler: what only some of them understand travels by its
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
@@ -15,7 +16,7 @@ from drumbeat.base.redact import in_text, in_words, is_secret
 from drumbeat.base.regex import regex
 from drumbeat.commands.program import Script
 from drumbeat.containers.runtimes import RUNTIMES
-from drumbeat.jobfile.check import check_variable_name, expand
+from drumbeat.jobfile.check import check_variable_name, expand, least_bytes
 from drumbeat.jobfile.job import Job
 from drumbeat.jobfile.site import Site
 from drumbeat.jobfile.yamlfile import shown
@@ -33,7 +34,7 @@ def resources(job: Job, site: Site, environ: Mapping[str, str]) -> Resources:
     return Resources(
         account=job.account or "",
         partition=job.partition or "",
-        memory=job.memory or _share_of_memory(site, gpus),
+        memory=_memory(job, site, gpus),
         cpus=_cpus(job, site, gpus),
         gpus=gpus,
         exclusive=job.exclusive,
@@ -47,7 +48,8 @@ def resources(job: Job, site: Site, environ: Mapping[str, str]) -> Resources:
 def _gpus(job: Job, site: Site) -> Optional[int]:
     if job.gpus is not None and site.gpus is not None and job.gpus > site.gpus:
         raise Problem(
-            f"{job.where('gpus')}: {job.gpus} GPUs per node requested, but a node of {site.name} has {site.gpus}"
+            f"{job.where('gpus')}: {job.gpus} GPUs per node requested, but a node of {site.name} has {site.gpus}",
+            _at_most(site, "gpus", f"more nodes, each with at most {site.gpus}"),
         )
     return (site.gpus if job.gpus is None else job.gpus) or None
 
@@ -55,9 +57,24 @@ def _gpus(job: Job, site: Site) -> Optional[int]:
 def _cpus(job: Job, site: Site, gpus: Optional[int]) -> Optional[int]:
     if job.cpus and site.cores and job.cpus > site.cores:
         raise Problem(
-            f"{job.where('cpus')}: {job.cpus} cores per node requested, but a job on {site.name} can have {site.cores}"
+            f"{job.where('cpus')}: {job.cpus} cores per node requested, but a job on {site.name} can have {site.cores}",
+            _at_most(site, "cores", f"at most {site.cores}"),
         )
     return job.cpus or _share_of_cores(site, gpus)
+
+
+def _memory(job: Job, site: Site, gpus: Optional[int]) -> str:
+    if job.memory and site.memory and least_bytes(job.memory, 1000) > (least_bytes(site.memory, 1024) or math.inf):
+        raise Problem(
+            f"{job.where('memory')}: {job.memory} per node requested, but a job on {site.name} can have {site.memory}",
+            _at_most(site, "memory", f"at most {site.memory}"),
+        )
+    return job.memory or _share_of_memory(site, gpus)
+
+
+def _at_most(site: Site, key: str, fit: str) -> str:
+    copy = f"drumbeat site show {site.name} --source"
+    return f"ask for {fit}; if its nodes have more, correct {key} in a copy of the profile: {copy}"
 
 
 def _share_of_memory(site: Site, gpus: Optional[int]) -> str:

@@ -173,7 +173,9 @@ class Site:
     cores: Optional[int] = key(
         "number", "Cores per node that a job can have.", "56", None, minimum=1, default_text="the scheduler's"
     )
-    memory: Optional[str] = key("size", "Default memory per node.", "480G", None, default_text="not said")
+    memory: Optional[str] = key(
+        "size", "Memory per node that a job can have, and gets by default.", "480G", None, default_text="not said"
+    )
     needs: Tuple[str, ...] = key(
         "words",
         "Settings that every job there must have (account, time, partition, qos); checked before a job is sent.",
@@ -470,12 +472,12 @@ def _by_version(path: str) -> List[Tuple[int, int, str]]:
 _UNSET: Tuple[Any, ...] = (None, "", (), {}, False, Detect())
 
 
-def site_lines(site: Site) -> List[str]:
+def site_lines(site: Site, without: Sequence[str] = ()) -> List[str]:
     """Return every key that the profile sets, as it is spelled there, each with its reason."""
     lines = [f"{site.name}: {site.summary}"]
     for name, (attribute, spec) in keys_of(Site).items():
         value = getattr(site, attribute)
-        if name == "summary" or value in _UNSET:
+        if name in ("summary", *without) or value in _UNSET:
             continue
         if spec.kind == "tables":
             lines += ["", f"{name}:"]
@@ -483,7 +485,9 @@ def site_lines(site: Site) -> List[str]:
                 lines += _table(f"  {entry}", table)
         else:
             lines += ["", *_table(name, value)] if spec.kind == "table" else [f"{name}: {_words(value)}"]
-    return lines if site.detect != Detect() else [*lines, "", "never detected: name it with --site"]
+    return (
+        lines if site.detect != Detect() or "detect" in without else [*lines, "", "never detected: name it with --site"]
+    )
 
 
 def _table(title: str, table: Any) -> List[str]:
@@ -500,14 +504,15 @@ def _words(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, tuple) else "true" if value is True else str(value)
 
 
-def new_site(facts: Facts, backend: str, pools: Sequence[Pool] = (), cluster: str = "") -> str:
+def new_site(facts: Facts, backend: str, pools: Sequence[Pool] = (), cluster: str = "", runtime: str = "") -> str:
     """Write a profile to start from. Values that differ between nodes are left to the node; observed ones are stated. `pools`:
-    given on a login node, whose own devices are not those of the nodes."""
+    given on a login node, whose own devices are not those of the nodes. `runtime`: a container runtime that was found."""
     lines = [
         f"# Made on {_plain(facts.host)} by: drumbeat site new. Check each line, then save it as NAME.yaml in",
         "# ~/.config/drumbeat/sites; drumbeat site check NAME.yaml says whether it is valid.",
     ]
     lines += _of_pools(pools, backend) if pools else _of_node(facts, backend)
+    lines += _of_containers(runtime, "" if pools else next((g.vendor for g in facts.gpus if not g.integrated), ""))
     cluster = cluster or facts.identity.cluster or ""
     lines.append(f"detect: {{{'cluster' if cluster else 'hosts'}: [{json.dumps(cluster or facts.host)}]}}")
     return "\n".join(lines) + "\n"
@@ -536,6 +541,15 @@ def _of_pools(pools: Sequence[Pool], backend: str) -> List[str]:
         lines += ["submit:", "  partition:", f"    value: {json.dumps('--partition=' + best.name)}", f"    why: {why}"]
         lines.append("    source: sinfo, asked by drumbeat site new")
     return lines
+
+
+def _of_containers(runtime: str, vendor: str) -> List[str]:
+    """Name the runtime for jobs with an image. A login node does not show the vendor of the nodes' GPUs: left to the reader."""
+    seen = f"{runtime} is installed here" if runtime else f"one of {', '.join(RUNTIMES)}; none of them was found here"
+    if runtime and vendor in _VENDORS:
+        return [f"container: {{runtime: {runtime}, vendor: {vendor}}}  # {seen}"]
+    named = f"container: {{runtime: {runtime or 'apptainer'}, vendor: {vendor or 'nvidia'}}}"
+    return [f"# For jobs with an image: {seen}. vendor: of the nodes' GPUs.", f"# {named}"]
 
 
 def _of_node(facts: Facts, backend: str) -> List[str]:

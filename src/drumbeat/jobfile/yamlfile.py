@@ -114,9 +114,9 @@ def load_text(text: str, name: str, what: str) -> Table:
 def kind_of(node: Node) -> str:
     """Name the kind of a value in the words of a message."""
     if isinstance(node, Items):
-        return "a list"
+        return "a list" if node.values else "an empty list"
     if isinstance(node, Table):
-        return "a mapping"
+        return "a mapping" if node.entries else "an empty mapping"
     return "nothing" if node.missing else shown(node.value)
 
 
@@ -127,6 +127,8 @@ _REMEDIES = (
     ("cannot start any token", "indent with blanks, not tabs; quote a value that begins with %, @ or `"),
     ("expected <block end>", "check the indentation: keys of one level begin in the same column"),
 )  # fmt: skip
+# What PyYAML was reading -> how it begins.
+_OPENED = {"flow sequence": "the [", "flow mapping": "the {", "quoted scalar": "the quote"}
 
 
 def _events(text: str, name: str) -> Iterator[Any]:
@@ -137,10 +139,12 @@ def _events(text: str, name: str) -> Iterator[Any]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 1
-        said = error.problem or error.context or ""
-        raise Problem(
-            f"{name}:{line}: not YAML: {said}", next((fix for words, fix in _REMEDIES if words in said), "")
-        ) from None
+        said, around = error.problem or error.context or "", error.context or ""
+        fix = next((fix for words, fix in _REMEDIES if words in said), "")
+        opened = next((sign for words, sign in _OPENED.items() if words in around), "")
+        if opened and error.context_mark:
+            said, fix = f"{said} (is {opened} of line {error.context_mark.line + 1} closed?)", ""
+        raise Problem(f"{name}:{line}: not YAML: {said}", fix) from None
     except yaml.YAMLError as error:
         raise Problem(f"{name}: not YAML: {shown(str(error), 80)}") from None
     except (ValueError, OverflowError):  # PyYAML's own, for "\UFFFFFFFF" and a huge %YAML number

@@ -12,7 +12,7 @@ from drumbeat.machine.model import Facts, Peers
 from drumbeat.machine.vendors import vendor_named
 from drumbeat.plan.argv import flight_recorder
 from drumbeat.plan.binding import Binding, binding
-from drumbeat.plan.exported import alt_read_is_idle
+from drumbeat.plan.exported import ALT_READ, NO_RDZV_GET, alt_read_is_idle
 from drumbeat.plan.network import (
     choose,
     common_gid_index,
@@ -91,9 +91,9 @@ def decide(order: Order, facts: Facts, peers: Peers, node: int, bound: Optional[
 
 def _idle(name: str, facts: Facts, left: List[Left]) -> bool:
     """Return true if this default has no effect because of how the job was started."""
-    if name != "FI_CXI_RDZV_PROTO" or not alt_read_is_idle(facts):
+    if name != ALT_READ or not alt_read_is_idle(facts):
         return False
-    left.append(Left(name, "alt_read takes effect only in a job started with --network=disable_rdzv_get"))
+    left.append(Left(name, f"alt_read takes effect only in a job started with --network={NO_RDZV_GET}"))
     return True
 
 
@@ -244,6 +244,13 @@ def _threads_why(bound: Binding) -> str:
     return f"{bound.threads} core{'s' if bound.threads > 1 else ''} per rank: {bound.threads_why}"
 
 
+def project_caches(order: Order) -> List[EnvVar]:
+    """Propose folders for downloads, if job or site says where the project's storage is."""
+    why = "downloads go to the project's storage, not to the home folder's quota"
+    folders = (("HF_HOME", "huggingface"), ("TORCH_HOME", "torch")) if order.cache_dir else ()
+    return [EnvVar(name, f"{order.cache_dir}/{folder}", why, "site") for name, folder in folders]
+
+
 def _caches(order: Order, here: Scene, node: int, left: List[Left]) -> List[EnvVar]:
     owner = order.user or order.run_id
 
@@ -257,13 +264,8 @@ def _caches(order: Order, here: Scene, node: int, left: List[Left]) -> List[EnvV
             EnvVar("TRITON_CACHE_DIR", local("triton"), why, "default"),
             EnvVar("TORCHINDUCTOR_CACHE_DIR", local("inductor"), why, "default"),
         ]
-    if order.cache_dir:
-        why = "downloads go to the project's storage, not to the home folder's quota"
-        variables += [
-            EnvVar("HF_HOME", f"{order.cache_dir}/huggingface", why, "site"),
-            EnvVar("TORCH_HOME", f"{order.cache_dir}/torch", why, "site"),
-        ]
-    elif here.vendor:
+    variables += project_caches(order)
+    if not order.cache_dir and here.vendor:
         reason = "neither site nor job says where the project's storage is (caches)"
         left.extend(Left(name, reason) for name in ("HF_HOME", "TORCH_HOME"))
     return variables

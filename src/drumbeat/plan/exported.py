@@ -16,6 +16,10 @@ from drumbeat.plan.variables import DEAD, DEBUGGING, OLD, SPELT, steers
 
 find = Catalog("plan")
 MOST_SOCKETS = 64  # NCCL_SOCKET_NTHREADS x NCCL_NSOCKS_PERTHREAD
+ALT_READ, NO_RDZV_GET = (
+    "FI_CXI_RDZV_PROTO",
+    "disable_rdzv_get",
+)  # the one takes effect only in a job started with the other
 _NEAR = 0.92  # similarity from which an unknown name counts as a typo
 
 _OPEN_ENDED = ("OMPI_MCA_",)  # every component has names of its own, many of which differ by a letter
@@ -225,7 +229,7 @@ def _corruption(here: Scene, facts: Facts, final: Mapping[str, EnvVar]) -> List[
 
 def alt_read_is_idle(facts: Facts) -> bool:
     """FI_CXI_RDZV_PROTO=alt_read takes effect only in a job that was started for it."""
-    return facts.identity.scheduler == "slurm" and "disable_rdzv_get" not in facts.environment.get("SLURM_NETWORK", "")
+    return facts.identity.scheduler == "slurm" and NO_RDZV_GET not in facts.environment.get("SLURM_NETWORK", "")
 
 
 def _slurm(facts: Facts, here: Scene, final: Mapping[str, EnvVar]) -> List[Finding]:
@@ -235,10 +239,10 @@ def _slurm(facts: Facts, here: Scene, final: Mapping[str, EnvVar]) -> List[Findi
     entries = masks.from_slurm(bind)
     if len(entries) > 1:
         findings += masks.check(entries, len(entries), ())[1]
-    proto: Optional[EnvVar] = final.get("FI_CXI_RDZV_PROTO")
+    proto: Optional[EnvVar] = final.get(ALT_READ)
     if proto is not None and proto.value == "alt_read" and facts.identity.scheduler == "slurm":
         network = facts.environment.get("SLURM_NETWORK", "")
-        if here.nodes == "many" and "disable_rdzv_get" not in network:
+        if here.nodes == "many" and NO_RDZV_GET not in network:
             findings.append(find("alt-read-idle", evidence=[f"SLURM_NETWORK={network}"]))
     return findings
 

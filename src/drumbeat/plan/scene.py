@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Mapping, Optional, Tuple
+from typing import Dict, Mapping, Optional, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import Order
@@ -134,3 +134,51 @@ def matches(when: Mapping[str, str], scene: Scene, facts: Facts) -> bool:
             if value not in wanted.split("|"):
                 return False
     return True
+
+
+# The same conditions before any node is seen: order and site decide some of them.
+
+
+_NETWORKS = {
+    "ib": ("infiniband",),
+    "roce": ("roce",),
+    "ofi": ("slingshot", "efa"),
+    "rdma": ("infiniband", "roce", "slingshot", "efa"),
+}
+
+
+def known_early(order: Order) -> Dict[str, Tuple[str, ...]]:
+    """Return the values that a key of a condition can have on the order's nodes; keys that only a node decides are missing."""
+    sockets = next((variable.value for variable in order.env if variable.name == "NCCL_SOCKET_IFNAME"), "")
+    fabrics = _NETWORKS.get(order.expect.transport)
+    if fabrics and "slingshot" in fabrics and sockets.lstrip("=").startswith("hsn"):
+        fabrics = ("slingshot",)  # only its interfaces have that name
+    gpus = order.resources.gpus if order.gpus is None else order.gpus
+    found = {
+        "nodes": ("many" if order.nodes > 1 else "one",),
+        "fabric": fabrics,
+        "vendor": ("none",) if gpus == 0 else (order.vendor,) if order.vendor else None,
+        "gpus-used": (str(gpus),) if gpus is not None else None,
+        "mpi": (order.backend,),  # the agents of such a job are not started by mpirun
+        "visibility": (order.visibility,),
+        "caches": ("known" if order.cache_dir else "unknown",),
+        "hang": ("off" if order.checks.get("hang", "off") == "off" else "on",),
+        "trace": ("on" if order.trace else "off",),
+        "transport": ("on" if order.trace or order.checks.get("transport", "off") != "off" else "off",),
+    }
+    return {key: values for key, values in found.items() if values}
+
+
+def still_open(when: Mapping[str, str], known: Mapping[str, Tuple[str, ...]]) -> Optional[Dict[str, str]]:
+    """Return the part of a condition that a node decides: empty if it holds already, None if it cannot hold."""
+    rest = {}
+    for key, wanted in when.items():
+        values = known.get(key, ())
+        holds = [
+            fits(wanted, value) if _CONDITION.fullmatch(wanted) else value in wanted.split("|") for value in values
+        ]
+        if values and not any(holds):
+            return None
+        if not values or not all(holds):
+            rest[key] = wanted
+    return rest

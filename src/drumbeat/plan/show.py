@@ -2,30 +2,42 @@
 
 from __future__ import annotations
 
+import datetime
 import re
 import textwrap
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
 from drumbeat.base.order import EnvVar, Order
 from drumbeat.findings.model import Finding
 from drumbeat.machine.model import Facts
-from drumbeat.machine.vendors import VENDORS
+from drumbeat.machine.vendors import vendor_named
 from drumbeat.plan.argv import AT_START
-from drumbeat.plan.environment import EXPORTED
+from drumbeat.plan.environment import EXPORTED, project_caches
+from drumbeat.plan.exported import ALT_READ, NO_RDZV_GET
 from drumbeat.plan.node_plan import Difference, NodePlan
-from drumbeat.plan.variables import COMPUTED, Computed, steers
+from drumbeat.plan.scene import known_early, still_open
+from drumbeat.plan.variables import COMPUTED, SETTINGS, steers
 
 
 def request_words(order: Order) -> Dict[str, str]:
-    """Return the resources requested from the scheduler for each node, by job and site, and the expected network."""
-    request = order.resources
+    """Return what job and site ask of the scheduler and its nodes: resources, account, time, image, and the expected network."""
+    request, used = order.resources, order.container
     asked = [f"{request.gpus} GPUs"] if request.gpus else []
     asked += [f"{request.cpus} cores"] if request.cpus else []
     asked += [f"{request.memory} memory"] if request.memory else []
     wanted = [] if order.expect.transport == "any" else [f"transport {order.expect.transport}"]
     wanted += {True: ["GPU-direct"], False: ["no GPU-direct"], None: []}[order.expect.gdr]
-    ask = order.backend != "local" and asked
-    words = {"per node": ", ".join(asked) if ask else "", "expects": ", ".join(wanted)}
+    queue = order.backend != "local"
+    words = {
+        "per node": ", ".join(asked) if queue else "",
+        "account": request.account if queue else "",
+        "partition": request.partition if queue else "",
+        "options": " ".join(option.text for option in request.options) if queue else "",
+        "time": str(datetime.timedelta(seconds=int(order.time_limit))) if order.time_limit else "",
+        "image": f"{used.image}, started with {used.runtime}" if used else "",
+        "binds": ", ".join([*used.binds, *(path.pattern for path in order.host_paths)]) if used else "",
+        "expects": ", ".join(wanted),
+    }
     return {name: text for name, text in words.items() if text}
 
 
@@ -139,34 +151,63 @@ def exported_variables(order: Order, facts: Facts) -> List[EnvVar]:
 
 
 def desk_lines(order: Order, exported: Sequence[EnvVar], width: Optional[int]) -> List[str]:
-    """List the settings decided at submission, and those that each node will decide."""
-    settled = sorted([*order.env, *exported], key=lambda variable: variable.name)
-    names = {variable.name for variable in settled}
-    later = {entry.name: entry for entry in reversed(COMPUTED) if entry.name not in names and _possible(order, entry)}
+    """List the settings decided at submission, and those that each node will decide, with the condition if there is one."""
+    settled = sorted([*order.env, *exported, *project_caches(order)], key=lambda variable: variable.name)
     lines = ["decided here:", *(variable_lines(settled, width) or ["  nothing"]), *passed_lines(order), ""]
     lines.append("decided on each node, from what it has:")
-    for name, entry in sorted(later.items()):
-        lines += [*wrapped(f"{name}: {entry.when}", width), *wrapped(f"    {entry.why}", width)]
-    lines += [
-        "",
-        *wrapped(
-            "and what fits its fabric and GPUs (docs/environment.md). --root, or --from-run, brings a node's facts.",
-            width,
-        ),
-    ]
-    return lines
+    for name, value, condition, why in sorted(_later(order, {variable.name for variable in settled})):
+        lines += wrapped(f"{name}: {value}", width)
+        texts = [f"if {condition}" if condition else "", "" if why == value else why]
+        lines += [line for text in texts if text for line in wrapped(f"    {text}", width)]
+    return [*lines, "", *wrapped("--root, or --from-run, brings a node's facts: then these are decided, too.", width)]
 
 
-def _possible(order: Order, entry: Computed) -> bool:
-    """Return true if this setting is possible on such nodes. If the site gives no GPUs or network, every setting is."""
-    text = f"{entry.name} {entry.when}"
-    others = [vendor for vendor in VENDORS if order.vendor and vendor.name != order.vendor]
-    if any(re.search(rf"\b{other.title}\b", text) or entry.name.startswith(other.prefixes) for other in others):
-        return False
-    network = {"ofi": r"InfiniBand|RoCE"}.get(order.expect.transport)
-    if order.expect.transport in ("ib", "roce", "rdma"):
-        network = "Slingshot"
-    return not (network and re.search(network, text))
+def _later(order: Order, settled: Set[str]) -> Iterator[Tuple[str, str, str, str]]:
+    """Yield name, value, condition and reason of what nodes may set; without a condition if order and site decide it."""
+    known = known_early(order)
+    local = f"{order.local_dir}/{order.user or order.run_id}"
+    for entry in COMPUTED:
+        rest = still_open(entry.needs, known)
+        if rest is not None and entry.name not in settled:
+            condition = ", and ".join(filter(None, [_condition(rest), entry.rest]))
+            yield entry.name, entry.value.replace("LOCAL/USER", local).replace("`", ""), condition, entry.why
+    options = [option.text for option in order.resources.options]
+    for rule in SETTINGS:
+        rest = still_open(rule.when, known)
+        if rest is None or rule.name in settled:
+            continue
+        condition = _condition(rest)
+        if rule.name == ALT_READ and not any(NO_RDZV_GET in text for text in options):
+            condition = ", and ".join(filter(None, [condition, f"the job is started with --network={NO_RDZV_GET}"]))
+        yield rule.name, rule.value, condition, f"{rule.why} ({rule.reference})"
+
+
+_VERSION = re.compile(r"(<|>=)([\d.]+)( or unknown)?")
+_IF = {
+    "fabric": "the network is {}",
+    "arch": "the GPUs are {}",
+    "nic-driver": "the NICs' driver is {}",
+    "gpus-used": "the number of GPUs used per node is {}",
+    "rocm": "ROCm is {}",
+    "kernel": "the kernel is {}",
+    "net-plugin": "NCCL's network plug-in is {}",
+    "library": "{} is found",
+}
+
+
+def _condition(rest: Mapping[str, str]) -> str:
+    """Put the open part of a condition into words that follow an `if`."""
+    words = []
+    for key, wanted in rest.items():
+        version = _VERSION.fullmatch(wanted)
+        if key == "vendor":
+            said = "the node has GPUs" if "|" in wanted else f"the GPUs are {vendor_named(wanted).title}'s"
+        elif version:
+            said = _IF[key].format(f"older than {version[2]}" if version[1] == "<" else f"{version[2]} or newer")
+        else:
+            said = _IF[key].format(wanted.replace("|", " or "))
+        words.append(said + " or unknown" * (version is not None and bool(version[3])))
+    return ", and ".join(words)
 
 
 def columns(rows: Sequence[Sequence[str]]) -> List[str]:

@@ -429,7 +429,13 @@ class Computed(NamedTuple):
     when: str
     why: str
     reference: str
+    needs: Dict[str, str] = {}  # the part of `when` that order and site may decide, as in `scene.still_open`
+    rest: str = ""  # the part of `when` that only a node decides, in words
 
+
+_PENSANDO = {"vendor": "amd", "fabric": "roce", "nic-driver": "ionic|ionic_rdma"}
+_ANY_GPU = {"vendor": "amd|nvidia"}
+_NETWORK_SHOWN = {**_ANY_GPU, "transport": "on"}
 
 COMPUTED: Tuple[Computed, ...] = (
     Computed(
@@ -438,6 +444,7 @@ COMPUTED: Tuple[Computed, ...] = (
         "more than one node",
         "an interface that is up, in the other nodes' subnet, and no container bridge: a wrong one fails or crawls",
         f"{NCCL}; {LUMI}; {GCN}",
+        {"nodes": "many"},
     ),
     Computed(
         "GLOO_SOCKET_IFNAME",
@@ -445,13 +452,15 @@ COMPUTED: Tuple[Computed, ...] = (
         "more than one node",
         "Gloo takes the address the host name resolves to, often a management network or 127.0.1.1",
         "PyTorch, torch.distributed",
+        {"nodes": "many"},
     ),
     Computed(
         "NCCL_IB_HCA",
-        "=name,name,…",
+        "=names, exactly",
         "InfiniBand or RoCE, more than one node",
         "compute NICs with an active port only, by exact name: mlx5_1 would also take mlx5_10 to mlx5_19",
         NCCL,
+        {"fabric": "infiniband|roce", "nodes": "many"},
     ),
     Computed(
         "NCCL_IB_GID_INDEX",
@@ -459,6 +468,8 @@ COMPUTED: Tuple[Computed, ...] = (
         "RoCE with NCCL or RCCL before 2.21 (ROCm before 6.3), or of unknown version",
         "before 2.21 the library takes index 0, which is RoCE v1; newer ones look it up themselves",
         f"{NCCL}; EPFL RCP multi-node guide",
+        {"fabric": "roce", "nodes": "many"},
+        "NCCL or RCCL is older than 2.21, or its version is unknown",
     ),
     Computed(
         "NCCL_NET_PLUGIN",
@@ -466,6 +477,8 @@ COMPUTED: Tuple[Computed, ...] = (
         "Slingshot with AMD GPUs, where no libnccl-net.so is on the path",
         "some RCCL builds look for libnccl-net.so and miss the plug-in",
         HPE,
+        {**_SLINGSHOT, "vendor": "amd"},
+        "no libnccl-net.so is on the path",
     ),
     Computed(
         "NCCL_NET",
@@ -473,6 +486,8 @@ COMPUTED: Tuple[Computed, ...] = (
         "AMD's Pensando NICs, with NCCL_NET_PLUGIN=librccl-anp.so",
         "the plug-in's own name for its network: RCCL stops instead of falling back to TCP",
         "amd-anp",
+        _PENSANDO,
+        "ROCm is older than 7.2.1, and librccl-anp.so is found",
     ),
     Computed(
         "NCCL_NET_PLUGIN",
@@ -480,6 +495,8 @@ COMPUTED: Tuple[Computed, ...] = (
         "AMD's Pensando NICs with ROCm before 7.2.1, where the plug-in is found",
         "RCCL drives this NIC through AMD's plug-in",
         PRIMUS,
+        _PENSANDO,
+        "ROCm is older than 7.2.1, and librccl-anp.so is found",
     ),
     Computed(
         "NCCL_SOCKET_NTHREADS",
@@ -487,14 +504,26 @@ COMPUTED: Tuple[Computed, ...] = (
         "TCP over an interface of 25 Gb/s or more, more than one node",
         "one thread cannot fill such a link; NTHREADS x NSOCKS_PERTHREAD must stay within 64",
         NCCL,
+        {"fabric": "ethernet", "nodes": "many"},
+        "the interface has 25 Gb/s or more",
     ),
-    Computed("NCCL_NSOCKS_PERTHREAD", "4", "as NCCL_SOCKET_NTHREADS", "as NCCL_SOCKET_NTHREADS", NCCL),
+    Computed(
+        "NCCL_NSOCKS_PERTHREAD",
+        "4",
+        "as NCCL_SOCKET_NTHREADS",
+        "as NCCL_SOCKET_NTHREADS",
+        NCCL,
+        {"fabric": "ethernet", "nodes": "many"},
+        "the interface has 25 Gb/s or more",
+    ),
     Computed(
         "ROCR_VISIBLE_DEVICES",
         "the job's GPUs",
         "AMD: an integrated GPU must be hidden, or the job takes GPUs that are not the first ones",
         "device i of torch must be the GPU of local rank i",
         "HIP environment page",
+        {"vendor": "amd"},
+        "an integrated GPU must be hidden, or the job takes GPUs that are not the first ones",
     ),
     Computed(
         "CUDA_VISIBLE_DEVICES",
@@ -502,6 +531,8 @@ COMPUTED: Tuple[Computed, ...] = (
         "NVIDIA: the job takes GPUs that are not the first ones; visibility: own",
         "device i of torch must be the GPU of local rank i",
         "CUDA programming guide",
+        {"vendor": "nvidia"},
+        "the job takes GPUs that are not the first ones, or says visibility: own",
     ),
     Computed(
         "CUDA_DEVICE_ORDER",
@@ -509,6 +540,8 @@ COMPUTED: Tuple[Computed, ...] = (
         "with CUDA_VISIBLE_DEVICES",
         "CUDA counts as nvidia-smi does, not fastest first",
         "CUDA programming guide",
+        {"vendor": "nvidia"},
+        "CUDA_VISIBLE_DEVICES is set",
     ),
     Computed(
         "HIP_VISIBLE_DEVICES",
@@ -516,6 +549,7 @@ COMPUTED: Tuple[Computed, ...] = (
         "AMD with visibility: own, one value per rank",
         "HIP hides the others from the rank without taking away the peers its DMA needs, as ROCR would",
         f"HIP environment page; {LUMI}",
+        {"vendor": "amd", "visibility": "own"},
     ),
     Computed(
         "OMP_NUM_THREADS",
@@ -531,8 +565,16 @@ COMPUTED: Tuple[Computed, ...] = (
         "MIOpen's kernel cache is SQLite: a shared file system cannot take the locks of many nodes; "
         "replaced by an empty one for this run unless it is yours alone",
         LUMI,
+        {"vendor": "amd"},
     ),
-    Computed("MIOPEN_CUSTOM_CACHE_DIR", "as MIOPEN_USER_DB_PATH", "AMD GPUs", "as MIOPEN_USER_DB_PATH", LUMI),
+    Computed(
+        "MIOPEN_CUSTOM_CACHE_DIR",
+        "as MIOPEN_USER_DB_PATH",
+        "AMD GPUs",
+        "as MIOPEN_USER_DB_PATH",
+        LUMI,
+        {"vendor": "amd"},
+    ),
     Computed(
         "TRITON_CACHE_DIR",
         "LOCAL/USER-triton-cache-NODE",
@@ -540,14 +582,18 @@ COMPUTED: Tuple[Computed, ...] = (
         "kernels are compiled once per node on a local disk, not by all ranks at once in the home folder; "
         "replaced by an empty one for this run unless it is yours alone",
         "PyTorch",
+        _ANY_GPU,
     ),
-    Computed("TORCHINDUCTOR_CACHE_DIR", "LOCAL/USER-inductor-cache-NODE", "GPUs", "as TRITON_CACHE_DIR", "PyTorch"),
+    Computed(
+        "TORCHINDUCTOR_CACHE_DIR", "LOCAL/USER-inductor-cache-NODE", "GPUs", "as TRITON_CACHE_DIR", "PyTorch", _ANY_GPU
+    ),
     Computed(
         "HF_HOME",
         "CACHE/huggingface",
         "the site or job says where the project's storage is",
         "models and data sets fill a home folder's quota",
         f"{OLIVIA}; LUMI AI guide",
+        {"caches": "known"},
     ),
     Computed(
         "TORCH_HOME",
@@ -555,6 +601,7 @@ COMPUTED: Tuple[Computed, ...] = (
         "the site or job says where the project's storage is",
         "as HF_HOME",
         "LUMI AI guide",
+        {"caches": "known"},
     ),
     Computed(
         "TORCH_FR_BUFFER_SIZE",
@@ -562,6 +609,7 @@ COMPUTED: Tuple[Computed, ...] = (
         "unless the job says checks: {hang: off}",
         "torch keeps its last collectives, so that a hang can be told by name",
         "PyTorch, flight recorder",
+        {"hang": "on"},
     ),
     Computed(
         "NCCL_DEBUG",
@@ -569,9 +617,31 @@ COMPUTED: Tuple[Computed, ...] = (
         "GPUs, or an expect in the job, unless it says checks: {transport: off}; trace",
         "NCCL's log shows at the first collective which network carries it; what you asked for is still shown",
         NCCL,
+        _NETWORK_SHOWN,
     ),
-    Computed("NCCL_DEBUG_SUBSYS", "those that name the network; with yours", "as NCCL_DEBUG", "as NCCL_DEBUG", NCCL),
-    Computed("NCCL_DEBUG_FILE", "a file per process", "as NCCL_DEBUG", "as NCCL_DEBUG", NCCL),
-    Computed("MIOPEN_ENABLE_LOGGING", "`1`", "trace", "what MIOpen does, in the rank's standard error", "MIOpen"),
-    Computed("FI_LOG_LEVEL", "`info`", "trace", "what libfabric does, in the rank's standard error", "libfabric"),
+    Computed(
+        "NCCL_DEBUG_SUBSYS",
+        "those that name the network; with yours",
+        "as NCCL_DEBUG",
+        "as NCCL_DEBUG",
+        NCCL,
+        _NETWORK_SHOWN,
+    ),
+    Computed("NCCL_DEBUG_FILE", "a file per process", "as NCCL_DEBUG", "as NCCL_DEBUG", NCCL, _NETWORK_SHOWN),
+    Computed(
+        "MIOPEN_ENABLE_LOGGING",
+        "`1`",
+        "trace",
+        "what MIOpen does, in the rank's standard error",
+        "MIOpen",
+        {"trace": "on"},
+    ),
+    Computed(
+        "FI_LOG_LEVEL",
+        "`info`",
+        "trace",
+        "what libfabric does, in the rank's standard error",
+        "libfabric",
+        {"trace": "on"},
+    ),
 )

@@ -9,7 +9,9 @@ from typing import Collection, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.ranges import named_ranks, numbers
+from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import Finding, shown
+from drumbeat.runfolder.events import ORPHANED
 from drumbeat.runfolder.progress import AS_PRINTED, Progress, median, speed
 from drumbeat.runfolder.run import Log, Run, lost_spares
 from drumbeat.runfolder.state import FIRST_STEP, TRAINING, UNKNOWN
@@ -162,6 +164,9 @@ def closing_lines(run: Run, summary: Summary, printed: Collection[int] = ()) -> 
         before = before[:1] + failed
         if summary.outcome == "doubtful":
             before = [("doubt" if label == "failed" else label, text) for label, text in before]
+    if summary.stopped.endswith(ORPHANED):
+        gone = Catalog("logs")("cancelled", "orphaned", code=summary.exit_code)
+        before += [("cause", gone.cause), ("fix", gone.fix)]
     return [(label, text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "...") for label, text in before + after]
 
 

@@ -194,6 +194,11 @@ def last_attempt(events: Iterable[Event]) -> List[Event]:
     return whole[starts[-1] :] if starts else whole
 
 
+def why_stopped(events: Iterable[Event]) -> str:
+    """Return why the last attempt was first asked to stop; empty if it was not."""
+    return next((event.why for event in last_attempt(events) if isinstance(event, kinds.Stopping)), "")
+
+
 def world_of(events: Iterable[Event]) -> Optional[Finding]:
     """Return the finding about the world of the last attempt; None if nothing was wrong."""
     found: Optional[Finding] = None

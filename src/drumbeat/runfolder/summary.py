@@ -31,6 +31,7 @@ _MOST_ATTEMPTS = 24
 _MOST_EVIDENCE = 12
 _LONGEST = 400  # characters of a text
 _LONGEST_HOSTS = 8000
+_ASKED_TO_STOP = ("cancelled", "time-limit", "requeue")
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,7 @@ class Summary:
     attempts: Tuple[AttemptEnd, ...] = ()
     start: int = 0  # how often the scheduler had started this job before
     failure: Optional[Finding] = None
+    stopped: str = ""  # why it was asked to stop, if it did not end by itself
     hang: Optional[Finding] = None  # the hang that had been reported and was not over when the run ended
     hang_seconds: Optional[float] = None  # of that hang, or of the one that is the failure, since the last step
     world: Optional[Finding] = None  # why its ranks are not the one training that was planned
@@ -101,6 +103,7 @@ class Observations:
     world: Optional[Finding] = None  # what was wrong with the ranks' world
     hangs: Sequence[Hang] = ()  # how long each lasted
     ranks: Optional[int] = None  # how many were seen, if known
+    stopped: str = ""  # why the last attempt was asked to stop
 
 
 def summarize(
@@ -131,6 +134,7 @@ def summarize(
         target_reached=progress.target_reached,
         attempts=tuple(_small(attempt) for attempt in attempts[-_MOST_ATTEMPTS:]),
         failure=shortened(last.finding) if last.finding else None,
+        stopped=_cut(observed.stopped) if last.outcome in _ASKED_TO_STOP else "",
         hang=shortened(hang) if hang and (last.finding is None or hang.code != last.finding.code) else None,
         hang_seconds=None if hung is None else round(hung, 1),
         world=shortened(world) if world and (last.finding is None or world.code != last.finding.code) else None,

@@ -41,7 +41,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from drumbeat.base.problem import Problem
 from drumbeat.desk.start.create import users_token
 from drumbeat.watch import page_data
-from drumbeat.watch.prometheus import GAUGE, Family, families, text
+from drumbeat.watch.prometheus import families, text
 from drumbeat.watch.session import Session
 
 # Access to the page's data: an ASGI wrapper that checks Host, Origin and token, and sets the headers of every
@@ -422,9 +422,7 @@ def _number(request: Request, name: str) -> Optional[int]:
 def exposition(session: Session, accept: str) -> Tuple[bytes, str]:
     """Return Prometheus' text or OpenMetrics, as the scraper asks for, and the name of the format."""
     head, view = session.head(), session.view
-    labels = {"run_id": head.run_id, "name": head.name}
-    info = Family("drumbeat_run_info", "The run that is watched.", GAUGE, (*labels,), [((*labels.values(),), 1.0)])
     found = families(head, (view.nodes[number] for number in sorted(view.nodes)))
     kinds = ("text/plain; version=0.0.4", "application/openmetrics-text; version=1.0.0")
     open_metrics = "application/openmetrics-text" in accept
-    return text([info, *found], {}, open_metrics).encode(), f"{kinds[open_metrics]}; charset=utf-8"
+    return text(found, {"run": head.run_id}, open_metrics).encode(), f"{kinds[open_metrics]}; charset=utf-8"

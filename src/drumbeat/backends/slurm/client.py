@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import subprocess
 import time
 from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Set
@@ -146,8 +148,12 @@ def cluster_name(environ: Mapping[str, str]) -> str:
 
 
 def pools(environ: Mapping[str, str]) -> List[Pool]:
-    """Return each partition's like nodes, with what Slurm says of them."""
+    """Return each partition's like nodes, with what Slurm says of them; none where there is no sinfo."""
+    if shutil.which("sinfo", path=environ.get("PATH", os.defpath)) is None:
+        return []
     done = _call(["sinfo", "--noheader", "--format=%P|%D|%c|%m|%G"], environ)
+    if done.returncode:
+        raise Problem(f"sinfo failed: {_complaint(done.stderr)}")
     found = []
     for line in done.stdout.splitlines():
         name, nodes, cores, memory, gres = [field.strip() for field in (line.split("|") + [""] * 5)[:5]]

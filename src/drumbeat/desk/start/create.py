@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import heapq
 import os
 import secrets
 import shutil
@@ -10,11 +11,11 @@ import socket
 import stat
 import subprocess
 from contextlib import suppress
-from typing import Any, Dict, Mapping, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from drumbeat import __version__
 from drumbeat.backends.local import own_handle
-from drumbeat.base.folders import state_folder, users_folder
+from drumbeat.base.folders import state_folder, unsafe, users_folder
 from drumbeat.base.order import Order, dump_order
 from drumbeat.base.problem import Problem
 from drumbeat.base.proc import start_time
@@ -89,8 +90,7 @@ def create_run(
         if diff:
             replace(folder.diff, diff, 0o600)
         put_into(order)
-        shutil.copyfile(bundle, folder.bundle)
-        os.chmod(folder.bundle, 0o644)
+        _put_bundle(bundle, folder, environ)
         os.mkdir(folder.at("nodes"))
         replace(folder.stop, "")  # there from the start: opening a file that exists sees others' writes at once on NFS
         write_run_record(folder, _run_record(order, handle))  # last: a folder with a run.json is whole
@@ -99,6 +99,49 @@ def create_run(
         raise no_place(folder.path, error) if isinstance(error, OSError) else error from None
     _index(order, environ)
     return folder
+
+
+_RECENT = 8  # runs whose bundle may be the same
+
+
+def _put_bundle(bundle: str, folder: RunFolder, environ: Mapping[str, str]) -> None:
+    """Put the bundle into the run folder. If a recent run beside this one has the same, the two share one file (a hard link), so
+    that many small runs cost little quota. Whatever starts a node checks the content in any case (bundle/pinned.py)."""
+    with open(bundle, "rb") as file:
+        data = file.read()
+    if any(_linked(other, data, folder.bundle) for other in _recent_bundles(os.path.dirname(folder.path), environ)):
+        return
+    with open(
+        os.open(folder.bundle, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o444), "wb"
+    ) as file:  # read by several runs
+        file.write(data)
+
+
+def _recent_bundles(runs: str, environ: Mapping[str, str]) -> List[str]:
+    """Return the bundles of this user's newest runs, as far as those are in the folder `runs`."""
+    index = index_folder(environ)
+    try:
+        newest = heapq.nlargest(_RECENT, os.listdir(index), key=lambda name: name.split("-")[-3:])
+        folders = [os.readlink(os.path.join(index, name)) for name in newest]
+    except OSError:
+        return []
+    return [RunFolder(path).bundle for path in folders if os.path.dirname(path) == runs]
+
+
+def _linked(other: str, data: bytes, path: str) -> bool:
+    """Link `path` to another run's bundle if that has this content and only this user can have written it."""
+    try:
+        with open(os.open(other, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            found = os.fstat(file.fileno())
+            if unsafe(found) or found.st_size != len(data) or file.read() != data:
+                return False
+        os.link(other, path, follow_symlinks=False)
+    except OSError:  # gone, or storage without hard links
+        return False
+    if os.path.samestat(os.lstat(path), found):
+        return True
+    os.unlink(path)  # it was replaced while we looked
+    return False
 
 
 def no_place(path: str, error: OSError) -> Problem:

@@ -53,6 +53,8 @@ def run_contained(order: Order, node: int, token: str, shared: bool) -> int:
         bundle = running_bundle()
         assert bundle, "_host runs from the bundle"
         replace(folder.order, dump_order(order))
+        with suppress(FileNotFoundError):
+            os.unlink(folder.bundle)  # other runs may share the file
         shutil.copyfile(bundle, folder.bundle)
     signals: List[int] = []
     for number in STOPS:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from dataclasses import replace
-from typing import Callable, List, Mapping, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat import backends
 from drumbeat.backends.contract import FINISHED
@@ -24,6 +24,7 @@ from drumbeat.desk.start.place import HERE, LOGIN, Place, check_command, find_pl
 from drumbeat.desk.start.site_check import refuse_mistakes
 from drumbeat.desk.state import state_of
 from drumbeat.jobfile.job import Job
+from drumbeat.jobfile.site import Site
 from drumbeat.machine.gather import gather
 from drumbeat.machine.host import Host, LiveHost
 from drumbeat.machine.model import Facts, Peer, Peers
@@ -121,6 +122,8 @@ def submit(
     return handle
 
 
+ANY_COMMAND = "COMMAND"  # in a plan that explains a site rather than a job
+
 # Inputs of a plan: the order, and the facts of its nodes, from wherever they are available.
 
 
@@ -131,9 +134,20 @@ class Ready:
     peers: Peers
     host: Optional[Host]  # node 0 itself, if its files can still be read
     away: bool  # this machine is not a node of the job, so its own facts do not apply
+    site: Site
 
 
-def prepare(job: Job, roots: Sequence[str], run: Optional[str], environ: Mapping[str, str]) -> Ready:
+def with_any_value(job: Job, environ: Mapping[str, str]) -> Dict[str, str]:
+    """Return the environment with something for each variable that the job passes on and nobody exports here: a plan writes no
+    value of them, and on a laptop they need not be set. `submit` and `run` refuse."""
+    return {**{name: "" for name, text in job.env.items() if text is None}, **environ}
+
+
+def prepare(
+    job: Job, roots: Sequence[str], run: Optional[str], environ: Mapping[str, str], any_command: bool = False
+) -> Ready:
+    """Gather what a plan is made from. `any_command`: a job without one is planned as one of two nodes of a cluster."""
+    environ = with_any_value(job, environ)
     hosts: List[Host] = [] if run else [open_host(root) for root in roots] or [open_host(None)]
     facts = facts_of_run(run) if run else [gather(host) for host in hosts]
     if run and _was_emulated(run):  # all its nodes were one machine, which is meant again
@@ -143,6 +157,9 @@ def prepare(job: Job, roots: Sequence[str], run: Optional[str], environ: Mapping
     place = Place(HERE, facts[0].identity, machines=tuple(facts)) if elsewhere else find_place(LiveHost())
     site = site_of(job, place, environ)
     refuse_mistakes(site, environ)
+    if any_command and not job.command:
+        nodes = len(facts) if elsewhere else 1 if site.backend == "local" else 2
+        job = dataclasses.replace(job, command=(ANY_COMMAND,), name=job.name or "any", nodes=job.nodes or nodes)
     order = make_order(job, site, place, environ)
     if len(facts) > order.nodes:
         raise Problem(f"facts of {len(facts)} nodes for a job of {order.nodes} nodes", f"add --nodes {len(facts)}")
@@ -150,7 +167,7 @@ def prepare(job: Job, roots: Sequence[str], run: Optional[str], environ: Mapping
         facts = facts * order.nodes
     unknown = not elsewhere and facts[0].identity.node_rank is None
     away = order.backend != "local" and (place.kind == LOGIN or unknown)
-    return Ready(order, tuple(facts), _peers(facts), hosts[0] if hosts else None, away)
+    return Ready(order, tuple(facts), _peers(facts), hosts[0] if hosts else None, away, site)
 
 
 def facts_of_run(path: str) -> List[Facts]:
