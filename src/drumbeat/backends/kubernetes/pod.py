@@ -13,7 +13,7 @@ from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import FUNCTION, Order
 from drumbeat.base.problem import Problem
 from drumbeat.base.signals import EXIT_MUSTER, EXIT_REQUEUE
-from drumbeat.containers.runtimes import inside_command
+from drumbeat.containers import inside_command
 from drumbeat.machine.vendors import job_vendors, vendor_named
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.mirror import ENDED
@@ -224,7 +224,7 @@ def deadline_of(order: Order, settings: Settings) -> Optional[Tuple[int, str]]:
 
 
 def environment(request: PodRequest, node: Optional[int] = None) -> List[Plain]:
-    """Return the variables from which the agents learn about their job (machine/identity). Values of the user's own
+    """Return the variables from which the agents learn about their job (machine/identity.py). Values of the user's own
     variables are in the secret."""
     order, name = request.order, request.name
     plain = {"DRUMBEAT_SCHEDULER": "kubernetes", "DRUMBEAT_JOB": name, "DRUMBEAT_HOSTS": ",".join(request.hosts)}

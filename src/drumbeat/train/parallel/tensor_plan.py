@@ -11,8 +11,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
-from drumbeat.train.parallel.equality import SUMMED
 from drumbeat.train.parallel.meshes import Meshes
+from drumbeat.train.parallel.replicas import SUMMED
 from drumbeat.train.refusal import Refusal
 
 Plan = Mapping[str, Union[str, ParallelStyle]]
