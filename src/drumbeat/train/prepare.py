@@ -19,9 +19,8 @@ from drumbeat.train.judge import Judge
 from drumbeat.train.optim import AdamW8, MasterAdamW, OffloadedAdamW
 from drumbeat.train.parallel import Layout
 from drumbeat.train.parallel.meshes import Meshes, gathered
-from drumbeat.train.parallel.parallelize import Sharding, find_blocks, parallelize, shards
+from drumbeat.train.parallel.parallelize import Plan, Sharding, find_blocks, parallelize, read_plan, shards
 from drumbeat.train.parallel.pipeline import INNER, Pipeline, make_stages, refuse_for_pipelines
-from drumbeat.train.parallel.tensor_plan import Plan, read_plan
 from drumbeat.train.parallel.uncut import Uncut
 from drumbeat.train.precision import Precision
 from drumbeat.train.refusal import Refusal

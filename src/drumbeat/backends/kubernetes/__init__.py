@@ -11,9 +11,17 @@ from typing import Any, Callable, FrozenSet, List, Mapping, Optional, Sequence, 
 
 from drumbeat.backends.contract import FAILED, UNKNOWN, Backend, Request, Status, Unreachable, text_of
 from drumbeat.backends.kubernetes.client import Cluster, decoded, handle_of, problem_of, read_handle
-from drumbeat.backends.kubernetes.kinds import POLICY_SINCE, RESOURCE
 from drumbeat.backends.kubernetes.options import Settings, settings_of
-from drumbeat.backends.kubernetes.pod import CONTAINER, CONTAINERS, FETCHED, LOCAL, RUN_LABEL, gpu_resource
+from drumbeat.backends.kubernetes.pod import (
+    CONTAINER,
+    CONTAINERS,
+    FETCHED,
+    LOCAL,
+    POLICY_SINCE,
+    RESOURCE,
+    RUN_LABEL,
+    gpu_resource,
+)
 from drumbeat.backends.kubernetes.states import (
     MORE_MEMORY,
     Pod,

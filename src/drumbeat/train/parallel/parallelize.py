@@ -16,21 +16,24 @@ experts. All other parameters are shared between them as in FSDP.
 
 from __future__ import annotations
 
+import difflib
+import fnmatch
 import functools
 import inspect
 from collections import Counter
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, ContextManager, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, ContextManager, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import nn
 
 # No public name: torch.utils.checkpoint takes functions only, and torch's state dicts leave this module out of their names.
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
-from torch.distributed.tensor import Shard, distribute_tensor
-from torch.distributed.tensor.parallel import ParallelStyle
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
@@ -40,7 +43,7 @@ from drumbeat.train.layers.feed_forward import Experts, Mixture, mix
 from drumbeat.train.parallel import hooks
 from drumbeat.train.parallel.context import RING_ATTENTION
 from drumbeat.train.parallel.meshes import Meshes
-from drumbeat.train.parallel.tensor_plan import apply_tensor_plan
+from drumbeat.train.parallel.replicas import SUMMED
 from drumbeat.train.precision import Precision
 from drumbeat.train.refusal import Refusal
 
@@ -330,3 +333,85 @@ def _holds_experts(module: nn.Module) -> bool:
     own = dict(module.named_parameters(recurse=False))
     plain = set(own) == set(_WEIGHTS) and all(p.ndim == 3 for p in own.values()) and hasattr(module, "_apply_gate")
     return plain and not getattr(module, "is_transposed", False) and getattr(module, "is_concatenated", True)
+
+
+Plan = Mapping[str, Union[str, ParallelStyle]]
+
+
+class SummedGradients(ParallelStyle):
+    """Style for a module that stays whole but sees only this rank's heads or columns: its gradients are summed over the ranks."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        setattr(module, SUMMED, True)
+        return module
+
+
+_SUMMED = "replicated_with_grad_allreduce"
+_STYLES: Dict[str, Any] = {
+    "colwise": ColwiseParallel,
+    "rowwise": RowwiseParallel,
+    "colwise_gather_output": lambda: ColwiseParallel(output_layouts=Replicate()),
+    "rowwise_split_input": lambda: RowwiseParallel(input_layouts=Replicate()),
+    "embedding_rowwise": lambda: RowwiseParallel(input_layouts=Replicate()),
+    _SUMMED: SummedGradients,
+}
+
+
+def read_plan(model: nn.Module, plan: Optional[Plan]) -> Dict[str, ParallelStyle]:
+    """Check a plan against a whole model; without one, take the plan that transformers' models bring. A pattern that matches
+    nothing would leave a layer whole on every rank."""
+    own: Plan = getattr(model, "tp_plan", None) or {}
+    if plan is None:
+        plan = own
+    else:  # which gradients are parts is the model's to know, whoever cuts it
+        plan = {**{name: style for name, style in own.items() if style == _SUMMED}, **plan}
+    modules = dict(model.named_modules())
+    styles = {}
+    for pattern, style in plan.items():
+        if isinstance(style, str) and style not in _STYLES:
+            known = f"use another layout, or a plan of your own: {', '.join(_STYLES)} or a torch ParallelStyle"
+            raise Refusal(f"plan: '{style}' for {pattern} is not built", known)
+        styles[pattern] = _STYLES[style]() if isinstance(style, str) else style
+        names = fnmatch.filter(modules, pattern)
+        if not names:
+            near = difflib.get_close_matches(pattern, [name for name in modules if name], 1, cutoff=0.0)
+            raise Refusal(f"plan: no module is called '{pattern}'", f"the nearest is {near[0]}" if near else "")
+        if isinstance(styles[pattern], (ColwiseParallel, RowwiseParallel)):
+            for name in names:
+                if not isinstance(modules[name], (nn.Linear, nn.Embedding)):
+                    kind = type(modules[name]).__name__
+                    what = f"plan: {name} is a {kind}"
+                    raise Refusal(what, "only Linear and Embedding layers can be cut by columns or rows")
+    return styles
+
+
+def apply_tensor_plan(model: nn.Module, meshes: Meshes, plan: Mapping[str, ParallelStyle]) -> None:
+    """Apply the plan. Patterns without a match are allowed, because a pipeline stage lacks some modules; read_plan refuses
+    them."""
+    if not plan:
+        what = "tensor parallelism needs a plan that says which layer is cut how"
+        raise Refusal(what, "pass plan, or use another layout")
+    names = [name for name, module in model.named_modules() if any(True for _ in module.parameters())]
+    used = {name: style for pattern, style in plan.items() for name in fnmatch.filter(names, pattern)}
+    tied = tied_parameters(model)
+    parallelize_module(model, meshes.one("tp"), used)
+    if not any(isinstance(p, DTensor) for p in model.parameters()):
+        raise Refusal("the plan cuts no parameter: every rank would train the whole model", "name the layers to cut")
+    tie(model, tied)  # slicing made two parameters out of one
+
+
+def tie(model: nn.Module, pairs: Sequence[Tuple[str, str]]) -> None:
+    """Let the second of each pair of names be the first one's parameter."""
+    for keep, other in pairs:
+        module, _, name = other.rpartition(".")
+        setattr(model.get_submodule(module), name, model.get_parameter(keep))
+
+
+def tied_parameters(model: nn.Module) -> List[Tuple[str, str]]:
+    seen: Dict[int, str] = {}
+    pairs = []
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if id(parameter) in seen:
+            pairs.append((seen[id(parameter)], name))
+        seen.setdefault(id(parameter), name)
+    return pairs

@@ -29,8 +29,7 @@ from drumbeat.train.measure import transformer_flops, utilisation
 from drumbeat.train.models.llama import SHAPES, Llama, LlamaShape, RopeScaling, segments, shape_from
 from drumbeat.train.optim import SCHEDULES
 from drumbeat.train.parallel.meshes import Meshes
-from drumbeat.train.parallel.parallelize import shards
-from drumbeat.train.parallel.tensor_plan import SummedGradients
+from drumbeat.train.parallel.parallelize import SummedGradients, shards
 from drumbeat.train.precision import Precision
 from drumbeat.train.recipes import TOKENS, Transformer, build, kept_batches, meshes_for, optimizer_of, resolved, set_up
 from drumbeat.train.refusal import Refusal
