@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from drumbeat.doctor.case import gib, make_case
+from drumbeat.doctor.case import make_case
 from drumbeat.doctor.examine import COMBINATIONS, examine, preflight
 from drumbeat.doctor.network import compare_with_host, package_of
 from drumbeat.findings.catalog import entries
@@ -284,11 +284,3 @@ def test_faults_of_programs_are_no_errors_of_the_gpu():
     assert found(fault) == {("gpu-program-faults", "info")}
     assert found(error) == {("gpu-events", "warning")}
     assert found(fault, error) == {("gpu-program-faults", "info"), ("gpu-events", "warning")}
-
-
-@pytest.mark.parametrize(
-    "size, words",
-    [(-1, "unlimited"), (64 << 10, "0.0625 MiB"), (99 << 20, "99 MiB"), (100 << 20, "100 MiB"), (1 << 30, "1 GiB")],
-)
-def test_sizes_in_words(size, words):
-    assert gib(size) == words

@@ -7,6 +7,7 @@ import textwrap
 from typing import Dict, List, Optional, Sequence, Tuple
 
 from drumbeat.base.order import EnvVar, Order
+from drumbeat.base.text import columns
 from drumbeat.findings.model import Finding
 from drumbeat.machine.model import Facts
 from drumbeat.machine.vendors import VENDORS
@@ -167,8 +168,3 @@ def _possible(order: Order, entry: Computed) -> bool:
     if order.expect.transport in ("ib", "roce", "rdma"):
         network = "Slingshot"
     return not (network and re.search(network, text))
-
-
-def columns(rows: Sequence[Sequence[str]]) -> List[str]:
-    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(size) for cell, size in zip(row, widths)).rstrip() for row in rows]
