@@ -23,14 +23,14 @@ import numpy as np
 import torch
 from PIL import Image
 
+from drumbeat.train.data import Stream
 from drumbeat.train.data.decoders import Decoders, DeviceDecoder, unavailable
 from drumbeat.train.data.images import ImageFolder
-from drumbeat.train.data.stream import Stream
 from drumbeat.train.data.text import token_file
 from drumbeat.train.images import CLASSES, set_up_images
 from drumbeat.train.loop import train
 from drumbeat.train.models.resnet import ResNet
-from drumbeat.train.recipe import meshes_for, resolved
+from drumbeat.train.recipes import meshes_for, resolved
 from drumbeat.train.recipes.resnet import ResNetSettings
 from drumbeat.train.settings import fill
 from drumbeat.train.world import join

@@ -117,7 +117,7 @@ def our_llama(
     """`sequences`: per micro-batch."""
     from drumbeat.train import optim
     from drumbeat.train.models.llama import SHAPES, Llama
-    from drumbeat.train.parallel.layout import Layout
+    from drumbeat.train.parallel import Layout
     from drumbeat.train.parallel.meshes import Meshes
     from drumbeat.train.parallel.parallelize import parallelize
     from drumbeat.train.precision import Precision
@@ -167,7 +167,7 @@ def recipe_llama(
     in the place of ours."""
     from drumbeat import train
     from drumbeat.train.models.llama import SHAPES, Llama
-    from drumbeat.train.recipe import TOKENS, optimizer_of
+    from drumbeat.train.recipes import TOKENS, optimizer_of
     from drumbeat.train.settings import TokenSettings
 
     with DEVICE:
@@ -194,7 +194,7 @@ def recipe_llama(
 def recipe_resnet() -> Callable[[], Any]:
     from drumbeat.train.images import CLASSES, set_up_images
     from drumbeat.train.models.resnet import ResNet
-    from drumbeat.train.recipe import meshes_for, resolved
+    from drumbeat.train.recipes import meshes_for, resolved
     from drumbeat.train.recipes.resnet import ResNetSettings
     from drumbeat.train.world import join
 
@@ -224,7 +224,7 @@ def attention_of(model: str) -> str:
 
 def our_resnet() -> Callable[[], Any]:
     from drumbeat.train.models.resnet import ResNet
-    from drumbeat.train.parallel.layout import Layout
+    from drumbeat.train.parallel import Layout
     from drumbeat.train.parallel.meshes import Meshes
     from drumbeat.train.precision import Precision
     from drumbeat.train.step import Step
@@ -233,10 +233,10 @@ def our_resnet() -> Callable[[], Any]:
     with DEVICE:
         model = ResNet(50)
     model = model.to(memory_format=torch.channels_last)
-    if importlib.util.find_spec("drumbeat.train.recorded") is None:
+    if importlib.util.find_spec("drumbeat.train.images") is None:
         model.compile()  # an older tree, without kernels of its own: torch.compile made them
     else:
-        importlib.import_module("drumbeat.train.recorded").record_first_call(model)
+        importlib.import_module("drumbeat.train.images").record_first_call(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4, fused=True)
 
     def loss(m: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -250,7 +250,7 @@ def our_resnet() -> Callable[[], Any]:
 
 
 def ceilings() -> Dict[str, Any]:
-    from drumbeat.train.measure.meter import matmul_tflops
+    from drumbeat.train.measure import matmul_tflops
 
     a = torch.empty(1 << 30, device=DEVICE, dtype=torch.bfloat16)
     b = torch.empty_like(a)
@@ -273,7 +273,7 @@ def llama_case(
     model: str = "1b",
     length: int = LENGTH,
 ) -> Dict[str, Any]:
-    from drumbeat.train.measure.meter import transformer_flops
+    from drumbeat.train.measure import transformer_flops
     from drumbeat.train.models.llama import SHAPES
 
     shape = SHAPES[model]

@@ -41,7 +41,7 @@ def attention() -> Dict[str, float]:
 
 def ring_blocks() -> Dict[str, float]:
     """One block of ring attention by the fused kernels: cuDNN's, and FlashAttention as where cuDNN's does not run."""
-    from drumbeat.train.layers import block_attention as blocks
+    from drumbeat.train.layers import attention as blocks
 
     q, up = (torch.randn(2, 8, 512, 64, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     k, v = (torch.randn(2, 2, 512, 64, device="cuda", dtype=torch.bfloat16) for _ in range(2))
@@ -60,7 +60,7 @@ def ring_blocks() -> Dict[str, float]:
 
 
 def gate() -> Dict[str, float]:
-    from drumbeat.train.layers.swiglu import swiglu
+    from drumbeat.train.layers.feed_forward import swiglu
 
     pairs = torch.randn(4, 256, 4096, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     up = torch.randn(4, 256, 2048, device="cuda", dtype=torch.bfloat16)
@@ -91,7 +91,7 @@ def cross_entropy() -> Dict[str, float]:
 
 def float8() -> Dict[str, float]:
     from drumbeat.train.layers import float8 as f8
-    from drumbeat.train.layers.swiglu import gate_gradient, gate_product
+    from drumbeat.train.layers.feed_forward import gate_gradient, gate_product
 
     layer = f8.Float8Linear(512, 768, bias=False, device="cuda", dtype=torch.bfloat16)
     x = torch.randn(4, 256, 512, device="cuda", dtype=torch.bfloat16, requires_grad=True)
@@ -240,7 +240,7 @@ def batch_norm() -> Dict[str, float]:
 
 def experts() -> Dict[str, float]:
     """A feed-forward of experts by grouped products, against the same in fp32, expert by expert. One of them gets no token."""
-    from drumbeat.train.layers.experts import Experts
+    from drumbeat.train.layers.feed_forward import Experts
 
     wide = Experts(256, 384, 6).cuda()
     for weight in wide.parameters():
@@ -262,7 +262,7 @@ def experts() -> Dict[str, float]:
 def recomputation() -> Dict[str, float]:
     """Gradients in fp8, compiled, with less kept of the forward pass."""
     from drumbeat.train.models.llama import Llama, LlamaShape
-    from drumbeat.train.parallel.layout import Layout
+    from drumbeat.train.parallel import Layout
     from drumbeat.train.parallel.meshes import Meshes
     from drumbeat.train.parallel.parallelize import parallelize
     from drumbeat.train.precision import Precision

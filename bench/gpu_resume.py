@@ -17,7 +17,7 @@ from typing import Any, Callable, Dict, List
 
 import torch
 
-from drumbeat.train import recipe
+from drumbeat.train import recipes
 from drumbeat.train.checkpoint import checkpoints
 from drumbeat.train.recipes import llama
 from drumbeat.train.settings import fill
@@ -72,13 +72,13 @@ def saves() -> None:
 def defaults() -> None:
     """`train llama --set model=1b` as it is, with the memory of an 80 GB card; 6 steps and a validation."""
     torch.cuda.set_per_process_memory_fraction(CARD / torch.cuda.get_device_properties(0).total_memory)
-    known = recipe.device_bytes
-    recipe.device_bytes = lambda device: CARD
+    known = recipes.device_bytes
+    recipes.device_bytes = lambda device: CARD
     try:
         result = run(["model=1b", "steps=6", "report_every=1", "validation=16"])
         print("defaults", result.losses, result.validation, {"memory_gib": result.figures["memory_gib"]})
     finally:
-        recipe.device_bytes = known
+        recipes.device_bytes = known
         torch.cuda.set_per_process_memory_fraction(1.0)
 
 

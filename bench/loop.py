@@ -22,13 +22,13 @@ from typing import Any
 import torch
 
 from drumbeat.train.checkpoint.checkpoints import Checkpoints
-from drumbeat.train.data.stream import Stream
+from drumbeat.train.data import Stream
 from drumbeat.train.data.text import TokenWindows, byte_text, standard_library
 from drumbeat.train.loop import train
 from drumbeat.train.models.llama import Llama, LlamaShape
-from drumbeat.train.recipe import TOKENS, build, meshes_for, optimizer_of, resolved, set_up
+from drumbeat.train.optim import wsd
+from drumbeat.train.recipes import TOKENS, build, meshes_for, optimizer_of, resolved, set_up
 from drumbeat.train.recipes.llama import LlamaSettings
-from drumbeat.train.schedules import wsd
 from drumbeat.train.settings import fill
 from drumbeat.train.trainer import Trainer
 from drumbeat.train.world import join

@@ -99,7 +99,7 @@ def make_step(trial: Trial, record: bool = True) -> Any:
     """Build what the recipe builds; returns a function of the batch that makes one optimizer step."""
     import torch
 
-    from drumbeat.train.parallel.layout import Layout as Degrees
+    from drumbeat.train.parallel import Layout as Degrees
     from drumbeat.train.parallel.meshes import Meshes
     from drumbeat.train.precision import Precision
     from drumbeat.train.step import Step
@@ -109,8 +109,8 @@ def make_step(trial: Trial, record: bool = True) -> Any:
     if trial.model.startswith("resnet"):
         import torch.nn.functional as F
 
+        from drumbeat.train.images import record_first_call
         from drumbeat.train.models.resnet import ResNet
-        from drumbeat.train.recorded import record_first_call
 
         torch.backends.cudnn.benchmark = True
         with device:

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
+from drumbeat.backends.contract import advised, ask_tool, complaint
 from drumbeat.backends.kubernetes.client import problem_of
-from drumbeat.backends.tools import advised, ask_tool, complaint
 from drumbeat.base.problem import Problem
 
 

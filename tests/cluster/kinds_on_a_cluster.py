@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from drumbeat.backends.kubernetes.kinds import RESOURCE
+from drumbeat.backends.kubernetes.pod import RESOURCE
 from tests.cluster import operators
 
 CRDS = os.environ.get("DRUMBEAT_CRDS", "")

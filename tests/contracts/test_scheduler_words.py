@@ -17,7 +17,7 @@ ALLOWED = {
     "backends/kubernetes/": "the backend itself",
     "backends/runai/": "the backend itself",
     "backends/__init__.py": "the table of built-in backends",
-    "machine/identity/": "one file per scheduler: its own variables",
+    "machine/identity.py": "one reader per scheduler: its own variables",
     "machine/gather.py": "which variables of a job are worth keeping among the facts; a pod is a kind of container",
     "base/ranges.py": "host lists as a scheduler writes them",
     "logs/": "logs that a scheduler had a part in",

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from drumbeat.doctor.case import gib, make_case
+from drumbeat.doctor.case import make_case
 from drumbeat.doctor.examine import COMBINATIONS, examine, preflight
 from drumbeat.doctor.network import compare_with_host, package_of
 from drumbeat.findings.catalog import entries
@@ -336,11 +336,3 @@ def test_a_gpu_without_links_among_joined_ones_has_lost_them():
 
     assert severity(joined(4)) == [] and severity(joined(4, alone=[3])) == ["warning"]
     assert severity(joined(4, alone=[2, 3])) == ["info"], "a board with one bridge"
-
-
-@pytest.mark.parametrize(
-    "size, words",
-    [(-1, "unlimited"), (64 << 10, "0.0625 MiB"), (99 << 20, "99 MiB"), (100 << 20, "100 MiB"), (1 << 30, "1 GiB")],
-)
-def test_sizes_in_words(size, words):
-    assert gib(size) == words

@@ -79,7 +79,7 @@ def test_a_line_before_the_agent(tmp_path):
     """`$WITH_CONDA` is known only inside the image: nothing of it is filled in here."""
     text = script("container: /images/a.sif\nbefore-agent: $WITH_CONDA\n")
     assert "$WITH_CONDA; exec" in text
-    from drumbeat.containers.runtimes import before
+    from drumbeat.containers import before
 
     words = before(order("before-agent: export FOUND=it\\'s\n"))
     done = subprocess.run(["sh", "-c", f"{words} sh -c 'echo \"$FOUND\"'"], capture_output=True, text=True, check=False)

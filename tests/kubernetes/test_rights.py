@@ -10,7 +10,7 @@ import yaml
 
 from drumbeat.backends.kubernetes import PodFiles, SubmittedJob, ask
 from drumbeat.backends.kubernetes.client import Cluster, problem_of
-from drumbeat.backends.kubernetes.kinds import POD_GROUP, RESOURCE
+from drumbeat.backends.kubernetes.pod import POD_GROUP, RESOURCE
 from drumbeat.backends.kubernetes.submit import submit
 from tests.kubernetes.rendering import EVERYTHING, KINDS, request
 

@@ -38,7 +38,7 @@ def test_no_parser_fails_on_any_of_it():
             for part in (text, *text.splitlines()[:200]):
                 for parse in PARSERS:
                     parse(part)
-                for parse in (expand, identity.slurm.tasks_per_node):
+                for parse in (expand, identity.tasks_per_node):
                     try:
                         parse(part)
                     except (HostlistError, ValueError):

@@ -69,13 +69,13 @@ def test_a_broken_node_list_is_said(tmp_path):
 
 @pytest.mark.parametrize("text,counts", [("8", [8]), ("8(x2),4", [8, 8, 4]), ("4(x2)", [4, 4]), ("1,2(x1)", [1, 2])])
 def test_tasks_per_node(text, counts):
-    assert identity.slurm.tasks_per_node(text) == counts
+    assert identity.tasks_per_node(text) == counts
 
 
 @pytest.mark.parametrize("text", ["", "x", "8(x)", "8(2)", "-1", "8,,8", "9" * 50])
 def test_tasks_per_node_that_are_none(text):
     with pytest.raises(ValueError, match="tasks per node"):
-        identity.slurm.tasks_per_node(text)
+        identity.tasks_per_node(text)
 
 
 POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "MASTER_ADDR": "job-master-0", "MASTER_PORT": 23456}

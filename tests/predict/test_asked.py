@@ -8,7 +8,7 @@ from drumbeat.cli import main
 from drumbeat.predict.machine import find_cluster
 from drumbeat.predict.models import config_model
 from drumbeat.predict.shapes import parameters
-from drumbeat.predict.show import amount, seconds_words
+from drumbeat.predict.show import amount
 
 
 @pytest.mark.parametrize(
@@ -85,4 +85,3 @@ def test_too_long_sequences_need_no_more_gpus(capsys):
 
 def test_large_numbers_are_words():
     assert [amount(each) for each in (86.6e6, 999.9e6, 8.03e9, 15e12)] == ["86.6 M", "1 B", "8.03 B", "15 T"]
-    assert seconds_words(377515) == "4.37 days"

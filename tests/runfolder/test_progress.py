@@ -335,7 +335,7 @@ def test_a_loss_is_named_with_its_step_where_that_is_not_the_last_one(tmp_path):
     metrics(run, {"t": 1.0, "rank": 0, "step": 10, "loss": 1.5}, {"t": 2.0, "rank": 0, "step": 11})
     session = Session(run)
     session.load()
-    assert "step 11  loss 1.5 (step 10)" in "\n".join(screen(session, 80, 24)), "watch says the same"
+    assert "step 11  loss 1.500 (step 10)" in "\n".join(screen(session, 80, 24)), "watch says the same"
 
 
 def test_a_loss_that_is_reported_and_printed_has_not_risen():

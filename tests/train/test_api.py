@@ -211,7 +211,7 @@ def refused(what: str) -> str:
         if what in ("pp", "cp", "tp"):
             train.setup(model, optimizer, layout=what)
         elif what == "low-level pp":
-            from drumbeat.train.parallel.layout import Layout
+            from drumbeat.train.parallel import Layout
             from drumbeat.train.parallel.meshes import Meshes
             from drumbeat.train.precision import Precision
             from drumbeat.train.step import Step

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from drumbeat.base.problem import pip_install
 from drumbeat.train.layers import attention
-from drumbeat.train.layers.block_attention import block_attention, block_attention_backward
+from drumbeat.train.layers.attention import block_attention, block_attention_backward
 from drumbeat.train.precision import Precision
 
 GPU = torch.device("cuda", 0)

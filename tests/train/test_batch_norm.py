@@ -42,8 +42,8 @@ def test_on_a_cpu_it_is_plain_torch() -> None:
 
 
 def test_a_recorded_model_on_a_cpu_is_the_model_itself() -> None:
+    from drumbeat.train.images import record_first_call
     from drumbeat.train.models.resnet import ResNet
-    from drumbeat.train.recorded import record_first_call
 
     torch.manual_seed(0)
     model = ResNet(18, 4).eval()
@@ -67,7 +67,7 @@ def test_without_triton_plain_torch_computes(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_recording_that_fails_is_said_and_training_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    from drumbeat.train import recorded
+    from drumbeat.train import images
 
     class OnGpu(torch.Tensor):
         is_cuda = True  # type: ignore[assignment]
@@ -75,9 +75,9 @@ def test_recording_that_fails_is_said_and_training_goes_on(monkeypatch: pytest.M
     def refuse(*_: object) -> None:
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr(recorded, "_Recorded", refuse)
+    monkeypatch.setattr(images, "_Recorded", refuse)
     model = nn.Linear(2, 1)
-    recorded.record_first_call(model)
+    images.record_first_call(model)
     x = torch.ones(1, 2)
     with pytest.warns(UserWarning, match="one by one: recording failed: operation not permitted"):
         first = model(x.as_subclass(OnGpu))
@@ -86,7 +86,7 @@ def test_recording_that_fails_is_said_and_training_goes_on(monkeypatch: pytest.M
 
 def test_what_cannot_be_recorded_is_refused_or_left_alone() -> None:
     from drumbeat.train.images import records
-    from drumbeat.train.parallel.layout import Layout
+    from drumbeat.train.parallel import Layout
     from drumbeat.train.parallel.meshes import Meshes
     from drumbeat.train.recipes.resnet import ResNetSettings
     from drumbeat.train.refusal import Refusal

@@ -11,7 +11,7 @@ from typing import Any, Dict, List
 import pytest
 from gloo_world import GlooWorld
 
-from drumbeat.train.measure.communication import Event, host_spans, lengths
+from drumbeat.train.measure import Event, host_spans, lengths
 
 
 def test_exposed_is_what_no_computing_covers() -> None:

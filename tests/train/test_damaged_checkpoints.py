@@ -120,7 +120,7 @@ def test_a_checkpoint_without_a_record_of_its_files_is_loaded_and_said_to_be_unc
 
 
 def test_each_file_is_checked_by_some_rank_and_the_metadata_by_all() -> None:
-    from drumbeat.train.checkpoint.checksums import share
+    from drumbeat.train.checkpoint.folder import share
 
     names = [".metadata", *(f"__{rank}_{number}.distcp" for rank in range(12) for number in range(2)), "another"]
     checksums = dict.fromkeys(names, (1, 1))
@@ -136,7 +136,7 @@ def test_a_file_that_a_second_thread_could_not_write_fails_the_save(
 ) -> None:
     """Torch does not notice: it would write metadata in which those tensors are missing."""
     from drumbeat.train.checkpoint import checkpoints
-    from drumbeat.train.checkpoint.checksums import SummedFile
+    from drumbeat.train.checkpoint.folder import SummedFile
 
     def write(file: SummedFile, data: Any) -> int:
         if threading.current_thread().name.startswith("drumbeat-checkpoint"):

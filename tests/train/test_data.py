@@ -205,7 +205,7 @@ class Noted:
 
 
 def test_reading_is_another_threads_work() -> None:
-    from drumbeat.train.data.stream import Stream
+    from drumbeat.train.data import Stream
 
     samples = Noted()
     stream = Stream(samples, 4)

@@ -86,7 +86,7 @@ def test_what_cannot_be_divided_is_refused(world: GlooWorld, layout: str, words:
 def test_uneven_use_costs_up_to_the_number_of_experts() -> None:
     import torch
 
-    from drumbeat.train.layers.experts import Mixture
+    from drumbeat.train.layers.feed_forward import Mixture
 
     layer = Mixture(8, 16, 4, 1)
     token = torch.arange(8).expand(3, -1)  # eight tokens in each of three sequences
@@ -102,7 +102,7 @@ def test_a_feed_forward_of_experts_computes_what_mixtral_does() -> None:
     transformers = pytest.importorskip("transformers", reason="pip install transformers")
     from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
 
-    from drumbeat.train.layers.experts import Mixture
+    from drumbeat.train.layers.feed_forward import Mixture
 
     shape = {"hidden_size": 16, "intermediate_size": 24, "num_local_experts": 4, "num_experts_per_tok": 2}
     theirs = MixtralSparseMoeBlock(transformers.MixtralConfig(**shape, experts_implementation="eager"))

@@ -12,10 +12,10 @@ from torch import Tensor
 
 Image = pytest.importorskip("PIL.Image", reason="reading images needs Pillow")
 
+from drumbeat.train.data import Stream  # noqa: E402
 from drumbeat.train.data.decode import chosen_box, decoded  # noqa: E402
 from drumbeat.train.data.decoders import Decoders, DeviceDecoder, Draw, decoders_for  # noqa: E402  # noqa: E402
 from drumbeat.train.data.images import ImageFolder  # noqa: E402
-from drumbeat.train.data.stream import Stream  # noqa: E402
 from drumbeat.train.refusal import Refusal  # noqa: E402
 from drumbeat.train.world import World  # noqa: E402
 

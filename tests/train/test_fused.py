@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from drumbeat.train.layers import float8
 from drumbeat.train.layers.batch_norm import norm_relu_pool
-from drumbeat.train.layers.swiglu import GatedMLP, gate_gradient, gate_product
+from drumbeat.train.layers.feed_forward import GatedMLP, gate_gradient, gate_product
 from drumbeat.train.precision import Precision
 from drumbeat.train.world import keep_kernels
 

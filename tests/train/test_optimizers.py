@@ -12,7 +12,7 @@ from gloo_world import GlooWorld
 from torch import nn
 
 from drumbeat import train
-from drumbeat.train import schedules
+from drumbeat.train import optim
 from drumbeat.train.optim import AdamW8, Muon, OffloadedAdamW
 
 TEXT = ["model=test", "steps=6", "batch=8", "report_every=1", "validation=8", "lr=1e-2"]
@@ -121,7 +121,7 @@ def test_a_running_mean_is_that_of_the_weights_and_leaves_them() -> None:
 
 
 def test_schedules_by_step() -> None:
-    made: Dict[str, Any] = {name: make(100, 10) for name, make in schedules.SCHEDULES.items()}
+    made: Dict[str, Any] = {name: make(100, 10) for name, make in optim.SCHEDULES.items()}
     assert {factor(0) for factor in made.values()} == {0.1} and {factor(9) for factor in made.values()} == {1.0}
     assert made["wsd"](69) == 1.0 and made["wsd"](85) == pytest.approx(0.5)
     assert made["cosine"](55) == pytest.approx(0.5) and made["linear"](55) == pytest.approx(0.5)

@@ -15,18 +15,17 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from drumbeat.machine.peaks import peak_of
-from drumbeat.train.data.images import ImageArray
-from drumbeat.train.data.stream import Stream, places
-from drumbeat.train.data.synthetic import SyntheticImages, SyntheticTokens
-from drumbeat.train.data.text import Masked, TokenWindows, token_file
+from drumbeat.train.data import Stream, places
+from drumbeat.train.data.images import ImageArray, SyntheticImages
+from drumbeat.train.data.text import Masked, SyntheticTokens, TokenWindows, token_file
 from drumbeat.train.layers import cross_entropy as loss
 from drumbeat.train.layers import float8
 from drumbeat.train.layers.attention import causal_attention
-from drumbeat.train.layers.swiglu import GatedMLP
-from drumbeat.train.measure.meter import WARM_UP, Meter, Utilisation, transformer_flops, utilisation
+from drumbeat.train.layers.feed_forward import GatedMLP
+from drumbeat.train.measure import WARM_UP, Meter, Utilisation, transformer_flops, utilisation
 from drumbeat.train.models import llama, resnet
 from drumbeat.train.optim import MasterAdamW
-from drumbeat.train.parallel.layout import Layout
+from drumbeat.train.parallel import Layout
 from drumbeat.train.parallel.meshes import Meshes
 from drumbeat.train.parallel.parallelize import large_modules
 from drumbeat.train.precision import Precision
@@ -352,8 +351,8 @@ def test_recomputing_an_image_model_changes_nothing_but_its_memory() -> None:
 
 
 def test_what_fits_into_a_gpu() -> None:
-    from drumbeat.train.fit import fit
     from drumbeat.train.models.llama import SHAPES
+    from drumbeat.train.recipes import fit
     from drumbeat.train.recipes.llama import transformer
     from drumbeat.train.refusal import Refusal
 
@@ -375,7 +374,7 @@ def test_what_fits_into_a_gpu() -> None:
 
 def test_what_is_not_said_follows_from_the_model() -> None:
     from drumbeat.train.models.llama import SHAPES
-    from drumbeat.train.recipe import resolved
+    from drumbeat.train.recipes import resolved
     from drumbeat.train.recipes.llama import LlamaSettings, transformer
     from drumbeat.train.world import World
 
@@ -416,7 +415,7 @@ def test_fp8_of_amds_generations(monkeypatch: pytest.MonkeyPatch, arch: str, kin
 def test_a_profile_waits_for_the_device_where_its_window_opens_and_closes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from drumbeat.train.measure.profile import Profile, Profiler
+    from drumbeat.train.measure import Profile, Profiler
 
     waited: List[int] = []
     profiler = Profiler(Profile((0,), 4, 2, str(tmp_path)), 0, torch.device("cpu"))

@@ -138,7 +138,7 @@ def bad_on_one_rank(layout: str, precision: str, bad: str) -> str:
     import torch.distributed as dist
     from torch import nn
 
-    from drumbeat.train.parallel.layout import Layout
+    from drumbeat.train.parallel import Layout
     from drumbeat.train.parallel.meshes import Meshes
     from drumbeat.train.parallel.parallelize import parallelize
     from drumbeat.train.precision import Precision

@@ -12,8 +12,8 @@ from gloo_world import GlooWorld
 from torch.distributed.pipelining import PipelineStage
 
 from drumbeat.cli import main
+from drumbeat.train.parallel import Layout
 from drumbeat.train.parallel.context import KINDS
-from drumbeat.train.parallel.layout import Layout
 from drumbeat.train.parallel.pipeline import SCHEDULES, Pipeline
 from drumbeat.train.refusal import Refusal
 from drumbeat.train.settings import WORDS

@@ -15,7 +15,7 @@ from tests.conftest import wait_for
 
 from drumbeat.cli import main
 from drumbeat.metrics.trackers import MODULES
-from drumbeat.train.measure.meter import Reporter
+from drumbeat.train.measure import Reporter
 from drumbeat.train.refusal import Refusal
 
 

@@ -242,7 +242,7 @@ def statistics_of_all_ranks(folder: str) -> Tuple[float, float, float]:
 
     from drumbeat.train.images import set_up_images
     from drumbeat.train.models.resnet import ResNet
-    from drumbeat.train.recipe import meshes_for, resolved
+    from drumbeat.train.recipes import meshes_for, resolved
     from drumbeat.train.recipes.resnet import ResNetSettings
     from drumbeat.train.world import join
 

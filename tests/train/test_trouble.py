@@ -13,7 +13,7 @@ from gloo_world import GlooWorld
 from torch import Tensor, nn
 
 from drumbeat import train
-from drumbeat.train import schedules
+from drumbeat.train import optim
 from drumbeat.train.loop import Result
 from drumbeat.train.loop import train as run
 from drumbeat.train.refusal import NotFinite, Refusal, Stopped
@@ -47,7 +47,7 @@ def trained(
     model = nn.Linear(4, 1)
     settings = Settings(**{"steps": STEPS, "batch": BATCH, "report_every": 1, "watch_communication": 0, **said})
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, fused=True)
-    trainer = train.setup(model, optimizer, scheduler=schedules.cosine(STEPS, 5))
+    trainer = train.setup(model, optimizer, scheduler=optim.cosine(STEPS, 5))
     stream = trainer.stream(Noisy(wrong), BATCH)
 
     def mean(model: nn.Module, batch: Any) -> Tensor:

@@ -28,7 +28,7 @@ def trained(layout: str) -> Any:
     import torch.distributed as dist
 
     from drumbeat.train.data.loaders import together
-    from drumbeat.train.parallel.layout import Layout
+    from drumbeat.train.parallel import Layout
     from drumbeat.train.parallel.meshes import Meshes
     from drumbeat.train.parallel.parallelize import parallelize
     from drumbeat.train.precision import Precision

@@ -12,7 +12,7 @@ from drumbeat.findings.model import ERROR, Finding
 from drumbeat.jobfile.resources import fill, places
 from drumbeat.runfolder.records import Metric
 from drumbeat.runfolder.run import Run
-from drumbeat.train.parallel.layout import Layout
+from drumbeat.train.parallel import Layout
 from drumbeat.tune.command import find_recipe, layout_text, own_batch, read_layout, tunable
 from drumbeat.tune.judge import ENDED, INTERRUPTED, SILENCE, STEPS, TIME, Ended, Judgement, Observed, classify, judge
 from drumbeat.tune.search import (

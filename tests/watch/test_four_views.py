@@ -46,7 +46,7 @@ def exposed(page, run):
 
 def terminal_numbers(session):
     text = "\n".join(screen(session, 200, 50))
-    step, steps = re.search(r"step (\d+) of (\d+)", text).groups()
+    step, steps = re.search(r"step (\d+)/(\d+)", text).groups()
     rate = re.search(r"([\d,]+|\d+\.\d+) tokens/s", text).group(1)
     return int(step), int(steps), float(rate.replace(",", "")), float(re.search(r"loss ([\d.]+)", text).group(1))
 
@@ -120,7 +120,7 @@ def test_the_views_agree(which, tmp_path, demo_run, drumbeat):
     assert shown["rate"] == rate == head.rate == metrics["drumbeat_tokens_per_second", ("over", "run")]
     assert metrics["drumbeat_step",] == progress.step and metrics["drumbeat_loss",] == progress.last_loss
     assert terminal_numbers(session) == (
-        progress.step, progress.steps, float(f"{rate:.0f}"), float(f"{progress.last_loss:.4g}")
+        progress.step, progress.steps, float(f"{rate:.0f}"), float(f"{progress.last_loss:.3f}")
     )  # fmt: skip
     if which == "ended":
         told = json.loads(drumbeat.here("report", "--json", run.path).stdout)

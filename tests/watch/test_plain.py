@@ -22,7 +22,7 @@ def test_it_fits_80_by_24(tmp_path, nodes):
     session = loaded(recorded(tmp_path / "r", nodes, last=10))
     lines = screen(session, 80, 24)
     assert len(lines) <= 24 and max(map(len, lines)) <= 80
-    assert any("step 10 of 100 (10 %)  loss 3.9" in line for line in lines)
+    assert any("step 10/100  loss 3.9" in line for line in lines)
     assert ("more nodes" in " ".join(lines)) == (nodes == 30)
 
 
@@ -41,7 +41,7 @@ def test_a_table_of_any_size_leaves_out_whole_columns():
 def test_once(drumbeat, demo_run):
     done = drumbeat("watch", demo_run.path)
     assert done.returncode == 0, done.stderr
-    assert "finished" in done.stdout and "step 12 of 12 (100 %)  loss 0.3333" in done.stdout
+    assert "finished" in done.stdout and "step 12/12  loss 0.333" in done.stdout
     told = json.loads(drumbeat("watch", "--json", demo_run.path).stdout)
     assert told["step"] == 12 and told["state"] == "finished"
 

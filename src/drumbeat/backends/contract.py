@@ -5,17 +5,21 @@ in one line, with what to do instead. Handles are URIs, `NAME://CLUSTER/JOB`, an
 job of an array.
 
 On the nodes nothing knows a backend. The agents read who they are from the scheduler's own variables, or from those of
-machine/identity/pods.py; the lead leaves RUN/verdict (runfolder/summary.py), which says whether to queue the job again.
+machine/identity.py; the lead leaves RUN/verdict (runfolder/summary.py), which says whether to queue the job again.
 """
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
 from dataclasses import field
-from typing import Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import Order
 from drumbeat.base.problem import Problem
+from drumbeat.base.redact import printable
 from drumbeat.base.regex import regex
 from drumbeat.machine.model import Identity, Pool
 from drumbeat.runfolder.files import Files
@@ -239,3 +243,39 @@ class Backend:
 
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(names) or "nothing of that kind"
+
+
+# Calls of the schedulers' own tools, each with a deadline, and their complaints in one line with what to do.
+
+
+def ask_tool(
+    argv: Sequence[str], environ: Mapping[str, str], missing: str, silent: str, seconds: float = 30.0, **how: Any
+) -> subprocess.CompletedProcess[Any]:
+    """Run a tool and return its answer, whatever its exit code. `missing` and `silent` say what to do if it is not installed or
+    does not answer in time; `how` holds further arguments of subprocess.run."""
+    how.setdefault("input", "" if how.get("text") else b"")
+    env = {**environ, "LC_ALL": "C"}
+    try:
+        return subprocess.run(
+            list(argv), env=env, capture_output=True, timeout=seconds, check=False, cwd=os.path.sep, **how
+        )
+    except FileNotFoundError:
+        raise Problem(f"there is no {argv[0]} here", missing) from None
+    except subprocess.TimeoutExpired:
+        called = [word for word in argv if not word.startswith("-")][:2]
+        raise Problem(f"{' '.join(called)} has not answered for {seconds:g} s", silent) from None
+
+
+def text_of(data: bytes) -> str:
+    return data.decode("utf-8", "replace")
+
+
+def complaint(text: str, noise: str = "") -> str:
+    """Return a tool's output as one line, each sentence once. `noise` is a pattern of what is left out."""
+    lines = (re.sub(noise, "", printable(line).strip()).strip() for line in text.splitlines())
+    return "; ".join(dict.fromkeys(filter(None, lines)))
+
+
+def advised(text: str, table: Sequence[Tuple[str, str]], otherwise: str = "") -> str:
+    """Return the advice of the first row of the table whose words stand in a message."""
+    return next((advice for words, advice in table if words in text.lower()), otherwise)

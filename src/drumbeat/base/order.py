@@ -97,7 +97,7 @@ class Resources:
 class Container:
     """The image that each node's agent, and so its ranks, runs in."""
 
-    runtime: str  # a name in containers/runtimes.py
+    runtime: str  # a name in containers/__init__.py
     image: str
     binds: Tuple[str, ...] = ()  # HOST or HOST:INSIDE
     vendor: str = ""  # nvidia, amd: how GPUs get in

@@ -25,7 +25,7 @@ _LEFT_OUT = ("metrics/integrations", "train", "watch")
 # Files of those rooms that need nothing of the kind: what a layout is, tune must know on a compute node too; and the plain
 # table of `watch` works on a login node where nothing is installed.
 _BROUGHT = (
-    "train/__init__.py", "train/parallel/__init__.py", "train/parallel/layout.py", "train/refusal.py",
+    "train/__init__.py", "train/parallel/__init__.py", "train/refusal.py",
     "train/settings.py",
     *(
         f"watch/{name}.py"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, List, Optional, Sequence
 
 from drumbeat.base.problem import Problem
 from drumbeat.base.redact import printable
+from drumbeat.base.text import duration, short, traffic
 from drumbeat.cli import add_json
 from drumbeat.cli.output import print_json
 
@@ -67,7 +68,6 @@ def run(args: Any) -> int:
 def clean(args: Any) -> int:
     from drumbeat.desk.runs import old_runs, remove
     from drumbeat.jobfile.check import parse_duration
-    from drumbeat.report.text import size_text
 
     try:
         seconds = parse_duration(args.older_than)
@@ -77,11 +77,11 @@ def clean(args: Any) -> int:
     for run_id, why in kept:
         print(printable(f"kept      {run_id}: {why}"))
     for each in old:
-        print(printable(f"{size_text(each.bytes):>9} {each.run.path}"))
+        print(printable(f"{traffic(each.bytes):>9} {each.run.path}"))
     if not old:
         print(f"no run that has ended is older than {args.older_than}")
         return 0
-    whole = size_text(sum(each.bytes for each in old))
+    whole = traffic(sum(each.bytes for each in old))
     if not args.yes and not _agreed(f"remove these {len(old)} run folders ({whole})? [y/N] "):
         print("nothing was removed")
         return 1
@@ -162,28 +162,12 @@ def _step(state: State) -> str:
     plain = f"{progress.step}/{progress.steps}" if progress.steps else str(progress.step)
     if len(plain) <= _LONGEST_STEP:
         return plain
-    return f"{_short(progress.step)}/{_short(progress.steps)}" if progress.steps else _short(progress.step)
+    return f"{short(progress.step)}/{short(progress.steps)}" if progress.steps else short(progress.step)
 
 
 def _speed(state: State) -> str:
-    return "-" if state.rate is None else f"{_short(state.rate[0])} {state.rate[1][:9]}"
-
-
-def _short(value: float) -> str:
-    for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= size:
-            return f"{value / size:.3g}{letter}"
-    return f"{value:.3g}"
+    return "-" if state.rate is None else f"{short(state.rate[0])} {state.rate[1][:9]}"
 
 
 def _time(seconds: Optional[float]) -> str:
-    """Format a time in at most eight letters: 66 s, 15 m, 2 h 01 m, 3 d 04 h."""
-    if seconds is None:
-        return "-"
-    minutes = round(seconds / 60)
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    if minutes < 60:
-        return f"{minutes} m"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} m" if hours < 48 else f"{hours // 24} d {hours % 24:02d} h"
+    return "-" if seconds is None else duration(seconds, brief=True)

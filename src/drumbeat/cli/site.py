@@ -91,7 +91,7 @@ def _show(args: Any) -> int:
 
 def _new(args: Any) -> int:
     from drumbeat import backends
-    from drumbeat.containers.runtimes import RUNTIMES
+    from drumbeat.containers import RUNTIMES
     from drumbeat.jobfile.site import new_site
     from drumbeat.machine.gather import gather
     from drumbeat.machine.replay import open_host

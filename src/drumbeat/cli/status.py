@@ -28,9 +28,10 @@ def add_arguments(parser: Any) -> None:
 
 
 def run(args: Any) -> int:
+    from drumbeat.base.text import labelled
     from drumbeat.desk.runs import find_run
     from drumbeat.desk.state import as_plain, output_of, placement_lines, state_of, unsaved_lines, with_ranks
-    from drumbeat.runfolder.lines import closing_lines, code_words, failure_lines, folded
+    from drumbeat.runfolder.lines import closing_lines, code_words, failure_lines
     from drumbeat.runfolder.run import lead_now
 
     found = find_run(args.run, os.environ)
@@ -61,16 +62,16 @@ def run(args: Any) -> int:
         number = task.handle.rpartition("_")[2]
         lines.append((f"task {number}", f"{task.state}{': ' + task.detail if task.detail else ''}"))
     width = shutil.get_terminal_size((80, 24)).columns
-    for label, text in ((label, printable(text)) for label, text in lines):
-        first, *more = folded(text, width) if sys.stdout.isatty() else [text]
-        print(f"{label:<10} {first}", *(" " * 11 + line for line in more), sep="\n")
+    shown = [(label, printable(text)) for label, text in lines]
+    print("\n".join(labelled(shown, width if sys.stdout.isatty() else None)))
     return 0
 
 
 def going_on(state: State, now: float) -> List[Tuple[str, str]]:
     """Return time, progress and ranks of a run that has not ended."""
     from drumbeat.backends.contract import QUEUED, RUNNING
-    from drumbeat.runfolder.lines import duration, progress_line
+    from drumbeat.base.text import duration
+    from drumbeat.runfolder.lines import progress_line
 
     lines: List[Tuple[str, str]] = []
     if state.seconds is not None:
@@ -101,7 +102,7 @@ def going_on(state: State, now: float) -> List[Tuple[str, str]]:
 def rank_words(ranks: Ranks, now: float) -> str:
     """Describe how many ranks were started and which are known to have ended; empty before any start."""
     from drumbeat.base.ranges import named_ranks
-    from drumbeat.runfolder.lines import count, duration
+    from drumbeat.base.text import count, duration
 
     ended, commands = ranks.ended, count(ranks.commands, "node")
     ago = f"the last one {duration(max(0.0, now - ended[-1].t))} ago" if ended else ""

@@ -10,7 +10,7 @@ from typing import Iterable, List, Optional
 from drumbeat.base.order import Order
 from drumbeat.base.problem import Problem
 from drumbeat.base.regex import regex
-from drumbeat.containers.runtimes import RUNTIMES
+from drumbeat.containers import RUNTIMES
 from drumbeat.machine import libraries
 from drumbeat.machine.host import LiveHost
 

@@ -15,6 +15,7 @@ from drumbeat.base.ranges import fold, ranges
 from drumbeat.base.record import RecordError
 from drumbeat.base.redact import visible
 from drumbeat.base.regex import regex
+from drumbeat.base.text import count, duration, folded
 from drumbeat.causes.table import HARDWARE
 from drumbeat.findings.model import Finding
 from drumbeat.plan.argv import replaced_flags
@@ -22,7 +23,7 @@ from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.events import Event
 from drumbeat.runfolder.follow import EVENTS, LINES, METRICS, Follower, Record
 from drumbeat.runfolder.layout import RunFolder
-from drumbeat.runfolder.lines import Lines, closing_lines, count, duration, failed_words, folded, near, progress_line
+from drumbeat.runfolder.lines import Lines, closing_lines, failed_words, near, progress_line
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.records import Line, Metric
 from drumbeat.runfolder.run import LeadClock, Run

@@ -11,6 +11,7 @@ from drumbeat.backends.contract import ALIVE, QUEUED, RUNNING, Status
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.ranges import named_ranks, numbers
 from drumbeat.base.record import RecordError, from_plain, to_plain
+from drumbeat.base.text import traffic
 from drumbeat.desk.status import read_summary, status
 from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import ENDED_BY_US, ERROR, UNKNOWN, WARNING, Finding
@@ -379,4 +380,4 @@ def _table(said: VerdictGiven, used: Mapping[str, Sequence[str]]) -> Sequence[st
 
 def _carried(ports: Mapping[str, int]) -> str:
     busiest = sorted(ports.items(), key=lambda port: -port[1])
-    return ", ".join(f"{name} {amount / 1e6:.0f} MB each way" for name, amount in busiest[:16])
+    return ", ".join(f"{name} {traffic(amount)} each way" for name, amount in busiest[:16])

@@ -80,13 +80,6 @@ def seen(what: str, findings: Iterable[Finding]) -> Iterator[Finding]:
     return (finding if finding.seen else replace(finding, seen=(what,)) for finding in findings)
 
 
-def gib(size: int) -> str:
-    if size < 0:
-        return "unlimited"
-    amount, unit = (size / GIB, "GiB") if size >= GIB else (size / (1 << 20), "MiB")
-    return f"{amount:.0f} {unit}" if amount >= 100 else f"{amount:.3g} {unit}"
-
-
 def some(words: Sequence[str], most: int, between: str = ", ") -> str:
     """List the first `most` words, and count the others."""
     return between.join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")

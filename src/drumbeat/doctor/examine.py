@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import Dict, FrozenSet, Iterator, List, Optional, Tuple
 
 from drumbeat.base.order import Order
+from drumbeat.base.text import memory as memory_text
 from drumbeat.doctor import gpus, network
-from drumbeat.doctor.case import GIB, Case, alone, find, gib, make_case, seen, some, worst_first
+from drumbeat.doctor.case import GIB, Case, alone, find, make_case, seen, some, worst_first
 from drumbeat.findings.model import ERROR, UNKNOWN, WARNING, Finding
 from drumbeat.machine.model import Facts, Peers
 from drumbeat.machine.vendors import VENDORS, vendor_named
@@ -26,7 +27,7 @@ def looked_at(case: Case) -> Finding:
         f"Slingshot: {len(facts.cxi) or 'no device in /sys/class/cxi'}",
         f"interfaces: {_interfaces(facts)}",
         f"cores and memory: {len(facts.cpus.allowed or facts.cpus.online) or 'unknown'} CPUs for this process, "
-        + (gib(facts.memory_bytes) if facts.memory_bytes else "memory unknown"),
+        + (memory_text(facts.memory_bytes) if facts.memory_bytes else "memory unknown"),
         f"limits: {_limits(facts)}",
         f"surroundings: {_surroundings(facts)}",
     ]
@@ -56,7 +57,7 @@ def _limits(facts: Facts) -> str:
     limits = facts.limits
     sizes = (limits.memlock, limits.shm_bytes, limits.cgroup_memory_bytes)
     shown = zip(("locked memory", "shared memory", "the job's memory"), sizes)
-    words = [f"{name} {'unknown' if size is None else gib(size)}" for name, size in shown]
+    words = [f"{name} {'unknown' if size is None else memory_text(size)}" for name, size in shown]
     files = "unknown" if limits.nofile is None else "unlimited" if limits.nofile < 0 else str(limits.nofile)
     return ", ".join([*words, f"open files {files}"])
 
@@ -131,22 +132,22 @@ def _limit_checks(case: Case) -> Iterator[Finding]:
         words, looked = "container" if case.facts.container.inside else "", ("the limit of locked memory",)
         severity = case.breaking if locked < MEMLOCK_FAILS else WARNING
         if locked < 0 or locked >= MEMLOCK_GOOD:
-            yield find("memlock", limit=gib(locked), seen=looked)
+            yield find("memlock", limit=memory_text(locked), seen=looked)
         else:
-            yield find("memlock-low", words, limit=gib(locked), severity=severity, seen=looked)
+            yield find("memlock-low", words, limit=memory_text(locked), severity=severity, seen=looked)
     if shm is not None and (case.gpus or not case.live):
         severity = ERROR if shm <= SHM_FAILS and len(case.gpus) > 1 else WARNING
         looked = ("the size of /dev/shm",)
         if shm >= SHM_GOOD:
-            yield find("shm", size=gib(shm), seen=looked)
+            yield find("shm", size=memory_text(shm), seen=looked)
         else:
-            yield find("shm-small", size=gib(shm), severity=severity, seen=looked)
+            yield find("shm-small", size=memory_text(shm), severity=severity, seen=looked)
     if files is not None and 0 <= files < FILES_GOOD:
         yield find("nofile-low", limit=files, seen=("the limit of open files",))
     ranks = max(1, case.order.ranks_per_node or len(case.gpus))
     if memory is not None and 0 <= memory < ranks * 4 * GIB and case.gpus:
         looked = ("the memory limit of the control group",)
-        yield find("memory-limit-low", limit=gib(memory), ranks=ranks, seen=looked)
+        yield find("memory-limit-low", limit=memory_text(memory), ranks=ranks, seen=looked)
 
 
 def _kernel(case: Case) -> Iterator[Finding]:
@@ -190,7 +191,7 @@ def _hardware(case: Case) -> Iterator[Finding]:
     if 0 < cores < CORES:
         short.append(f"{cores} cores, {CORES} are advised")
     if facts.memory_bytes is not None and facts.memory_bytes < MEMORY * 0.95:  # firmware reserves a part
-        short.append(f"{gib(facts.memory_bytes)} of memory, {gib(MEMORY)} are advised")
+        short.append(f"{memory_text(facts.memory_bytes)} of memory, {memory_text(MEMORY)} are advised")
     slow = [gpu for gpu in case.gpus if gpu.link and gpu.link.most_speed_gts and gpu.link.most_speed_gts < PCIE_GTS]
     if slow:
         short.append(f"GPU {', '.join(str(gpu.index) for gpu in slow)} is attached below PCIe 4.0")
@@ -199,7 +200,7 @@ def _hardware(case: Case) -> Iterator[Finding]:
     if short:
         yield find("hardware-small", short="; ".join(short))
     elif cores and facts.memory_bytes:
-        yield find("hardware", cores=cores, memory=gib(facts.memory_bytes))
+        yield find("hardware", cores=cores, memory=memory_text(facts.memory_bytes))
 
 
 def _software(case: Case) -> Iterator[Finding]:

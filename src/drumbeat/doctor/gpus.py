@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import Dict, Iterator, List, Sequence, Tuple, Union
 
-from drumbeat.doctor.case import Case, find, gib, odd, seen, some
+from drumbeat.base.text import memory as memory_text
+from drumbeat.doctor.case import Case, find, odd, seen, some
 from drumbeat.findings.model import WARNING, Finding
 from drumbeat.machine.model import CxiDevice, Gpu, RdmaDevice
 from drumbeat.machine.parse import natural
@@ -90,7 +91,7 @@ def _in_use(case: Case, gpus: List[Gpu]) -> Iterator[Finding]:
 def _mixed(gpus: List[Gpu]) -> Iterator[Finding]:
     """Compare known names and memory; a name that a tool has cut off is not compared."""
     names = {gpu.label: gpu.name for gpu in gpus if gpu.name and not gpu.name.endswith("...")}
-    sizes = {gpu.label: gib(gpu.memory_bytes) for gpu in gpus if gpu.memory_bytes}
+    sizes = {gpu.label: memory_text(gpu.memory_bytes) for gpu in gpus if gpu.memory_bytes}
     differ = next((known for known in (names, sizes) if len(set(known.values())) > 1), None)
     if differ:
         yield find("gpus-differ", evidence=[f"{gpu}: {value}" for gpu, value in differ.items()])

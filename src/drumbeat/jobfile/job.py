@@ -6,7 +6,7 @@ from typing import Dict, Optional, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import CHECK_LEVELS, CODES, TRANSPORTS
-from drumbeat.containers.runtimes import RUNTIMES
+from drumbeat.containers import RUNTIMES
 from drumbeat.jobfile.check import check, key, origins_field
 from drumbeat.jobfile.yamlfile import load_file, load_text, shown_path
 

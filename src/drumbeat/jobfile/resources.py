@@ -15,7 +15,7 @@ from drumbeat.base.problem import Problem
 from drumbeat.base.redact import in_text, in_words, is_secret
 from drumbeat.base.regex import regex
 from drumbeat.commands.program import Script
-from drumbeat.containers.runtimes import RUNTIMES
+from drumbeat.containers import RUNTIMES
 from drumbeat.jobfile.check import check_variable_name, expand, least_bytes
 from drumbeat.jobfile.job import Job
 from drumbeat.jobfile.site import Site

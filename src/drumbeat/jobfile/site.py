@@ -15,7 +15,7 @@ from drumbeat.base.order import HostPath
 from drumbeat.base.problem import Problem
 from drumbeat.base.ranges import HostlistError
 from drumbeat.base.ranges import expand as expand_hosts
-from drumbeat.containers.runtimes import RUNTIMES
+from drumbeat.containers import RUNTIMES
 from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import Finding
 from drumbeat.jobfile.check import check, key, keys_of, near, origins_field

@@ -9,6 +9,7 @@ from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Sequenc
 
 from drumbeat.base.redact import redact
 from drumbeat.base.regex import regex
+from drumbeat.base.text import count
 from drumbeat.commands.script import MAX_TEXT, Command, Script, read
 from drumbeat.findings.model import Evidence, Finding
 from drumbeat.lint import checks_launch, checks_shell, pages, python_program
@@ -28,14 +29,14 @@ _LEAST = 4  # one command in so many must be known, or a text that nothing calls
 
 
 def in_page(pieces: int) -> str:
-    return f"{_counted(pieces, 'piece')} of code in a page" if pieces else "a page without shell or Python code"
+    return f"{count(pieces, 'piece')} of code in a page" if pieces else "a page without shell or Python code"
 
 
 def in_python(text: str) -> str:
     lines = sum(1 for line in text.split("\n") if line.strip())
     if not lines:
         return ""
-    words = f"{_counted(lines, 'line')} of Python"
+    words = f"{count(lines, 'line')} of Python"
     if python_program.parse(text, 1, True) is None:
         version = ".".join(map(str, sys.version_info[:2]))
         words += f", each by itself, because Python {version} cannot parse the file"
@@ -53,8 +54,8 @@ def in_shell(script: Script, name: str) -> str:
     known = sum(map(_known, outer))
     if not called and not (known and known * _LEAST >= len(outer)):
         return ""
-    words = [_counted(len(outer), "command")] if outer else []
-    words += [_counted(directives, "#SBATCH line")] if directives else []
+    words = [count(len(outer), "command")] if outer else []
+    words += [count(directives, "#SBATCH line")] if directives else []
     return " and ".join(words)
 
 
@@ -64,10 +65,6 @@ def _known(command: Command) -> bool:
     first = command.words[0].text
     options = any(_OPTION.match(word.text) for word in command.words[1:])
     return command.name in _KNOWN or "/" in first or first.startswith("$") or options
-
-
-def _counted(count: int, word: str) -> str:
-    return f"{count:,} {word}{'' if count == 1 else 's'}"
 
 
 CHECKS = {**checks_shell.CHECKS, **checks_shell.SLURM_CHECKS, **checks_launch.CHECKS, **checks_launch.VARIABLE_CHECKS}

@@ -9,7 +9,7 @@ from dataclasses import field
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
-from drumbeat.machine.host_protocol import Host
+from drumbeat.machine.model import Host
 
 SECONDS = 120.0  # importing torch or asking a driver can take long on a cold file system
 

@@ -15,7 +15,7 @@ import sys
 import time
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
-from drumbeat.machine.host_protocol import Host as Host
+from drumbeat.machine.model import Host as Host
 
 READ_LIMIT = 1 << 20  # no sysfs or proc file we read comes near this
 OUTPUT_LIMIT = 4 << 20

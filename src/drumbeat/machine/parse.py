@@ -8,7 +8,7 @@ from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 from drumbeat.base.ranges import HostlistError, expand
 from drumbeat.base.regex import regex
-from drumbeat.machine.host_protocol import Host
+from drumbeat.machine.model import Host
 
 _CPU_LIMIT = 1 << 14
 _UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}

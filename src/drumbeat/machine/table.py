@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Iterator, List, Optional, Sequence, Tuple
 
 from drumbeat.base.ranges import ranges
+from drumbeat.base.text import memory
 from drumbeat.machine.model import Facts, Gpu, Interface, RdmaDevice
 from drumbeat.machine.topology import distance, nearest
 
@@ -16,7 +17,7 @@ def table(facts: Facts) -> str:
     virtual = f"virtual{f' ({facts.hypervisor})' if facts.hypervisor else ''}"
     rows: _Rows = [
         ("host", f"{facts.host}, {_or(facts.arch)}, {_or(facts.os)}, kernel {_or(facts.kernel.release)}"),
-        ("memory", _bytes(facts.memory_bytes)),
+        ("memory", _memory(facts.memory_bytes)),
         *_cpus(facts),
         *_several("gpu", [_gpu(gpu, facts) for gpu in facts.gpus] or ["none found"]),
         *_several("gpu event", facts.gpu_events or ["unknown: the kernel's log may not be read"] * unread),
@@ -51,18 +52,12 @@ def _or(value: Any) -> str:
     return "unknown" if value is None else str(value)
 
 
+def _memory(size: Optional[int]) -> str:
+    return "unknown" if size is None else memory(size)
+
+
 def _yes(value: Optional[bool], yes: str, no: str) -> str:
     return "unknown" if value is None else yes if value else no
-
-
-def _bytes(value: Optional[int]) -> str:
-    if value is None:
-        return "unknown"
-    if value < 0:
-        return "unlimited"
-    units = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1))
-    unit, size = next((each for each in units if value >= each[1]), units[-1])
-    return f"{value / size:.1f} {unit}".replace(".0 ", " ")
 
 
 def _gbps(rate: Optional[float]) -> str:
@@ -95,7 +90,7 @@ def _cpus(facts: Facts) -> Iterator[Tuple[str, str]]:
 
 def _gpu(gpu: Gpu, facts: Facts) -> str:
     name = gpu.name or f"unknown {gpu.vendor}"
-    parts = [f"{gpu.index}  {name}", _or(gpu.arch), _bytes(gpu.memory_bytes), _place(gpu)]
+    parts = [f"{gpu.index}  {name}", _or(gpu.arch), _memory(gpu.memory_bytes), _place(gpu)]
     if gpu.module is not None:
         parts.append(f"module {gpu.module}")
     if gpu.integrated:
@@ -171,9 +166,9 @@ def _versions(facts: Facts) -> _Rows:
 def _limits(facts: Facts) -> Iterator[Tuple[str, str]]:
     limits = facts.limits
     nofile = "unlimited" if limits.nofile == -1 else _or(limits.nofile)
-    process = f"locked memory {_bytes(limits.memlock)}, open files {nofile}, /dev/shm {_bytes(limits.shm_bytes)}"
+    process = f"locked memory {_memory(limits.memlock)}, open files {nofile}, /dev/shm {_memory(limits.shm_bytes)}"
     cpus = ranges(limits.cgroup_cpuset) or "unknown"
-    yield "limits", f"{process}, cgroup memory {_bytes(limits.cgroup_memory_bytes)}, cgroup CPUs {cpus}"
+    yield "limits", f"{process}, cgroup memory {_memory(limits.cgroup_memory_bytes)}, cgroup CPUs {cpus}"
 
 
 def _kernel(facts: Facts) -> Iterator[Tuple[str, str]]:

@@ -7,8 +7,7 @@ from itertools import takewhile
 from typing import List, Optional, Sequence, Tuple, TypeVar, Union
 
 from drumbeat.base.regex import regex
-from drumbeat.machine.host_protocol import Host
-from drumbeat.machine.model import CxiDevice, Gpu, Interface, PciLink, RdmaDevice
+from drumbeat.machine.model import CxiDevice, Gpu, Host, Interface, PciLink, RdmaDevice
 from drumbeat.machine.parse import figure, line, number
 
 _ROOT = regex(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")

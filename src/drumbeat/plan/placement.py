@@ -8,6 +8,7 @@ from typing import Collection, Container, Dict, FrozenSet, List, Mapping, Option
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import EnvVar, Order
 from drumbeat.base.ranges import named_ranks, ranges
+from drumbeat.base.text import columns
 from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import Finding, Verdict
 from drumbeat.inspector.record import RankSeen
@@ -283,8 +284,7 @@ def text_table(table: Sequence[Row], used: Optional[Mapping[str, Sequence[str]]]
                 f"{words} ({row.note})" if row.note else words,
             )
         )
-    widths = [max(len(line[column]) for line in cells) for column in range(len(cells[0]))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in cells]
+    return columns(cells)
 
 
 def _used(row: Row, names: Sequence[str]) -> str:

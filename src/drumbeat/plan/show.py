@@ -8,6 +8,7 @@ import textwrap
 from typing import Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
 from drumbeat.base.order import EnvVar, Order
+from drumbeat.base.text import columns
 from drumbeat.findings.model import Finding
 from drumbeat.machine.model import Facts
 from drumbeat.machine.vendors import vendor_named
@@ -208,8 +209,3 @@ def _condition(rest: Mapping[str, str]) -> str:
             said = _IF[key].format(wanted.replace("|", " or "))
         words.append(said + " or unknown" * (version is not None and bool(version[3])))
     return ", and ".join(words)
-
-
-def columns(rows: Sequence[Sequence[str]]) -> List[str]:
-    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(size) for cell, size in zip(row, widths)).rstrip() for row in rows]

@@ -8,6 +8,7 @@ from typing import Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.ranges import named_ranks, ranges
+from drumbeat.base.text import count
 from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import CERTAIN, LIKELY, UNKNOWN, WARNING, Evidence, Finding, Verdict
 from drumbeat.inspector.record import ENOUGH, Row
@@ -44,7 +45,7 @@ def judge(rows: Sequence[Row], planned: Planned, final: bool, steps: int = 0) ->
     worlds: Dict[Tuple[str, Optional[int]], List[Row]] = {}
     for row in ranks:
         worlds.setdefault(row.world, []).append(row)
-    seen = (f"RANK, WORLD_SIZE and MASTER_ADDR:PORT of {_count(len(ranks), 'process', 'processes')}",)
+    seen = (f"RANK, WORLD_SIZE and MASTER_ADDR:PORT of {count(len(ranks), 'process', 'processes')}",)
     for members in worlds.values():
         for known in ([row for row in members if row.proven], [row for row in members if final and row.complete]):
             repeated = [rank for rank, times in Counter(row.rank for row in known).items() if times > 1]
@@ -77,10 +78,10 @@ def _one_world(members: Sequence[Row], seen: Tuple[str, ...], steps: int) -> Ver
     sent = min(map(_exchanged(members), members))
     proven = total == 1 or (not hidden and sent >= ENOUGH + _PER_STEP * steps)
     little = not proven and not hidden and sent >= ENOUGH and steps >= _MANY
-    of_them = f"(seen in {total} of {_count(total, 'process', 'processes')})"
-    summary = f"{_count(total, 'rank')} {'in one world' if proven else 'connected'} {of_them}"
+    of_them = f"(seen in {total} of {count(total, 'process', 'processes')})"
+    summary = f"{count(total, 'rank')} {'in one world' if proven else 'connected'} {of_them}"
     if hidden == "MPI":
-        summary = f"{_count(total, 'rank')} of one world by their numbers {of_them}"
+        summary = f"{count(total, 'rank')} of one world by their numbers {of_them}"
     if hidden:
         summary += f"; what they exchange is not visible here ({hidden})"
     if little:
@@ -126,7 +127,7 @@ def silent(rows: Sequence[Row], planned: Planned, seconds: float, steps: int) ->
             f"rank {row.rank}: process {row.pid} on node {row.node}: {row.sent + row.out} bytes, {row.met} more to meet"
             for row in ranks[:_SHOWN]
         ],
-        confidence=LIKELY, seen=(f"bytes of the TCP connections of {_count(len(ranks), 'process', 'processes')}",),
+        confidence=LIKELY, seen=(f"bytes of the TCP connections of {count(len(ranks), 'process', 'processes')}",),
     )  # fmt: skip
 
 
@@ -164,7 +165,7 @@ def copies(rows: Sequence[Row], planned: Planned, training: bool = True) -> Opti
             for row in ranks[:_SHOWN]
         ],
         confidence=LIKELY,
-        seen=(f"the sockets of {_count(len(ranks), 'process', 'processes')}",),
+        seen=(f"the sockets of {count(len(ranks), 'process', 'processes')}",),
     )
 
 
@@ -268,7 +269,7 @@ def _repeated(members: Sequence[Row], repeated: Sequence[Optional[int]], planned
 def _several(worlds: Dict[Tuple[str, Optional[int]], List[Row]], planned: Planned) -> Finding:
     sizes = sorted({size or 0 for _, size in worlds})
     shown = sorted(worlds.items(), key=lambda item: (item[1][0].node, item[0][0]))
-    size = _count(sizes[0], "rank") if len(sizes) == 1 else ""
+    size = count(sizes[0], "rank") if len(sizes) == 1 else ""
     where = "; ".join(f"node {ranges({row.node for row in rows})} meets at {key[0]}" for key, rows in shown[:3])
     where += "; ..." if len(shown) > 3 else ""
     return find(
@@ -316,14 +317,14 @@ def _unnumbered(rows: Sequence[Row], ranks: Sequence[Row], planned: Planned, see
     if len({node for node, _ in world}) < planned.nodes:
         words = f"connections were seen of {_where(world)} alone; this run has {planned.nodes} nodes"
         return Verdict("world", UNKNOWN, UNKNOWN, words, seen=looked)
-    words = f"{_count(len(world), 'process', 'processes')} of one world: connected to {where} (they number themselves)"
+    words = f"{count(len(world), 'process', 'processes')} of one world: connected to {where} (they number themselves)"
     return Verdict("world", AS_PLANNED, LIKELY, words, seen=looked, count=len(world))
 
 
 def _where(group: Set[_Process]) -> str:
     nodes = {node for node, _ in group}
     place = f"node{'s' * (len(nodes) > 1)} {ranges(nodes)}"
-    return f"{_count(len(group), 'process', 'processes')} on {place}"
+    return f"{count(len(group), 'process', 'processes')} on {place}"
 
 
 def _evidence(rows: Sequence[Row]) -> Tuple[Evidence, ...]:
@@ -331,7 +332,3 @@ def _evidence(rows: Sequence[Row]) -> Tuple[Evidence, ...]:
         Evidence(f"process {row.pid} on node {row.node}: RANK={row.rank} WORLD_SIZE={row.world_size} at {row.meeting}")
         for row in rows[:_SHOWN]
     )
-
-
-def _count(number: int, noun: str, plural: str = "") -> str:
-    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Dict, List, Optional, Sequence
 
 from drumbeat.base.record import to_plain
+from drumbeat.base.text import columns, duration, labelled, step_time
 from drumbeat.predict import shapes
 from drumbeat.predict.arguments import RECOMPUTE, arguments_of
 from drumbeat.predict.cost import NETWORK, Layout, schedule_name
@@ -75,7 +76,7 @@ def lines_of(
         ("on", f"{place}; {layout_words(case.layout)}; {case.precision}, {case.framework.name}"),
         ("batch", f"{int(case.work.batch)} {length} per step"),
         (found.verdict, memory_words(found)),
-        ("step", f"{seconds_words(found.seconds)} (90 %: {seconds_words(found.low)} to {seconds_words(found.high)})"),
+        ("step", f"{step_time(found.seconds)} (90 %: {step_time(found.low)} to {step_time(found.high)})"),
         (
             "speed",
             f"{found.rate:,.0f} {found.unit}/s (90 %: {slow:,.0f} to {fast:,.0f}); {found.rate / case.gpus:,.0f} per GPU; "
@@ -85,12 +86,12 @@ def lines_of(
     ]
     if naive is not None:
         rule = "if every GPU kept its speed on the fewest nodes that this layout needs"
-        rows.append(("naive", f"{seconds_words(naive)} {rule}"))
+        rows.append(("naive", f"{step_time(naive)} {rule}"))
     hint = ("whole run", f"--tokens N: time and cost of so many {found.unit}")
     rows += whole_lines(whole, found.unit, r) if whole else [hint]
     rows += [("assumed", assumed)] if assumed else []
     rows += [("basis", f"{case.basis.name}: {case.basis.words}; {past}"), ("not in it", NOT_MODELLED)]
-    return [f"{label:<13}{text}" for label, text in rows]
+    return list(labelled(rows, indent=13))
 
 
 def whole_lines(whole: Whole, unit: str, r: Reliability) -> List[Any]:
@@ -98,23 +99,17 @@ def whole_lines(whole: Whole, unit: str, r: Reliability) -> List[Any]:
     cost = f"{_count(whole.gpu_hours)} GPU-hours"
     cost += f", about {_count(whole.kwh)} kWh" if whole.kwh is not None else ""
     cost += f", {_count(whole.money)} at the price given" if whole.money is not None else ""
-    span = f"90 %: {long_words(whole.low)} to {long_words(whole.high)}"
+    span = f"90 %: {duration(whole.low)} to {duration(whole.high)}"
     costs = f"checkpoints of {r.checkpoint:.0f} s, restarts of {r.restart:.0f} s"
     return [
-        ("whole run", f"{amount(whole.units)} {unit} in {long_words(whole.seconds)} ({span}); {cost}"),
-        ("goodput", f"{whole.goodput:.1%}: a failure every {long_words(r.between_failures)} ({r.source}), {costs}"),
+        ("whole run", f"{amount(whole.units)} {unit} in {duration(whole.seconds)} ({span}); {cost}"),
+        ("goodput", f"{whole.goodput:.1%}: a failure every {duration(r.between_failures)} ({r.source}), {costs}"),
         ("time limit", f"--time={limit_words(whole.limit)} covers the upper end of the interval"),
     ]
 
 
 def _count(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.2g}"
-
-
-def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> List[str]:
-    """Format right-aligned columns, each as wide as its widest cell."""
-    widths = [max(len(cell) for cell in column) for column in zip(titles, *rows)]
-    return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths)) for row in (titles, *rows)]
 
 
 def scaling_lines(found: Sequence[Forecast], naive: Sequence[float]) -> List[str]:
@@ -130,7 +125,7 @@ def scaling_lines(found: Sequence[Forecast], naive: Sequence[float]) -> List[str
         rows.append(
             (
                 str(gpus // each.case.cluster.gpus_per_node or 1), str(gpus),
-                *([f"{int(each.case.work.batch):,}"] if grows else []), seconds_words(each.seconds), f"{each.rate:,.0f}",
+                *([f"{int(each.case.work.batch):,}"] if grows else []), step_time(each.seconds), f"{each.rate:,.0f}",
                 f"{slow:,.0f} to {fast:,.0f}", f"{per_gpu:,.0f}", f"{per_gpu / base:.0%}",
                 f"{each.per_step / simple:,.0f}", f"{each.memory / 2**30:.1f}", each.verdict,
             )
@@ -140,7 +135,9 @@ def scaling_lines(found: Sequence[Forecast], naive: Sequence[float]) -> List[str
         a = each.case.layout
         chosen.setdefault(f"micro-batch {int(a.micro)}, recompute {RECOMPUTE[int(a.recompute)]}", []).append(row[0])
     differ = "; ".join(f"{words} on {', '.join(nodes)}" for words, nodes in chosen.items())
-    return table(titles, rows) + (["", f"rows differ by what fits: {differ} nodes"] if len(chosen) > 1 else [])
+    return columns([titles, *rows], right=True) + (
+        ["", f"rows differ by what fits: {differ} nodes"] if len(chosen) > 1 else []
+    )
 
 
 _DEGREES = ("tp", "pp", "vp", "cp", "ep", "dp", "zero", "micro")
@@ -156,14 +153,14 @@ def search_lines(found: Sequence[Forecast], ranking: Ranking, usual: Sequence[st
         degrees = [str(int(getattr(a, name))) for name in _DEGREES]
         rows.append(
             (
-                *degrees, RECOMPUTE[int(a.recompute)], seconds_words(total),
-                f"{seconds_words(each.low)} to {seconds_words(each.high)}",
+                *degrees, RECOMPUTE[int(a.recompute)], step_time(total),
+                f"{step_time(each.low)} to {step_time(each.high)}",
                 f"{each.rate / each.case.gpus:,.0f}", f"{each.mfu:.0%}", f"{each.terms.get('bubble', 0.0) / total:.0%}",
                 f"{exposed / total:.0%}", f"{each.memory / 2**30:.1f}",
             )
         )  # fmt: skip
     lines = [f"{ranking.tried:,} layouts divide, {ranking.fitting:,} of them fit; the best by predicted time:", ""]
-    return lines + table(titles, rows) + ([""] + list(usual) if usual else [])
+    return lines + columns([titles, *rows], right=True) + ([""] + list(usual) if usual else [])
 
 
 def pareto_lines(found: Sequence[Forecast], good: Sequence[bool]) -> List[str]:
@@ -175,7 +172,11 @@ def pareto_lines(found: Sequence[Forecast], good: Sequence[bool]) -> List[str]:
         hours = 1e9 / each.rate / 3600
         gpus, words = each.case.gpus, layout_words(each.case.layout)
         rows.append((str(gpus), words, f"{hours:.3g}", f"{hours * gpus:.3g}", "" if pays else "beaten"))
-    return [f"time against GPU-hours, at the same batch (per 1e9 {found[0].unit}):", "", *table(titles, rows)]
+    return [
+        f"time against GPU-hours, at the same batch (per 1e9 {found[0].unit}):",
+        "",
+        *columns([titles, *rows], right=True),
+    ]
 
 
 def arguments_words(case: Case) -> str:
@@ -221,20 +222,7 @@ def plain_of(found: Forecast, naive: Optional[float], whole: Optional[Whole]) ->
 
 def one_line(found: Forecast) -> str:
     """Return the prediction in one line, as shown by `drumbeat plan` and `watch`."""
-    span = f"90 %: {seconds_words(found.low)} to {seconds_words(found.high)}"
+    span = f"90 %: {step_time(found.low)} to {step_time(found.high)}"
     memory = f"memory {found.verdict}: {found.memory / 2**30:.0f} of {found.case.cluster.memory_gib:.0f} GiB"
     speed = f"{found.rate:,.0f} {found.unit}/s, MFU {found.mfu:.0%}"
-    return f"{seconds_words(found.seconds)} per step ({span}), {speed}; {memory}; by {found.case.basis.name}"
-
-
-def seconds_words(seconds: float) -> str:
-    if seconds < 1:
-        return f"{seconds * 1e3:.3g} ms" if seconds * 1e3 < 1000 else "1 s"
-    return f"{seconds:.3g} s" if seconds < 1000 else f"{seconds:,.0f} s" if seconds < 7200 else long_words(seconds)
-
-
-def long_words(seconds: float) -> str:
-    for size, name in ((86400, "days"), (3600, "hours"), (60, "minutes")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.3g} {name}"
-    return f"{seconds:.0f} s"
+    return f"{step_time(found.seconds)} per step ({span}), {speed}; {memory}; by {found.case.basis.name}"

@@ -5,8 +5,9 @@ from __future__ import annotations
 from html import escape
 from typing import Any, Sequence, Tuple
 
+from drumbeat.base.text import step_time
 from drumbeat.predict.forecast import Forecast
-from drumbeat.predict.show import NOT_MODELLED, layout_words, memory_words, model_words, seconds_words
+from drumbeat.predict.show import NOT_MODELLED, layout_words, memory_words, model_words
 from drumbeat.report.tables import document, rows_table
 from drumbeat.verify.chart import Look, line_chart
 
@@ -25,7 +26,7 @@ def page_of(
         ("model", model_words(case)),
         ("on", f"{gpus}; {layout_words(case.layout)}; {case.precision}, {case.framework.name}"),
         (found.verdict, memory_words(found)),
-        ("step", f"{seconds_words(found.seconds)} (90 %: {seconds_words(found.low)} to {seconds_words(found.high)})"),
+        ("step", f"{step_time(found.seconds)} (90 %: {step_time(found.low)} to {step_time(found.high)})"),
         *whole,
         ("basis", f"{case.basis.name}: {case.basis.words}"),
         ("not in it", NOT_MODELLED),
@@ -34,7 +35,7 @@ def page_of(
     body = [
         f"<h1>{escape(case.model.name)} on {escape(gpus)}</h1>",
         rows_table(facts),
-        f"<h2>A step of {seconds_words(found.seconds)}</h2>",
+        f"<h2>A step of {step_time(found.seconds)}</h2>",
         waterfall(found),
         f"<h2>Memory per stage, of {case.cluster.memory_gib:.0f} GiB</h2>",
         stacked([(f"stage {i}", parts) for i, parts in enumerate(stages)], "GiB", case.cluster.memory_gib),
@@ -54,7 +55,7 @@ def waterfall(found: Forecast) -> str:
             f'background:{_COLOURS[i % len(_COLOURS)]}"></div>'
         )
         rows += (
-            f'<tr><th>{escape(name)}</th><td style="width:60%">{bar}</td><td class="n">{seconds_words(value)}</td>'
+            f'<tr><th>{escape(name)}</th><td style="width:60%">{bar}</td><td class="n">{step_time(value)}</td>'
             f'<td class="n">{value / total:.1%}</td></tr>'
         )
         at += value

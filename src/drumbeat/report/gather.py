@@ -13,6 +13,7 @@ from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import Order
 from drumbeat.base.record import RecordError
 from drumbeat.base.regex import regex
+from drumbeat.base.text import count, duration
 from drumbeat.desk.runs import find_run
 from drumbeat.desk.state import state_of
 from drumbeat.findings.model import CERTAIN, INFO, OK, UNKNOWN, WARNING, Finding, Verdict
@@ -44,7 +45,7 @@ from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.events import Event
 from drumbeat.runfolder.files import decode
 from drumbeat.runfolder.layout import RunFolder
-from drumbeat.runfolder.lines import count, duration, lasted_words, not_finite_words, trend
+from drumbeat.runfolder.lines import lasted_words, not_finite_words, trend
 from drumbeat.runfolder.progress import Progress, StepTimes, slowest_rank, stands_out, step_times
 from drumbeat.runfolder.records import Metric, Sample, parse_metric
 from drumbeat.runfolder.run import Run, lead_now

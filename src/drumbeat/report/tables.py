@@ -10,11 +10,12 @@ from bisect import bisect_left
 from html import escape
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
+from drumbeat.base.text import columns, duration
 from drumbeat.findings.model import ERROR
 from drumbeat.report.figures import LOSS, NOT_RECORDED, VALIDATION, Figures
 from drumbeat.report.scaling import FINISHED, NOT, NOT_KNOWN, STRONG, WEAK, Comparison, Row
 from drumbeat.report.text import end_words, rows, size_words, speed_words
-from drumbeat.runfolder.lines import duration, part_words
+from drumbeat.runfolder.lines import part_words
 from drumbeat.verify.chart import Look, line_chart, share_bar
 
 # A report as one HTML file: tables and inline SVG. It opens from disk and loads nothing else.
@@ -191,8 +192,7 @@ def text(comparison: Comparison, width: int = 80) -> List[str]:
     header, rows = cells(comparison)
     throughput = f"throughput ({comparison.unit})"
     short = [{throughput: comparison.unit, "target reached": "target"}.get(name, name).upper() for name in header]
-    widths = [max(len(each[place]) for each in [short, *rows]) for place in range(len(header))]
-    lines = ["  ".join(f"{cell:<{wide}}" for cell, wide in zip(row, widths)).rstrip() for row in [short, *rows]]
+    lines = columns([short, *rows])
     for paragraph in ("", *said(comparison)):
         lines += textwrap.wrap(paragraph, width, subsequent_indent="  ", break_on_hyphens=False) or [""]
     return lines

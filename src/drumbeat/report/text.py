@@ -6,9 +6,10 @@ import textwrap
 from typing import List, Optional, Tuple
 
 from drumbeat.base.redact import printable
+from drumbeat.base.text import count, duration, traffic
 from drumbeat.predict.goodput import FAILURE_SOURCE, reliability_of
 from drumbeat.report.figures import Figures, Foreseen, GpuUse, Steps
-from drumbeat.runfolder.lines import WHOSE_RATE, count, duration, ledger_words, loss_text, part_words
+from drumbeat.runfolder.lines import WHOSE_RATE, ledger_words, loss_text, part_words
 from drumbeat.runfolder.progress import AS_PRINTED, speed
 from drumbeat.runfolder.state import GOING_ON, QUEUE, TRAINING
 
@@ -189,18 +190,10 @@ def network_words(figures: Figures) -> str:
         return NOT
     kinds = {"ethernet": "interfaces", "rdma": "RDMA ports"}
     words = "; ".join(
-        f"{kinds[kind]} received {size_text(each.received)}, sent {size_text(each.sent)}"
+        f"{kinds[kind]} received {traffic(each.received)}, sent {traffic(each.sent)}"
         for kind, each in sorted(figures.network.items())
     )
     return f"{words} (everything on these hosts)"
-
-
-def size_text(count_: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count_ < 1000:
-            return f"{count_:.3g} {unit}"
-        count_ /= 1000
-    return f"{count_:.3g} TB"
 
 
 def slowest_words(figures: Figures) -> str:

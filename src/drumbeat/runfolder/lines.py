@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import os
-import textwrap
 from typing import Collection, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.ranges import named_ranks, numbers
+from drumbeat.base.text import count, duration
 from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import Finding, shown
 from drumbeat.runfolder.events import ORPHANED
@@ -39,7 +39,7 @@ class GpuUse:
         if self.power is not None:
             parts.append(f"{self.power:,.0f} W")
         if self.slowed:
-            parts.append(f"{self.slowed:,} slowed down by {self.slowed_by}")
+            parts.append(f"{self.slowed:,} slowed down" + (f" by {self.slowed_by}" if self.slowed_by else ""))
         return ", ".join(parts)
 
 
@@ -87,20 +87,32 @@ _LONGEST = 300  # characters of a line
 def progress_line(progress: Progress, left: bool = True, now: Optional[float] = None) -> str:
     """Return the progress line. `left`: also say how long the run will take, if known. `now`, by the lead's clock, for a run that
     goes on: also say how long no step has been reported."""
+    rest = progress.seconds_left(now) if left else None
+    return progress_words(progress, rest, None if now is None else progress.quiet(now))
+
+
+def progress_words(
+    progress: Progress, left: Optional[float] = None, quiet: Optional[float] = None, rate: bool = True
+) -> str:
+    """Describe the progress in one line, in every view alike. `left`: seconds until the end. `quiet`: seconds without a step;
+    then nothing is known of the end. `rate`: say how fast it is."""
     parts = [f"{progress.counts} {progress.step}" + (f"/{progress.steps}" if progress.steps else "")]
     parts[0] += f" of this {progress.lap}" if progress.lap else ""
     if progress.not_finite:
         parts.append(f"loss {not_finite_words(progress)}")
     elif progress.last_loss is not None:
         parts.append(f"loss {loss_text(progress.last_loss)}{of_step(progress)}")
-    rate, rest = progress.rate(), progress.seconds_left(now)
-    quiet = None if now is None else progress.quiet(now)
-    if rate:
-        parts.append(speed(*rate, rough=progress.rough))
+    if progress.validation_not_finite:
+        parts.append(f"validation {progress.validation_not_finite}")
+    elif progress.last_validation is not None:
+        parts.append(f"validation {loss_text(progress.last_validation)}")
+    measured = progress.rate() if rate else None
+    if measured:
+        parts.append(speed(*measured, rough=progress.rough))
     if quiet is not None:
         parts.append(quiet_words(quiet))
-    elif left and rest is not None:
-        parts.append(f"{duration(rest)} left")
+    elif left is not None:
+        parts.append(f"{duration(left)} left")
     return "  ".join(parts)
 
 
@@ -419,22 +431,6 @@ def _end_of_log(run: Run, name: str, failure: Finding) -> List[str]:
     lines = run.last_lines(log)
     mine = [line for line in lines if not log.merged or (line.rank == failure.rank and line.stream == "err")]
     return [shown(line.text) for line in mine if line.text.strip()]
-
-
-def folded(text: str, width: int, indent: int = 11) -> List[str]:
-    """Split a line's text into pieces that fit beside its label on a terminal; longer words stay whole."""
-    return textwrap.wrap(text, max(30, width - indent), break_on_hyphens=False, break_long_words=False) or [""]
-
-
-def duration(seconds: float) -> str:
-    if seconds < 100:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} m {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} m"
-
-
-def count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def near(path: str) -> str:

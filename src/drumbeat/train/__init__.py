@@ -15,7 +15,7 @@ from drumbeat.base.signals import EXIT_REQUEUE
 
 if TYPE_CHECKING:
     from drumbeat.train.data.loaders import Batches as Batches
-    from drumbeat.train.parallel.layout import Layout as Layout
+    from drumbeat.train.parallel import Layout as Layout
     from drumbeat.train.prepare import setup as setup
     from drumbeat.train.refusal import Refusal as Refusal
     from drumbeat.train.trainer import Result as Result
@@ -32,7 +32,7 @@ _HOME = {
     "Summed": "trainer",
     "Batches": "data.loaders",
     "on_meta": "weights",
-    "Layout": "parallel.layout",
+    "Layout": "parallel",
     "Refusal": "refusal",
 }
 _WITHOUT_TORCH = ("Layout", "Refusal")

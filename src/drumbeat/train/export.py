@@ -17,8 +17,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from drumbeat.train import lora
-from drumbeat.train.checkpoint.checksums import check_files
-from drumbeat.train.checkpoint.folder import committed, has_marker, name_of, read_marker
+from drumbeat.train.checkpoint.folder import check_files, committed, has_marker, name_of, read_marker
 from drumbeat.train.hugging_face import publisher
 from drumbeat.train.models.llama import segments, shape_from
 from drumbeat.train.refusal import Refusal

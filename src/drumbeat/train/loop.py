@@ -16,10 +16,9 @@ from drumbeat.base.signals import EXIT_REQUEUE
 from drumbeat.train.checkpoint.checkpoints import Checkpoints, Saved
 from drumbeat.train.checkpoint.snapshots import Snapshots
 from drumbeat.train.checkpoint.state import Digest, TrainingState, digest
-from drumbeat.train.data.stream import Stream
+from drumbeat.train.data import Stream
 from drumbeat.train.judge import Judge
-from drumbeat.train.measure.communication import Communication
-from drumbeat.train.measure.meter import VALIDATION, Meter, Reporter, Utilisation, own_seconds
+from drumbeat.train.measure import VALIDATION, Communication, Meter, Reporter, Utilisation, own_seconds
 from drumbeat.train.refusal import Refusal, Stopped
 from drumbeat.train.settings import Settings
 from drumbeat.train.step import Outcome

@@ -1,6 +1,8 @@
 """Optimizers. AdamW for weights that are kept in bf16 holds an fp32 master of each; AdamW8 keeps its moments in 8 bits,
 OffloadedAdamW all of its state in the host's memory; Muon is for matrices.
 
+Learning rates are factors of the highest, functions of the step alone, so that a resumed run goes on exactly.
+
 The usual way (fp32 weights, autocast) casts every weight to bf16 and every gradient back to fp32 once per step: 40 bytes
 of memory traffic a parameter and step, against 28 here. The update is one pointwise pass, compiled once on a GPU.
 """
@@ -275,3 +277,42 @@ def _kernel(device: torch.device, update: Callable[..., None] = _update) -> Call
     if update not in _compiled:
         _compiled[update] = torch.compile(update, dynamic=True)
     return _compiled[update]
+
+
+Schedule = Callable[[int], float]  # the step, from 0
+
+
+def wsd(steps: int, warmup: int, down: float = 0.3) -> Schedule:
+    """Rise over `warmup` steps, stay level, then go straight down over the last part (`down`) of all."""
+
+    def factor(step: int) -> float:
+        return min(1.0, (step + 1) / max(1, warmup), (steps - step) / max(1.0, down * steps))
+
+    return factor
+
+
+def cosine(steps: int, warmup: int, least: float = 0.0) -> Schedule:
+    """Rise over `warmup` steps, then go half a cosine down to `least`."""
+
+    def factor(step: int) -> float:
+        along = min(1.0, max(0, step - warmup) / max(1, steps - warmup))
+        return min((step + 1) / max(1, warmup), least + (1 - least) * (1 + math.cos(math.pi * along)) / 2)
+
+    return factor
+
+
+def linear(steps: int, warmup: int, least: float = 0.0) -> Schedule:
+    """Rise over `warmup` steps, then go straight down to `least`."""
+
+    def factor(step: int) -> float:
+        along = min(1.0, max(0, step - warmup) / max(1, steps - warmup))
+        return min((step + 1) / max(1, warmup), 1 - (1 - least) * along)
+
+    return factor
+
+
+def constant(steps: int, warmup: int) -> Schedule:
+    return lambda step: min(1.0, (step + 1) / max(1, warmup))
+
+
+SCHEDULES = {"wsd": wsd, "cosine": cosine, "linear": linear, "constant": constant}

@@ -17,11 +17,10 @@ from drumbeat.train.checkpoint.checkpoints import first_line
 from drumbeat.train.hugging_face import Attention, Contexts, FusedLoss, fast_attention, segments_of, without_cache
 from drumbeat.train.judge import Judge
 from drumbeat.train.optim import AdamW8, MasterAdamW, OffloadedAdamW
-from drumbeat.train.parallel.layout import Layout
+from drumbeat.train.parallel import Layout
 from drumbeat.train.parallel.meshes import Meshes, gathered
-from drumbeat.train.parallel.parallelize import Sharding, find_blocks, parallelize, shards
+from drumbeat.train.parallel.parallelize import Plan, Sharding, find_blocks, parallelize, read_plan, shards
 from drumbeat.train.parallel.pipeline import INNER, Pipeline, make_stages, refuse_for_pipelines
-from drumbeat.train.parallel.tensor_plan import Plan, read_plan
 from drumbeat.train.parallel.uncut import Uncut
 from drumbeat.train.precision import Precision
 from drumbeat.train.refusal import Refusal
@@ -71,7 +70,7 @@ def setup(
     `smallest` parameters and the model is compiled whole. `stages`: lists whose children a pipeline spreads and
     `recompute` wraps, where they are not the blocks. `scheduler` steps with the optimizer and is saved with it
     (ReduceLROnPlateau is saved; it wants a figure, so its steps are yours); a function of the step gives the factor of each
-    group's learning rate (schedules.py). `ema`: keep a running mean of the weights, with this share of the old one per step
+    group's learning rate (optim.py). `ema`: keep a running mean of the weights, with this share of the old one per step
     (`with trainer.averaged():`). `compare_every`: steps between comparisons of what replicas must hold alike; the
     first steps are always compared. `check_plan`: before the first step of tp, refuse a plan with which one sample's gradients
     are not those of the uncut model. `on_nan` (skip, stop) and `on_spike` (warn, stop): what `trainer.report` does about losses

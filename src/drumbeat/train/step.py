@@ -23,11 +23,10 @@ from torch.profiler import record_function
 from drumbeat.train.layers.cross_entropy import IGNORE
 from drumbeat.train.optim import MasterAdamW
 from drumbeat.train.parallel import hooks
-from drumbeat.train.parallel.equality import Equality, summed_gradients
 from drumbeat.train.parallel.meshes import Meshes
 from drumbeat.train.parallel.parallelize import shards
 from drumbeat.train.parallel.pipeline import Pipeline
-from drumbeat.train.parallel.replicas import add_gradients
+from drumbeat.train.parallel.replicas import Equality, add_gradients, summed_gradients
 from drumbeat.train.precision import Precision, fsdp_casts
 from drumbeat.train.refusal import Refusal
 
@@ -59,7 +58,7 @@ class Step:
         compare_every: int = 1000,
     ) -> None:
         """`share`: context parallelism: this rank's part of a batch. `count`: how many of a batch's targets count; by
-        default those that are not -100. `compare_every`: steps between comparisons of replicas (equality.py)."""
+        default those that are not -100. `compare_every`: steps between comparisons of replicas (parallel/replicas.py)."""
         self.parts, self.optimizer, self.loss, self.meshes = list(parts), optimizer, loss, meshes
         self.precision, self.device, self.clip, self.pipeline = precision, device, clip, pipeline
         if meshes.layout.pp > 1 and pipeline is None:

@@ -40,13 +40,13 @@ from drumbeat.train.checkpoint.checkpoints import Checkpoints, first_line, write
 from drumbeat.train.checkpoint.folder import candidates, name_of
 from drumbeat.train.checkpoint.snapshots import VARIABLE, Snapshots
 from drumbeat.train.checkpoint.state import MEAN, TrainingState, named_parameters
+from drumbeat.train.data import Pieces, Samples, Stream
 from drumbeat.train.data.loaders import Batches, micro_batches, rows_of, share_of
-from drumbeat.train.data.stream import Pieces, Samples, Stream
 from drumbeat.train.export import export, keep_config, unwritable
 from drumbeat.train.hugging_face import Contexts, FusedLoss, config_of, folder_of
 from drumbeat.train.judge import Judge
 from drumbeat.train.layers.cross_entropy import IGNORE
-from drumbeat.train.measure.profile import Profile, Profiler
+from drumbeat.train.measure import Profile, Profiler
 from drumbeat.train.parallel.meshes import Meshes, gathered
 from drumbeat.train.parallel.pipeline import Pipeline
 from drumbeat.train.parallel.replicas import agreed_statistics, mean_statistics

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.tensor import DTensor
 
 from drumbeat.train.checkpoint.state import named_buffers, named_parameters, own_part
-from drumbeat.train.parallel.tensor_plan import tie, tied_parameters
+from drumbeat.train.parallel.parallelize import tie, tied_parameters
 from drumbeat.train.refusal import Refusal
 from drumbeat.train.safetensors import Segment, Tensors
 

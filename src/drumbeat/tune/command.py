@@ -16,7 +16,7 @@ from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.problem import Problem
 from drumbeat.jobfile.check import literal
 from drumbeat.jobfile.resources import DEGREES, fill, places
-from drumbeat.train.parallel.layout import Layout
+from drumbeat.train.parallel import Layout
 from drumbeat.train.refusal import Refusal
 from drumbeat.train.settings import BATCHES
 from drumbeat.tune.search import Point

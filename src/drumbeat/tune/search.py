@@ -12,7 +12,7 @@ from bisect import bisect_left, bisect_right
 from typing import Iterator, List, Optional, Sequence, Tuple, Union
 
 from drumbeat.base.light_dataclass import dataclass
-from drumbeat.train.parallel.layout import Layout
+from drumbeat.train.parallel import Layout
 
 # Points and results of trials, and the words for both.
 

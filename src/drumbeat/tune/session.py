@@ -17,6 +17,7 @@ from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.problem import Problem
 from drumbeat.base.processes import become_subreaper
 from drumbeat.base.record import RecordError, from_plain, to_plain
+from drumbeat.base.text import columns
 from drumbeat.bundle.build import cached_bundle
 from drumbeat.desk.start.create import no_place
 from drumbeat.jobfile.check import literal
@@ -315,9 +316,7 @@ def table(kind: str, results: Sequence[Result], refused: Sequence[Result]) -> Li
         speed = speed_text(each).replace("speed ", "") if each.outcome == OK else "-"
         losses = _losses(each, results[0]) if loss else ()
         rows.append((*said, outcome, speed, memory, *losses, f"{each.seconds:.0f}", os.path.basename(each.run) or "-"))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
-    return lines + _reasons([*results, *refused])
+    return columns(rows) + _reasons([*results, *refused])
 
 
 def _losses(result: Result, first: Result) -> Tuple[str, ...]:

@@ -19,7 +19,7 @@ from drumbeat.jobfile.job import Job
 from drumbeat.machine import identity as identities
 from drumbeat.machine.host import LiveHost
 from drumbeat.machine.vendors import detect
-from drumbeat.train.parallel.layout import Layout
+from drumbeat.train.parallel import Layout
 from drumbeat.tune.command import Tunable, layout_text, read_layout
 from drumbeat.tune.search import (
     HOOKS,

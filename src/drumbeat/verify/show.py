@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Mapping, Tuple
 
+from drumbeat.base.text import memory, step_time
 from drumbeat.findings.model import ERROR, OK, worst
 from drumbeat.verify.chart import Look, line_chart, standalone
 from drumbeat.verify.judge import Judgement
@@ -25,8 +26,8 @@ def table(results: Mapping[str, Any], judgement: Judgement) -> str:
         bound = f"{row.ceiling.bound:.4g}" if row.ceiling.bound else "unknown"
         part = f"{row.ratio:.0%}" if row.ratio is not None else ""
         lines.append(
-            f"{row.op:16}{bytes_text(row.bytes):>9} {duration(row.seconds):>10} {row.algbw:>9.3f} {row.busbw:>9.3f} {bound:>9} "
-            f"{part:>6} {duration(row.latency):>10}"
+            f"{row.op:16}{memory(row.bytes):>9} {step_time(row.seconds):>10} {row.algbw:>9.3f} {row.busbw:>9.3f} {bound:>9} "
+            f"{part:>6} {step_time(row.latency):>10}"
         )
     if judgement.rows:
         lines.append(f"{'':16}{'':>9} {'':>10} {'GB/s':>9} {'GB/s':>9} {'GB/s':>9}")
@@ -42,17 +43,6 @@ def table(results: Mapping[str, Any], judgement: Judgement) -> str:
             if finding.severity == ERROR:
                 lines += [f"           {evidence.text}" for evidence in finding.evidence]
     return "\n".join(lines)
-
-
-def bytes_text(count: int) -> str:
-    units = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))
-    return next((f"{count / unit:.4g} {name}" for unit, name in units if count >= unit), "0 B")
-
-
-def duration(seconds: float) -> str:
-    if seconds < 1e-3:
-        return f"{seconds * 1e6:.1f} us"
-    return f"{seconds * 1e3:.2f} ms" if seconds < 1 else f"{seconds:.2f} s"
 
 
 # The MPI test's figures as text. Pure.
@@ -80,7 +70,7 @@ def mpi_lines(results: Mapping[str, Any]) -> List[str]:
         rate = "-"  # for a few bytes it is pure latency
         if row["bytes"] >= 4096 and row["seconds"] > 0:
             rate = f"{2 * (ranks - 1) / ranks * row['bytes'] / row['seconds'] / 1e9:.3f} GB/s"
-        lines.append(f"{bytes_text(row['bytes']):>10}  {row['seconds'] * 1e6:>7.1f} us  {rate:>14}  {sums}")
+        lines.append(f"{memory(row['bytes']):>10}  {row['seconds'] * 1e6:>7.1f} us  {rate:>14}  {sums}")
     lines.append(NOT_MEASURED)
     if hosts == 1:
         lines.append("all ranks were on one node: nothing of this went over the network")
@@ -100,5 +90,5 @@ def plot(results: Mapping[str, Any], judgement: Judgement) -> str:
     lines = {**{op: sorted(points) for op, points in series.items()}, **ceilings}
     title = f"{results['world_size']} ranks, {results['library']}: bus bandwidth"
     title += " (dashed: ceiling)" if bounds else ""
-    ticks = {size: bytes_text(int(size)) for size in sizes[:: 1 if len(sizes) <= 8 else 2]}
+    ticks = {size: memory(int(size)) for size in sizes[:: 1 if len(sizes) <= 8 else 2]}
     return standalone(line_chart(title, lines, "message size", "GB/s", Look(dots=True, log=True, ticks=ticks)))

@@ -8,8 +8,9 @@ import time
 from typing import List, Optional, Sequence, Tuple
 
 from drumbeat.backends.contract import QUEUED
+from drumbeat.base.text import count, duration, folded, labelled, step_time, traffic
 from drumbeat.findings.model import Finding
-from drumbeat.runfolder.lines import count, duration, end_words, folded, quiet_words
+from drumbeat.runfolder.lines import GpuUse, end_words, progress_words
 from drumbeat.runfolder.progress import speed
 from drumbeat.watch.head import Head
 from drumbeat.watch.model import RunView
@@ -28,7 +29,7 @@ _STEADY = 0.02  # a change of speed below this is none
 
 def glance(head: Head, view: RunView) -> List[Tuple[str, str]]:
     """Return label and text of each line; unknown values are left out, or say so."""
-    lines = [("run", _title(head)), ("progress", _progress(head))]
+    lines = [("run", _title(head)), ("progress", _progress(head, view))]
     if head.rate is not None or head.mean_step_seconds is not None:
         lines.append(("speed", _speed(head)))
     if head.predicted:
@@ -66,30 +67,12 @@ def _title(head: Head) -> str:
     return f"{head.run_id}  {head.word}{again}{took}{detail}"
 
 
-def _progress(head: Head) -> str:
+def _progress(head: Head, view: RunView) -> str:
     if head.step is None:
         if head.state == QUEUED or head.phase in ("starting", "waiting for nodes", "starting ranks"):
             return "not started yet"
         return "no step yet" if head.phase == "waiting for the first step" else "no step recognised"
-    parts = [f"{head.step_is or 'step'} {head.step}" + (f" of {head.steps}" if head.steps else "")]
-    if head.steps_of:
-        parts[0] += f" of this {head.steps_of}"
-    elif head.steps:
-        parts[0] += f" ({100 * head.step / head.steps:.0f} %)"
-    if head.loss_not_finite:
-        parts.append(f"loss {head.loss_not_finite}")
-    elif head.loss is not None:
-        at = f" ({head.step_is or 'step'} {head.loss_step})" if head.loss_step is not None else ""
-        parts.append(f"loss {head.loss:.4g}{at}")
-    if head.validation_not_finite:
-        parts.append(f"validation {head.validation_not_finite}")
-    elif head.validation_loss is not None:
-        parts.append(f"validation {head.validation_loss:.4g}")
-    if head.seconds_left is not None:
-        parts.append(f"{duration(head.seconds_left)} left")
-    if head.quiet is not None:
-        parts.append(quiet_words(head.quiet))
-    return "  ".join(parts)
+    return progress_words(view.shown, head.seconds_left, head.quiet, rate=False)
 
 
 def _speed(head: Head) -> str:
@@ -117,20 +100,15 @@ def _nodes(head: Head) -> str:
     if head.world:
         parts.append(count(head.world, "rank") + (f", {head.ranks_ended} ended" if head.ranks_ended else ""))
     if head.received is not None or head.sent is not None:
-        parts.append(f"network in {per_second(head.received)} out {per_second(head.sent)}")
+        parts.append(f"network in {_rate(head.received)} out {_rate(head.sent)}")
     elif head.network_why:
         parts.append(f"network {head.network_why}")
     return "  ".join(parts)
 
 
 def _gpus(head: Head) -> str:
-    parts = [f"{head.gpus:,}"]
-    parts += [f"use {head.gpu_use:.0f} %"] if head.gpu_use is not None else []
-    parts += [f"memory {head.gpu_memory:.0f} %"] if head.gpu_memory is not None else []
-    parts += [power(head.power)] if head.power is not None else []
-    parts += [f"{head.energy / 3.6e6:.3g} kWh"] if head.energy else []
-    parts += [f"{head.throttled} slowed down"] if head.throttled else []
-    return "  ".join(parts)
+    words = GpuUse(head.gpus, head.gpu_use, head.gpu_memory, head.power, head.throttled).words
+    return words + (f", {head.energy / 3.6e6:.3g} kWh" if head.energy else "")
 
 
 def slowest_words(head: Head) -> str:
@@ -160,7 +138,7 @@ def node_cells(node: NodeView) -> Tuple[str, ...]:
         str(node.node), node.host or "-", str(len(gpus)) if gpus else "-", percent(means["gpu_use"]),
         percent(means["memory"]), "-" if means["power"] is None else power(means["power"]),
         f"{min(clocks):.0f} MHz" if clocks else "-", f"{max(heat):.0f} °C" if heat else "-",
-        remark, per_second(node.received), per_second(node.sent), percent(node.cpu_busy),
+        remark, _rate(node.received), _rate(node.sent), percent(node.cpu_busy),
     )  # fmt: skip
 
 
@@ -256,15 +234,8 @@ def power(watts: float) -> str:
     return f"{watts:.0f} W" if watts < 10_000 else f"{watts / 1000:.1f} kW"
 
 
-def step_time(seconds: float) -> str:
-    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1000:.1f} ms"
-
-
-def per_second(amount: Optional[float]) -> str:
-    if amount is None:
-        return "-"
-    units = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
-    return next((f"{amount / size:.1f} {letter}B/s" for size, letter in units if amount >= size), f"{amount:.0f} B/s")
+def _rate(amount: Optional[float]) -> str:
+    return "-" if amount is None else f"{traffic(amount)}/s"
 
 
 def spark(values: Sequence[float], width: int) -> str:
@@ -315,7 +286,7 @@ def watch_plain(session: Session, once: bool) -> int:
 def screen(session: Session, columns: int, rows: int, whole: bool = False) -> List[str]:
     """Return the screen: no line wider than `columns`, not more than `rows` lines unless `whole`."""
     head, view = session.head(), session.view
-    lines = [f"{label:<10} {text}" for label, text in wrapped(glance(head, view), columns)]
+    lines = [*labelled(wrapped(glance(head, view), columns))]
     nodes = [view.nodes[number] for number in sorted(view.nodes)]
     recent = [f"{clock(mark.t)}   {mark.text}" for mark in sorted(view.marks, key=lambda mark: mark.t)[-3:]]
     room = len(nodes) if whole else max(1, rows - len(lines) - len(recent) - 5)

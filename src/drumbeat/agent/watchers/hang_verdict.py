@@ -14,6 +14,7 @@ from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.ranges import named_commands, named_ranks
+from drumbeat.base.text import traffic
 from drumbeat.causes.table import NOT_ZERO
 from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import LIKELY, Evidence, Finding
@@ -95,7 +96,7 @@ def doing(look: RankLook) -> str:
     if word == BUSY:
         if look.asked is False:
             return "busy, and its interpreter does not answer"
-        return f"reading or writing {_size(look.io)}/s{at}" if look.io >= _MOVES else f"busy{at}"
+        return f"reading or writing {traffic(look.io)}/s{at}" if look.io >= _MOVES else f"busy{at}"
     if word == LOOP:
         return f"busy in one place{at}" if look.asked is not False else "busy, and its interpreter does not answer"
     if word == GPU:
@@ -139,10 +140,6 @@ def _processes(looks: Sequence[RankLook]) -> List[str]:
         many = "es" if len(pids) > 1 else ""
         names.append(f"process{many} {shown} on node {node} (rank{'s' if many else ''} unknown)")
     return names
-
-
-def _size(count: float) -> str:
-    return f"{count / 1e6:.0f} MB" if count >= 1e6 else f"{count / 1e3:.0f} kB"
 
 
 # The words of a verdict about a hang: title, cause, fix, and the observations. Pure.

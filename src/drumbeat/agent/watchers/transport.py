@@ -15,6 +15,7 @@ from drumbeat.agent.watchers.contract import Action, Emit, Saw, Sensor, Stop, Wa
 from drumbeat.agent.watchers.nccl_log import Asked, LogFiles, private_log
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import EnvVar, Expect, Order
+from drumbeat.base.text import traffic
 from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import CERTAIN, ERROR, LIKELY, UNKNOWN, Evidence, Finding, Verdict
 from drumbeat.inspector.activity import read_counters
@@ -153,9 +154,9 @@ class Traffic:
         top = max(net, key=lambda name: net[name], default="")
         carried = net.get(top, 0)
         if direct >= carried:
-            words = f"RDMA ports carried {_size(direct)} each way, interfaces {_size(carried)}"
+            words = f"RDMA ports carried {traffic(direct)} each way, interfaces {traffic(carried)}"
             return Verdict("traffic", RDMA, LIKELY, words), None
-        words = f"{top} carried {_size(carried)} each way" + (f", RDMA ports {_size(direct)}" if rdma else "")
+        words = f"{top} carried {traffic(carried)} each way" + (f", RDMA ports {traffic(direct)}" if rdma else "")
         verdict = Verdict("traffic", top, LIKELY, words)
         counted = bool(self._counted and self._counted[1].get("rdma"))
         return verdict, _contradiction(place, path, verdict, net, direct if counted else None)
@@ -178,10 +179,6 @@ def _contradiction(
     if wanted.variables and not wanted.takes(top) and carried >= _MORE * right:
         return find("wrong-interface", interface=top, wanted=wanted.words, evidence=shown, **here)
     return None
-
-
-def _size(count: int) -> str:
-    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
 
 
 _QUIET = 1.0  # seconds without a new line after which the log is complete for now

@@ -9,11 +9,19 @@ import time
 from contextlib import suppress
 from typing import Any, Callable, FrozenSet, List, Mapping, Optional, Sequence, Set, Tuple
 
-from drumbeat.backends.contract import FAILED, UNKNOWN, Backend, Request, Status, Unreachable
+from drumbeat.backends.contract import FAILED, UNKNOWN, Backend, Request, Status, Unreachable, text_of
 from drumbeat.backends.kubernetes.client import Cluster, decoded, handle_of, problem_of, read_handle
-from drumbeat.backends.kubernetes.kinds import POLICY_SINCE, RESOURCE
 from drumbeat.backends.kubernetes.options import Settings, settings_of
-from drumbeat.backends.kubernetes.pod import CONTAINER, CONTAINERS, FETCHED, LOCAL, RUN_LABEL, gpu_resource
+from drumbeat.backends.kubernetes.pod import (
+    CONTAINER,
+    CONTAINERS,
+    FETCHED,
+    LOCAL,
+    POLICY_SINCE,
+    RESOURCE,
+    RUN_LABEL,
+    gpu_resource,
+)
 from drumbeat.backends.kubernetes.states import (
     MORE_MEMORY,
     Pod,
@@ -24,7 +32,6 @@ from drumbeat.backends.kubernetes.states import (
     reasons_for_pending,
 )
 from drumbeat.backends.kubernetes.submit import check, object_name, remove, render, submit
-from drumbeat.backends.tools import text_of
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import Order
 from drumbeat.base.problem import Problem

@@ -8,9 +8,8 @@ import subprocess
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 from urllib.parse import quote, unquote
 
-from drumbeat.backends.contract import Handle, parse_handle
+from drumbeat.backends.contract import Handle, ask_tool, complaint, parse_handle, text_of
 from drumbeat.backends.kubernetes.options import check_namespace
-from drumbeat.backends.tools import ask_tool, complaint, text_of
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.problem import Problem
 

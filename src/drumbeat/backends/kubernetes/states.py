@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any, Collection, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
-from drumbeat.backends.contract import FAILED, FINISHED, QUEUED, RUNNING, Status
+from drumbeat.backends.contract import FAILED, FINISHED, QUEUED, RUNNING, Status, advised
 from drumbeat.backends.kubernetes.pod import NODE_LABEL
-from drumbeat.backends.tools import advised
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.redact import printable
 

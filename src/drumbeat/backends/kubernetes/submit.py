@@ -15,11 +15,12 @@ import yaml
 from drumbeat import __version__
 from drumbeat.backends.contract import Request
 from drumbeat.backends.kubernetes.client import Cluster, decoded, handle_of, problem_of
-from drumbeat.backends.kubernetes.kinds import POD_GROUP, RESOURCE, objects
 from drumbeat.backends.kubernetes.options import Settings, settings_of
 from drumbeat.backends.kubernetes.pod import (
     LOCAL,
     PACKED,
+    POD_GROUP,
+    RESOURCE,
     RUN_LABEL,
     SCRIPT,
     TOKEN,
@@ -31,6 +32,7 @@ from drumbeat.backends.kubernetes.pod import (
     inside,
     labels_of,
     manifest,
+    objects,
     pieces_of,
     pod_folder,
     pod_script,

@@ -9,8 +9,19 @@ import re
 import subprocess
 from typing import Any, Dict, FrozenSet, Iterator, List, Mapping, Optional, Tuple
 
-from drumbeat.backends.contract import FAILED, FINISHED, QUEUED, RUNNING, UNKNOWN, Status, Unreachable
-from drumbeat.backends.tools import advised, ask_tool, complaint, text_of
+from drumbeat.backends.contract import (
+    FAILED,
+    FINISHED,
+    QUEUED,
+    RUNNING,
+    UNKNOWN,
+    Status,
+    Unreachable,
+    advised,
+    ask_tool,
+    complaint,
+    text_of,
+)
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import Order
 from drumbeat.base.problem import Problem

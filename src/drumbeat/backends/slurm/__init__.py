@@ -14,7 +14,7 @@ from drumbeat.backends.slurm.render import SCRIPT, node_lines_of, render, render
 from drumbeat.base.order import Order, dump_order
 from drumbeat.base.problem import Problem
 from drumbeat.bundle.pinned import start_argv
-from drumbeat.containers.runtimes import started_by_launcher
+from drumbeat.containers import started_by_launcher
 from drumbeat.machine.model import Identity, Pool
 from drumbeat.runfolder.files import replace
 from drumbeat.runfolder.layout import RunFolder

@@ -19,10 +19,12 @@ from drumbeat.backends.contract import (
     UNKNOWN,
     Handle,
     Status,
+    advised,
+    ask_tool,
+    complaint,
     overall,
     parse_handle,
 )
-from drumbeat.backends.tools import advised, ask_tool, complaint
 from drumbeat.base.data import load
 from drumbeat.base.problem import Problem
 from drumbeat.base.regex import regex

@@ -18,7 +18,7 @@ from drumbeat.base.problem import Problem
 from drumbeat.base.redact import printable
 from drumbeat.base.signals import EXIT_PREFLIGHT
 from drumbeat.bundle.pinned import node_start, shell_start
-from drumbeat.containers.runtimes import bind_lines, node_lines, started_by_launcher
+from drumbeat.containers import bind_lines, node_lines, started_by_launcher
 from drumbeat.runfolder.summary import VERDICT
 
 # The end of the batch script: whether the job is queued again, and without which nodes. The lead decides (agent/lead/decide.py)

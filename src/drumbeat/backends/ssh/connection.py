@@ -23,7 +23,7 @@ from drumbeat.base.problem import Problem
 from drumbeat.base.regex import regex
 from drumbeat.base.signals import EXIT_PREFLIGHT
 from drumbeat.bundle.pinned import node_start
-from drumbeat.containers.runtimes import RUNTIMES, node_lines
+from drumbeat.containers import RUNTIMES, node_lines
 from drumbeat.runfolder.files import create_private
 from drumbeat.runfolder.layout import RunFolder
 
@@ -133,7 +133,7 @@ def container_script(order: Order, node: int) -> str:
 
 
 def container_environ(order: Order, node: int) -> Dict[str, str]:
-    """Return the variables that tell the agent inside which node this is (machine/identity)."""
+    """Return the variables that tell the agent inside which node this is (machine/identity.py)."""
     return {
         "DRUMBEAT_SCHEDULER": "ssh",
         "DRUMBEAT_JOB": key_of(order),

@@ -29,8 +29,8 @@ from drumbeat.base.processes import become_subreaper, fork, redacting
 from drumbeat.base.signals import EXIT_MUSTER, STOP_REQUESTS, STOPS
 from drumbeat.bundle.build import cached_bundle
 from drumbeat.bundle.pinned import pinned
+from drumbeat.containers import RUNTIMES
 from drumbeat.containers.image import check_image
-from drumbeat.containers.runtimes import RUNTIMES
 from drumbeat.desk.foreground import EVERY, Foreground, guard_rank, joined
 from drumbeat.desk.start.create import create_run, forget_run, fresh_token, users_token
 from drumbeat.desk.start.make_order import make_order, named_in_command, on_hosts, site_of

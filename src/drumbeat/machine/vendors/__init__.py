@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
-from drumbeat.machine.host_protocol import Host
-from drumbeat.machine.model import Gpu
+from drumbeat.machine.model import Gpu, Host
 from drumbeat.machine.parse import line, link_name, numa_node
 from drumbeat.machine.topology import pci_link, pci_path
 from drumbeat.machine.vendors.amd import Amd

@@ -17,8 +17,7 @@ from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import EnvVar
 from drumbeat.base.regex import regex
 from drumbeat.findings.model import Finding
-from drumbeat.machine.host_protocol import Host
-from drumbeat.machine.model import Gpu, GpuHealth, GpuSample
+from drumbeat.machine.model import Gpu, GpuHealth, GpuSample, Host
 from drumbeat.machine.parse import figure, integer, line, natural, number, pci_address, properties, size_in_bytes
 from drumbeat.machine.vendors.contract import (
     PCI,

@@ -19,8 +19,7 @@ from drumbeat.base.order import EnvVar
 from drumbeat.base.regex import regex
 from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import Finding
-from drumbeat.machine.host_protocol import Host
-from drumbeat.machine.model import Gpu, GpuSample
+from drumbeat.machine.model import Gpu, GpuSample, Host
 from drumbeat.machine.parse import bus_order, line, pci_address
 
 find = Catalog("machine")

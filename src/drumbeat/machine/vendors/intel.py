@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import List
 
-from drumbeat.machine.host_protocol import Host
-from drumbeat.machine.model import Gpu
+from drumbeat.machine.model import Gpu, Host
 from drumbeat.machine.vendors.contract import Vendor, on_bus
 
 

@@ -19,8 +19,7 @@ from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Seque
 from drumbeat.base.order import EnvVar
 from drumbeat.base.regex import regex
 from drumbeat.findings.model import Finding
-from drumbeat.machine.host_protocol import Host
-from drumbeat.machine.model import Gpu, GpuHealth, GpuSample
+from drumbeat.machine.model import Gpu, GpuHealth, GpuSample, Host
 from drumbeat.machine.parse import bus_order, figure, integer, line, pci_address, size_in_bytes
 from drumbeat.machine.vendors.contract import ContainerFlags, GpuEvent, Rarely, Users, Vendor, find, place, scaled
 

@@ -1,7 +1,7 @@
 """Checkpoints: sharded, written while training goes on, loadable on another number of ranks.
 
 A save costs the training thread only a copy of the state (state.py). Another thread does the rest: it waits for the other ranks,
-runs torch's writer with a checksum of each file (checksums.py), and writes the commit marker (folder.py). A save before a stop
+runs torch's writer with a checksum of each file and writes the commit marker (both in folder.py). A save before a stop
 works the same way, and training waits for it.
 """
 
@@ -28,10 +28,11 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from drumbeat.train.checkpoint.checksums import SummedFileSystem, check_files
 from drumbeat.train.checkpoint.folder import (
+    SummedFileSystem,
     Unreadable,
     candidates,
+    check_files,
     clear,
     commit,
     discard,

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from drumbeat.train.data.stream import Batch, Pieces, Stream
+from drumbeat.train.data import Batch, Pieces, Stream
 from drumbeat.train.layers.cross_entropy import IGNORE
 from drumbeat.train.refusal import Refusal
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from drumbeat.train.data.stream import Samples
+from drumbeat.train.data import Samples
 from drumbeat.train.layers.cross_entropy import IGNORE
 from drumbeat.train.refusal import Refusal
 
@@ -224,3 +224,31 @@ def read_megatron_index(path: str) -> MegatronIndex:
     if len(first) and (first.min() < 0 or first.max() > sequences):
         raise Refusal(f"{path}: a document begins at a sequence that is not there")
     return MegatronIndex(_CODES[code], int(begins[-1]), begins[first])
+
+
+class SyntheticTokens:
+    """Sequences with a rule: each token follows from the previous one, except one in eight, which is random."""
+
+    def __init__(self, count: int, length: int, vocabulary: int, seed: int = 0) -> None:
+        self.count, self.length, self.vocabulary, self.seed = count, length, vocabulary, seed
+        self._next = np.random.default_rng(seed).permutation(vocabulary)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def read(self, indices: list[int], epochs: list[int]) -> Tuple[Tensor, Tensor]:
+        tokens = torch.from_numpy(np.stack([self._sequence(i) for i in indices]))
+        return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+    def _sequence(self, index: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        random = np.random.default_rng((self.seed, index))
+        out = random.integers(0, self.vocabulary, self.length + 1)
+        ruled = random.random(self.length + 1) >= 0.125
+        ruled[0] = False
+        # Runs of ruled tokens are filled in side by side: the first of every run, then the second ones, and so on.
+        at = np.flatnonzero(ruled[1:] & ~ruled[:-1]) + 1
+        while len(at):
+            out[at] = self._next[out[at - 1]]
+            at = at[at < self.length] + 1
+            at = at[ruled[at]]
+        return out

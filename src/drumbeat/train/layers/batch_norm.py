@@ -134,19 +134,19 @@ def norm_relu_pool(norm: nn.BatchNorm2d, x: Tensor) -> Tensor:
 class _NormReluPool(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, norm: nn.BatchNorm2d) -> Tensor:
-        from drumbeat.train.kernels import batch_norm, norm_pool
+        from drumbeat.train.kernels import batch_norm as kernel
 
         x = x.contiguous(memory_format=torch.channels_last)
-        line = batch_norm.line_of(x, norm)
-        pooled, chosen = norm_pool.forward(x, line[2], line[3])
+        line = kernel.line_of(x, norm)
+        pooled, chosen = kernel.norm_relu_pool(x, line[2], line[3])
         ctx.save_for_backward(x, line, chosen)
         return pooled
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        from drumbeat.train.kernels import norm_pool
+        from drumbeat.train.kernels import batch_norm as kernel
 
         x, line, chosen = ctx.saved_tensors
         d_pooled = grads[0].contiguous(memory_format=torch.channels_last)
         mean, rstd, gain, offset = line.unbind()
-        return (*norm_pool.backward(x, gain, offset, mean, rstd, d_pooled, chosen), None)
+        return (*kernel.norm_relu_pool_backward(x, gain, offset, mean, rstd, d_pooled, chosen), None)

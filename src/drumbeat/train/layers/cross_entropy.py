@@ -83,7 +83,7 @@ def _slices(hidden: Tensor, weight: Tensor) -> List[slice]:
 def _loss_and_gradient(logits: Tensor, targets: Tensor) -> Tuple[Tensor, Tensor]:
     """Return the sum of the losses and its gradient by the logits."""
     if kernels_for(logits):
-        from drumbeat.train.kernels.cross_entropy import cross_entropy
+        from drumbeat.train.kernels.transformer import cross_entropy
 
         return cross_entropy(logits, targets, IGNORE)
     valid = targets != IGNORE

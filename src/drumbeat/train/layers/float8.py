@@ -2,8 +2,8 @@
 
 Weights and inputs are e4m3, gradients e5m2 (more range, less precision). The hardware multiplies only row-major by
 column-major 8-bit matrices, and training needs each operand both ways round, so one kernel writes a matrix and its
-transpose in one pass (kernels/cast.py). A gated feed-forward is one function: silu(gate) * up and its gradient, the largest
-matrices of a block, are written in 8 bits by the kernel that computes them and never exist in 16.
+transpose in one pass (kernels/transformer.py). A gated feed-forward is one function: silu(gate) * up and its gradient, the
+largest matrices of a block, are written in 8 bits by the kernel that computes them and never exist in 16.
 Backward products add in fp32. Hopper's fast sums have about 14 bits and cut off the rest: where numbers have a common part,
 sums of 65,536 products came out 19 % short, of 8,192 1.6 %. The forward pass adds fast: that changed the loss of a trained
 1B model by 0.01 %.
@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from drumbeat.train.kernels import kernels_for
-from drumbeat.train.layers.swiglu import GatedMLP, gate_gradient, gate_product
+from drumbeat.train.layers.feed_forward import GatedMLP, gate_gradient, gate_product
 
 Kinds = Tuple[torch.dtype, torch.dtype]  # of weights and inputs, of gradients
 OCP: Kinds = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -64,7 +64,7 @@ def quantize(x: Tensor, wide_range: bool) -> Quantized:
     """Quantize x (rows, columns) to e4m3, or to e5m2 if `wide_range`."""
     dtype = kinds(x.device)[wide_range]
     if has_kernels(x):
-        from drumbeat.train.kernels.cast import cast_both
+        from drumbeat.train.kernels.transformer import cast_both
 
         return cast_both(x, dtype)
     return _plain(x.float(), dtype)
@@ -74,7 +74,7 @@ def quantize(x: Tensor, wide_range: bool) -> Quantized:
 def quantize_gate(pairs: Tensor, part: int) -> Quantized:
     """Quantize silu(gate) * up of (rows, groups x (gate, up) x part) to e4m3."""
     if has_kernels(pairs):
-        from drumbeat.train.kernels.cast import cast_gate
+        from drumbeat.train.kernels.transformer import cast_gate
 
         return cast_gate(pairs, part, kinds(pairs.device)[0])
     return _plain(gate_product(pairs.float(), part), kinds(pairs.device)[0])
@@ -84,7 +84,7 @@ def quantize_gate(pairs: Tensor, part: int) -> Quantized:
 def quantize_gate_gradient(pairs: Tensor, d_out: Tensor, part: int) -> Quantized:
     """Quantize the gradient of silu(gate) * up by gates and ups to e5m2."""
     if has_kernels(pairs):
-        from drumbeat.train.kernels.cast import cast_gate_gradient
+        from drumbeat.train.kernels.transformer import cast_gate_gradient
 
         return cast_gate_gradient(pairs, d_out, part, kinds(pairs.device)[1])
     return _plain(gate_gradient(pairs.float(), d_out.float(), part), kinds(pairs.device)[1])

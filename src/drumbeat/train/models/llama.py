@@ -17,8 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from drumbeat.train.layers.attention import causal_attention
 from drumbeat.train.layers.cross_entropy import linear_cross_entropy
-from drumbeat.train.layers.experts import Mixture
-from drumbeat.train.layers.swiglu import GatedMLP
+from drumbeat.train.layers.feed_forward import GatedMLP, Mixture
 from drumbeat.train.refusal import Refusal
 from drumbeat.train.safetensors import Segment
 

@@ -14,8 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from drumbeat.train.layers.attention import causal_attention
-from drumbeat.train.layers.block_attention import block_attention, block_attention_backward
+from drumbeat.train.layers.attention import block_attention, block_attention_backward, causal_attention
 from drumbeat.train.parallel.meshes import GROUPS, name_of
 from drumbeat.train.refusal import Refusal
 

@@ -7,7 +7,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple, TypeVar
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from drumbeat.train.parallel.layout import ORDER, Layout
+from drumbeat.train.parallel import ORDER, Layout
 
 T = TypeVar("T")
 _kept: Dict[Tuple[Any, ...], Any] = {}

@@ -8,35 +8,42 @@ The order matters:
 3. compile each block: after recomputation, so the compiler sees it and can choose; before sharding, so that the hooks
    which gather parameters stay outside the graph (`module.compile()`: a reassigned OptimizedModule would skip them);
 4. FSDP or DDP last: it is the outermost layer, it moves finished parameters and gradients.
+
+Expert parallelism divides the experts of each layer between ranks that hold different tokens, and tokens travel to them. Ranks of
+`ep` take samples of their own; those of `tp` have parts of the same sequences. Both hold other tokens, so both hold other
+experts. All other parameters are shared between them as in FSDP.
 """
 
 from __future__ import annotations
 
+import difflib
+import fnmatch
 import functools
 import inspect
 from collections import Counter
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, ContextManager, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, ContextManager, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import nn
 
 # No public name: torch.utils.checkpoint takes functions only, and torch's state dicts leave this module out of their names.
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
-from torch.distributed.tensor import Shard
-from torch.distributed.tensor.parallel import ParallelStyle
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from drumbeat.train.layers.attention import FLASH4
 from drumbeat.train.layers.batch_norm import BATCH_NORMS
+from drumbeat.train.layers.feed_forward import Experts, Mixture, mix
 from drumbeat.train.parallel import hooks
 from drumbeat.train.parallel.context import RING_ATTENTION
-from drumbeat.train.parallel.experts import apply_expert_parallelism, cut_experts
 from drumbeat.train.parallel.meshes import Meshes
-from drumbeat.train.parallel.tensor_plan import apply_tensor_plan
+from drumbeat.train.parallel.replicas import SUMMED
 from drumbeat.train.precision import Precision
 from drumbeat.train.refusal import Refusal
 
@@ -279,3 +286,132 @@ def _choose_buckets(model: DistributedDataParallel) -> None:
     model.reducer._rebuild_buckets()
     for p in parameters:
         p.grad = None
+
+
+_WEIGHTS = ("gate_up_proj", "down_proj")
+_CUT = "_drumbeat_cut_experts"
+
+
+def apply_expert_parallelism(model: nn.Module, meshes: Meshes) -> None:
+    """Give each rank its experts: those of our own models, and of transformers', which hold them in the same way."""
+    tp, cp = meshes.one("tp"), meshes.one("cp")
+    for module in model.modules():
+        if isinstance(module, Mixture):
+            module.sequence = [(mesh.get_group(), mesh is tp) for mesh in (cp, tp) if mesh is not None]
+            if module.sequence:  # ranks talk there, which the compiler leaves alone
+                module.unevenness = torch.compiler.disable(module.unevenness)  # type: ignore[method-assign]
+    found = [module for module in model.modules() if _holds_experts(module)]
+    mesh = meshes.joined("ep", "tp")
+    if meshes.layout.ep > 1 and not found:
+        raise Refusal("layout ep: the model has no experts that can be divided", "use fsdp, or a model with experts")
+    for module in found if mesh is not None else ():
+        if meshes.layout.tp > 1 and not isinstance(module, Experts):
+            what = "experts of transformers' models with tensor parallelism are not built"
+            raise Refusal(what, "use ep, fsdp or both")
+        count = len(getattr(module, _WEIGHTS[0]))
+        if count % mesh.size():  # type: ignore[union-attr]
+            raise Refusal(
+                f"{count} experts cannot be divided between {mesh.size()} ranks",  # type: ignore[union-attr]
+                "choose degrees of ep and tp whose product divides them",
+            )
+        for name in _WEIGHTS:
+            whole: nn.Parameter = getattr(module, name)
+            own = distribute_tensor(whole.detach(), mesh, [Shard(0)], src_data_rank=None)
+            setattr(module, name, nn.Parameter(own, requires_grad=whole.requires_grad))
+        setattr(module, _CUT, True)
+        group = mesh.get_group()  # type: ignore[union-attr]
+        module.forward = functools.partial(mix, module, group)  # type: ignore[method-assign]
+
+
+def cut_experts(model: nn.Module) -> List[nn.Module]:
+    return [module for module in model.modules() if getattr(module, _CUT, False)]
+
+
+def _holds_experts(module: nn.Module) -> bool:
+    """Return true for a module with experts without biases, whose gates and ups are two halves and whose weights are (experts,
+    out, in)."""
+    own = dict(module.named_parameters(recurse=False))
+    plain = set(own) == set(_WEIGHTS) and all(p.ndim == 3 for p in own.values()) and hasattr(module, "_apply_gate")
+    return plain and not getattr(module, "is_transposed", False) and getattr(module, "is_concatenated", True)
+
+
+Plan = Mapping[str, Union[str, ParallelStyle]]
+
+
+class SummedGradients(ParallelStyle):
+    """Style for a module that stays whole but sees only this rank's heads or columns: its gradients are summed over the ranks."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        setattr(module, SUMMED, True)
+        return module
+
+
+_SUMMED = "replicated_with_grad_allreduce"
+_STYLES: Dict[str, Any] = {
+    "colwise": ColwiseParallel,
+    "rowwise": RowwiseParallel,
+    "colwise_gather_output": lambda: ColwiseParallel(output_layouts=Replicate()),
+    "rowwise_split_input": lambda: RowwiseParallel(input_layouts=Replicate()),
+    "embedding_rowwise": lambda: RowwiseParallel(input_layouts=Replicate()),
+    _SUMMED: SummedGradients,
+}
+
+
+def read_plan(model: nn.Module, plan: Optional[Plan]) -> Dict[str, ParallelStyle]:
+    """Check a plan against a whole model; without one, take the plan that transformers' models bring. A pattern that matches
+    nothing would leave a layer whole on every rank."""
+    own: Plan = getattr(model, "tp_plan", None) or {}
+    if plan is None:
+        plan = own
+    else:  # which gradients are parts is the model's to know, whoever cuts it
+        plan = {**{name: style for name, style in own.items() if style == _SUMMED}, **plan}
+    modules = dict(model.named_modules())
+    styles = {}
+    for pattern, style in plan.items():
+        if isinstance(style, str) and style not in _STYLES:
+            known = f"use another layout, or a plan of your own: {', '.join(_STYLES)} or a torch ParallelStyle"
+            raise Refusal(f"plan: '{style}' for {pattern} is not built", known)
+        styles[pattern] = _STYLES[style]() if isinstance(style, str) else style
+        names = fnmatch.filter(modules, pattern)
+        if not names:
+            near = difflib.get_close_matches(pattern, [name for name in modules if name], 1, cutoff=0.0)
+            raise Refusal(f"plan: no module is called '{pattern}'", f"the nearest is {near[0]}" if near else "")
+        if isinstance(styles[pattern], (ColwiseParallel, RowwiseParallel)):
+            for name in names:
+                if not isinstance(modules[name], (nn.Linear, nn.Embedding)):
+                    kind = type(modules[name]).__name__
+                    what = f"plan: {name} is a {kind}"
+                    raise Refusal(what, "only Linear and Embedding layers can be cut by columns or rows")
+    return styles
+
+
+def apply_tensor_plan(model: nn.Module, meshes: Meshes, plan: Mapping[str, ParallelStyle]) -> None:
+    """Apply the plan. Patterns without a match are allowed, because a pipeline stage lacks some modules; read_plan refuses
+    them."""
+    if not plan:
+        what = "tensor parallelism needs a plan that says which layer is cut how"
+        raise Refusal(what, "pass plan, or use another layout")
+    names = [name for name, module in model.named_modules() if any(True for _ in module.parameters())]
+    used = {name: style for pattern, style in plan.items() for name in fnmatch.filter(names, pattern)}
+    tied = tied_parameters(model)
+    parallelize_module(model, meshes.one("tp"), used)
+    if not any(isinstance(p, DTensor) for p in model.parameters()):
+        raise Refusal("the plan cuts no parameter: every rank would train the whole model", "name the layers to cut")
+    tie(model, tied)  # slicing made two parameters out of one
+
+
+def tie(model: nn.Module, pairs: Sequence[Tuple[str, str]]) -> None:
+    """Let the second of each pair of names be the first one's parameter."""
+    for keep, other in pairs:
+        module, _, name = other.rpartition(".")
+        setattr(model.get_submodule(module), name, model.get_parameter(keep))
+
+
+def tied_parameters(model: nn.Module) -> List[Tuple[str, str]]:
+    seen: Dict[int, str] = {}
+    pairs = []
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if id(parameter) in seen:
+            pairs.append((seen[id(parameter)], name))
+        seen.setdefault(id(parameter), name)
+    return pairs

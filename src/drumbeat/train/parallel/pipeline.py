@@ -29,7 +29,7 @@ from torch.distributed.pipelining import (
 
 from drumbeat.train.data.loaders import map_tensors, tensors_of
 from drumbeat.train.layers.cross_entropy import IGNORE
-from drumbeat.train.parallel.tensor_plan import tied_parameters
+from drumbeat.train.parallel.parallelize import tied_parameters
 from drumbeat.train.refusal import Refusal
 
 # name -> (class, stages per rank); more stages per rank: a smaller bubble, more communication

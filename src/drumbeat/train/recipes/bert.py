@@ -13,16 +13,15 @@ from typing import Dict
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, SequenceParallel
 
-from drumbeat.train.data.stream import Samples
+from drumbeat.train.data import Samples
 from drumbeat.train.data.text import Masked, byte_text, standard_library, token_file
-from drumbeat.train.fit import Transformer
 from drumbeat.train.loop import Result, train
-from drumbeat.train.measure.meter import transformer_flops, utilisation
+from drumbeat.train.measure import transformer_flops, utilisation
 from drumbeat.train.models.bert import SHAPES, Bert, BertShape
+from drumbeat.train.optim import SCHEDULES
 from drumbeat.train.parallel.meshes import Meshes
-from drumbeat.train.recipe import TOKENS, build, kept_batches, meshes_for, optimizer_of, resolved, set_up
+from drumbeat.train.recipes import TOKENS, Transformer, build, kept_batches, meshes_for, optimizer_of, resolved, set_up
 from drumbeat.train.refusal import Refusal
-from drumbeat.train.schedules import SCHEDULES
 from drumbeat.train.settings import TokenSettings, option
 from drumbeat.train.world import join
 

@@ -13,13 +13,13 @@ from typing import Any, ClassVar, Dict, Iterator, List
 import torch
 
 from drumbeat.train.checkpoint.state import seed_generators
+from drumbeat.train.data import Samples
 from drumbeat.train.data.conversations import Document, Mixture, NamedStream, Packed, document, lines_of, named
-from drumbeat.train.data.stream import Samples
 from drumbeat.train.loop import Result, train
 from drumbeat.train.lora import add_lora, load_adapter
-from drumbeat.train.recipe import decaying, kept_batches, meshes_for, resolved, set_up
+from drumbeat.train.optim import SCHEDULES
+from drumbeat.train.recipes import decaying, kept_batches, meshes_for, resolved, set_up
 from drumbeat.train.refusal import Refusal
-from drumbeat.train.schedules import SCHEDULES
 from drumbeat.train.settings import Settings, option
 from drumbeat.train.world import join
 

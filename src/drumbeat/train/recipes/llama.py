@@ -20,23 +20,20 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
 )
 
-from drumbeat.train.data.stream import Samples
-from drumbeat.train.data.synthetic import SyntheticTokens
-from drumbeat.train.data.text import byte_text, standard_library, token_file
+from drumbeat.train.data import Samples
+from drumbeat.train.data.text import SyntheticTokens, byte_text, standard_library, token_file
 from drumbeat.train.export import read_config
-from drumbeat.train.fit import Transformer
 from drumbeat.train.layers.attention import attention_kernel
 from drumbeat.train.loop import Result, train
-from drumbeat.train.measure.meter import transformer_flops, utilisation
+from drumbeat.train.measure import transformer_flops, utilisation
 from drumbeat.train.models.llama import SHAPES, Llama, LlamaShape, RopeScaling, segments, shape_from
+from drumbeat.train.optim import SCHEDULES
 from drumbeat.train.parallel.meshes import Meshes
-from drumbeat.train.parallel.parallelize import shards
-from drumbeat.train.parallel.tensor_plan import SummedGradients
+from drumbeat.train.parallel.parallelize import SummedGradients, shards
 from drumbeat.train.precision import Precision
-from drumbeat.train.recipe import TOKENS, build, kept_batches, meshes_for, optimizer_of, resolved, set_up
+from drumbeat.train.recipes import TOKENS, Transformer, build, kept_batches, meshes_for, optimizer_of, resolved, set_up
 from drumbeat.train.refusal import Refusal
 from drumbeat.train.safetensors import Tensors
-from drumbeat.train.schedules import SCHEDULES
 from drumbeat.train.settings import TokenSettings, option
 from drumbeat.train.weights import Source
 from drumbeat.train.world import join

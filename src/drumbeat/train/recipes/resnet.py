@@ -9,15 +9,14 @@ import os
 from dataclasses import dataclass, replace
 from typing import Dict, Tuple
 
+from drumbeat.train.data import Images
 from drumbeat.train.data.decoders import decoders_for
-from drumbeat.train.data.images import ImageFolder
-from drumbeat.train.data.stream import Images
-from drumbeat.train.data.synthetic import SyntheticImages
+from drumbeat.train.data.images import ImageFolder, SyntheticImages
 from drumbeat.train.images import ACCURACY, CLASSES, refuse_for_images, set_up_images, steps_of
 from drumbeat.train.loop import Result, train
-from drumbeat.train.measure.meter import utilisation
+from drumbeat.train.measure import utilisation
 from drumbeat.train.models.resnet import ResNet, forward_flops
-from drumbeat.train.recipe import kept_batches, meshes_for, resolved
+from drumbeat.train.recipes import kept_batches, meshes_for, resolved
 from drumbeat.train.refusal import Refusal
 from drumbeat.train.settings import BATCHES, Settings, option
 from drumbeat.train.world import World, join

@@ -12,14 +12,13 @@ import time
 from dataclasses import dataclass, replace
 from typing import ClassVar, Dict, Tuple
 
-from drumbeat.train.data.images import cifar100
-from drumbeat.train.data.stream import Images
-from drumbeat.train.data.synthetic import SyntheticImages
+from drumbeat.train.data import Images
+from drumbeat.train.data.images import SyntheticImages, cifar100
 from drumbeat.train.images import ACCURACY, CLASSES, refuse_for_images, set_up_images, steps_of
 from drumbeat.train.loop import Result, train
-from drumbeat.train.measure.meter import utilisation
+from drumbeat.train.measure import utilisation
 from drumbeat.train.models.resnet import WideResNet, forward_flops
-from drumbeat.train.recipe import kept_batches, meshes_for, resolved
+from drumbeat.train.recipes import kept_batches, meshes_for, resolved
 from drumbeat.train.settings import BATCHES, Settings, option
 from drumbeat.train.world import join
 

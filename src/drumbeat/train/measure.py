@@ -1,14 +1,28 @@
-"""Time of a step by its parts, and the speed of training; measured without making the host wait in every step."""
+"""Measurements that a run reports: time of a step by its parts, speed, communication, and profiles of a few steps.
+
+The time of a step is measured without making the host wait in every step.
+
+Communication: rarely, one whole step is watched with torch's profiler. *Communication* is the time in which at least one
+collective or message was under way; *exposed* is the part of it in which nothing was computed. Waiting for a slower rank is part
+of both: a collective lasts until the last rank has come. On a GPU the kernels are looked at, on a CPU the operators.
+
+Profiles: one trace per rank and a table of ten rows. Traces are named as TensorBoard's profiler plug-in and Perfetto expect
+them, and hold Python stacks.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
 
 import torch
+from torch.autograd import DeviceType  # type: ignore[attr-defined]
+from torch.profiler import ProfilerActivity, profile, schedule
 
 from drumbeat import metrics
 from drumbeat.base.problem import Problem
@@ -16,6 +30,7 @@ from drumbeat.machine.peaks import peak_of
 from drumbeat.metrics.trackers import MODULES, open_tracker
 from drumbeat.predict.shapes import transformer_flops as transformer_flops
 from drumbeat.train.refusal import Refusal
+from drumbeat.train.world import World
 
 VALIDATION = "validation"  # a phase between steps, in no figure of theirs
 WARM_UP = 5  # steps that no figure counts: compiling, allocating, opening the first file
@@ -237,3 +252,188 @@ def _open(text: str) -> Any:
         return open_tracker(name, place or ("tensorboard" if name == "tensorboard" else "drumbeat"))
     except Problem as problem:
         raise Refusal(problem.what, problem.fix) from None
+
+
+_COLLECTIVES = ("gloo:", "nccl:", "mpi:", "ucc:", "xccl:")  # how torch names a collective that a CPU carries out
+_CALLS = ("c10d::", "_c10d_functional::", "c10d_functional::")  # operators that start one, or wait for it
+
+Span = Tuple[int, int]  # from, to; nanoseconds
+
+
+class Event(NamedTuple):
+    name: str
+    start: int
+    end: int
+    thread: int
+
+
+class Communication:
+    """`with watch(step): ...` around every step; `take()` gives the figures of a step that was watched, once."""
+
+    def __init__(self, world: World, every: int) -> None:
+        self._cuda, self._device = world.device.type == "cuda", world.device
+        self._every = every if world.size > 1 else 0
+        self._next = WARM_UP + 1
+        self._figures: Dict[str, float] = {}
+
+    def due(self, step: int) -> bool:
+        return bool(self._every) and step >= self._next
+
+    @contextmanager
+    def watch(self, step: int) -> Iterator[None]:
+        """Profile the step if it is due. A profiled step is slower than others: leave it out of other figures."""
+        self._next = step + self._every
+        began = time.perf_counter()
+        if self._cuda:
+            torch.cuda.synchronize(self._device)  # the step before must not be taken for this one
+        looking: Any = profile(activities=[ProfilerActivity.CUDA if self._cuda else ProfilerActivity.CPU])
+        looking.start()
+        ready = time.perf_counter()
+        try:
+            yield
+        finally:
+            if self._cuda:
+                torch.cuda.synchronize(self._device)
+            over = time.perf_counter()
+            looking.stop()
+        events = looking.profiler.kineto_results.events()
+        spans = device_spans(events) if self._cuda else host_spans(_events(events))
+        total, exposed = lengths(*spans)
+        self._figures = {
+            "communication_ms": total / 1e6,
+            "communication_exposed_ms": exposed / 1e6,
+            "watched_step_ms": (over - ready) * 1e3,
+            "watching_ms": (ready - began + time.perf_counter() - over) * 1e3,
+        }
+
+    def take(self) -> Dict[str, float]:
+        figures, self._figures = self._figures, {}
+        return figures
+
+
+def _events(events: Iterable[Any]) -> List[Event]:
+    return [Event(e.name(), e.start_ns(), e.start_ns() + e.duration_ns(), e.start_thread_id()) for e in events]
+
+
+def host_spans(events: List[Event]) -> Tuple[List[Span], List[Span]]:
+    """Return the spans of collectives and of computing: torch's operators, except those that start or await a collective."""
+    collectives = [(e.start, e.end) for e in events if e.name.startswith(_COLLECTIVES)]
+    computing: List[Span] = []
+    for thread in {e.thread for e in events}:
+        own = [e for e in events if e.thread == thread]
+        calls = merged([(e.start, e.end) for e in own if e.name.startswith(_CALLS)])
+        at = 0
+        for e in sorted((e for e in own if e.name.startswith("aten::")), key=lambda e: e.start):
+            while at < len(calls) and calls[at][1] < e.start:
+                at += 1
+            if at == len(calls) or calls[at][0] > e.end:  # the next call begins after this operator
+                computing.append((e.start, e.end))
+    return collectives, computing
+
+
+def device_spans(events: Iterable[Any]) -> Tuple[List[Span], List[Span]]:
+    """Return the spans of NCCL's and RCCL's kernels, and of all other work of the device."""
+    collectives: List[Span] = []
+    computing: List[Span] = []
+    for e in events:
+        if e.device_type() == DeviceType.CPU or e.is_user_annotation():
+            continue
+        name = e.name().lower()
+        (collectives if "nccl" in name else computing).append((e.start_ns(), e.start_ns() + e.duration_ns()))
+    return collectives, computing
+
+
+def lengths(collectives: List[Span], computing: List[Span]) -> Tuple[int, int]:
+    """Return (time with a collective under way, the part of it without computing)."""
+    collectives, computing = merged(collectives), merged(computing)
+    total = sum(end - start for start, end in collectives)
+    hidden = at = 0
+    for start, end in collectives:
+        while at < len(computing) and computing[at][1] <= start:
+            at += 1
+        i = at
+        while i < len(computing) and computing[i][0] < end:
+            hidden += min(end, computing[i][1]) - max(start, computing[i][0])
+            i += 1
+    return total, total - hidden
+
+
+def merged(spans: List[Span]) -> List[Span]:
+    out: List[Span] = []
+    for start, end in sorted(spans):
+        if out and start <= out[-1][1]:
+            out[-1] = (out[-1][0], max(out[-1][1], end))
+        else:
+            out.append((start, end))
+    return out
+
+
+@dataclass(frozen=True)
+class Profile:
+    """profile=0:10:3 means: rank 0, from step 10 on, 3 steps (after one step to wait and one to warm up)."""
+
+    ranks: Tuple[int, ...] = ()
+    start: int = 10
+    steps: int = 3
+    folder: str = ""
+
+    @staticmethod
+    def parse(text: str) -> Profile:
+        """Parse `RANKS[:START[:STEPS]]`, ranks joined by '+': 0, 0+3, 0:10:3. Traces go to this attempt's part of the run
+        folder, so that runs do not mix; started without drumbeat, to ./profile."""
+        ranks, _, rest = text.partition(":")
+        start, _, steps = rest.partition(":")
+        numbers = [*ranks.split("+"), start or "10", steps or "3"]
+        if not all(number.isdecimal() for number in numbers) or int(numbers[-1]) == 0:
+            raise Refusal(f"profile={text} cannot be read", "RANKS[:START[:STEPS]], such as 0, 0+3 or 0:10:3")
+        *chosen, first, count = map(int, numbers)
+        return Profile(tuple(chosen), first, count, os.path.join(os.environ.get("DRUMBEAT_FOLDER", ""), "profile"))
+
+
+class Profiler:
+    def __init__(self, what: Profile, rank: int, device: torch.device) -> None:
+        self.rank, self.folder, self.device = rank, what.folder, device
+        self._profile: Any = None
+        self._written, self._steps = False, 0
+        if rank in what.ranks:
+            kinds = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
+            wait = max(0, what.start - 1)
+            self._borders = (wait + 1, wait + 1 + what.steps)  # steps after which the window opens and closes
+            self._profile = profile(
+                activities=kinds,
+                schedule=schedule(wait=wait, warmup=1, active=what.steps, repeat=1),
+                on_trace_ready=self._write,
+                record_shapes=True,
+                profile_memory=True,
+                with_stack=True,
+            )
+            self._profile.start()
+
+    @property
+    def active(self) -> bool:
+        """Return true if it records, or may begin to at the next step: torch has one profiler per process."""
+        return self._profile is not None and not self._written
+
+    def step(self) -> None:
+        if self._profile is None:
+            return
+        self._steps += 1
+        if self._steps in self._borders and self.device.type == "cuda":
+            torch.cuda.synchronize(
+                self.device
+            )  # kernels of the step before are still running, and would count as this one's
+        self._profile.step()
+
+    def close(self) -> None:
+        if self._profile is not None:
+            self._profile.stop()
+            self._profile = None
+
+    def _write(self, done: Any) -> None:
+        self._written = True
+        os.makedirs(self.folder, exist_ok=True)
+        done.export_chrome_trace(os.path.join(self.folder, f"rank-{self.rank}.pt.trace.json"))
+        by = "self_device_time_total" if self.device.type == "cuda" else "self_cpu_time_total"
+        table = done.key_averages().table(sort_by=by, row_limit=10)
+        with open(os.path.join(self.folder, f"rank-{self.rank}.txt"), "w", encoding="utf-8") as file:
+            file.write(table)

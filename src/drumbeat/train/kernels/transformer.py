@@ -1,6 +1,13 @@
-"""To 8 bits: a matrix, or what a gated feed-forward makes of one, straight and transposed, in one pass over its source.
+"""Kernels of transformers: cross-entropy, gated feed-forwards, and matrices cast to 8 bits.
 
-The scale must be known before anything is written, and finding the largest value takes a pass of its own. So it is
+Cross-entropy of one slice of logits writes its gradient over them. A row of 128,256 logits is 256 KB. One program reads it
+twice: for the sum of the exponentials, and for the gradient.
+
+silu(gate) * up and its gradient take one pass each: torch.compile writes the gradient of the interleaved (gate, up) matrix as a
+masked stack that loads everything twice: 20 ms per step of the 1B model on an H200, against 10 here.
+
+A cast to 8 bits writes a matrix, or what a gated feed-forward makes of one, straight and transposed, in one pass over its
+source. The scale must be known before anything is written, and finding the largest value takes a pass of its own. So it is
 guessed: twice the largest value of every 32nd row. While the matrix is written its true largest value is found; where
 that does not fit, which is rare, a last kernel writes everything again with the exact scale. Nothing is ever cut off, nothing is
 carried from step to step, and the same input gives the same output.
@@ -12,6 +19,96 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _log_sum(start, width, place, block: tl.constexpr):
+    top = tl.full((block,), -1e30, tl.float32)
+    total = tl.zeros((block,), tl.float32)
+    for at in range(0, width, block):  # each lane keeps its own running maximum and sum
+        x = tl.load(start + at + place, mask=at + place < width, other=-1e30).to(tl.float32)
+        new_top = tl.maximum(top, x)
+        total = total * tl.exp(top - new_top) + tl.exp(x - new_top)
+        top = new_top
+    peak = tl.max(top, 0)
+    return peak + tl.log(tl.sum(total * tl.exp(top - peak), 0))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _cross_entropy(logits, targets, losses, width, ignore: tl.constexpr, block: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    start = logits + row * width
+    target = tl.load(targets + row)
+    valid = target != ignore
+    place = tl.arange(0, block)
+    log_sum = _log_sum(start, width, place, block)
+    chosen = tl.load(start + tl.where(valid, target, 0)).to(tl.float32)
+    tl.store(losses + row, tl.where(valid, log_sum - chosen, 0.0))
+    weight = tl.where(valid, 1.0, 0.0)
+    tl.debug_barrier()  # the chosen logit is read before it is overwritten
+    for at in range(0, width, block):
+        inside = at + place < width
+        x = tl.load(start + at + place, mask=inside, other=-1e30).to(tl.float32)
+        d = (tl.exp(x - log_sum) - tl.where(at + place == target, 1.0, 0.0)) * weight
+        tl.store(start + at + place, d.to(logits.dtype.element_ty), mask=inside)
+
+
+def cross_entropy(logits: Tensor, targets: Tensor, ignore: int) -> Tuple[Tensor, Tensor]:
+    """Return the sum of the losses, and the gradient of the logits, which overwrites them."""
+    rows, width = logits.shape
+    losses = torch.empty(rows, dtype=torch.float32, device=logits.device)
+    _cross_entropy[(rows,)](logits, targets, losses, width, ignore, 4096, num_warps=16)
+    return losses.sum(), logits
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _places(inner: tl.constexpr, part: tl.constexpr, block: tl.constexpr):
+    """Return the places of a block of outputs and of its gate; the matching up lies `part` further on."""
+    at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    row, column = at // inner, at % inner
+    return at, row * (2 * inner) + (column // part) * (2 * part) + column % part
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _swiglu_forward(pairs, out, inner: tl.constexpr, part: tl.constexpr, block: tl.constexpr):
+    at, gate_at = _places(inner, part, block)
+    gate = tl.load(pairs + gate_at).to(tl.float32)
+    up = tl.load(pairs + gate_at + part).to(tl.float32)
+    tl.store(out + at, (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _swiglu_backward(pairs, d_out, d_pairs, inner: tl.constexpr, part: tl.constexpr, block: tl.constexpr):
+    at, gate_at = _places(inner, part, block)
+    gate = tl.load(pairs + gate_at).to(tl.float32)
+    up = tl.load(pairs + gate_at + part).to(tl.float32)
+    grad = tl.load(d_out + at).to(tl.float32)
+    sigmoid = tl.sigmoid(gate)
+    d_gate, d_up = grad * up * sigmoid * (1 + gate * (1 - sigmoid)), grad * gate * sigmoid
+    tl.store(d_pairs + gate_at, d_gate.to(d_pairs.dtype.element_ty))
+    tl.store(d_pairs + gate_at + part, d_up.to(d_pairs.dtype.element_ty))
+
+
+def _shape(pairs: Tensor, part: int) -> Tuple[int, int, int]:
+    """Return outputs per row, block size, number of blocks; a block never crosses the edge of a part."""
+    inner = pairs.shape[-1] // 2
+    block = min(2048, part & -part)
+    return inner, block, pairs.numel() // 2 // block
+
+
+def swiglu(pairs: Tensor, part: int) -> Tensor:
+    inner, block, blocks = _shape(pairs, part)
+    out = torch.empty((*pairs.shape[:-1], inner), dtype=pairs.dtype, device=pairs.device)
+    _swiglu_forward[(blocks,)](pairs, out, inner, part, block, num_warps=4)
+    return out
+
+
+def swiglu_backward(pairs: Tensor, d_out: Tensor, part: int) -> Tensor:
+    inner, block, blocks = _shape(pairs, part)
+    d_pairs = torch.empty_like(pairs)
+    _swiglu_backward[(blocks,)](pairs, d_out.contiguous(), d_pairs, inner, part, block, num_warps=4)
+    return d_pairs
+
 
 _EVERY = 32  # rows: the sample
 # What is cast: the matrix itself; silu(gate) * up; the gradient of that by gate and up.

@@ -1,1 +1,0 @@
-"""Measurements that a run reports: time, utilisation, communication, profiles."""
