@@ -9,6 +9,7 @@ from drumbeat.agent.watchers import world
 from drumbeat.agent.watchers.contract import Saw
 from drumbeat.agent.watchers.world import Census, CensusLooks
 from drumbeat.inspector.ranks import look
+from drumbeat.inspector.record import Row
 from tests.agent.making import polled, scene
 
 WORLD = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "61234"}
@@ -163,6 +164,41 @@ def test_a_look_that_takes_long_makes_the_next_one_wait(monkeypatch):
     take = looks.asked.take
     monkeypatch.setattr(looks.asked, "take", lambda: take() and [[], 0.2])
     assert [now for now in range(40) if polled(looks, float(now))] == [1, 6, 11, 16, 21, 26, 31, 36]
+
+
+def test_looks_become_rare_until_plenty_was_exchanged_or_the_ranks_had_the_time_to(monkeypatch):
+    monkeypatch.setattr(world, "_COST", 0.0)
+    sent = [5000]
+
+    def rows(*_):
+        return [
+            Row(0, 10 + rank, rank, 2, alone=False, joined=True, framework="torch", sent=sent[0]) for rank in (0, 1)
+        ]
+
+    monkeypatch.setattr(world, "look", rows)
+
+    def looked(looks, *times):
+        return [now for now in times if polled(looks, now)]
+
+    def seconds(first, last):
+        return [tick / 2 for tick in range(2 * first, 2 * last)]
+
+    quiet = CensusLooks(scene(planned_ranks=2), True)
+    at = looked(quiet, *seconds(0, 590))
+    assert (
+        len([now for now in at if now < 10]) > 5 and len([now for now in at if now > 100]) < 25
+    )  # nobody reports a step
+    quiet.look_soon(590.0)
+    at = looked(quiet, *seconds(590, 640))
+    assert len(at) > 10 and 610 <= at[-1] < 620, "how much a step sends is known by then"
+    busy, watcher, told = CensusLooks(scene(planned_ranks=2), True), Census(), []
+    sent[0] = 2_000_000
+    assert looked(busy, *seconds(0, 20))[-1] < 5, "plenty"
+    busy.look_soon(20.0)
+    for now in seconds(20, 60):
+        sent[0] += 100_000 * (now < 30)
+        told += [action.data["rows"][0].sent for saw in polled(busy, now) for action in watcher.on(saw, now)]
+    assert told[0] < 2_600_000 and told[-1] > 3_000_000 and len(told) < 9, "looks end when a step has sent plenty too"
 
 
 def test_ranks_of_a_scripts_second_launcher_are_marked():

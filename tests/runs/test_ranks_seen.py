@@ -212,6 +212,41 @@ def test_ranks_that_exchange_figures_for_a_log_are_not_said_to_train_together(dr
     assert {(each["answer"], each["confidence"]) for each in worlds(drumbeat)} == {("as planned", "likely")}, said
 
 
+FIGURES = """
+import os, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+model, data = torch.nn.Linear(300, 300), torch.randn(8, 300)
+step = 0
+go = torch.ones(1)
+while go.item():
+    step += 1
+    loss = model(data).square().mean()
+    loss.backward()  # the model is not in DistributedDataParallel
+    losses = [None] * 2
+    dist.all_gather_object(losses, {"rank": dist.get_rank(), "loss": loss.item()})
+    dist.all_reduce(loss.detach())
+    if dist.get_rank() == 0:
+        go = torch.tensor([0.0 if os.path.exists("enough") else 1.0])
+        print(f"step {step} loss {sum(each['loss'] for each in losses):.4f}", flush=True)
+    dist.broadcast(go, 0)
+    time.sleep(0.02)
+dist.barrier()
+time.sleep(1)  # for the others to pass it
+os._exit(0)  # when the interpreter ends, threads of gloo may abort it
+"""
+
+
+def test_ranks_that_gather_figures_from_the_first_step_on_are_never_said_to_train_together(drumbeat):
+    need_torch("needs torch")
+    (drumbeat.folder / "train.py").write_text(FIGURES)
+    run = drumbeat.start("run", "--ranks-per-node", 2, "--site", "localhost", "--", PY, "train.py")
+    wait_for(lambda: any("not proven" in each["summary"] for each in worlds(drumbeat)), what="the verdict")
+    (drumbeat.folder / "enough").touch()
+    said, _ = run.communicate(timeout=120)
+    assert run.returncode == 0, said
+    assert {(each["answer"], each["confidence"]) for each in worlds(drumbeat)} == {("as planned", "likely")}, said
+
+
 RAISES = """
 import atexit, os, sys, time
 

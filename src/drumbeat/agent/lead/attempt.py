@@ -201,7 +201,6 @@ class Attempt:
     finding: Optional[Finding] = None  # set if no rank is the cause: a lost node, a watcher, the time limit
     judged: bool = False  # `finding` is from a watcher, which ended the attempt before any stop request
     world: Optional[WorldCount] = None  # created with the first census
-    counted_from: Optional[int] = None  # the step at the first census
 
     def __post_init__(self) -> None:
         self.roles = {number: node for node, number in enumerate(self.assignment)}
@@ -231,12 +230,9 @@ class Attempt:
         if self.world is None:
             planned = Planned(self.ranks, len(self.assignment), _starts_each_rank(order))
             self.world = WorldCount(planned, order.checks.get("world", "off"))
-        if step is not None:
-            self.counted_from = step if self.counted_from is None else self.counted_from
-            self.world.steps = max(0, step - self.counted_from)
         if first_step is not None:
             self.world.first_step, self.world.last_step = first_step, last_step
-        self.world.add(node, rows, at)
+        self.world.add(node, rows, at, step)
 
     def notice(self, order: Order, now: float) -> Tuple[List[Act], Optional[Finding]]:
         """Judge whether the ranks form one world and none was left behind; return the records, and the finding to stop for."""
