@@ -311,7 +311,8 @@ class Attempt:
         if finding is None:
             return ()
         one = next((end for end in self.ends if end.rank == finding.rank and end.finding is not None), None)
-        tied = set(map(id, too_close(self.ends, one))) if one else ()
+        _, chosen, ties = earliest(self.ends, self.accused)
+        tied = set(map(id, ties)) if chosen is one else ()
         others = [end for end in self.ends if end.failed and end.rank != finding.rank]
         return group((end.rank, end.what + (" (at the same time)" if id(end) in tied else "")) for end in others)
 
@@ -329,13 +330,15 @@ _NOBODY = "hang-all-idle"  # the hang in which no rank stands out
 _OF_GPU = ("gpu-app-fault", "illegal-memory-access", "device-assert", "nccl-abort", "nccl-warning")
 
 
-def earliest(ends: Sequence[RankEnd], accused: Sequence[Finding] = ()) -> Tuple[First, Optional[RankEnd]]:
-    """Return the first end, which explains the others; None if no rank failed by itself. `accused`: driver errors about single
-    ranks, in order.
+def earliest(
+    ends: Sequence[RankEnd], accused: Sequence[Finding] = ()
+) -> Tuple[First, Optional[RankEnd], List[RankEnd]]:
+    """Return the first end, which explains the others, and those so close in time that they may have been first; None if no
+    rank failed by itself. `accused`: driver errors about single ranks, in order.
 
     A rank that was asked to stop while it was failing counts only if all other failures are lost peers or timeouts."""
     if not any(end.failed and not end.by_us for end in ends):
-        return First(None), None
+        return First(None), None, []
     alike = set(map(id, _alike(ends)))
     events = _with_closed(ends)
     seen = [event for event, _ in events]
@@ -361,17 +364,9 @@ def earliest(ends: Sequence[RankEnd], accused: Sequence[Finding] = ()) -> Tuple[
         found = first([event for event, _ in events], NOISE)
     elif failing and found.event is not None and found.event.kind != order.RAISED:
         found = replace(found, confidence=LIKELY)
-    return found, next((end for event, end in events if event is found.event), None)
-
-
-def too_close(ends: Sequence[RankEnd], one: RankEnd) -> List[RankEnd]:
-    """Return other ranks that failed by themselves, so close in time that they may have been first."""
-    if one.kind not in order.OWN:
-        return []
-    alike, chosen, when = set(map(id, _alike(ends))), one.event, one.when
-    others = [end for end in ends if end is not one and end.kind in order.OWN and not end.left and id(end) not in alike]
-    others = [end for end in others if abs(end.when - when) <= NOISE]
-    return [end for end in others if not chosen.precedes(end.event, NOISE) and not end.event.precedes(chosen, NOISE)]
+    tied = set(map(id, found.tied))
+    one = next((end for event, end in events if event is found.event), None)
+    return found, one, [end for event, end in events if id(event) in tied]
 
 
 def _with_closed(ends: Sequence[RankEnd]) -> List[Tuple[order.Event, RankEnd]]:
@@ -437,7 +432,7 @@ def blame(
 ) -> Optional[Finding]:
     """Return the cause behind the failures if it is a rank that did not fail by itself: one that a watcher had named, one that
     ended with 0 before the others, or one that was still running and had to be ended. None if a failure is its own cause."""
-    found, one = earliest(ends, accused)
+    found, one, _ = earliest(ends, accused)
     failed = sorted((end for end in ends if end.failed and not end.by_us), key=lambda end: end.at)
     if one is None or found.event is None or found.event.kind in order.OWN:
         return None
@@ -566,7 +561,7 @@ def attempt_outcome(
         lost = any(members[number].lost for number in attempt.assignment)
         code = EXIT_MUSTER if lost else EXIT_STORAGE if attempt.finding.code == "storage" else 1
         return Outcome(FAILED, code, attempt.finding)
-    found, one = earliest(attempt.ends, attempt.accused)
+    found, one, tied = earliest(attempt.ends, attempt.accused)
     if one is None:
         doubt = attempt.doubt(progress)
         return Outcome(DOUBTFUL, EXIT_DOUBTFUL, doubt) if doubt else Outcome(FINISHED, 0)
@@ -581,7 +576,6 @@ def attempt_outcome(
     finding = replace(finding, seen=(*finding.seen, *seen))
     if found.confidence != CERTAIN == finding.confidence:
         finding = replace(finding, confidence=LIKELY)
-    tied = too_close(attempt.ends, one)
     if tied:
         words = f"{named(tied)} failed too, so close in time that either may have been first"
         finding = replace(finding, cause="; ".join(filter(None, (finding.cause, words))), confidence=LIKELY)
