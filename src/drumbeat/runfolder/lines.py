@@ -161,7 +161,7 @@ def closing_lines(run: Run, summary: Summary, printed: Collection[int] = ()) -> 
         failed[0] = (failed[0][0], failed[0][1] + ("" if summary.hang else lasted))
         before = before[:1] + failed
         if summary.outcome == "doubtful":
-            before = [("doubt" if label == "failed" else label, text) for label, text in before]
+            before = [(failure_label(summary.outcome) if label == "failed" else label, text) for label, text in before]
     return [(label, text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "...") for label, text in before + after]
 
 
@@ -192,6 +192,10 @@ def failure_lines(
         lines.append(("log", f"the end of {path}:" if texts else f"{path}{empty}"))
         lines += [("", text) for text in texts]
     return lines + last
+
+
+def failure_label(outcome: str) -> str:
+    return "doubt" if outcome == "doubtful" else "failed"
 
 
 def failed_words(failure: Finding, same: Sequence[int] = ()) -> str:
