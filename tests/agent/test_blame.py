@@ -51,6 +51,10 @@ def test_the_cause_of_an_early_exit_is_likely_and_no_time_between_exits_is_told(
     left, lost = end(1, 0, 3.0, None), end(0, 1, 18.8)
     cause = blame([left, lost], None, str).cause
     assert cause == "rank 0 lost its connection to it; probably the ranks did not have the same number of steps"
+    lines = {"links": ((5, 9),), "closed": ((5, 9, 11.0),)}  # rank 2 lost only rank 0, and is reaped before it
+    star = [replace(left, **lines), replace(lost, links=((9, 5),)), end(2, 1, 17.0)]
+    assert blame(star, None, str).cause.startswith("rank 0 lost its connection to it")
+    assert blame([left, lost, end(2, 1, 17.0)], None, str).cause.startswith("rank 2 failed after it"), "not known whose"
     scripts = [replace(left, of_command=True, member=1), lost]
     found = blame(scripts, None, str)
     assert found.title.startswith("the command on node 1 ended") and found.rank is None

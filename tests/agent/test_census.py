@@ -244,6 +244,24 @@ def test_processes_below_a_rank_that_are_connected_to_each_other_are_counted():
         assert look(0, [rank.pid], 61234, True)[0].inner == 0
 
 
+def test_why_a_ranks_bytes_cannot_be_seen_is_never_guessed(monkeypatch):
+    """Between two looks at a rank that ends, its sockets are closed."""
+    from drumbeat.inspector import exchange
+
+    with socket.create_server(("127.0.0.1", 0)) as meeting:
+        port = meeting.getsockname()[1]
+        connects = f"import socket; s = socket.create_connection(('127.0.0.1', {port})); print(1, flush=True); input()"
+        with Started(connects, RANK="0", **{**WORLD, "MASTER_PORT": str(port)}) as rank:
+            found = []
+            for counted, apart in (({"1": (5, 0)}, False), ({}, False), ({"1": (5, 0)}, True)):
+                monkeypatch.setattr(exchange, "tcp_sockets", lambda counted=counted: counted)
+                spaces = {rank.pid: "net:[2]" if apart else "net:[1]"}
+                monkeypatch.setattr(exchange.proc, "network", lambda pid, spaces=spaces: spaces.get(pid, "net:[1]"))
+                found.append(look(0, [rank.pid], port, True)[0].hidden)
+            rank.process.stdin.write("\n")
+    assert found == ["", "this kernel does not count them", "sockets of another network namespace"]
+
+
 def test_bytes_between_ranks_are_counted_and_other_means_are_named(tmp_path):
     """Two processes connected to one meeting point and to each other, by TCP, a local socket and memory that they share."""
     code = (

@@ -298,7 +298,8 @@ def ended_early(rows: Sequence[Row], planned: Planned) -> str:
     """Describe what was seen of ranks that ended before all were seen connected."""
     ranks = _ranks(rows, planned) or rows
     most = max((len(group) for group in _groups(ranks)), default=0)
-    connected = f"{most} of {len(ranks)} were" if most > 1 else f"no two of {len(ranks)} were"
+    total = max(len(ranks), planned.world_size)
+    connected = f"{most} of {total} were" if most > 1 else f"no two of {total} were"
     return f"the ranks ended before connections between all of them were seen ({connected})"
 
 

@@ -440,7 +440,9 @@ def blame(
         return suspected
     if one.kind == order.LEFT:
         early = [end for end in ends if end.kind == order.LEFT and end.at <= failed[0].at + NOISE]
-        return _early_exit(sorted(early, key=lambda end: end.at), failed[0], host_of)
+        lost = [end for end in failed if end.rank in found.event.closed or len(ends) == 2]
+        early.sort(key=lambda end: (end is not one, end.at))
+        return _early_exit(early, lost[0] if lost else failed[0], bool(lost), host_of)
     failed_ranks = {end.rank for end in failed}
     waited = [end for end in ends if end.by_us and end.rank not in failed_ranks and not is_consequence(end)]
     events = [event for event, _ in _with_closed(ends)]
@@ -475,23 +477,25 @@ def hardware_behind(finding: Optional[Finding], exit_code: int, broken: Sequence
     return replace(chosen, severity=ERROR, cause=what, evidence=(*chosen.evidence, *shown), confidence=LIKELY)
 
 
-def _early_exit(early: List[RankEnd], first: RankEnd, host_of: Callable[[int], str]) -> Finding:
+def _early_exit(early: List[RankEnd], first: RankEnd, lost: bool, host_of: Callable[[int], str]) -> Finding:
+    then = "lost its connection to it" if lost else "failed after it"
     spoke = next((end for end in early if end.finding and end.finding.evidence), None)
     if spoke is not None and spoke.finding is not None:
-        return _caught(spoke, spoke.finding, first, host_of)
+        return _caught(spoke, spoke.finding, first, then, host_of)
     one = early[0]
     return find(
-        "early-exit", who=named(early), first=named([first]), evidence=_shown(first), node=one.member,
+        "early-exit", who=named(early), first=named([first]), then=then, evidence=_shown(first), node=one.member,
         host=host_of(one.member), rank=None if one.of_command else one.rank, confidence=LIKELY,
         seen=("exit codes and times of all ranks",),
     )  # fmt: skip
 
 
-def _caught(one: RankEnd, words: Finding, first: RankEnd, host_of: Callable[[int], str]) -> Finding:
+def _caught(one: RankEnd, words: Finding, first: RankEnd, then: str, host_of: Callable[[int], str]) -> Finding:
     """Report a rank that ended because of an error that it caught, as its last words show."""
     return find(
-        "early-exit", "caught", who=named([one]), words=words.evidence[0].text[:200], first=named([first]), own=words.fix,
-        not_zero=NOT_ZERO, evidence=(*words.evidence[:1], *_shown(first)), node=one.member, host=host_of(one.member),
+        "early-exit", "caught", who=named([one]), words=words.evidence[0].text[:200], first=named([first]), then=then,
+        own=words.fix, not_zero=NOT_ZERO, evidence=(*words.evidence[:1], *_shown(first)),
+        node=one.member, host=host_of(one.member),
         rank=words.rank if one.of_command else one.rank, confidence=LIKELY,
         seen=("exit codes, times and last lines of all ranks",),
     )  # fmt: skip
