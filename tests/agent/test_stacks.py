@@ -134,3 +134,25 @@ def test_a_rank_that_raises_or_exits_notes_who_had_left_it(tmp_path):
         assert [stays, port] in note["links"] and [port, stays] in note["links"]
         assert [each[:2] for each in note["left"]] == [[goes, port]]
     assert stacks.read_note(str(tmp_path / "0"), 1, []) == {}
+
+
+NO_FILES = f"""
+import resource, sys, time
+sys.path.insert(0, {str(FOLDER)!r})
+import stacks
+stacks.adapt(None)
+time.sleep(0.5)  # a thread that starts while the interpreter ends needs a file, too
+resource.setrlimit(resource.RLIMIT_NOFILE, (32, 32))
+kept = []
+while True:
+    kept.append(open("/dev/null"))
+"""
+
+
+def test_a_rank_that_can_open_no_more_files_fails_in_its_own_words(tmp_path):
+    environ = {**os.environ, "DRUMBEAT_METRICS": str(tmp_path / "metrics"), "RANK": "0"}
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", NO_FILES], env=environ, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1 and done.stderr.splitlines()[-1].endswith("Too many open files: '/dev/null'")
+    assert "excepthook" not in done.stderr

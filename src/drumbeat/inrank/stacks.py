@@ -110,9 +110,9 @@ def note_end(own: bool = False) -> None:
     metrics = os.environ.get("DRUMBEAT_METRICS")
     if not metrics or _serving != os.getpid():
         return
-    import json
-
     try:
+        import json  # fails if no more files can be opened
+
         name = f"{_NOTE}{os.environ.get('RANK', '0')}.{_serving}"
         place = os.open(os.path.join(os.path.dirname(metrics), name), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         now, (links, left) = time.time(), _connections()
