@@ -2,8 +2,9 @@
 
 from dataclasses import replace
 
-from drumbeat.agent.lead.attempt import RankEnd, blame, earliest
+from drumbeat.agent.lead.attempt import Attempt, RankEnd, blame, earliest
 from drumbeat.findings.model import CAUGHT, ERROR, WARNING, Evidence, Finding
+from drumbeat.runfolder.progress import Progress
 
 
 def end(rank, code=1, at=10.0, finding="peer-lost", by_us=False, number=None):
@@ -31,6 +32,19 @@ def test_a_rank_that_left_early_is_the_cause_of_lost_peers():
     left = end(2, 0, 5.0, None)
     assert cause(end(0), left, end(3)) == ("early-exit", 2, "h1")
     assert cause(end(0), end(2, 0, 20.0, None), end(3)) is None  # it ended well after the failure
+
+
+def test_a_rank_that_left_after_the_last_step_is_no_cause_of_an_abort():
+    """Its connections are closed by then; a rank that says that a peer was missing may have had more steps."""
+    left = replace(end(0, 0, 10.0, None), links=((5, 9),), closed=((5, 9, 9.9),))
+    aborts = replace(end(1, None, 11.5, "aborted", number=6), links=((9, 5),), left=((9, 5, 1.4),))
+    attempt = Attempt(0, 1.0, 2, (0,), 2, ends=[left, aborts])
+    assert cause(*attempt.ends) == ("early-exit", 0, "h0")
+    attempt.note_complete(Progress(step=39, steps=40))
+    assert cause(*attempt.ends) == ("early-exit", 0, "h0")
+    attempt.note_complete(Progress(step=40, steps=40))
+    assert cause(*attempt.ends) is None and earliest(attempt.ends)[1].rank == 1
+    assert cause(attempt.ends[0], end(1, 1, 11.5)) == ("early-exit", 0, "h0")
 
 
 def test_what_many_have_in_common_with_unknown_words_is_that_they_lost_one():

@@ -68,6 +68,7 @@ class RankEnd:
     own: bool = False  # it raised, and no lost connection was the reason
     noted: Optional[float] = None  # when it raised or exited, by its own record
     since: Optional[float] = None  # when it was last seen alive
+    complete: bool = False  # it ended with 0 after the last step that the run had announced
 
     @property
     def when(self) -> float:
@@ -136,7 +137,8 @@ def rank_end(ended: RankEnded, member: int, offset: float) -> RankEnd:
     return RankEnd(
         ended.rank, member, ended.exit_code, ended.signal, ended.t + offset, ended.finding, ended.by_us, ended.of_command,
         ended.links, tuple((here, there, at + offset) for here, there, at in ended.closed), ended.left, ended.own,
-        *(None if t is None else t + offset for t in (ended.noted, ended.since)),
+        noted=None if ended.noted is None else ended.noted + offset,
+        since=None if ended.since is None else ended.since + offset,
     )  # fmt: skip
 
 
@@ -272,6 +274,17 @@ class Attempt:
         parts = [(self.done.get(number), clock_offsets.get(number, 0.0)) for number in self.assignment]
         return merged((Progress.from_plain(part or {}), offset) for part, offset in parts)
 
+    def note_complete(self, progress: Progress) -> None:
+        """Mark the ranks that ended with 0 if the run made all its announced steps."""
+        if (
+            progress.step is not None
+            and progress.steps is not None
+            and progress.step >= progress.steps
+            and not progress.laps
+        ):
+            well = (end.kind == order.LEFT and end.rank not in self.short for end in self.ends)
+            self.ends = [replace(end, complete=each) for end, each in zip(self.ends, well)]
+
     def doubt(self, progress: Progress) -> Optional[Finding]:
         """Return the first sign of a failure although all exit codes are 0: ranks in separate groups, if the job asks for one
         world, or a failure in a rank's words. An error that a program caught counts only if the program did not reach its
@@ -336,9 +349,12 @@ def earliest(
     """Return the first end, which explains the others, and those so close in time that they may have been first; None if no
     rank failed by itself. `accused`: driver errors about single ranks, in order.
 
-    A rank that was asked to stop while it was failing counts only if all other failures are lost peers or timeouts."""
+    A rank that ended well after the last step is no cause of a silent failure, though its connections were closed by then. A
+    rank that was asked to stop while it was failing counts only if all other failures are lost peers or timeouts."""
     if not any(end.failed and not end.by_us for end in ends):
         return First(None), None, []
+    if not any(end.kind in order.WAITS for end in ends):  # nobody says that a peer was missing
+        ends = [end for end in ends if not end.complete]
     alike = set(map(id, _alike(ends)))
     events = _with_closed(ends)
     seen = [event for event, _ in events]
@@ -531,6 +547,7 @@ def concluded(
 ) -> Tuple[Outcome, List[Act]]:
     """Return the outcome and its records: a false hang alarm, the first failure, its consequences, and the attempt's progress."""
     progress = attempt.progress({number: member.clock_offset for number, member in members.items()})
+    attempt.note_complete(progress)
     outcome = replace(
         attempt_outcome(attempt, requests, members, progress), assignment=attempt.assignment, port=attempt.port,
         t=now, step=progress.step, nan_since=progress.not_finite_since, saved=progress.saved,
