@@ -224,6 +224,7 @@ def test_ranks_whose_wrapper_says_that_each_is_a_world_of_one(drumbeat, level):
         (drumbeat.folder / "enough").touch()
     said, _ = run.communicate(timeout=120)
     assert "3 separate worlds of 1 rank each instead of one of 3 ranks" in said
+    assert "keep RANK, WORLD_SIZE and MASTER_PORT as drumbeat sets them" in said
     assert run.returncode == (0 if level == "warn" else 1), said
     assert {each["answer"] for each in worlds(drumbeat)} == {"separate worlds"}
 
