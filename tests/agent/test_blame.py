@@ -2,8 +2,9 @@
 
 from dataclasses import replace
 
-from drumbeat.agent.lead.attempt import RankEnd, blame, earliest
+from drumbeat.agent.lead.attempt import Attempt, RankEnd, blame, earliest
 from drumbeat.findings.model import CAUGHT, ERROR, WARNING, Evidence, Finding
+from drumbeat.runfolder.progress import Progress
 
 
 def end(rank, code=1, at=10.0, finding="peer-lost", by_us=False, number=None):
@@ -33,6 +34,19 @@ def test_a_rank_that_left_early_is_the_cause_of_lost_peers():
     assert cause(end(0), end(2, 0, 20.0, None), end(3)) is None  # it ended well after the failure
 
 
+def test_a_rank_that_left_after_the_last_step_is_no_cause_of_an_abort():
+    """Its connections are closed by then; a rank that says that a peer was missing may have had more steps."""
+    left = replace(end(0, 0, 10.0, None), links=((5, 9),), closed=((5, 9, 9.9),))
+    aborts = replace(end(1, None, 11.5, "aborted", number=6), links=((9, 5),), left=((9, 5, 1.4),))
+    attempt = Attempt(0, 1.0, 2, (0,), 2, ends=[left, aborts])
+    assert cause(*attempt.ends) == ("early-exit", 0, "h0")
+    attempt.note_complete(Progress(step=39, steps=40))
+    assert cause(*attempt.ends) == ("early-exit", 0, "h0")
+    attempt.note_complete(Progress(step=40, steps=40))
+    assert cause(*attempt.ends) is None and earliest(attempt.ends)[1].rank == 1
+    assert cause(attempt.ends[0], end(1, 1, 11.5)) == ("early-exit", 0, "h0")
+
+
 def test_what_many_have_in_common_with_unknown_words_is_that_they_lost_one():
     many = [end(rank, 1, 10.0 + rank / 10, "exception") for rank in (0, 1, 3)]
     assert cause(*many, end(2, 0, 10.5, None)) == ("early-exit", 2, "h1")
@@ -51,6 +65,10 @@ def test_the_cause_of_an_early_exit_is_likely_and_no_time_between_exits_is_told(
     left, lost = end(1, 0, 3.0, None), end(0, 1, 18.8)
     cause = blame([left, lost], None, str).cause
     assert cause == "rank 0 lost its connection to it; probably the ranks did not have the same number of steps"
+    lines = {"links": ((5, 9),), "closed": ((5, 9, 11.0),)}  # rank 2 lost only rank 0, and is reaped before it
+    star = [replace(left, **lines), replace(lost, links=((9, 5),)), end(2, 1, 17.0)]
+    assert blame(star, None, str).cause.startswith("rank 0 lost its connection to it")
+    assert blame([left, lost, end(2, 1, 17.0)], None, str).cause.startswith("rank 2 failed after it"), "not known whose"
     scripts = [replace(left, of_command=True, member=1), lost]
     found = blame(scripts, None, str)
     assert found.title.startswith("the command on node 1 ended") and found.rank is None

@@ -9,6 +9,7 @@ from drumbeat.agent.watchers import world
 from drumbeat.agent.watchers.contract import Saw
 from drumbeat.agent.watchers.world import Census, CensusLooks
 from drumbeat.inspector.ranks import look
+from drumbeat.inspector.record import Row
 from tests.agent.making import polled, scene
 
 WORLD = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "61234"}
@@ -165,6 +166,41 @@ def test_a_look_that_takes_long_makes_the_next_one_wait(monkeypatch):
     assert [now for now in range(40) if polled(looks, float(now))] == [1, 6, 11, 16, 21, 26, 31, 36]
 
 
+def test_looks_become_rare_until_plenty_was_exchanged_or_the_ranks_had_the_time_to(monkeypatch):
+    monkeypatch.setattr(world, "_COST", 0.0)
+    sent = [5000]
+
+    def rows(*_):
+        return [
+            Row(0, 10 + rank, rank, 2, alone=False, joined=True, framework="torch", sent=sent[0]) for rank in (0, 1)
+        ]
+
+    monkeypatch.setattr(world, "look", rows)
+
+    def looked(looks, *times):
+        return [now for now in times if polled(looks, now)]
+
+    def seconds(first, last):
+        return [tick / 2 for tick in range(2 * first, 2 * last)]
+
+    quiet = CensusLooks(scene(planned_ranks=2), True)
+    at = looked(quiet, *seconds(0, 590))
+    assert (
+        len([now for now in at if now < 10]) > 5 and len([now for now in at if now > 100]) < 25
+    )  # nobody reports a step
+    quiet.look_soon(590.0)
+    at = looked(quiet, *seconds(590, 640))
+    assert len(at) > 10 and 610 <= at[-1] < 620, "how much a step sends is known by then"
+    busy, watcher, told = CensusLooks(scene(planned_ranks=2), True), Census(), []
+    sent[0] = 2_000_000
+    assert looked(busy, *seconds(0, 20))[-1] < 5, "plenty"
+    busy.look_soon(20.0)
+    for now in seconds(20, 60):
+        sent[0] += 100_000 * (now < 30)
+        told += [action.data["rows"][0].sent for saw in polled(busy, now) for action in watcher.on(saw, now)]
+    assert told[0] < 2_600_000 and told[-1] > 3_000_000 and len(told) < 9, "looks end when a step has sent plenty too"
+
+
 def test_ranks_of_a_scripts_second_launcher_are_marked():
     with Started("print(1, flush=True); input()", RANK="0", **WORLD) as rank:
         seen = []
@@ -206,6 +242,24 @@ def test_processes_below_a_rank_that_are_connected_to_each_other_are_counted():
     assert row.inner == 2
     with Started(WAITS, RANK="0", **WORLD) as rank:
         assert look(0, [rank.pid], 61234, True)[0].inner == 0
+
+
+def test_why_a_ranks_bytes_cannot_be_seen_is_never_guessed(monkeypatch):
+    """Between two looks at a rank that ends, its sockets are closed."""
+    from drumbeat.inspector import exchange
+
+    with socket.create_server(("127.0.0.1", 0)) as meeting:
+        port = meeting.getsockname()[1]
+        connects = f"import socket; s = socket.create_connection(('127.0.0.1', {port})); print(1, flush=True); input()"
+        with Started(connects, RANK="0", **{**WORLD, "MASTER_PORT": str(port)}) as rank:
+            found = []
+            for counted, apart in (({"1": (5, 0)}, False), ({}, False), ({"1": (5, 0)}, True)):
+                monkeypatch.setattr(exchange, "tcp_sockets", lambda counted=counted: counted)
+                spaces = {rank.pid: "net:[2]" if apart else "net:[1]"}
+                monkeypatch.setattr(exchange.proc, "network", lambda pid, spaces=spaces: spaces.get(pid, "net:[1]"))
+                found.append(look(0, [rank.pid], port, True)[0].hidden)
+            rank.process.stdin.write("\n")
+    assert found == ["", "this kernel does not count them", "sockets of another network namespace"]
 
 
 def test_bytes_between_ranks_are_counted_and_other_means_are_named(tmp_path):

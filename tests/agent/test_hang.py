@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from drumbeat.agent.member.progress import RankProgress
 from drumbeat.agent.watchers.contract import AskLook, Emit, Saw, Stop, Warn
-from drumbeat.agent.watchers.hang import Hang
+from drumbeat.agent.watchers.hang import Hang, in_words
 from drumbeat.agent.watchers.hang_verdict import Ended, Silence, class_of, doing, judge, say_of
 from drumbeat.agent.watchers.straggler import Straggler
 from drumbeat.agent.wire.messages import Beat, Pace
@@ -29,6 +29,12 @@ GLOO = ("distributed/distributed_c10d.py:3252 all_reduce", "train.py:20 step", "
 def waits(rank, number=8, **more):
     last = (Collective("0", number, "all_reduce", False),)
     return look(rank, stack=GLOO, place="train.py:20 step", collectives=last, call="futex", **more)
+
+
+def test_a_rank_that_waits_for_no_other_is_never_left_out():
+    looks = [look(rank, waits_for=f"rank {rank - 1}", waits_in="recv") for rank in range(1, 5)]
+    words = in_words([*looks, look(0, "R", cpu=1.0, place="a.py:3 find")])
+    assert words.startswith("rank 0 is busy at a.py:3 find; ") and words.endswith("and 2 more"), words
 
 
 def look(rank, state="S", **more):

@@ -1,10 +1,13 @@
 """The thread that tells a rank's stack must not change how its program ends."""
 
+import dis
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+import pytest
 
 from drumbeat.inrank import stacks
 
@@ -53,6 +56,65 @@ print(stays.getsockname()[1], goes.getsockname()[1], port, flush=True)
 """
 
 
+def spins(q):
+    while True:
+        if q:
+            return q.pop()
+
+
+def breaks(q):
+    while True:
+        if q:
+            break
+    return len(q)
+
+
+def raises(q):
+    while True:
+        if q:
+            raise ValueError(str(q))
+
+
+def counts(q):
+    n = 0
+    while True:
+        n += 1
+        if n > 1000:
+            return q
+
+
+def polls(q):
+    while True:
+        if q.empty():
+            continue
+        return q.get()
+
+
+def retries(q):
+    while True:
+        try:
+            return q.get()
+        except OSError:
+            time.sleep(1)
+
+
+def yields(q):
+    while True:
+        yield q
+
+
+@pytest.mark.parametrize("loop", [spins, breaks, raises])
+def test_what_a_loop_does_on_its_way_out_can_end_no_wait(loop):
+    at = {step.offset: stacks._in_endless_loop(loop.__code__, step.offset) for step in dis.get_instructions(loop)}
+    calls = [step.offset for step in dis.get_instructions(loop) if step.opname.startswith("CALL")]
+    assert any(at.values()) and not any(at[place] for place in calls), "which may take as long as it likes"
+
+
+@pytest.mark.parametrize("loop", [counts, polls, retries, yields])
+def test_a_loop_that_does_something_may_end(loop):
+    assert not any(stacks._in_endless_loop(loop.__code__, step.offset) for step in dis.get_instructions(loop))
+
+
 def test_a_rank_that_raises_or_exits_notes_who_had_left_it(tmp_path):
     """Of several processes with one rank number, the note of the known one counts."""
     for number, end in enumerate(("raise KeyError(3)", "sys.exit(3)", "", "raise ConnectionError(3)", "os._exit(3)")):
@@ -72,3 +134,25 @@ def test_a_rank_that_raises_or_exits_notes_who_had_left_it(tmp_path):
         assert [stays, port] in note["links"] and [port, stays] in note["links"]
         assert [each[:2] for each in note["left"]] == [[goes, port]]
     assert stacks.read_note(str(tmp_path / "0"), 1, []) == {}
+
+
+NO_FILES = f"""
+import resource, sys, time
+sys.path.insert(0, {str(FOLDER)!r})
+import stacks
+stacks.adapt(None)
+time.sleep(0.5)  # a thread that starts while the interpreter ends needs a file, too
+resource.setrlimit(resource.RLIMIT_NOFILE, (32, 32))
+kept = []
+while True:
+    kept.append(open("/dev/null"))
+"""
+
+
+def test_a_rank_that_can_open_no_more_files_fails_in_its_own_words(tmp_path):
+    environ = {**os.environ, "DRUMBEAT_METRICS": str(tmp_path / "metrics"), "RANK": "0"}
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", NO_FILES], env=environ, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1 and done.stderr.splitlines()[-1].endswith("Too many open files: '/dev/null'")
+    assert "excepthook" not in done.stderr

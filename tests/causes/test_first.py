@@ -133,6 +133,15 @@ def test_inside_the_noise_strength_decides_and_outside_of_it_time():
     assert of(event(RAISED, 0, 10.0), event(LEFT, 1, 5.0)) == (RAISED, 0)
 
 
+def test_failures_inside_the_noise_that_nothing_orders_are_tied():
+    one, other, late = (event(RAISED, rank, at) for rank, at in ((0, 10.0), (1, 11.0), (2, 14.0)))
+    lost = event(LOST_PEER, 3, 10.5)
+    assert first([late, lost, other, one], 2.0).tied == (other,)
+    assert first([lost, late], 2.0).tied == () and first([lost], 2.0).tied == ()
+    here = [replace(each, place=Place(rank, 0)) for rank, each in enumerate((one, other))]
+    assert first(here, 2.0).tied == (), "one clock orders them"
+
+
 def test_who_closed_whose_connection_orders_what_clocks_cannot():
     closer = event(RAISED, 3, 10.5, closed=(0, 1))
     assert of(event(RAISED, 0, 10.0), event(RAISED, 1, 10.1), closer) == (RAISED, 3)

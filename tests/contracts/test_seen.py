@@ -81,7 +81,8 @@ def test_placement(name, turned):
 
 def test_world():
     rows = [
-        Row(rank // 2, 100 + rank, rank, 4, "10.0.0.1:62000", alone=False, joined=True, sent=9000) for rank in range(4)
+        Row(rank // 2, 100 + rank, rank, 4, "10.0.0.1:62000", alone=False, joined=True, sent=9_000_000)
+        for rank in range(4)
     ]
     plan = Planned(4, 2, True)
     assert judge_world(rows, plan, True).confidence == CERTAIN

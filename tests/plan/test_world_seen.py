@@ -15,7 +15,16 @@ M = "10.0.0.1:62000"
 
 def world(meeting=M, size=4, ranks=range(4), node=None):
     return [
-        Row(rank // 2 if node is None else node, 100 + rank, rank, size, meeting, alone=False, joined=True, sent=9000)
+        Row(
+            rank // 2 if node is None else node,
+            100 + rank,
+            rank,
+            size,
+            meeting,
+            alone=False,
+            joined=True,
+            sent=9_000_000,
+        )
         for rank in ranks
     ]
 
@@ -283,12 +292,22 @@ def test_ranks_that_train_in_groups_of_their_own_are_remembered_until_they_conne
 def test_figures_for_a_log_are_no_proof_of_one_training():
     """A forgotten DistributedDataParallel, while the loss is averaged for the log."""
     little = [replace(row, sent=5000) for row in world()]
-    found = judge(little, PLAN, True, 50)
+
+    def begun(steps, sent=0):
+        return {(row.node, row.pid): (steps, replace(row, sent=sent)) for row in little}
+
+    found = judge(little, PLAN, True, begun(50))
     assert (found.answer, found.confidence) == ("as planned", "likely")
     assert found.summary.endswith("they exchange 100 bytes per step, so it is not proven that they average gradients")
-    assert "not proven" not in judge(little, PLAN, True, 5).summary, "too early to say"
-    assert judge(little, PLAN, True).confidence == "certain", "nobody reports steps"
-    assert judge([replace(row, sent=500_000) for row in little], PLAN, True, 50).confidence == "certain"
+    assert "not proven" not in judge(little, PLAN, True, begun(5)).summary, "too early to say"
+    early = judge(little, PLAN, True)
+    assert (early.confidence, early.unseen) == ("likely", ("whether they exchange gradients",)), "nobody reports steps"
+    assert judge([replace(row, sent=500_000) for row in little], PLAN, True, begun(50)).confidence == "certain"
+    start = [replace(row, sent=2_000_000) for row in little]  # the model was sent once, or data
+    assert judge(start, PLAN, True).confidence == "certain"
+    assert "0 bytes per step" in judge(start, PLAN, True, begun(50, 2_000_000)).summary
+    part = {place: row for place, row in begun(50).items() if place[0] == 0}
+    assert "per step" not in judge(little, PLAN, True, part).summary, "one node has not reported since the first step"
 
 
 def test_little_exchange_is_said_after_the_ranks_have_met():
@@ -296,11 +315,30 @@ def test_little_exchange_is_said_after_the_ranks_have_met():
     for at, sent, steps, summary in (
         (1.0, 100, 0, "connected"), (2.0, 3000, 30, ""), (30.0, 5000, 50, "not proven"), (60.0, 6000, 60, ""),
     ):  # fmt: skip
-        count.steps = steps
         for node in (0, 1):
-            count.add(node, tuple(replace(row, sent=sent) for row in world() if row.node == node), at)
+            count.add(node, tuple(replace(row, sent=sent) for row in world() if row.node == node), at, steps)
         verdict = count.judge()[0]
         assert (summary in verdict.summary) if summary else verdict is None, (at, verdict)
+
+
+def test_a_certain_world_is_withdrawn_when_its_steps_exchange_little_and_said_again_when_they_exchange_more():
+    """A program that sends its data to all ranks before it trains a copy in each."""
+    count, told = WorldCount(PLAN, "warn"), []
+    for at, sent, step in (  # at last, node 1 has sent plenty and looks no more
+        (1.0, 1_500_000, None), (2.0, 2_000_000, 3), (6.0, 2_001_000, 13), (9.0, 2_005_000, 53), (12.0, 2_009_000, 93),
+        (15.0, 3_009_000, 103), (18.0, 403_009_000, 100_103),
+    ):  # fmt: skip
+        for node in (0, 1):
+            if node == 0 or at < 16.0:
+                count.add(node, tuple(replace(row, sent=sent) for row in world() if row.node == node), at, step)
+        verdict = count.judge()[0]
+        told += [(at, verdict.confidence, verdict.summary)] if verdict else []
+    one = "4 ranks in one world (seen in 4 of 4 processes)"
+    assert told[0] == (1.0, "certain", one) and told[2:] == [(15.0, "certain", one)]
+    assert told[1][:2] == (9.0, "likely") and told[1][2].endswith(
+        f"the earlier verdict (certain: {one}) no longer holds"
+    )
+    assert "they exchange 100 bytes per step" in told[1][2]
 
 
 def test_ranks_are_called_copies_only_by_looks_after_the_first_step():
@@ -498,10 +536,12 @@ def told(looks, level="stop"):
 
 
 def test_one_training_is_certain_only_by_what_its_ranks_send_each_other():
-    connected, (at, _, summary, sure) = told([(1, None, one_node()), (3, None, one_node(sent=9000))])
+    connected, (at, _, summary, sure) = told([(1, None, one_node()), (3, None, one_node(sent=9_000_000))])
     assert connected[1:] == ("as planned", "2 ranks connected (seen in 2 of 2 processes)", "likely")
     assert (at, summary, sure) == (3, "2 ranks in one world (seen in 2 of 2 processes)", "certain")
-    apart = [replace(row, node=row.rank, sent=0, out=9000, ends=((4 + row.rank, 5 - row.rank),)) for row in one_node()]
+    apart = [
+        replace(row, node=row.rank, sent=0, out=9_000_000, ends=((4 + row.rank, 5 - row.rank),)) for row in one_node()
+    ]
     plan = Planned(2, 2, True)
     assert judge(apart, plan, True).confidence == "certain"  # one connection, of which each node shows one end
     strangers = [replace(row, ends=((4000, 443),)) for row in apart]

@@ -281,6 +281,24 @@ def test_a_check_that_was_made_twice_shows_what_it_said_last(tmp_path):
     assert told == ["world: as planned: 2 ranks in one world (certain)"]
 
 
+def test_a_warning_about_the_world_that_was_refuted_is_told_as_such(tmp_path):
+    run = make_run(tmp_path / "run")
+    finding = {"code": "ranks-never-joined", "severity": "warning", "title": "2 copies of one training", "fix": "join"}
+    unknown = {"check": "world", "answer": "unknown", "confidence": "unknown", "summary": "2 groups", "seen": ["x"]}
+    events(run, ("verdict", {"verdict": unknown, "peer": 0}), ("finding", {"finding": finding}))
+    told = [
+        (note.severity, note.text) for note in figures_of(run).notes if "world" in note.text or "copies" in note.text
+    ]
+    assert told == [("warning", "2 copies of one training")], "not that the world is unknown, too"
+    one = {**unknown, "answer": "as planned", "confidence": "certain", "count": 2, "summary": "2 ranks in one world"}
+    events(run, ("verdict", {"verdict": one, "peer": 0}))
+    told = [
+        (note.severity, note.text) for note in figures_of(run).notes if "world" in note.text or "copies" in note.text
+    ]
+    assert ("info", "no longer holds: 2 copies of one training") in told and figures_of(run).world == ""
+    assert all(severity == "info" for severity, _ in told)
+
+
 @pytest.mark.parametrize("schema", ["99", '"x"', "[]", "null", "1e400"])
 def test_a_summary_of_another_version_is_named_and_left_out(tmp_path, capsys, schema):
     run = finished(tmp_path / "run")

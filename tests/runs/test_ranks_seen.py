@@ -170,6 +170,64 @@ def test_two_groups_that_train_apart_are_told_and_doubtful_where_one_world_is_as
     assert run.returncode == code and ("but its ranks trained apart" in said) == bool(code), said
 
 
+ALONE = """
+import os, socket, time
+number, own = int(os.environ["RANK"]), os.environ.get("OWN")
+if own:  # as a wrapper does that sets these itself, in each of its ranks
+    listener = socket.create_server(("127.0.0.1", int(os.environ["MASTER_PORT"])))
+else:  # init_process_group(rank=0, world_size=1)
+    listener = socket.create_server(("127.0.0.1", 0))
+store = socket.create_connection(listener.getsockname())
+peer = listener.accept()[0]
+step = 0
+while not os.path.exists("enough"):
+    step += 1
+    print(f"step {step} loss {1 / step:.4f}", flush=True)
+    peer.sendall(b"x" * 20000)
+    store.recv(20000, socket.MSG_WAITALL)
+    time.sleep(0.2)
+"""
+
+
+@pytest.mark.parametrize("level, code", [("warn", 0), ("stop", EXIT_DOUBTFUL)])
+def test_ranks_that_each_made_a_world_of_one_are_copies(drumbeat, level, code):
+    (drumbeat.folder / "train.py").write_text(ALONE)
+    (drumbeat.folder / "job.yaml").write_text(f"checks: {{world: {level}}}\ncommand: {PY} train.py\n")
+    run = drumbeat.start("run", "job.yaml", "--ranks-per-node", 3, "--oversubscribe", 4, "--site", "localhost")
+    wait_for(lambda: findings(drumbeat, "ranks-never-joined"), what="the warning")
+    (drumbeat.folder / "enough").touch()
+    said, _ = run.communicate(timeout=120)
+    (found,) = findings(drumbeat, "ranks-never-joined")
+    assert (
+        found["title"] == "3 ranks are not connected: they are 3 copies of one training"
+        and "WORLD_SIZE" in found["fix"]
+    )
+    assert run.returncode == code and ("but its ranks trained apart" in said) == bool(code), said
+
+
+WRAPPER = """#!/bin/bash
+export OWN=1 WORLD_SIZE=1 MASTER_PORT=$((MASTER_PORT + 1 + RANK)) RANK=0
+"$@"
+"""
+
+
+@pytest.mark.parametrize("level", ["warn", "stop"])
+def test_ranks_whose_wrapper_says_that_each_is_a_world_of_one(drumbeat, level):
+    (drumbeat.folder / "train.py").write_text(ALONE)
+    (drumbeat.folder / "wrapper").write_text(WRAPPER)
+    job = {"command": ["bash", "wrapper", PY, "train.py"], "ranks-per-node": 3, "checks": {"world": level}}
+    (drumbeat.folder / "job.yaml").write_text(json.dumps(job))
+    run = drumbeat.start("run", "job.yaml", "--oversubscribe", 4, "--site", "localhost")
+    wait_for(lambda: findings(drumbeat, "separate-worlds"), what="the warning")
+    if level == "warn":
+        (drumbeat.folder / "enough").touch()
+    said, _ = run.communicate(timeout=120)
+    assert "3 separate worlds of 1 rank each instead of one of 3 ranks" in said
+    assert "keep RANK, WORLD_SIZE and MASTER_PORT as drumbeat sets them" in said
+    assert run.returncode == (0 if level == "warn" else 1), said
+    assert {each["answer"] for each in worlds(drumbeat)} == {"separate worlds"}
+
+
 AVERAGES = """
 import os, socket, time
 rank, address = int(os.environ["RANK"]), (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
@@ -208,6 +266,41 @@ def test_ranks_that_exchange_figures_for_a_log_are_not_said_to_train_together(dr
     (drumbeat.folder / "enough").touch()
     said, _ = run.communicate(timeout=120)
     assert run.returncode == 0 and "bytes per step, so it is not proven that they average gradients" in said
+    assert {(each["answer"], each["confidence"]) for each in worlds(drumbeat)} == {("as planned", "likely")}, said
+
+
+FIGURES = """
+import os, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+model, data = torch.nn.Linear(300, 300), torch.randn(8, 300)
+step = 0
+go = torch.ones(1)
+while go.item():
+    step += 1
+    loss = model(data).square().mean()
+    loss.backward()  # the model is not in DistributedDataParallel
+    losses = [None] * 2
+    dist.all_gather_object(losses, {"rank": dist.get_rank(), "loss": loss.item()})
+    dist.all_reduce(loss.detach())
+    if dist.get_rank() == 0:
+        go = torch.tensor([0.0 if os.path.exists("enough") else 1.0])
+        print(f"step {step} loss {sum(each['loss'] for each in losses):.4f}", flush=True)
+    dist.broadcast(go, 0)
+    time.sleep(0.02)
+dist.barrier()
+time.sleep(1)  # for the others to pass it
+os._exit(0)  # when the interpreter ends, threads of gloo may abort it
+"""
+
+
+def test_ranks_that_gather_figures_from_the_first_step_on_are_never_said_to_train_together(drumbeat):
+    need_torch("needs torch")
+    (drumbeat.folder / "train.py").write_text(FIGURES)
+    run = drumbeat.start("run", "--ranks-per-node", 2, "--site", "localhost", "--", PY, "train.py")
+    wait_for(lambda: any("not proven" in each["summary"] for each in worlds(drumbeat)), what="the verdict")
+    (drumbeat.folder / "enough").touch()
+    said, _ = run.communicate(timeout=120)
+    assert run.returncode == 0, said
     assert {(each["answer"], each["confidence"]) for each in worlds(drumbeat)} == {("as planned", "likely")}, said
 
 

@@ -119,6 +119,21 @@ def test_a_check_says_unknown_once(tmp_path):
     assert Verdict("a", "as planned").words == "as planned"
 
 
+def test_a_warning_about_the_world_stands_for_its_verdict_until_that_refutes_it(tmp_path):
+    run = make_run(tmp_path / "r")
+    finding = {"code": "ranks-never-joined", "severity": "warning", "title": "2 copies of one training", "fix": "join"}
+    unknown = {"check": "world", "answer": "unknown", "confidence": "unknown", "summary": "2 groups", "seen": ["x"]}
+    events(run, ("verdict", {"verdict": unknown, "peer": 0}), ("finding", {"finding": finding}))
+    session = loaded(run)
+    lines = dict(glance(session.head(), session.view))
+    assert lines["warning"] == "2 copies of one training" and "unknown" not in lines
+    one = {**unknown, "answer": "as planned", "confidence": "certain", "count": 2, "summary": "2 ranks in one world"}
+    events(run, ("verdict", {"verdict": one, "peer": 0}))
+    session = loaded(run)
+    lines = dict(glance(session.head(), session.view))
+    assert lines["info"] == "no longer holds: 2 copies of one training" and "warning" not in lines
+
+
 def test_what_runs_on_one_machine_without_gpus_uses_no_network(tmp_path):
     run = make_run(tmp_path / "r", 2)
     for check in ("traffic", "transport", "affinity"):

@@ -161,6 +161,7 @@ class First:
     why: str = ""
     unexplained: Tuple[Event, ...] = ()  # errors that `event` does not explain, and closed connections to its rank
     in_order: bool = False  # none of the other candidates came before it, as far as is known
+    tied: Tuple[Event, ...] = ()  # own failures of others, so close in time that each may have been first
 
 
 def first(events: Sequence[Event], noise: float = 0.0) -> First:
@@ -178,7 +179,10 @@ def first(events: Sequence[Event], noise: float = 0.0) -> First:
         return First(None)
     chosen, why, sure = _earliest(candidates, events, noise)
     before = tuple(event for event in events if _is_unexplained(event, chosen, noise, id(event) in behind))
-    return First(chosen, CERTAIN if sure and not before else LIKELY, why, before, sure)
+    tied = tuple(
+        event for event in own if chosen.kind in OWN and event is not chosen and _is_tied(event, chosen, noise)
+    )
+    return First(chosen, CERTAIN if sure and not before else LIKELY, why, before, sure, tied)
 
 
 def abandoned(events: Sequence[Event]) -> Set[int]:
@@ -256,6 +260,13 @@ def _earliest(candidates: Sequence[Event], events: Sequence[Event], noise: float
         return chosen, BY_SOURCE, False
     ranks = {event.place.rank for event in candidates}
     return chosen, BY_ORDER, len(ranks) == 1 and None not in ranks
+
+
+def _is_tied(one: Event, other: Event, noise: float) -> bool:
+    """Return True if these ended within the noise of the clocks and neither is known to come first."""
+    if one.end is None or other.end is None or abs(one.end - other.end) > noise:
+        return False
+    return not one.precedes(other, noise) and not other.precedes(one, noise)
 
 
 def _is_unexplained(event: Event, chosen: Event, noise: float, follows: bool) -> bool:

@@ -403,7 +403,9 @@ class Console:
             self._hangs = self._hangs or event.finding.code.startswith(HANG)
             text = f"{event.finding.title}: {event.finding.fix}"
             if event.finding.code.startswith(HANG) and self.order.checks.get("hang") != "stop":
-                text += f". The run goes on; drumbeat cancel {self.order.run_id} ends it"
+                text += (
+                    f"{'' if text.endswith('?') else '.'} The run goes on; drumbeat cancel {self.order.run_id} ends it"
+                )
             if event.finding.node is None or text not in self._said:  # several nodes may find the same
                 self.say(event.finding.severity, text)
             self._said.add(text)

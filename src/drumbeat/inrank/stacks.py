@@ -21,7 +21,7 @@ import struct
 import sys
 import time
 from types import CodeType, FrameType
-from typing import Any, Collection, Dict, List, Optional, Tuple
+from typing import Any, Collection, Dict, List, Optional, Set, Tuple
 
 _DEEPEST = 40  # frames of a stack
 _LIBRARY = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}", os.path.dirname(os.__file__) + os.sep)
@@ -110,9 +110,9 @@ def note_end(own: bool = False) -> None:
     metrics = os.environ.get("DRUMBEAT_METRICS")
     if not metrics or _serving != os.getpid():
         return
-    import json
-
     try:
+        import json  # fails if no more files can be opened
+
         name = f"{_NOTE}{os.environ.get('RANK', '0')}.{_serving}"
         place = os.open(os.path.join(os.path.dirname(metrics), name), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         now, (links, left) = time.time(), _connections()
@@ -228,9 +228,31 @@ def _in_endless_loop(code: CodeType, at: int) -> bool:
         exits = any(name.startswith(_LEAVES) for name in inside.values())
         exits = exits or any(not begin <= jumps.get(step, begin) <= end for step in inside)
         exits = exits or not inside.get(end, "").startswith("JUMP_")  # a condition at its end
-        acts = any(name.startswith(_ACTS) for name in inside.values())
+        stays = _stays(inside, jumps, begin)
+        handles = bool(getattr(code, "co_exceptiontable", b"")) or any(
+            name.startswith("SETUP_") for name in inside.values()
+        )
+        counted = inside if handles or at not in stays else stays
+        acts = any(inside[step].startswith(_ACTS) for step in counted)
         _endless[code, at] = end >= 0 and not (exits and acts)
     return _endless[code, at]
+
+
+def _stays(inside: Dict[int, str], jumps: Dict[int, int], begin: int) -> Set[int]:
+    """Return the instructions of a loop after which it may begin again: what is done on the way out can end no wait. Exceptions
+    are not followed."""
+    found: Set[int] = set()
+    before = -1
+    while before != len(found):
+        before, following = len(found), -1
+        for step in sorted(inside, reverse=True):
+            goes_on = not inside[step].startswith(("RETURN_V", "RETURN_C", "RAISE", "RERAISE")) and (
+                not inside[step].startswith("JUMP_") or "_IF_" in inside[step]
+            )
+            if jumps.get(step) == begin or jumps.get(step) in found or (goes_on and following in found):
+                found.add(step)
+            following = step
+    return found
 
 
 def _flight() -> Dict[str, List[Any]]:

@@ -69,12 +69,11 @@ def with_exchange(rows: Sequence[Row], ports: Mapping[int, Optional[int]], seen:
     for pid, links in held.items():
         for link in links.values():
             holders.setdefault(link, set()).add(pid)
-    counted, hidden = tcp_sockets(), _hidden(rows, owned, seen)
+    counted, hidden, here_ns = tcp_sockets(), _hidden(rows, owned, seen), proc.network(os.getpid())
     found = []
     for row in rows:
         met = sent = 0
         leaving: List[Tuple[int, Ports]] = []
-        uncounted = row.joined and not any(inode in counted for inode in held[row.pid])
         for inode, (here, there) in held[row.pid].items():
             whole = counted.get(inode, (0, 0))[0]
             carried, others = max(0, whole - _TO_CONNECT), holders.get((there, here), set())
@@ -84,7 +83,18 @@ def with_exchange(rows: Sequence[Row], ports: Mapping[int, Optional[int]], seen:
                 sent += carried
             elif not others:
                 leaving.append((carried, (here, there)))
-        why = hidden.get(row.pid, "") or ("sockets of another network namespace" if uncounted else "")
+        why = hidden.get(row.pid, "")
+        if (
+            not why and row.joined and not any(inode in counted for inode in held[row.pid])
+        ):  # or it has just closed them
+            apart = proc.network(row.pid) not in (here_ns, None)
+            why = (
+                "sockets of another network namespace"
+                if apart
+                else ""
+                if counted
+                else "this kernel does not count them"
+            )
         ends = tuple(link for _, link in sorted(leaving, reverse=True)[:_MOST_ENDS])
         out = sum(carried for carried, _ in leaving)
         found.append(replace(row, met=met, sent=sent, out=out, ends=ends, hidden="MPI" if row.alone is None else why))

@@ -193,7 +193,9 @@ def added(row: Row, before: Optional[Row]) -> Row:
     meeting, inner = row.meeting or before.meeting, max(row.inner, before.inner)
     row = replace(row, meeting=meeting, alone=alone, joined=joined, links=links[-MOST_LINKS:], inner=inner)
     row = replace(row, hidden=row.hidden or before.hidden, framework=row.framework or before.framework)
-    return replace(row, met=before.met, sent=before.sent, out=before.out, ends=before.ends) if before.has_sent else row
+    if not before.has_sent or row.exchanged + row.out >= before.exchanged + before.out:
+        return row
+    return replace(row, met=before.met, sent=before.sent, out=before.out, ends=before.ends)
 
 
 def _meeting(identity: Identity, node: int, shared_loopback: bool) -> str:

@@ -71,6 +71,7 @@ class RankLook:
 
 
 ENOUGH = 4096  # bytes: more than ranks need for the rendezvous and a barrier or two
+PLENTY = 1 << 20  # bytes: more than the figures for a log of a program that has just begun
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,11 @@ class Row:
     def has_sent(self) -> bool:
         """Return true if it has exchanged data with other ranks, or if that cannot be seen."""
         return bool(self.hidden) or self.sent + self.out >= ENOUGH or (not self.framework and self.met >= ENOUGH)
+
+    @property
+    def exchanged(self) -> int:
+        """Return the bytes exchanged with ranks of this node, over the meeting point too unless a framework's store is there."""
+        return self.sent + (0 if self.framework else self.met)
 
     @property
     def proven(self) -> bool:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from typing import Callable, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.ranges import named_ranks, ranges
 from drumbeat.base.text import count
 from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import CERTAIN, LIKELY, UNKNOWN, WARNING, Evidence, Finding, Verdict
-from drumbeat.inspector.record import ENOUGH, Row
+from drumbeat.inspector.record import ENOUGH, PLENTY, Row
 
 find = Catalog("plan")
 AS_PLANNED, SEVERAL, REPEATED, OTHER_SIZE = "as planned", "separate worlds", "repeated ranks", "another size"
@@ -34,12 +34,15 @@ class Planned:
 
 
 _PER_STEP = 2048  # bytes per step: more than ranks need to average a loss and other printed figures
-_MANY = 20  # steps after which too little exchange is reported
+_MANY = 20  # steps after which the bytes per step are judged
+LITTLE = "bytes of the TCP connections between them, per step"  # seen, if it is too little to prove one training
+
+Begun = Mapping[_Process, Tuple[int, Row]]  # steps since the first report of a step, and the row at that time
 
 
-def judge(rows: Sequence[Row], planned: Planned, final: bool, steps: int = 0) -> Optional[Verdict]:
+def judge(rows: Sequence[Row], planned: Planned, final: bool, begun: Optional[Begun] = None) -> Optional[Verdict]:
     """Return a verdict; None while not all ranks can be seen. `final`: no more processes will appear, since training goes on.
-    `steps`: number of steps reported so far. An error, which may end a run, requires ranks that were seen to meet; their
+    `begun`: the ranks when steps began. An error, which may end a run, requires ranks that were seen to meet; their
     environment alone gives at most a warning."""
     ranks = _ranks(rows, planned)
     worlds: Dict[Tuple[str, Optional[int]], List[Row]] = {}
@@ -64,20 +67,28 @@ def judge(rows: Sequence[Row], planned: Planned, final: bool, steps: int = 0) ->
         if size != total and complete and ((size == len(members) and everywhere) or final):
             return replace(_verdict(OTHER_SIZE, _other_size(size, planned), seen, members), count=size)
         if size == total and len(members) == total and (total == 1 or _together(members)):
-            return _one_world(members, seen, steps)
+            return _one_world(members, seen, begun or {})
     return _unnumbered(rows, ranks, planned, seen) if final else None
 
 
-def _one_world(members: Sequence[Row], seen: Tuple[str, ...], steps: int) -> Verdict:
-    """Judge a single world. Certain if all ranks have met and exchanged more data than figures for a log: ranks that have only
-    met, or average only their losses, may each train alone."""
+def _one_world(members: Sequence[Row], seen: Tuple[str, ...], begun: Begun) -> Verdict:
+    """Judge a single world. Certain if all ranks have met and exchanged more data than figures for a log, in each step if
+    steps are known: ranks that have only met, or average only their losses, may each train alone."""
     total, inner = len(members), members[0].inner if len(members) == 1 else 0
     # Connections other than those to the meeting point may be any program's.
     met = total == 1 or all(row.joined or row.alone is None for row in members)
     hidden = next((row.hidden for row in members if row.hidden), "")
-    sent = min(map(_exchanged(members), members))
-    proven = total == 1 or (not hidden and sent >= ENOUGH + _PER_STEP * steps)
-    little = not proven and not hidden and sent >= ENOUGH and steps >= _MANY
+    exchanged = _exchanged(members)
+    sent, since = (
+        min(map(exchanged, members)),
+        [(row, *begun[_process(row)]) for row in members if _process(row) in begun],
+    )
+    steps = min((steps for _, steps, _ in since), default=0) if len(since) == total else 0
+    each = (
+        min(max(0, exchanged(row) - exchanged(then)) // made for row, made, then in since) if steps >= _MANY else None
+    )
+    little = not hidden and total > 1 and sent >= ENOUGH and each is not None and each < _PER_STEP
+    proven = total == 1 or (not hidden and not little and (sent >= PLENTY or (each is not None and sent >= ENOUGH)))
     of_them = f"(seen in {total} of {count(total, 'process', 'processes')})"
     summary = f"{count(total, 'rank')} {'in one world' if proven else 'connected'} {of_them}"
     if hidden == "MPI":
@@ -85,12 +96,13 @@ def _one_world(members: Sequence[Row], seen: Tuple[str, ...], steps: int) -> Ver
     if hidden:
         summary += f"; what they exchange is not visible here ({hidden})"
     if little:
-        summary += f"; they exchange {sent // steps} bytes per step, so it is not proven that they average gradients"
+        summary += f"; they exchange {each} bytes per step, so it is not proven that they average gradients"
     if inner:
         summary += f"; {inner} processes below it are connected to each other, and may be ranks of their own"
-    seen += ("bytes of the TCP connections between them",) if proven and total > 1 else ()
+    seen += (LITTLE,) if little else ("bytes of the TCP connections between them",) if proven and total > 1 else ()
     sure = CERTAIN if proven and met and not inner else LIKELY
-    unseen = (f"what they exchange: {hidden}",) if hidden else ("gradients among those bytes",) if little else ()
+    early = not (proven or little or hidden) and sent >= ENOUGH
+    unseen = (f"what they exchange: {hidden}",) if hidden else ("whether they exchange gradients",) if early else ()
     return Verdict("world", AS_PLANNED, sure, summary, seen=seen, unseen=unseen, count=total)
 
 
@@ -287,7 +299,8 @@ def ended_early(rows: Sequence[Row], planned: Planned) -> str:
     """Describe what was seen of ranks that ended before all were seen connected."""
     ranks = _ranks(rows, planned) or rows
     most = max((len(group) for group in _groups(ranks)), default=0)
-    connected = f"{most} of {len(ranks)} were" if most > 1 else "none were"
+    total = max(len(ranks), planned.world_size)
+    connected = f"{most} of {total} were" if most > 1 else "none were"
     return f"the ranks ended before connections between all of them were seen ({connected})"
 
 

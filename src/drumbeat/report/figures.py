@@ -151,6 +151,7 @@ class Figures:
     source: str  # run folder or file
     outcome: str
     exit_code: Optional[int] = None
+    end: str = ""  # how it ended, in words
     created: Optional[float] = None  # seconds since 1970
     nodes: Optional[int] = None
     ranks: Optional[int] = None

@@ -45,11 +45,23 @@ from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.events import Event
 from drumbeat.runfolder.files import decode
 from drumbeat.runfolder.layout import RunFolder
-from drumbeat.runfolder.lines import lasted_words, not_finite_words, trend
+from drumbeat.runfolder.lines import end_words, lasted_words, not_finite_words, trend
 from drumbeat.runfolder.progress import Progress, StepTimes, slowest_rank, stands_out, step_times
 from drumbeat.runfolder.records import Metric, Sample, parse_metric
 from drumbeat.runfolder.run import Run, lead_now
-from drumbeat.runfolder.state import QUEUE, Condition, Hang, hangs_of, ranks_seen, seconds_of, training_share
+from drumbeat.runfolder.state import (
+    CODES,
+    QUEUE,
+    Condition,
+    Hang,
+    hangs_of,
+    last_attempt,
+    ranks_seen,
+    seconds_of,
+    training_share,
+    withdrawn,
+    world_of,
+)
 
 # Telemetry of a run's GPUs and network ports, added up over all nodes.
 
@@ -229,6 +241,7 @@ def figures_of(run: Run, now: Optional[float] = None) -> Figures:
         source=run.path,
         outcome=state.condition.word,
         exit_code=summary.exit_code if summary else None,
+        end=end_words(summary) if summary and state.condition.word == summary.outcome else "",
         created=run.record.created or None,
         nodes=nodes,
         ranks=ranks,
@@ -551,13 +564,19 @@ def _notes(
     last = {(event.attempt, event.verdict.check, event.peer): event for event in given}.values()
     if failure is not None:
         found.append(_note(failure, seconds_of(failure, hangs)))
+    world = world_of(events)
+    refuted = [each.finding for each in last_attempt(events) if isinstance(each, kinds.FindingMade) and world is None]
     for event in events:
-        if isinstance(event, kinds.FindingMade) and event.finding.severity != OK:
+        if isinstance(event, kinds.FindingMade) and event.finding.code in CODES and event.finding in refuted:
+            found.append(_note(withdrawn(event.finding)))
+        elif isinstance(event, kinds.FindingMade) and event.finding.severity != OK:
             mine = [hang for hang in hangs if hang.finding == event.finding and hang.t >= event.t]
             found.append(_note(event.finding, mine[0].seconds if mine else None))
         elif isinstance(event, kinds.VerdictGiven):
             verdict = event.verdict
-            idle = verdict.answer == UNKNOWN and verdict.check in unused
+            idle = verdict.answer == UNKNOWN and (
+                verdict.check in unused or (verdict.check == "world" and world is not None)
+            )
             if idle or all(event is not each for each in last):
                 continue
             sure = "" if verdict.answer == UNKNOWN else f" ({verdict.confidence})"

@@ -110,7 +110,7 @@ def end_words(figures: Figures) -> str:
     took = f" {so_far} {duration(figures.seconds)}" if figures.seconds is not None else ""
     code = f", exit code {figures.exit_code}" if figures.exit_code is not None else ""
     tries = f", {figures.attempts} attempts" if figures.attempts > 1 else ""
-    return f"{figures.outcome}{took}{code}{tries}"
+    return (figures.end or f"{figures.outcome}{took}{code}") + tries
 
 
 def size_words(figures: Figures) -> str:

@@ -175,7 +175,7 @@ def closing_lines(run: Run, summary: Summary, printed: Collection[int] = ()) -> 
         failed[0] = (failed[0][0], failed[0][1] + ("" if summary.hang else lasted))
         before = before[:1] + failed
         if summary.outcome == "doubtful":
-            before = [("doubt" if label == "failed" else label, text) for label, text in before]
+            before = [(failure_label(summary.outcome) if label == "failed" else label, text) for label, text in before]
     if summary.stopped.endswith(ORPHANED):
         gone = Catalog("logs")("cancelled", "orphaned", code=summary.exit_code)
         before += [("cause", gone.cause), ("fix", gone.fix)]
@@ -209,6 +209,10 @@ def failure_lines(
         lines.append(("log", f"the end of {path}:" if texts else f"{path}{empty}"))
         lines += [("", text) for text in texts]
     return lines + last
+
+
+def failure_label(outcome: str) -> str:
+    return "doubt" if outcome == "doubtful" else "failed"
 
 
 def failed_words(failure: Finding, same: Sequence[int] = ()) -> str:

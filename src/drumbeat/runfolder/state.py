@@ -7,7 +7,7 @@ from typing import Dict, Iterable, List, Mapping, Optional, Set
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.ranges import ranges
-from drumbeat.findings.model import ERROR, INFO, OK, WARNING, Finding
+from drumbeat.findings.model import ERROR, INFO, OK, WARNING, Finding, Verdict
 from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.events import Event
 from drumbeat.runfolder.progress import BETWEEN_STAGES, Progress
@@ -205,9 +205,19 @@ def world_of(events: Iterable[Event]) -> Optional[Finding]:
     for event in last_attempt(events):
         if isinstance(event, kinds.FindingMade) and event.finding.code in CODES:
             found = event.finding
-        elif isinstance(event, kinds.VerdictGiven) and event.verdict.check == "world" and event.verdict.count:
-            found = found if event.verdict.findings else None  # what was seen later refutes it
+        elif found and isinstance(event, kinds.VerdictGiven) and refutes(event.verdict, found):
+            found = None
     return found
+
+
+def refutes(verdict: Verdict, finding: Finding) -> bool:
+    """Return true if this finding was about the world and a later verdict counted the ranks of the world that was planned."""
+    return bool(verdict.check == "world" and verdict.count and not verdict.findings and finding.code in CODES)
+
+
+def withdrawn(finding: Finding) -> Finding:
+    """Return a refuted finding as every view shows it."""
+    return replace(finding, severity=INFO, title=f"no longer holds: {finding.title}", cause="", fix="")
 
 
 def ranks_seen(events: Iterable[Event]) -> Optional[int]:

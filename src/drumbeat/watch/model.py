@@ -18,7 +18,7 @@ from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.events import Event
 from drumbeat.runfolder.progress import SKEW, Progress, Slowest, merged, slowest_rank
 from drumbeat.runfolder.records import Line, Member, Metric, Sample, SoFar
-from drumbeat.runfolder.state import Course
+from drumbeat.runfolder.state import Course, refutes, withdrawn
 from drumbeat.runfolder.summary import Summary, shortened
 from drumbeat.watch.curve import Curve, Point, rates
 from drumbeat.watch.node_view import MOST_NODES, MOST_RANKS, NodeView, RankView
@@ -200,6 +200,9 @@ def _verdict(view: RunState, event: kinds.VerdictGiven) -> None:
         view.verdicts.setdefault(verdict.check, {})[event.peer] = verdict
     if verdict.check == "world" and verdict.count:
         view.world = verdict.count
+    view.findings = deque(
+        (withdrawn(each) if refutes(verdict, each) else each for each in view.findings), _MOST_FINDINGS
+    )
 
 
 def _rank(view: RunState, event: Event) -> None:

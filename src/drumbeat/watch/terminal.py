@@ -37,7 +37,14 @@ from drumbeat.watch.text import (
 _EVERY = 1.0
 _SCROLLBAR = 4  # columns of the screen that a table cannot use: the scroll bar, the edges of its first and last cell
 _ROOMY = 36  # lines: from here on events and small curves are shown too
-_LABELS = {"failed": "bold red", "error": "bold red", "warning": "yellow", "fix": "green", "unknown": "dim"}
+_LABELS = {
+    "failed": "bold red",
+    "doubt": "bold red",
+    "error": "bold red",
+    "warning": "yellow",
+    "fix": "green",
+    "unknown": "dim",
+}
 _HEAT = ((95.0, "on #12607a"), (80.0, "on #155269"), (60.0, "on #1b4457"), (30.0, "on #4a4320"), (0.0, "on #5a2a2a"))
 
 

@@ -9,9 +9,10 @@ from typing import List, Optional, Sequence, Tuple
 
 from drumbeat.backends.contract import QUEUED
 from drumbeat.base.text import count, duration, folded, labelled, step_time, traffic
-from drumbeat.findings.model import Finding
-from drumbeat.runfolder.lines import GpuUse, end_words, progress_words
+from drumbeat.findings.model import INFO, Finding
+from drumbeat.runfolder.lines import GpuUse, end_words, failure_label, progress_words
 from drumbeat.runfolder.progress import speed
+from drumbeat.runfolder.state import CODES
 from drumbeat.watch.head import Head
 from drumbeat.watch.model import RunView
 from drumbeat.watch.node_view import NodeView, memory_percent
@@ -21,7 +22,16 @@ COLUMNS = ("node", "host", "GPU", "use", "mem", "power", "clock", "temp", "slowe
 # Columns by importance: without room for all of them, the last of these go first.
 FIRST = ("node", "host", "use", "slowed by", "mem", "power", "temp", "in", "out", "GPU", "cpu", "clock")
 _GAP = 2  # between two columns
-_WRAPPED = ("run", "nodes", "failed", "error", "warning", "fix", "cause")  # lines that must be readable to the end
+_WRAPPED = (
+    "run",
+    "nodes",
+    "failed",
+    "doubt",
+    "error",
+    "warning",
+    "fix",
+    "cause",
+)  # lines that must be readable to the end
 _MOST_WRAPPED = 3  # lines of one of them
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _STEADY = 0.02  # a change of speed below this is none
@@ -41,6 +51,8 @@ def glance(head: Head, view: RunView) -> List[Tuple[str, str]]:
         lines.append(("slowest", slowest_words(head)))
     shown = [check for check in head.checks if check.answer != "unknown"]
     unused = () if not view.emulated else ("traffic",) if head.gpus else ("traffic", "transport")
+    if any(finding.code in CODES for finding in head.findings if finding.severity != INFO):
+        unused = (*unused, "world")  # a warning says more
     unknown = [check.check for check in head.checks if check.answer == "unknown" and check.check not in unused]
     for check in shown:
         where = f" (on {check.nodes} of {count(check.judged, 'node')})" if check.nodes < check.judged else ""
@@ -48,7 +60,7 @@ def glance(head: Head, view: RunView) -> List[Tuple[str, str]]:
     if unknown:
         lines.append(("unknown", f"{', '.join(unknown)}: could not be judged"))
     if head.failure:
-        lines.append(("failed", finding_words(head.failure)))
+        lines.append((failure_label(head.word), finding_words(head.failure)))
         lines += [("fix", head.failure.fix)] if head.failure.fix else []
     for finding in list(head.findings)[-3:]:
         if finding != head.failure:

@@ -69,6 +69,7 @@ class RankEnd:
     own: bool = False  # it raised, and no lost connection was the reason
     noted: Optional[float] = None  # when it raised or exited, by its own record
     since: Optional[float] = None  # when it was last seen alive
+    complete: bool = False  # it ended with 0 after the last step that the run had announced
 
     @property
     def when(self) -> float:
@@ -137,7 +138,8 @@ def rank_end(ended: RankEnded, member: int, offset: float) -> RankEnd:
     return RankEnd(
         ended.rank, member, ended.exit_code, ended.signal, ended.t + offset, ended.finding, ended.by_us, ended.of_command,
         ended.links, tuple((here, there, at + offset) for here, there, at in ended.closed), ended.left, ended.own,
-        *(None if t is None else t + offset for t in (ended.noted, ended.since)),
+        noted=None if ended.noted is None else ended.noted + offset,
+        since=None if ended.since is None else ended.since + offset,
     )  # fmt: skip
 
 
@@ -202,7 +204,6 @@ class Attempt:
     finding: Optional[Finding] = None  # set if no rank is the cause: a lost node, a watcher, the time limit
     judged: bool = False  # `finding` is from a watcher, which ended the attempt before any stop request
     world: Optional[WorldCount] = None  # created with the first census
-    counted_from: Optional[int] = None  # the step at the first census
 
     def __post_init__(self) -> None:
         self.roles = {number: node for node, number in enumerate(self.assignment)}
@@ -232,12 +233,9 @@ class Attempt:
         if self.world is None:
             planned = Planned(self.ranks, len(self.assignment), _starts_each_rank(order))
             self.world = WorldCount(planned, order.checks.get("world", "off"))
-        if step is not None:
-            self.counted_from = step if self.counted_from is None else self.counted_from
-            self.world.steps = max(0, step - self.counted_from)
         if first_step is not None:
             self.world.first_step, self.world.last_step = first_step, last_step
-        self.world.add(node, rows, at)
+        self.world.add(node, rows, at, step)
 
     def notice(self, order: Order, now: float) -> Tuple[List[Act], Optional[Finding]]:
         """Judge whether the ranks form one world and none was left behind; return the records, and the finding to stop for."""
@@ -276,6 +274,17 @@ class Attempt:
         """Merge the members' progress, on the lead's clock; node 0's losses are the run's."""
         parts = [(self.done.get(number), clock_offsets.get(number, 0.0)) for number in self.assignment]
         return merged((Progress.from_plain(part or {}), offset) for part, offset in parts)
+
+    def note_complete(self, progress: Progress) -> None:
+        """Mark the ranks that ended with 0 if the run made all its announced steps."""
+        if (
+            progress.step is not None
+            and progress.steps is not None
+            and progress.step >= progress.steps
+            and not progress.laps
+        ):
+            well = (end.kind == order.LEFT and end.rank not in self.short for end in self.ends)
+            self.ends = [replace(end, complete=each) for end, each in zip(self.ends, well)]
 
     def doubt(self, progress: Progress) -> Optional[Finding]:
         """Return the first sign of a failure although all exit codes are 0: ranks in separate groups, if the job asks for one
@@ -316,7 +325,8 @@ class Attempt:
         if finding is None:
             return ()
         one = next((end for end in self.ends if end.rank == finding.rank and end.finding is not None), None)
-        tied = set(map(id, too_close(self.ends, one))) if one else ()
+        _, chosen, ties = earliest(self.ends, self.accused)
+        tied = set(map(id, ties)) if chosen is one else ()
         others = [end for end in self.ends if end.failed and end.rank != finding.rank]
         return group((end.rank, end.what + (" (at the same time)" if id(end) in tied else "")) for end in others)
 
@@ -334,13 +344,18 @@ _NOBODY = "hang-all-idle"  # the hang in which no rank stands out
 _OF_GPU = ("gpu-app-fault", "illegal-memory-access", "device-assert", "nccl-abort", "nccl-warning")
 
 
-def earliest(ends: Sequence[RankEnd], accused: Sequence[Finding] = ()) -> Tuple[First, Optional[RankEnd]]:
-    """Return the first end, which explains the others; None if no rank failed by itself. `accused`: driver errors about single
-    ranks, in order.
+def earliest(
+    ends: Sequence[RankEnd], accused: Sequence[Finding] = ()
+) -> Tuple[First, Optional[RankEnd], List[RankEnd]]:
+    """Return the first end, which explains the others, and those so close in time that they may have been first; None if no
+    rank failed by itself. `accused`: driver errors about single ranks, in order.
 
-    A rank that was asked to stop while it was failing counts only if all other failures are lost peers or timeouts."""
+    A rank that ended well after the last step is no cause of a silent failure, though its connections were closed by then. A
+    rank that was asked to stop while it was failing counts only if all other failures are lost peers or timeouts."""
     if not any(end.failed and not end.by_us for end in ends):
-        return First(None), None
+        return First(None), None, []
+    if not any(end.kind in order.WAITS for end in ends):  # nobody says that a peer was missing
+        ends = [end for end in ends if not end.complete]
     alike = set(map(id, _alike(ends)))
     events = _with_closed(ends)
     seen = [event for event, _ in events]
@@ -366,17 +381,9 @@ def earliest(ends: Sequence[RankEnd], accused: Sequence[Finding] = ()) -> Tuple[
         found = first([event for event, _ in events], NOISE)
     elif failing and found.event is not None and found.event.kind != order.RAISED:
         found = replace(found, confidence=LIKELY)
-    return found, next((end for event, end in events if event is found.event), None)
-
-
-def too_close(ends: Sequence[RankEnd], one: RankEnd) -> List[RankEnd]:
-    """Return other ranks that failed by themselves, so close in time that they may have been first."""
-    if one.kind not in order.OWN:
-        return []
-    alike, chosen, when = set(map(id, _alike(ends))), one.event, one.when
-    others = [end for end in ends if end is not one and end.kind in order.OWN and not end.left and id(end) not in alike]
-    others = [end for end in others if abs(end.when - when) <= NOISE]
-    return [end for end in others if not chosen.precedes(end.event, NOISE) and not end.event.precedes(chosen, NOISE)]
+    tied = set(map(id, found.tied))
+    one = next((end for event, end in events if event is found.event), None)
+    return found, one, [end for event, end in events if id(event) in tied]
 
 
 def _with_closed(ends: Sequence[RankEnd]) -> List[Tuple[order.Event, RankEnd]]:
@@ -442,7 +449,7 @@ def blame(
 ) -> Optional[Finding]:
     """Return the cause behind the failures if it is a rank that did not fail by itself: one that a watcher had named, one that
     ended with 0 before the others, or one that was still running and had to be ended. None if a failure is its own cause."""
-    found, one = earliest(ends, accused)
+    found, one, _ = earliest(ends, accused)
     failed = sorted((end for end in ends if end.failed and not end.by_us), key=lambda end: end.at)
     if one is None or found.event is None or found.event.kind in order.OWN:
         return None
@@ -450,7 +457,9 @@ def blame(
         return suspected
     if one.kind == order.LEFT:
         early = [end for end in ends if end.kind == order.LEFT and end.at <= failed[0].at + NOISE]
-        return _early_exit(sorted(early, key=lambda end: end.at), failed[0], host_of)
+        lost = [end for end in failed if end.rank in found.event.closed or len(ends) == 2]
+        early.sort(key=lambda end: (end is not one, end.at))
+        return _early_exit(early, lost[0] if lost else failed[0], bool(lost), host_of)
     failed_ranks = {end.rank for end in failed}
     waited = [end for end in ends if end.by_us and end.rank not in failed_ranks and not is_consequence(end)]
     events = [event for event, _ in _with_closed(ends)]
@@ -485,23 +494,25 @@ def hardware_behind(finding: Optional[Finding], exit_code: int, broken: Sequence
     return replace(chosen, severity=ERROR, cause=what, evidence=(*chosen.evidence, *shown), confidence=LIKELY)
 
 
-def _early_exit(early: List[RankEnd], first: RankEnd, host_of: Callable[[int], str]) -> Finding:
+def _early_exit(early: List[RankEnd], first: RankEnd, lost: bool, host_of: Callable[[int], str]) -> Finding:
+    then = "lost its connection to it" if lost else "failed after it"
     spoke = next((end for end in early if end.finding and end.finding.evidence), None)
     if spoke is not None and spoke.finding is not None:
-        return _caught(spoke, spoke.finding, first, host_of)
+        return _caught(spoke, spoke.finding, first, then, host_of)
     one = early[0]
     return find(
-        "early-exit", who=named(early), first=named([first]), evidence=_shown(first), node=one.member,
+        "early-exit", who=named(early), first=named([first]), then=then, evidence=_shown(first), node=one.member,
         host=host_of(one.member), rank=None if one.of_command else one.rank, confidence=LIKELY,
         seen=("exit codes and times of all ranks",),
     )  # fmt: skip
 
 
-def _caught(one: RankEnd, words: Finding, first: RankEnd, host_of: Callable[[int], str]) -> Finding:
+def _caught(one: RankEnd, words: Finding, first: RankEnd, then: str, host_of: Callable[[int], str]) -> Finding:
     """Report a rank that ended because of an error that it caught, as its last words show."""
     return find(
-        "early-exit", "caught", who=named([one]), words=words.evidence[0].text[:200], first=named([first]), own=words.fix,
-        not_zero=NOT_ZERO, evidence=(*words.evidence[:1], *_shown(first)), node=one.member, host=host_of(one.member),
+        "early-exit", "caught", who=named([one]), words=words.evidence[0].text[:200], first=named([first]), then=then,
+        own=words.fix, not_zero=NOT_ZERO, evidence=(*words.evidence[:1], *_shown(first)),
+        node=one.member, host=host_of(one.member),
         rank=words.rank if one.of_command else one.rank, confidence=LIKELY,
         seen=("exit codes, times and last lines of all ranks",),
     )  # fmt: skip
@@ -537,6 +548,7 @@ def concluded(
 ) -> Tuple[Outcome, List[Act]]:
     """Return the outcome and its records: a false hang alarm, the first failure, its consequences, and the attempt's progress."""
     progress = attempt.progress({number: member.clock_offset for number, member in members.items()})
+    attempt.note_complete(progress)
     outcome = replace(
         attempt_outcome(attempt, requests, members, progress), assignment=attempt.assignment, port=attempt.port,
         t=now, step=progress.step, nan_since=progress.not_finite_since, saved=progress.saved,
@@ -571,7 +583,7 @@ def attempt_outcome(
         lost = any(members[number].lost for number in attempt.assignment)
         code = EXIT_MUSTER if lost else EXIT_STORAGE if attempt.finding.code == "storage" else 1
         return Outcome(FAILED, code, attempt.finding)
-    found, one = earliest(attempt.ends, attempt.accused)
+    found, one, tied = earliest(attempt.ends, attempt.accused)
     if one is None:
         doubt = attempt.doubt(progress)
         return Outcome(DOUBTFUL, EXIT_DOUBTFUL, doubt) if doubt else Outcome(FINISHED, 0)
@@ -586,7 +598,6 @@ def attempt_outcome(
     finding = replace(finding, seen=(*finding.seen, *seen))
     if found.confidence != CERTAIN == finding.confidence:
         finding = replace(finding, confidence=LIKELY)
-    tied = too_close(attempt.ends, one)
     if tied:
         words = f"{named(tied)} failed too, so close in time that either may have been first"
         finding = replace(finding, cause="; ".join(filter(None, (finding.cause, words))), confidence=LIKELY)

@@ -306,10 +306,10 @@ def _expected(looks: List[RankLook]) -> List[RankLook]:
 
 
 def in_words(looks: List[RankLook]) -> str:
-    """Describe what all ranks do, in at most three groups."""
+    """Describe what all ranks do, in at most three groups; those that wait for another process come last."""
     groups: Dict[str, List[RankLook]] = {}
     for look in looks:
         groups.setdefault(doing(look), []).append(look)
-    most = sorted(groups, key=lambda words: -len(groups[words]))
+    most = sorted(groups, key=lambda words: (all(look.waits_for for look in groups[words]), -len(groups[words])))
     shown = [say_of(groups[words], words) for words in most[:3]]
     return "; ".join(shown) + (f"; and {len(most) - 3} more" if len(most) > 3 else "")

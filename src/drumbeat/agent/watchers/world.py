@@ -14,8 +14,19 @@ from drumbeat.base.record import from_plain
 from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import CERTAIN, ERROR, LIKELY, UNKNOWN, WARNING, Finding, Verdict
 from drumbeat.inspector.ranks import MOST_LINKS, added, look
-from drumbeat.inspector.record import Row
-from drumbeat.plan.world_seen import AS_PLANNED, Planned, copies, ended_early, judge, made_groups, silence, silent
+from drumbeat.inspector.record import PLENTY, Row
+from drumbeat.plan.world_seen import (
+    AS_PLANNED,
+    LITTLE,
+    Begun,
+    Planned,
+    copies,
+    ended_early,
+    judge,
+    made_groups,
+    silence,
+    silent,
+)
 
 find = Catalog("watchers")
 _SOONEST, _LATEST = 0.5, 5.0  # seconds between two looks
@@ -25,15 +36,20 @@ _AGAIN = 5.0  # seconds after which an unchanged result is sent to the lead agai
 _SETTLED = 0.9  # seconds for which looks must agree: processes come and go while ranks start
 _TWICE = 2  # times that a complete result is sent: one look is no proof
 _LOOK_WITHIN = 5.0
-_GIVE_UP = 600.0  # seconds after the start at which looks end,
-_RARELY = 60.0  # or their interval, if ranks have met and sent nothing yet
+_GIVE_UP = 600.0  # seconds after the start and the first step at which looks end,
+_RARELY = 60.0  # or their interval, if ranks have met and sent nothing yet; at most that, if they have sent little
+_STEPPING = (
+    20.0  # seconds of steps after which looks end, however little was sent: by then it is known how much a step sends
+)
 
 _Process = Tuple[int, Optional[int], Optional[int]]  # pid, rank, world size
 
 
 class CensusLooks:
-    """A sensor: the rank processes below those that the agent started. It looks often while there are changes, and stops once
-    all ranks of this node are seen and connected. What it has seen of a process is kept while that lives."""
+    """A sensor: the rank processes below those that the agent started. It looks often while there are changes, then more and more
+    rarely. It stops once all ranks of this node are seen and connected and have exchanged plenty; the first step begins
+    another such time, as what was sent before may not have been gradients. What it has seen of a process is kept while that
+    lives."""
 
     def __init__(self, scene: WatchedAttempt, shared_loopback: bool) -> None:
         self.node, self.ranks, self.port, self.shared_loopback = (
@@ -52,16 +68,19 @@ class CensusLooks:
         self._complete = 0  # consecutive looks that showed all ranks
         self._may_speak = False  # they have met, but have sent each other nothing yet
         self._complete_since = 0.0
+        self._stepped: Optional[float] = None  # when the ranks reported something for the first time
+        self._before: Optional[int] = None  # bytes that each rank had exchanged at the first look after that
 
     def look_soon(self, now: float) -> None:
         """Look soon, as the ranks have reported something: now they are all there."""
+        self._stepped, self._complete = now, 0
         if self._begin is not None:
             self._news, self._next = now, min(self._next, now + _SOONEST)
 
     def poll(self, now: float, final: bool = False) -> List[Saw]:
         if self._begin is None:
             self._begin, self._news, self._next = now, now, now + _SOONEST
-        late = now - self._begin > _GIVE_UP
+        late = now - max(self._begin, self._stepped or 0.0) > _GIVE_UP
         if final or self._is_done(now) or (late and not self._may_speak):
             self.asked.end()
             return []
@@ -77,13 +96,14 @@ class CensusLooks:
         rows, before = self._with_earlier(rows), self._seen
         self._seen = {_process(row): row for row in rows}
         self._news = self._news if _steady(before.values()) == _steady(rows) else now
-        pause = _RARELY if late else min(max(_SOONEST, _OF_AGE * (now - self._news)), _LATEST)
-        self._next = now + max(pause, _COST * cost)
         proven = len(rows) == self.ranks and all(row.rank is not None and row.joined for row in rows)
         together = all(row.rank is not None and (row.joined or row.alone is None) for row in rows)
         whole = len(rows) == self.ranks and together and not any(row.starts_others for row in rows)
         self._may_speak = whole and any(row.joined and not row.has_sent and row.world_size != 1 for row in rows)
         whole = whole and not self._may_speak
+        pause = max(_SOONEST, min(_OF_AGE * (now - self._news), _RARELY if whole else _LATEST))
+        self._next = now + max(_RARELY if late else pause, _COST * cost)
+        whole = whole and self._is_enough(rows, now)
         self._complete_since = self._complete_since if self._complete else now
         self._complete = self._complete + 1 if whole else 0
         for row in rows:
@@ -96,6 +116,16 @@ class CensusLooks:
             rows = [replace(row, later=True) for row in rows]
         data = {"rows": rows, "complete": whole, "proven": whole and proven, "unmet": launchers == 0}
         return [Saw("census", data)]
+
+    def _is_enough(self, rows: Sequence[Row], now: float) -> bool:
+        """Return true if the ranks have exchanged plenty since the first report, or if they have had the time to."""
+        if all(row.hidden or row.world_size == 1 for row in rows):
+            return True
+        exchanged = min(row.exchanged for row in rows)
+        if self._stepped is None:
+            return exchanged >= PLENTY
+        self._before = exchanged if self._before is None else self._before
+        return exchanged - self._before >= PLENTY or now - self._stepped >= _STEPPING
 
     def _is_done(self, now: float) -> bool:
         """Return true if all ranks have been seen for long enough that `Census` has reported it."""
@@ -125,7 +155,8 @@ def _steady(rows: Iterable[Row]) -> Tuple[Row, ...]:
     """Return the rows without the values that change at every look."""
     return tuple(
         replace(
-            row, cpu=0.0, mapped=0, met=0, sent=int(row.has_sent), out=0, ends=(), links=() if row.joined else row.links
+            row, cpu=0.0, mapped=0, met=0, sent=row.has_sent + (row.exchanged >= PLENTY), out=0, ends=(),
+            links=() if row.joined else row.links,
         )
         for row in rows
     )  # fmt: skip
@@ -230,7 +261,10 @@ class WorldCount:
         self.most: Dict[int, Tuple[Row, ...]] = {}  # node -> the look that showed most of its ranks
         self.first_step: Optional[float] = None
         self.last_step: Optional[float] = None
-        self.steps = 0  # since the first report
+        self._begun: Dict[
+            int, Tuple[int, Tuple[Row, ...]]
+        ] = {}  # node -> the step and its rows at its first report with steps
+        self._steps: Dict[int, int] = {}  # node -> steps since then, by its last report
         self.apart: Optional[Finding] = None  # ranks that train in groups of their own, as far as known
         self._alone: Optional[Alone] = None
         self._mute: Optional[Mute] = None
@@ -239,18 +273,24 @@ class WorldCount:
         self._said = ""  # the last verdict's answer
         self._count = 0  # ranks that it named
         self._confidence = ""
-        self._unseen: Tuple[str, ...] = ()
+        self._summary = ""
+        self._little = False  # it said that the ranks exchange little per step
         self._copies_said = False
         self._changed = False
         self._next = 0.0
 
-    def add(self, node: int, rows: Tuple[Row, ...], at: float) -> None:
+    def add(self, node: int, rows: Tuple[Row, ...], at: float, step: Optional[int] = None) -> None:
+        """Add a node's census, taken at `at`. `step`: the last step that is known by then."""
         before = self.rows[node][1] if node in self.rows else ()
         same = node in self.rows and [_rank_of(row) for row in before] == [_rank_of(row) for row in rows]
         self._same[node] = self._same[node] + 1 if same else 1
         self.rows[node] = (at, rows)
         if len(rows) >= len(self.most.get(node, ())):
             self.most[node] = rows
+        if step is not None:
+            if node not in self._begun or {row.pid for row in rows} != {row.pid for row in self._begun[node][1]}:
+                self._begun[node] = step, rows
+            self._steps[node] = max(0, step - self._begun[node][0])
         self._changed = True
 
     def is_due(self, now: float) -> bool:
@@ -268,7 +308,7 @@ class WorldCount:
         rows = [row for node in sorted(self.rows) for row in self.rows[node][1]]
         training = self.first_step is not None and all(at > self.first_step for at, _ in self.rows.values())
         training = training and not any(row.later for row in rows)
-        verdict = judge(rows, self.planned, training, self.steps)
+        verdict = judge(rows, self.planned, training, self._since_first_step())
         mute = self._exchange_nothing(rows)
         if mute is not None:
             verdict = silence(mute)
@@ -292,7 +332,7 @@ class WorldCount:
         if verdict:
             verdict = self._withdrawing(verdict)
             self._said, self._count, self._confidence = verdict.answer, verdict.count or 0, verdict.confidence
-            self._unseen = verdict.unseen
+            self._summary, self._little = verdict.summary, LITTLE in verdict.seen
         if lonely and not self._copies_said:
             self._copies_said = True
             findings.append(lonely)
@@ -307,16 +347,28 @@ class WorldCount:
         may turn out to be more, and a certain verdict may become doubtful."""
         if verdict.answer == self._said:
             changed = self._confidence != verdict.confidence and (verdict.count == 1 or verdict.confidence == CERTAIN)
-            changed = changed or (bool(verdict.unseen) and not self._unseen and verdict.confidence == self._confidence)
-            return (verdict.count or 0) <= self._count and not changed
+            changed = changed or (LITTLE in verdict.seen and not self._little)
+            words = bool(verdict.unseen) and verdict.summary != self._summary and verdict.confidence == self._confidence
+            return (verdict.count or 0) <= self._count and not changed and not words
         return bool(self._said) and verdict.answer == UNKNOWN
 
     def _between(self) -> bool:
         """Return true if more ranks have been seen than are there now: between two stages of a script, or at its end."""
         return any(len(self.rows[node][1]) < len(most) for node, most in self.most.items())
 
+    def _since_first_step(self) -> Begun:
+        return {(node, row.pid): (self._steps[node], row) for node, (_, rows) in self._begun.items() for row in rows}
+
     def _withdrawing(self, verdict: Verdict) -> Verdict:
         """Add a withdrawal to the verdict if it refutes an earlier one."""
+        if (verdict.answer, self._said, self._confidence) == (
+            AS_PLANNED,
+            AS_PLANNED,
+            CERTAIN,
+        ) and verdict.confidence != CERTAIN:
+            return replace(
+                verdict, summary=f"{verdict.summary}; the earlier verdict (certain: {self._summary}) no longer holds"
+            )
         before = "separate copies" if self._copies_said else self._said if self._said != UNKNOWN else ""
         if verdict.answer != AS_PLANNED or before in ("", AS_PLANNED):
             return verdict
@@ -389,7 +441,7 @@ class WorldCount:
         rows = [row for node in sorted(self.most) for row in self.most[node]]
         if self._said or self._copies_said or self.level == "off" or not rows:
             return None
-        verdict = judge(rows, self.planned, True)
+        verdict = judge(rows, self.planned, True, self._since_first_step())
         if verdict is None or verdict.answer not in (AS_PLANNED, UNKNOWN):
             return None  # seen only once
         if verdict.answer == AS_PLANNED or all(row.rank is None for row in rows):
