@@ -5,19 +5,17 @@ from __future__ import annotations
 import copy
 import fnmatch
 import re
-from typing import TYPE_CHECKING, Callable, Dict, List, Optional, Tuple
+from typing import Callable, Dict, List, Optional, Tuple
 
 from drumbeat.commands.control import arithmetic
 from drumbeat.commands.events import Event, Exit, Next, Return, Trap, Unclear
 from drumbeat.commands.expand import calculated
+from drumbeat.commands.state import ShellState
 from drumbeat.commands.syntax import DECLARING, Node, assignment, into_file, names_read, parse
 from drumbeat.commands.values import HEAD, JOB, MARK, SUBMIT, whole_marks
 
-if TYPE_CHECKING:
-    from drumbeat.commands.interpret import Shell
 
-
-def _declare(shell: Shell, words: List[str], node: Node, text: str) -> Optional[bool]:
+def _declare(shell: ShellState, words: List[str], node: Node, text: str) -> Optional[bool]:
     flags = "".join(word.raw for word in node.words[1:] if word.raw.startswith("-"))
     exports = words[0] == "export" or "x" in flags
     if words[0] == "export" and "n" in flags:
@@ -59,7 +57,7 @@ def _declare(shell: Shell, words: List[str], node: Node, text: str) -> Optional[
     return True
 
 
-def _unset_builtin(shell: Shell, words: List[str], node: Node, text: str) -> Optional[bool]:
+def _unset_builtin(shell: ShellState, words: List[str], node: Node, text: str) -> Optional[bool]:
     for name in words[1:]:
         if name.startswith("-"):
             continue
@@ -72,7 +70,7 @@ def _unset_builtin(shell: Shell, words: List[str], node: Node, text: str) -> Opt
     return True
 
 
-def _cd(shell: Shell, words: List[str], node: Node, text: str) -> Optional[bool]:
+def _cd(shell: ShellState, words: List[str], node: Node, text: str) -> Optional[bool]:
     place = words[1] if len(words) > 1 else shell.mark("${HOME}", SUBMIT)
     if place[:1] in ("-", "+") or words[0] == "popd" or words == ["pushd"]:
         shell.cwd = shell.mark("${PWD}", JOB, False)
@@ -87,21 +85,21 @@ def _cd(shell: Shell, words: List[str], node: Node, text: str) -> Optional[bool]
     return True
 
 
-def _set_builtin(shell: Shell, words: List[str], node: Node, text: str) -> Optional[bool]:
+def _set_builtin(shell: ShellState, words: List[str], node: Node, text: str) -> Optional[bool]:
     rest = shell.set_options(words[1:])
     if "--" in rest:
         shell.arguments = rest[rest.index("--") + 1 :]
     return True
 
 
-def _shift(shell: Shell, words: List[str], node: Node, text: str) -> Optional[bool]:
+def _shift(shell: ShellState, words: List[str], node: Node, text: str) -> Optional[bool]:
     if shell.arguments is not None:
         count = int(words[1]) if len(words) > 1 and words[1].isdigit() else 1
         del shell.arguments[:count]
     return True
 
 
-def _source(shell: Shell, words: List[str], node: Node, text: str) -> Optional[bool]:
+def _source(shell: ShellState, words: List[str], node: Node, text: str) -> Optional[bool]:
     soft = bool(shell.environments.match(text))
     shell.foreign = True
     shell.events.append(Event("shell", node.line, text, names_read(text), words=tuple(words), soft=soft))
@@ -109,7 +107,7 @@ def _source(shell: Shell, words: List[str], node: Node, text: str) -> Optional[b
     return True if soft else None
 
 
-def _eval(shell: Shell, words: List[str], node: Node, text: str) -> Optional[bool]:
+def _eval(shell: ShellState, words: List[str], node: Node, text: str) -> Optional[bool]:
     said = " ".join(words[1:])
     if MARK.match(said) and shell.marks.get(said[0]).text.startswith("$("):
         return _source(shell, words, node, text)
@@ -120,7 +118,7 @@ def _eval(shell: Shell, words: List[str], node: Node, text: str) -> Optional[boo
         shell.text = outer
 
 
-def _exec(shell: Shell, words: List[str], node: Node, text: str) -> Optional[bool]:
+def _exec(shell: ShellState, words: List[str], node: Node, text: str) -> Optional[bool]:
     if len(node.words) > 1 and not node.words[1].raw.startswith("-"):
         rest = copy.copy(node)
         rest.words = node.words[1:]
@@ -128,7 +126,7 @@ def _exec(shell: Shell, words: List[str], node: Node, text: str) -> Optional[boo
     return True
 
 
-def _exit(shell: Shell, words: List[str], node: Node, text: str) -> Optional[bool]:
+def _exit(shell: ShellState, words: List[str], node: Node, text: str) -> Optional[bool]:
     if shell.certain:
         shell.events.append(Event("print", node.line, text))
         shell.ended_at = node.line
@@ -137,26 +135,26 @@ def _exit(shell: Shell, words: List[str], node: Node, text: str) -> Optional[boo
     raise (Return if words[0] == "return" else Exit)(result)
 
 
-def _leave_loop(shell: Shell, words: List[str], node: Node, text: str) -> Optional[bool]:
+def _leave_loop(shell: ShellState, words: List[str], node: Node, text: str) -> Optional[bool]:
     if len(words) > 1 and words[1] != "1":
         raise Unclear  # of an outer loop
     raise Next(words[0] == "continue")
 
 
-def _let(shell: Shell, words: List[str], node: Node, text: str) -> Optional[bool]:
+def _let(shell: ShellState, words: List[str], node: Node, text: str) -> Optional[bool]:
     inside = copy.copy(node)
     inside.words = (node.words[0]._replace(raw=",".join(words[1:])),)
     return arithmetic(shell, inside)
 
 
-def _read(shell: Shell, words: List[str], node: Node, text: str) -> Optional[bool]:
+def _read(shell: ShellState, words: List[str], node: Node, text: str) -> Optional[bool]:
     shell.keep(node)
     shell.events[-1].kind = "assign"
     shell.name_hosts(words, text, shell.events[-1].writes)
     return None
 
 
-def _echo(shell: Shell, words: List[str], node: Node, text: str) -> Optional[bool]:
+def _echo(shell: ShellState, words: List[str], node: Node, text: str) -> Optional[bool]:
     if words[:2] == ["printf", "-v"]:
         shell.keep(node)
         return True
@@ -165,13 +163,13 @@ def _echo(shell: Shell, words: List[str], node: Node, text: str) -> Optional[boo
     return True
 
 
-def _true(shell: Shell, words: List[str], node: Node, text: str) -> Optional[bool]:
+def _true(shell: ShellState, words: List[str], node: Node, text: str) -> Optional[bool]:
     if into_file(node):
         shell.events.append(Event("once", node.line, text, names_read(text)))
     return words[0] != "false"
 
 
-def _trap(shell: Shell, words: List[str], node: Node, text: str) -> Optional[bool]:
+def _trap(shell: ShellState, words: List[str], node: Node, text: str) -> Optional[bool]:
     shell.events.append(Event("print", node.line, text))
     rest = [word for word in words[1:] if word not in ("--", "-p", "-l")]
     if len(rest) > 1 and rest[0] not in ("", "-"):
@@ -180,7 +178,7 @@ def _trap(shell: Shell, words: List[str], node: Node, text: str) -> Optional[boo
     return True
 
 
-def _test(shell: Shell, words: List[str], node: Node, text: str) -> Optional[bool]:
+def _test(shell: ShellState, words: List[str], node: Node, text: str) -> Optional[bool]:
     double = words[0] == "[["
     raw = [word.raw for word in node.words]
     each = [[shell.words.text(word)] if double else shell.words.fields(word) for word in raw[1:]]
@@ -198,7 +196,7 @@ def _test(shell: Shell, words: List[str], node: Node, text: str) -> Optional[boo
     return _decide(list(zip(fields, quoted)), double)
 
 
-def _without_outside(shell: Shell, text: str) -> str:
+def _without_outside(shell: ShellState, text: str) -> str:
     """Replace an outside variable that is assumed unset by '', and a mark that is never empty by '1'."""
     found = shell.marks.get(text) if MARK.fullmatch(text) else None
     if found and (found.kind == HEAD or found.text == "${SLURM_JOB_ID}"):
@@ -249,7 +247,7 @@ def _decide(words: List[Tuple[str, bool]], double: bool) -> Optional[bool]:
 _NUMBERS = {"0": "EXIT", "1": "HUP", "2": "INT", "3": "QUIT", "10": "USR1", "12": "USR2", "15": "TERM"}  # of signals
 
 
-BUILTINS: Dict[str, Callable[[Shell, List[str], Node, str], Optional[bool]]] = {
+BUILTINS: Dict[str, Callable[[ShellState, List[str], Node, str], Optional[bool]]] = {
     **dict.fromkeys(DECLARING, _declare),
     **dict.fromkeys(("[", "[[", "test"), _test),
     **dict.fromkeys(("source", "."), _source),

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from typing import TYPE_CHECKING, Callable, Dict, List, Optional, Sequence
+from typing import Callable, Dict, List, Optional, Sequence
 
 from drumbeat.commands.events import MAX_DEPTH, MAX_ROUNDS, Event, Exit, Leaves, Next, Return, Unclear, options_at
-from drumbeat.commands.syntax import Node, files_of, names_read, program_of
+from drumbeat.commands.state import ShellState
+from drumbeat.commands.syntax import Node, bodies_of, files_of, names_read, program_of
 from drumbeat.commands.values import MARK
-
-if TYPE_CHECKING:
-    from drumbeat.commands.interpret import Shell
 
 _ARGUMENTS = r"\$[#@*\d]|\$\{(?:[@*\d]|#[@*}])|\bgetopts\b"
 
 
-def _unknown(shell: Shell, node: Node) -> Optional[bool]:
+def _unknown(shell: ShellState, node: Node) -> Optional[bool]:
     shell.keep(node)
     return None
 
 
-def arithmetic(shell: Shell, node: Node) -> Optional[bool]:
+def arithmetic(shell: ShellState, node: Node) -> Optional[bool]:
     number = shell.words.arithmetic(node.words[0].raw, shell.text[node.start : node.end])
     if re.fullmatch(r"-?\d+", number):
         return number != "0"
@@ -30,7 +28,7 @@ def arithmetic(shell: Shell, node: Node) -> Optional[bool]:
     return None
 
 
-def _group(shell: Shell, node: Node) -> Optional[bool]:
+def _group(shell: ShellState, node: Node) -> Optional[bool]:
     started = len(shell.started)
     result = shell.body(node.bodies[0])
     for each in shell.started[started:]:
@@ -38,7 +36,7 @@ def _group(shell: Shell, node: Node) -> Optional[bool]:
     return result
 
 
-def _subshell(shell: Shell, node: Node) -> Optional[bool]:
+def _subshell(shell: ShellState, node: Node) -> Optional[bool]:
     before, events, started = shell.apart(), len(shell.events), len(shell.started)
     result: Optional[bool] = None
     try:
@@ -56,7 +54,7 @@ def _subshell(shell: Shell, node: Node) -> Optional[bool]:
     return False if result is False and found else None
 
 
-def _pipeline(shell: Shell, node: Node) -> Optional[bool]:
+def _pipeline(shell: ShellState, node: Node) -> Optional[bool]:
     started = len(shell.started)
     results: List[Optional[bool]] = []
     for place, body in enumerate(node.bodies):
@@ -73,7 +71,7 @@ def _pipeline(shell: Shell, node: Node) -> Optional[bool]:
     return None
 
 
-def _list(shell: Shell, node: Node) -> Optional[bool]:
+def _list(shell: ShellState, node: Node) -> Optional[bool]:
     names = [program_of(body[0]) for body in node.bodies]
     before, events = shell.apart(), len(shell.events)
     started = len(shell.started)
@@ -118,19 +116,19 @@ def _list(shell: Shell, node: Node) -> Optional[bool]:
     return result
 
 
-def _part(shell: Shell, node: Node, place: int) -> Optional[bool]:
+def _part(shell: ShellState, node: Node, place: int) -> Optional[bool]:
     """Interpret the command after an operator of a list. Under `set -e` only a failure of the last one ends the script."""
     body = node.bodies[place + 1]
     return shell.body(body) if place + 1 == len(node.joints) else shell.asked(body)
 
 
-def _part_of(shell: Shell, node: Node, events: int) -> None:
+def _part_of(shell: ShellState, node: Node, events: int) -> None:
     """Note the whole statement on each of its events, since it decides which of them run."""
     for event in shell.events[events:]:
         event.around = shell.written(node)
 
 
-def _if(shell: Shell, node: Node) -> Optional[bool]:
+def _if(shell: ShellState, node: Node) -> Optional[bool]:
     before, events = shell.apart(), len(shell.events)
     pairs = list(zip(node.bodies[0::2], node.bodies[1::2]))
     for condition, body in pairs:
@@ -160,7 +158,7 @@ def _if(shell: Shell, node: Node) -> Optional[bool]:
     return shell.body(node.bodies[-1]) if len(node.bodies) % 2 else True
 
 
-def _case(shell: Shell, node: Node) -> Optional[bool]:
+def _case(shell: ShellState, node: Node) -> Optional[bool]:
     value = shell.words.text(node.words[0].raw) if node.words else ""
     patterns = [[shell.words.text(each) for each in joint.split("\n")] for joint in node.joints]
     if MARK.search(value) or any(MARK.search(each) for some in patterns for each in some):
@@ -171,12 +169,12 @@ def _case(shell: Shell, node: Node) -> Optional[bool]:
     return True
 
 
-def _while(shell: Shell, node: Node) -> Optional[bool]:
+def _while(shell: ShellState, node: Node) -> Optional[bool]:
     if shell.arguments is None and re.search(_ARGUMENTS, shell.text[node.start : node.bodies[1][0].start]):
         shell.defaults.setdefault("$@", "")  # it goes through arguments, and nobody gave any
         return True
 
-    def rounds(shell: Shell) -> Optional[bool]:
+    def rounds(shell: ShellState) -> Optional[bool]:
         result: Optional[bool] = True
         for first in node.bodies[2:3]:
             shell.body(first)
@@ -194,12 +192,12 @@ def _while(shell: Shell, node: Node) -> Optional[bool]:
     return _inline(shell, node, rounds)
 
 
-def _for(shell: Shell, node: Node) -> Optional[bool]:
+def _for(shell: ShellState, node: Node) -> Optional[bool]:
     items = [each for word in node.words[1:] for each in shell.words.fields(word.raw)]
     if any(MARK.search(each) for each in items) or len(items) > MAX_ROUNDS or (len(node.words) == 1):
         return shell.undecided(node)
 
-    def rounds(shell: Shell) -> Optional[bool]:
+    def rounds(shell: ShellState) -> Optional[bool]:
         result: Optional[bool] = True
         for item in items:
             shell.assign(node.words[0].text, item, shell.marks.quoted(item), node.line, False)
@@ -209,7 +207,7 @@ def _for(shell: Shell, node: Node) -> Optional[bool]:
     return _inline(shell, node, rounds)
 
 
-def _round(shell: Shell, nodes: Sequence[Node]) -> Optional[bool]:
+def _round(shell: ShellState, nodes: Sequence[Node]) -> Optional[bool]:
     try:
         return shell.body(nodes)
     except Next as left:
@@ -218,7 +216,7 @@ def _round(shell: Shell, nodes: Sequence[Node]) -> Optional[bool]:
         return True
 
 
-def _inline(shell: Shell, node: Node, body: Callable[[Shell], Optional[bool]]) -> Optional[bool]:
+def _inline(shell: ShellState, node: Node, body: Callable[[ShellState], Optional[bool]]) -> Optional[bool]:
     """Interpret a loop or function in place if its text decides all that it does, else keep it as it stands."""
     left: Optional[Leaves] = None
     trial = shell if shell.inlines else shell.apart()
@@ -261,7 +259,7 @@ def _inline(shell: Shell, node: Node, body: Callable[[Shell], Optional[bool]]) -
     return None
 
 
-def _function(shell: Shell, node: Node) -> Optional[bool]:
+def _function(shell: ShellState, node: Node) -> Optional[bool]:
     name = node.words[0].text
     text = shell.text[node.start : node.end]
     reads = shell.reads(text) - {f"{name}()"}
@@ -270,10 +268,10 @@ def _function(shell: Shell, node: Node) -> Optional[bool]:
     return True
 
 
-def call(shell: Shell, name: str, words: List[str], node: Node) -> Optional[bool]:
+def call(shell: ShellState, name: str, words: List[str], node: Node) -> Optional[bool]:
     body, text = shell.functions[name]
 
-    def call(shell: Shell) -> Optional[bool]:
+    def call(shell: ShellState) -> Optional[bool]:
         outer, shell.arguments = shell.arguments, words[1:]
         source, shell.text = shell.text, text
         before, shell.locals = shell.locals, {}
@@ -290,15 +288,11 @@ def call(shell: Shell, name: str, words: List[str], node: Node) -> Optional[bool
     return _inline(shell, node, call)
 
 
-def bodies_of(node: Node) -> List[List[Node]]:
-    return node.bodies if node.kind != "list" else [[part for each in node.bodies for part in each]]
-
-
 def _ends(body: Sequence[Node]) -> bool:
     return any(program_of(each) == "exit" for each in body)
 
 
-COMPOUND: Dict[str, Callable[[Shell, Node], Optional[bool]]] = {
+COMPOUND: Dict[str, Callable[[ShellState, Node], Optional[bool]]] = {
     "arithmetic": arithmetic,
     "case": _case,
     "for": _for,

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, List, Optional
+from typing import List, Optional
 
 from drumbeat.commands.events import MAX_DEPTH
 from drumbeat.commands.expand import calculated
+from drumbeat.commands.state import ShellState
 from drumbeat.commands.syntax import Node, names_read, parse
 from drumbeat.commands.values import HEAD, HOSTS, JOB, MARK, ONCE, SUBMIT, TASK, Unknown
-
-if TYPE_CHECKING:
-    from drumbeat.commands.interpret import Shell
 
 _PRINTED = r"(?:[^%\\]|%0?\d*[sd])+"  # formats of printf that are followed
 
 
-def substitute(shell: Shell, text: str) -> str:
+def substitute(shell: ShellState, text: str) -> str:
     written = f"$({text})"
     if shell.depth > MAX_DEPTH:
         return shell.marks.mark(Unknown(written, JOB, names_read(text), False))
@@ -42,7 +40,7 @@ def substitute(shell: Shell, text: str) -> str:
     return shell.marks.mark(Unknown(written, kind, reads, False))
 
 
-def _simple_output(shell: Shell, words: List[str], node: Node, inner: Shell) -> Optional[str]:
+def _simple_output(shell: ShellState, words: List[str], node: Node, inner: ShellState) -> Optional[str]:
     name = words[0].rsplit("/", 1)[-1] if words else ""
     decided = not any(shell.marks.kind(word) for word in words)
     if name == "echo" and not node.redirects:

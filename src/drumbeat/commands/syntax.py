@@ -470,3 +470,7 @@ def exports(nodes: Sequence[Node], name: str) -> bool:
         program_of(each) == "export" and any(re.match(rf"{name}(?:=|$)", word.raw) for word in each.words[1:])
         for each in nodes
     )
+
+
+def bodies_of(node: Node) -> List[List[Node]]:
+    return node.bodies if node.kind != "list" else [[part for each in node.bodies for part in each]]

@@ -7,6 +7,7 @@ from typing import FrozenSet, List, Optional, Sequence
 
 from drumbeat.commands.events import Event, Variable
 from drumbeat.commands.interpret import Shell
+from drumbeat.commands.state import ShellState
 from drumbeat.commands.syntax import Node, exports, names_read, parse
 from drumbeat.commands.values import (
     HEAD,
@@ -130,7 +131,7 @@ class JobShell(Shell):
 
         return MARK.sub(variable, text)
 
-    def host_of(self, text: str, nodes: Sequence[Node], inner: Shell) -> str:
+    def host_of(self, text: str, nodes: Sequence[Node], inner: ShellState) -> str:
         """Return a mark for a list of the job's nodes, or for the first of them."""
         reads = "".join("".join(inner.lookup(name) or "") for name in names_read(text))
         kinds = {unknown.kind for unknown in self.marks.of(reads)}
