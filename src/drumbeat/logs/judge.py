@@ -75,6 +75,7 @@ def finding_of(event: Event, ranks: RankOf, first: bool = True) -> Finding:
             guessed=event.guessed,
         )
     rule = event.match.rule
+    of_task = event.unit if rank is None and first and rule.blames != JOB else None
     severity = rule.severity if rule.role != CONSEQUENCE else INFO
     severity = WARNING if rule.role == NOTE and severity == ERROR else severity
     finding = Finding(
@@ -87,6 +88,7 @@ def finding_of(event: Event, ranks: RankOf, first: bool = True) -> Finding:
         host=event.host if first else None,
         rank=rank,
         local=ranks.local(event) and rank is not None,
+        task=of_task,
         confidence=LIKELY if rule.role != CAUSE else event.match.confidence,
     )
     if rule.blames != OTHER or not first:
@@ -181,11 +183,12 @@ class NamedRank:
         ]
         reported = {self._ranks.rank(each) for each in self._tiers[REPORT]} - {None}
         for events in (alike, beside if len(reported) < 2 and not self._several else []):
-            found = {(self._ranks.rank(each), self._ranks.local(each)) for each in events}
-            found -= {(None, False)}
+            found = {(self._ranks.rank(each), self._ranks.local(each), _task(each)) for each in events}
+            found -= {(None, False, None)}
             if found:
-                rank, local = found.pop()
-                return finding if found else replace(finding, rank=rank, local=local, host=self._host(rank, events))
+                rank, local, task = found.pop()
+                host = self._host(rank, events)
+                return finding if found else replace(finding, rank=rank, local=local, task=task, host=host)
         return finding
 
     def _host(self, rank: Optional[int], events: Sequence[Event]) -> Optional[str]:
@@ -228,12 +231,14 @@ class NamedRank:
 
     def _reported(self, finding: Finding) -> Finding:
         """Add the rank of the launcher's reports if all are about the same rank."""
-        reports = [event for event in self._tiers[REPORT] if self._ranks.rank(event) is not None]
-        named = {(self._ranks.rank(event), self._ranks.local(event), event.host) for event in reports}
-        if finding.host is not None or self._several or len({rank for rank, *_ in named}) != 1:
+        reports = [
+            event for event in self._tiers[REPORT] if self._ranks.rank(event) is not None or _task(event) is not None
+        ]
+        named = {(self._ranks.rank(event), _task(event), self._ranks.local(event), event.host) for event in reports}
+        if finding.host is not None or self._several or len({numbers[:2] for numbers in named}) != 1:
             return finding
-        rank, local, host = min(named, key=str)
-        return replace(finding, rank=rank, local=local, host=host)
+        rank, task, local, host = min(named, key=str)
+        return replace(finding, rank=rank, task=task, local=local, host=host)
 
 
 def by_label(finding: Finding, labels: Labels) -> Finding:
@@ -254,6 +259,29 @@ def by_label(finding: Finding, labels: Labels) -> Finding:
     rank = next((each for each in (*order, finding.rank, speaker, meant, blamed) if each is not None), None)
     return (
         replace(finding, rank=rank, host=None if rank != speaker else finding.host) if rank != finding.rank else finding
+    )
+
+
+def _task(event: Event) -> Optional[int]:
+    """Return the launcher's number for what it started, where that is no rank."""
+    return event.unit if event.rank is None else None
+
+
+def with_its_report(failure: Failure) -> Failure:
+    """Move launchers' reports of the same rank, or of the task on the same host that holds it, to the consequences of the
+    answer. The only task that is reported gives the host."""
+    found = failure.finding
+    if found is None or failure.answer in (NO_FAILURE, NOT_KNOWN) or found.code in NOBODYS_FAULT:
+        return failure
+    reports = [each for each in failure.others if each.code == "task-failed" and each.task is not None]
+    if len(reports) == 1 and found.rank is not None and not found.host and len(reports[0].evidence) == 1:
+        found = replace(found, host=reports[0].host)
+    own = [each for each in reports if each.host and each.host == found.host]
+    return replace(
+        failure,
+        finding=found,
+        others=tuple(each for each in failure.others if each not in own),
+        consequences=(*(replace(each, severity=INFO, fix="") for each in own), *failure.consequences),
     )
 
 
@@ -352,7 +380,7 @@ def judge(
     if failure.finding is not None:
         failure = replace(failure, finding=by_label(failure.finding, log.labels))
     unheard = judged.named.unheard(failure.finding)
-    failure = _with_silent(_with_consequences(failure), unheard, log)
+    failure = _with_silent(_with_consequences(with_its_report(failure)), unheard, log)
     return replace(with_record(failure, log, unheard), rules=rules)
 
 

@@ -174,6 +174,7 @@ def _item(label: str, finding: Finding, lines: List[str], width: int) -> None:
 def _who(finding: Finding) -> str:
     rank = f"{'local ' if finding.local else ''}rank {finding.rank}" if finding.rank is not None else ""
     rank = "" if finding.title.endswith(f" {rank}") else rank  # it says so itself
+    rank = f"task {finding.task}" if finding.rank is None and finding.task is not None else rank
     host = f"on {finding.host}" if finding.host else ""
     who = " ".join(part for part in (rank, host) if part)
     return f" ({who})" if who and not finding.title.endswith((f" {who}", f"({who})")) else ""
