@@ -47,6 +47,7 @@ from drumbeat.logs.tiers import BARE, SAID, UNEXPLAINED, WAITED, WARNED, Tiers, 
 
 MAX_EVIDENCE = 4
 OWN_WORDS = "as the log itself says"
+MET_BEFORE = "it stands before the cancellation, and no step follows it"
 
 
 def finding_of(event: Event, ranks: RankOf, first: bool = True) -> Finding:
@@ -444,6 +445,11 @@ class _Judge:
         found, event = self._earliest(causes, telling or self.tiers[SYMPTOM])
         if event in causes:
             return self._of_causes(rest, causes, event, found)
+        met = self.tiers.met_before(event) if event and event.code == "cancelled" else []
+        if met:
+            rest = replace(rest, others=(*self._merged(self.tiers[SYMPTOM]), *rest.others))
+            notes = tuple(note for note in rest.notes if note.code not in {each.code for each in met})
+            return self._likely(replace(rest, notes=notes), met, MET_BEFORE)
         if event or self.extra:
             return self._of_symptoms(replace(rest, others=self._merged(causes) + rest.others), event, found)
         if self.first and self.first.by_signal and causes:

@@ -358,6 +358,24 @@ class Tiers:
         goes_on = self.log.after(event) > CAUGHT_LINES or (self.log.trains_on(event) and not self.tiers[REPORT])
         return goes_on and self._good_end_after(event)
 
+    def met_before(self, end: Event) -> List[Event]:
+        """Return errors that stand before this cancellation, without a step between: whoever cancelled the run may have
+        seen them. A script's line counts if it came several times."""
+        said = [event for event in self.tiers[SAID] if event.code not in (*CONSEQUENCES, *NOBODYS_FAULT, PROGRAM)]
+        passed = [
+            event
+            for event in self.tiers[NOTE]
+            if event.match and event.match.rule.survivable and event.match.rule.role == CAUSE
+        ]
+        codes = [event.code for event in passed]
+        return [
+            event
+            for event in (*said, *(each for each in passed if codes.count(each.code) > 1))
+            if event.evidence.file == end.evidence.file
+            and event.number < end.number
+            and event.number > self.log.steps.last.get(event.evidence.file or "", 0)
+        ]
+
     def _last_words(self) -> Dict[str, Event]:
         """Return file -> the last event that reports a failure."""
         failing = sorted((each for tier in _FAILING for each in self.tiers[tier]), key=lambda each: each.number)
@@ -372,9 +390,12 @@ class Tiers:
         """Drop exceptions that a better line explains, that were caught, or that the rank survived."""
         tiers = self.tiers
         self._put_behind_the_time_limit()
-        if any(event.code in NOBODYS_FAULT and event.code != "terminated" for event in tiers[SYMPTOM]):
-            tiers[CONSEQUENCE] += [event for event in tiers[SYMPTOM] if event.code == "terminated"]
-            tiers[SYMPTOM] = [event for event in tiers[SYMPTOM] if event.code != "terminated"]
+        ends = [event for event in tiers[SYMPTOM] if event.code in NOBODYS_FAULT and event.code != "terminated"]
+        if ends:
+            killed = [event for event in tiers[SYMPTOM] if event.code == "killed" and _is_behind(event, ends)]
+            behind = [*killed, *(event for event in tiers[SYMPTOM] if event.code == "terminated")]
+            tiers[CONSEQUENCE] += behind
+            tiers[SYMPTOM] = [event for event in tiers[SYMPTOM] if event not in behind]
         self._put_behind_its_cause()
         known = [event for event in tiers[CAUSE] if event.match and not event.mention]
         near = Nearby(known)
@@ -455,6 +476,10 @@ def _ended_by(event: Event, limit: Event) -> bool:
     if event.time is not None and limit.time is not None:
         return limit.time - event.time <= TEARDOWN
     return limit.number - event.number <= AT_THE_END and bool(_TEARDOWN.search(event.exception))
+
+
+def _is_behind(event: Event, ends: Sequence[Event]) -> bool:
+    return any(event.evidence.file == end.evidence.file and event.number > end.number for end in ends)
 
 
 def of_tool(event: Event) -> bool:
