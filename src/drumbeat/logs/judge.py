@@ -527,6 +527,7 @@ class _Judge:
     def _of_causes(self, rest: Failure, causes: List[Event], event: Event, found: First) -> Failure:
         why, sure = found.why, found.in_order
         alike = [cause for cause in causes if cause.code == event.code]
+        event = self._surest(event, alike)
         finding = with_evidence(self.named.finding(event, alike, sure), alike)
         alone = len({(cause.code, cause.exception.split(":")[0]) for cause in causes}) == 1
         rule = event.match.rule if event.match else None
@@ -561,6 +562,20 @@ class _Judge:
             why_first=why,
             others=others + tuple(self.extra) + rest.others,
         )
+
+    def _surest(self, event: Event, alike: List[Event]) -> Event:
+        """Return the line of the same failure that names the cause, where this one only makes it likely: the same rank's, within
+        one chain of tracebacks."""
+        if event.match is None or event.match.confidence == CERTAIN:
+            return event
+        near = (
+            each
+            for each in alike
+            if each.match and each.match.confidence == CERTAIN and not each.mention
+            and each.evidence.file == event.evidence.file and each.rank == event.rank
+            and 0 <= each.number - event.number <= ABOVE_CUT
+        )  # fmt: skip
+        return next(near, event)
 
     def _death_before(self, event: Event) -> Optional[Event]:
         """Return a death by signal before this line, unless it is known to be of the process that wrote the line."""
