@@ -1,4 +1,5 @@
-"""Lines and files of each room of the package, and modules that only one sibling imports. A mirror, not a gate."""
+"""Lines and files of each room of the package, and modules that only one sibling imports; patterns of the log reader. A mirror,
+not a gate."""
 
 from __future__ import annotations
 
@@ -6,6 +7,8 @@ import ast
 import collections
 from pathlib import Path
 from typing import Dict, Iterator, Mapping, Set
+
+import yaml
 
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "drumbeat"
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
@@ -30,6 +33,19 @@ def imported(tree: ast.Module, modules: Mapping[str, object]) -> Iterator[str]:
             yield from below or {node.module} & modules.keys()
         elif isinstance(node, ast.Import):
             yield from {name.name for name in node.names} & modules.keys()
+
+
+def compiled(tree: ast.Module) -> int:
+    """Count the regular expressions that a module compiles."""
+    calls = (ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call))
+    return sum(name in ("re.compile", "regex") for name in calls)
+
+
+def of_rules() -> int:
+    """Count the patterns of the log rules; what a rule is silent on (`unless`) is not counted."""
+    rules = [rule for path in (SOURCE / "logs" / "rules").glob("*.yaml") for rule in yaml.safe_load(path.read_text())]
+    patterns = [rule.get(key, []) for rule in rules for key in ("pattern", "mentions")]
+    return sum(1 if isinstance(each, str) else len(each) for each in patterns)
 
 
 def main() -> None:
@@ -60,6 +76,8 @@ def main() -> None:
     print(f"{'all':12} {sum(files.values()):5} {sum(lines.values()):7,} {sum(data.values()):6,}")
     print(f"{'no train':12} {sum(files.values()) - files['train']:5} {sum(lines.values()) - lines['train']:7,}")
     print(f"imported by one sibling only: {len(alone)}")
+    code = sum(compiled(tree) for path, tree in trees.items() if path.relative_to(SOURCE).parts[0] == "logs")
+    print(f"patterns of the log reader: {of_rules()} in rules, {code} in code")
 
 
 if __name__ == "__main__":

@@ -54,11 +54,9 @@ NOTHING_GOOD = {
 FAILED = {
     "training": "step 3 loss 2.3\nTraining failed",
     "a script": "step 3 loss 2.3\ntrain.py crashed",
-    "a worker": "step 3 loss 2.3\nworker 3 died",
     "a status": "step 3 loss 2.3\npython train.py exited with code 3",
     "a logger's information": "step 3 loss 2.3\n2026-01-02 03:04:05 INFO The training job has crashed!",
     "a silent rank": "step 3 loss 2.3\nrank 5 on n07 is not responding",
-    "no sign of life": "step 3 loss 2.3\nno sign of life from worker 2",
     "a state": "step 3 loss 2.3\nJob 812 status: FAILED",
     "a reason": "step 3 loss 2.3\nRun stopped due to an error",
     "a library without a logger": "step 9 loss 2.1\n/src/host/transport.cpp:init:275: setup of the transport failed",
@@ -119,7 +117,12 @@ def test_last_words_of_a_failure(name):
 
 @pytest.mark.parametrize(
     "line,code",
-    [("lost contact with node n07", "node-failure"), ("Unable to open the plugin of the network", "import-error")],
+    [
+        ("lost contact with node n07", "node-failure"),
+        ("worker 3 died", "peer-lost"),
+        ("no sign of life from worker 2", "peer-lost"),
+        ("Unable to open the plugin of the network", "import-error"),
+    ],
 )
 def test_last_words_have_a_meaning(line, code):
     failure = read(f"step 3 loss 2.3\n{line}").failure

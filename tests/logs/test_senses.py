@@ -7,7 +7,8 @@ import pytest
 
 from drumbeat.causes.table import OF_ERRNO
 from drumbeat.logs.meaning.rules import rulebook
-from drumbeat.logs.meaning.senses import sense, words
+from drumbeat.logs.meaning.senses import remedy, sense, words
+from drumbeat.logs.reader import Reader
 from tests.logs.reading import read
 
 
@@ -56,3 +57,32 @@ def test_the_logs_own_remedy_comes_first():
         "RuntimeError: Ninja is required to load C++ extensions (pip install ninja to get it)"
     ).failure.finding
     assert (finding.code, finding.fix) == ("import-error", "pip install ninja, as the log itself says")
+
+
+@pytest.mark.parametrize(
+    "words,fix",
+    [
+        ("ImportError: libmpi.so.40 cannot be opened. Try: module load openmpi/4.1", "module load openmpi/4.1"),
+        ("OSError: no compiled core (conda install -c conda-forge pytables)", "conda install -c conda-forge pytables"),
+        ("RuntimeError: the nest cache is stale. To fix this, run: plover rebuild --nest 4", "plover rebuild --nest 4"),
+        ("FileNotFoundError: eggs.idx was not found; use --rebuild-index to create it", "use --rebuild-index"),
+        ("RuntimeError: the cache is full. Hint: export NEST_HOME=/scratch/nest", "export NEST_HOME=/scratch/nest"),
+        ("PermissionError: /opt/nest. Run `chmod -R u+w /opt/nest` and try again", "chmod -R u+w /opt/nest"),
+        ("train: error: unknown option --egg; try 'train --help'", None),
+        ("RuntimeError: could not run 'aten::add' with arguments from 'CUDA'", None),
+    ],
+)
+def test_a_remedy_is_a_command_that_the_log_tells_to_run(words, fix):
+    assert remedy(words) == fix
+
+
+def test_a_panic_is_titled_by_its_message():
+    reader = Reader()
+    reader.feed_lines(
+        "log", 1, [b"step 1 loss 2.0", b"thread 'main' panicked at src/bin.rs:8:2:", b"bin 12 holds 3 eggs"]
+    )
+    found = reader.report().failure
+    assert (found.answer, found.finding.title) == (
+        "exception",
+        "thread 'main' panicked at src/bin.rs:8:2: bin 12 holds 3 eggs",
+    )

@@ -97,8 +97,16 @@ class Event:
         return self.match is not None and self.match.mention
 
     @property
+    def only_exits(self) -> bool:
+        """True for `SystemExit: 1`: the program ended itself and does not say why."""
+        return self.match is None and bool(_ONLY_EXITS.fullmatch(self.exception.strip()))
+
+    @property
     def number(self) -> int:
         return self.evidence.line or 0
+
+
+_ONLY_EXITS = re.compile(r"SystemExit(?:: (?:-?\d{1,3}|True))?")
 
 
 def rank_of_file(file: str) -> Optional[int]:

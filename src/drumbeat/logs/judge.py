@@ -33,7 +33,7 @@ from drumbeat.logs.meaning.rules import (
     rule_of_code,
     rule_of_signal,
 )
-from drumbeat.logs.meaning.senses import CODE_OF_SIGNAL, rank_in
+from drumbeat.logs.meaning.senses import CODE_OF_SIGNAL, PROGRAM, missed, rank_in
 from drumbeat.logs.nccl.communicators import Communicators
 from drumbeat.logs.read.labels import Labels
 from drumbeat.logs.read.launchers import NOTICED, FirstFailure
@@ -61,7 +61,8 @@ def finding_of(event: Event, ranks: RankOf, first: bool = True) -> Finding:
         fix = own_fix or (known.fix(bool(event.raised_at)) if known else "")
         where, sure = (event.evidence, *event.beside), LIKELY if event.sense else CERTAIN
         own = not known or known.rule.blames == SELF and known.rule.role in (CAUSE, SYMPTOM)
-        rank = rank_in(event.exception) if event.said and rank is None and own else rank
+        gone = missed(event.exception)[1] if event.said else None
+        rank = gone if gone is not None else rank_in(event.exception) if event.said and rank is None and own else rank
         title = message(event.exception) if event.said else event.exception
         return Finding(
             event.code,
@@ -255,6 +256,8 @@ def by_label(finding: Finding, labels: Labels) -> Finding:
         labels.named(file, number),
     )
     meant = named.pop() if len(named) == 1 else None
+    if meant is None and labels.blamed(file, number - BESIDE, fewest=2) is None:
+        meant = missed(where.text)[1]
     waits = finding.code in CONSEQUENCES or kind_of(finding.code, "") in WAITS
     order = (meant, blamed) if finding.code in WAITED else (blamed, meant) if waits else ()
     rank = next((each for each in (*order, finding.rank, speaker, meant, blamed) if each is not None), None)
@@ -358,6 +361,7 @@ def _ranks(numbers: Tuple[int, ...]) -> str:
 
 
 _DEATHS = frozenset(CODE_OF_SIGNAL.values()) - {"aborted"}  # ways in which a process dies without printing anything
+_SPEECHLESS = frozenset({"aborted", "killed", "bus-error"})  # deaths that have a cause which they do not name
 ABOVE_CUT = 40  # lines: a warning or a lost peer at most this far above the end of a cut-off traceback may be its cause
 
 
@@ -623,6 +627,9 @@ class _Judge:
         unexplained = [event for event in self.tiers[UNEXPLAINED] if event.match is None]
         if not telling and unexplained and {event.code for event in symptoms} <= {"aborted"}:
             return self._without_cause(rest)
+        said = [each for each in self.tiers[SAID] if self._says_why(each, event)] if event.code in _SPEECHLESS else []
+        if said:
+            return self._likely(replace(rest, others=self._merged(symptoms) + rest.others), said, WORDS)
         why_first, sure = found.why, found.in_order
         alike = [e for e in symptoms if e.code == event.code]
         finding = with_evidence(self.named.finding(event, alike, sure), alike)
@@ -642,9 +649,15 @@ class _Judge:
             others=tuple(self.extra) + self._merged([e for e in symptoms if e.code != finding.code]) + rest.others,
         )
 
+    def _says_why(self, said: Event, death: Event) -> bool:
+        """Return True if plain words before a death name a cause, or what the process that aborted had waited for."""
+        named = said.code not in (PROGRAM, *CONSEQUENCES) or death.code == "aborted" and said.code in CONSEQUENCES
+        return named and said.evidence.file == death.evidence.file and said.number < death.number
+
     def _without_cause(self, rest: Failure) -> Failure:
         """Answer when there are only reports, consequences or words that no rule knows: warnings then count too."""
-        exceptions = [event for event in self.tiers[UNEXPLAINED] if event.match is None]
+        exceptions = [event for event in self.tiers[UNEXPLAINED] if event.match is None and not event.only_exits]
+        exits = [event for event in self.tiers[UNEXPLAINED] if event.only_exits]
         warned = [event for event in self.tiers[WARNED] if event.match and event.match.rule.role == CAUSE]
         lost = [event for event in self.tiers[CONSEQUENCE] if event.code == "peer-lost"]
         if exceptions and all(CUT_OFF in event.exception for event in exceptions):
@@ -653,6 +666,7 @@ class _Judge:
         for events, why in (
             (exceptions, "an exception without its traceback; nothing else names a cause"),
             (self._said(), WORDS),
+            (exits, "the program ended itself; nothing else names a cause"),
             (warned, "only a warning speaks of it, but something failed and nothing else says why"),
         ):
             if events:

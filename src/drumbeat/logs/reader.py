@@ -561,10 +561,18 @@ class Reader:
         if raised is not None and not raised.ignored and not matched:
             self.events.add_exception(self.lines, raised, line, evidence)
         elif bare:
-            self.events.add_exception(self.lines, Raised(line.text.strip(), "", "", 1), line, evidence, bare=True)
+            said = f"{line.text.strip()}{self._text_below(line, evidence.line or 0)}"
+            self.events.add_exception(self.lines, Raised(said, "", "", 1), line, evidence, bare=True)
         if (matched or bare or raised is not None) and file in self._ends:
             self.steps.error(file, evidence.line or 0, evidence.text)
         return bare or raised is not None
+
+    def _text_below(self, named: Line, number: int) -> str:
+        """Return the next line if this one ends with a colon, as a panic of Rust's does: it holds the message."""
+        first, chunk = self._chunk
+        below = chunk[number - first + 1 : number - first + 2] if named.text.endswith(":") and number >= first else ()
+        text = clean(decode(below[0])).text if below else ""
+        return f" {text}" if text and not text[0].isspace() else ""
 
     def _message_below(self, named: Line, number: int) -> str:
         """Return the message of an exception whose name, colon and text came as separate lines."""

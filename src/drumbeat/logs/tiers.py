@@ -180,7 +180,7 @@ class Tiers:
         if event.match is None and event.level in ("I", "W") and not event.bare:
             return NOISE  # a traceback whose every line is a warning
         if event.match is None:
-            return UNEXPLAINED if event.bare else CAUSE
+            return UNEXPLAINED if event.bare or event.only_exits else CAUSE
         rule = event.match.rule
         if event.of_table and self.first is not None and self.ranks.rank(event) != self.first.rank:
             return CONSEQUENCE  # the launcher had seen another rank fail, and ended this one
@@ -253,6 +253,8 @@ class Tiers:
     def _went_on(self, event: Event) -> bool:
         """Return True if the program continued after this exception and nothing else failed."""
         lines = CAUGHT_BELOW if event.caught or event.again else CAUGHT_LINES
+        if event.caught and not event.again and not event.bare and not self.log.trains_on(event):
+            lines = MESSAGE_LINES  # the program may have caught it to tidy up and leave
         if (
             event.bare
             and not event.again

@@ -21,6 +21,11 @@ LEVEL = (
     r"(?i:debug|info|notice|warn(?:ing)?|err|crit(?:ical)?|fatal|severe|panic|alert|emerg|trace)\b"
     r"|(?:ERROR|error(?=[\]:|]))\b"
 )
+# What a member at the start of a line did or suffered: it is the line's subject then, not its writer.
+_VERB = (
+    r"(?:is|was|has|had|went|left|leaves|die[ds]|vanish\w*|disappear\w*|stopped|dropped|fell|gone|dead|silent|no longer"
+    r"|never)\b"
+)
 _HEAD = regex(
     rf"\s*(?:[\[(<]?{TIME}[\])>]?|\d{{9,11}}\.\d+|[\[(<]?[tT]?\+?\d+\.\d+s?[\])>]?(?= )"
     rf"|[\[(<]?(?:{LEVEL})[\])>]?:?|[DIWEF]\d{{0,4}}(?= +\S*[\w.]*[\d\]:])"
@@ -30,7 +35,8 @@ _HEAD = regex(
     r"|(?:ts|time|t|level|lvl|sev|who|rank|node|host|pid|src)="
     r"\"?[^\s\"]+\"?(?= \S)"
     r"|[A-Za-z][\w.@/-]*\[\d+\]:?|[A-Za-z][\w@/.-]*\d[\w@/.:-]*(?::|(?= *[|>])|(?<=-\d)(?= ))"
-    r"|(?i:rank|worker|task|peer|pe|mpi)(?:[/:=.#-]| {1,4})?\d+(?:/\d+)?:?|\d{1,5}(?::|(?= *[|>]))"
+    rf"|(?i:rank|worker|task|peer|pe|mpi)(?:[/:=.#-]| {{1,4}})?\d+(?:/\d+)?(?::|(?!\d| {{1,2}}{_VERB}))"
+    r"|\d{1,5}(?::|(?= *[|>]))"
     r"|[a-z][\w-]*\d[\w.-]*(?= [\w.-]+\[\d+\])|[|>:-]+(?= ))\s*"
 )
 _MEMBERS = regex(

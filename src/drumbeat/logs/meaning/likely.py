@@ -10,11 +10,25 @@ from typing import Tuple
 from drumbeat.causes.events import fault_in
 from drumbeat.logs.meaning.essence import essence
 from drumbeat.logs.meaning.model import NO_CAUSES, likely
-from drumbeat.logs.meaning.senses import MAX, PROGRAM, owned, row_of, sense, spelt, words
+from drumbeat.logs.meaning.senses import (
+    CODE_OF_SIGNAL,
+    MAX,
+    PROGRAM,
+    STATUS,
+    missed,
+    owned,
+    row_of,
+    sense,
+    signal_of,
+    spelt,
+    words,
+)
 
+_MISSED = ("peer-lost", "node-failure")  # codes of lines that name who is missing
 _CERTAIN = 3.0  # points of a certain code
 _LITTLE = 7.0  # evidence that any few words may have; twice as much is enough
 _OF_A_ROW, _OF_A_WEAK_ROW = 1.8, 0.5  # points of the grammar's own answer
+_OF_WHO_IS_MISSING = 2.0  # points of a line that names the one who went away: any cause is stronger
 _DOUBT, _SOME = 0.8, 3.0  # share of it removed for words of healthy runs, given this much evidence
 
 
@@ -33,11 +47,16 @@ def likely_sense(text: str) -> Tuple[str, float]:
     }
     meant, (by_row, weak) = sense(text), row_of(text)
     if meant:
+        if meant in _MISSED and missed(text)[0]:
+            return meant, _OF_WHO_IS_MISSING
         weight = _CERTAIN if meant != by_row else _OF_A_WEAK_ROW if weak else _OF_A_ROW
         if meant == by_row:  # words of a healthy run may match a row's concepts
             share, evidence = model.get("benign", (0.0, 0.0))
             weight *= 1 - _DOUBT * share * (evidence > _SOME)
         kinds = (meant, words().like.get(meant, meant))
         points[meant] = max(points.get(each, 0.0) for each in kinds) + weight
+    ended = STATUS.search(line)
+    if ended and ended["status"] and signal_of(line) is None:  # it left with a code of its own: no signal ended it
+        points = {code: each for code, each in points.items() if code not in CODE_OF_SIGNAL.values()}
     best = max(points, key=points.__getitem__, default="")
     return owned(line, best), points.get(best, 0.0)

@@ -108,6 +108,7 @@ _HTTP = regex(
 _APOSTROPHE = regex(r"(?<=\w)n['\u2019]t\b")
 
 _DO = r"(?:\w+ ){0,3}?"  # what may stand between `not` and its verb
+_PART = regex(r"\{([a-z][a-z-]*)\}")
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,9 @@ def words() -> Words:
     data = load("drumbeat.logs.meaning", "words")
     concepts = {**data["things"], **data["happenings"]}
     names, spellings = ([(regex(_joined(one)), word) for one, word in data[key]] for key in ("names", "spellings"))
-    patterns = {name: regex(rf"(?<![\w-])(?:{_joined(text)})(?!\w|-\d)") for name, text in concepts.items()}
+    parts = {"do": _DO, **data["parts"], **concepts}
+    whole = {name: _joined(text, parts) for name, text in concepts.items()}
+    patterns = {name: regex(rf"(?<![\w-])(?:{text})(?!\w|-\d)") for name, text in whole.items()}
     rows = [(code, row.split()) for each in data["rows"] for code, rows in each.items() for row in rows]
     owners = [(regex(line), code, others.split()) for line, code, others in data["owners"]]
     return Words(names, spellings, patterns, rows, data["like"], owners)
@@ -138,9 +141,9 @@ def senses() -> FrozenSet[str]:
     return frozenset((*known, *load("drumbeat.logs.meaning", "weights")["codes"])) - {PROGRAM}
 
 
-def _joined(text: str) -> str:
-    """Join a pattern that spans several lines, broken after `|`."""
-    return text.replace("|\n", "|").replace("{do}", _DO)
+def _joined(text: str, parts: Mapping[str, str] = {}) -> str:
+    """Join a pattern that spans several lines, broken after `|`, and fill in its parts."""
+    return _PART.sub(lambda found: f"(?:{_joined(parts[found[1]], parts)})", text.replace("|\n", "|"))
 
 
 _NEAR = 60  # maximum characters between two concepts that belong together
@@ -148,8 +151,15 @@ _NEAR = 60  # maximum characters between two concepts that belong together
 _COMPARED = ("layout-mismatch", "checkpoint-mismatch", "launcher-arguments", "world-not-set", "nan-loss")
 _REMEDY = regex(
     r"(?i)\b(?P<how>(?:(?:python3? -m )?pip3?|conda|mamba|apt(?:-get)?|module) (?:install|load)"
-    r"(?: -[\w-]+)* [\w.\[\]=~<>,-]*\w\]?)"
+    r"(?: -[cnr] [\w./-]+| -[\w-]+)* [\w.\[\]=~<>,/-]*\w\]?)"
+    r"|\bexport (?P<set>[A-Z][A-Z0-9_]*=[\w./:-]*\w)"
+    r"|(?:[.;:,(!] |\b(?:please|then|should|must) )(?:run|execute|try|type):? "
+    r"(?P<quote>[`'\"])(?P<command>[a-z./][^`'\"]{2,120})(?P=quote)"
+    r"|\b(?:(?:to|can) (?:fix|repair|solve) (?:this|it)|hint|fix|remedy|solution)\b\W{1,3}(?:please )?(?:run|execute|try|type):?"
+    r" (?P<bare>[a-z][\w.-]*(?: [\w./=:-]*\w)+)"
+    r"|\b(?P<option>(?:use|pass|add|give) --[a-z][\w-]*(?:=\S*\w)?)(?= (?:to|for|in order)\b)"
 )
+_ONLY_HELP = regex(r"(?<![\w-])(?:-h|--help|help|man)(?![\w-])")  # it shows what can be done, and does nothing
 _SET = regex(
     r"\b(?:require\w*|must|needs?|[Pp]lease|have to)\b[^.]{0,60}?\b(?:[Ss]et(?:ting)?|export)"
     r"(?: the)?(?: environment)?(?: variable)? [`'\"]?(?P<name>[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)[`'\"]?"
@@ -196,7 +206,39 @@ def _sense(text: str) -> str:
         meant = ended if ended and meant != "oom-kill" else meant
     if not meant and _HTTP.search(text):
         return "hub-access"
-    return meant
+    return meant or _of_versions(text)
+
+
+_OF_VERSIONS = regex(r"(?i)\b(?:version|release|driver|revision)s?\b")
+_VERSION = (
+    r"(?:(?:version|release|driver|cuda|rocm|torch|python|glibc\w*)s? )?v?"
+    r"(?P<{}>\d{{2,4}}(?=[ ,;:)]|$)|\d+(?:\.\d+)+)\S*"
+)
+_AT_LEAST = (
+    r"at least|minimum(?: of)?|needs?|requires?|required|wants?|expects?|asks? for|or (?:later|newer|higher)|and up"
+    r"|newer than"
+)
+_BUILT = r"(?:built|compiled|made|linked|meant|written|targets?)(?: \w+){0,2}? (?:for|against|with|on|under)"
+_HERE = r"(?:found|got|has|have|is|runs?|running|installed|here|loaded|sees?|this is|offers?|provides?|but|only|under|holds|uses)"
+# The version that is asked for and the one that is there: `needs at least 2.6, found 2.4`, `built for 2.1, running under 2.4`.
+_NEEDED = regex(
+    rf"(?i)(?:(?P<least>{_AT_LEAST})|{_BUILT}) (?:[^\s\d]\S* ){{0,4}}?{_VERSION.format('first')}"
+    rf"(?P<later> or (?:later|newer|higher|above))?\W+(?:[^\s\d]\S* ){{0,3}}?"
+    rf"{_HERE} (?:[^\s\d]\S* ){{0,4}}?{_VERSION.format('second')}"
+)
+
+
+def _of_versions(text: str) -> str:
+    """Return the code of a requirement on a version that is not met: the thing whose version it is decides."""
+    found = _NEEDED.search(without_names(text))
+    if found is None or "." not in found["first"] + found["second"] and not _OF_VERSIONS.search(text):
+        return ""
+    needed, here = (tuple(map(int, found[name].split("."))) for name in ("first", "second"))
+    least = min(len(needed), len(here))
+    met = here[:least] >= needed[:least] if found["least"] or found["later"] else here[:least] == needed[:least]
+    concepts, plain = words().concepts, spelt(text)
+    kind = "driver-too-old" if concepts["driver"].search(plain) else "import-error"
+    return "" if met else "nccl-versions-differ" if concepts["nccl"].search(plain) else kind
 
 
 # What an errno befell, where the object says more than the number.
@@ -221,6 +263,15 @@ def rank_in(text: str) -> Optional[int]:
     """Return the only rank that an error names: `Worker 0 has failed`."""
     numbers = set(_MEMBER.findall(text))
     return int(numbers.pop()) if len(numbers) == 1 else None
+
+
+def missed(text: str) -> Tuple[bool, Optional[int]]:
+    """Return True if the text names who is missing (`worker 6 vanished`, `no word from node 3`), and the rank if it is one."""
+    text, concepts = spelt(text), words().concepts
+    found = concepts["member-away"].search(text) or concepts["member-absent"].search(text)
+    if found is None:
+        return bool(concepts["node-away"].search(text)), None
+    return True, rank_in(found[0])
 
 
 def is_about(concept: str, word: str) -> bool:
@@ -299,7 +350,11 @@ def spelt(text: str) -> str:
 def remedy(text: str) -> Optional[str]:
     """Return the fix that the error itself suggests."""
     found = _REMEDY.search(text)
-    if found:
-        return found["how"]
+    if found and not _ONLY_HELP.search(found[0]):
+        return (
+            f"export {found['set']}"
+            if found["set"]
+            else next(filter(None, found.group("how", "command", "bare", "option")))
+        )
     variable = _SET.search(text)
     return f"export {variable['name']}={variable['value']}" if variable else None

@@ -298,6 +298,7 @@ _COMMENT = regex(r"^#+ ")
 _ASIDE = regex(r"(?i)\W{0,3}(?:hint|note|tip|see|nb|try|help|info)\b: ?")
 _A_VALUE = regex(r"[A-Za-z]\s?[:=]\s{0,3}[-+]?\d[\d.,]*(?:e[-+]?\d+)?\s?\w{0,4}$")  # elapsed time: 153.2 sec
 _CALL = regex(r"\w\([^()]*[,=]")  # Conv2d(32, 64, kernel_size=3)
+_NAME_OF_PROGRAM = regex(r"[a-z][a-z_.-]{1,24}: (?=\S)")
 _NUMBER = regex(r"\d+")
 _VALUE = regex(r"(?<![\w.])\d+\.\d+(?:[eE][-+]?\d+)?(?![\w.]*\.\d)|\d ?%|\d/\d")
 
@@ -372,6 +373,7 @@ _SAID_WORD = regex(r"[A-Za-z]{2,}")
 _FEWEST_WORDS = 3
 _MOSTLY, _MUCH = 0.6, 6.0  # share and evidence required for a statement's meaning
 _LEAST = 1.0  # points of a line that gives a reason
+_AFFIRMED = 1.5  # points of such a line without any negative word: `16 members are in`
 _STRONG = 2.4  # points of a line that gives a reason though nothing else does
 _LOUD = regex(
     r"(?:^|[\s\[(<|:=])(?:ERR(?:OR)?|FATAL|CRIT(?:ICAL)?|SEVERE|PANIC|GRAVE|ALERT|EMERG)(?=[\s\])>:|])(?!\W{1,4}\d)|\bpanic(?:ked)?\b"
@@ -447,12 +449,14 @@ def telling(
     )
     ended = "" if reached == DONE and ended == STOPPED else ended
     blamed = blame(last_words[0][0]) if last_words else None
+    tag = _tag([text for _, text in texts])
     if ended == GOOD or not last_words:
         return None
     failed = ended == BAD or ended and (blamed is not None or ended == STOPPED and not worked)
     ended = ended or ("" if blamed is None and reached else STOPPED)
     least = _LEAST if failed or ended else _STRONG
-    found = list(_words(texts, is_known, speaker, plain, failed or bool(ended and blamed is not None)))
+    untagged = lambda text: plain(text[len(tag) :] if text.startswith(tag) else text)  # noqa: E731
+    found = list(_words(texts, is_known, speaker, untagged, failed or bool(ended and blamed is not None)))
     scored: List[Tuple[float, Words]] = []
     for each in found:
         needed = _LEAST if each.failing or failed else _STRONG if each.code in NOBODYS_FAULT else least
@@ -491,6 +495,13 @@ def telling(
         and not is_known(line.text)
     )
     return (number, line, "") if uneasy else None
+
+
+def _tag(texts: Sequence[str]) -> str:
+    """Return the program's own name if most lines begin with it: `gather: ` is about no collective."""
+    heads = Counter(found[0] for found in map(_NAME_OF_PROGRAM.match, texts) if found)
+    name, count = max(heads.items(), key=lambda each: each[1], default=("", 0))
+    return name if count > 2 and count * 2 > len(texts) else ""
 
 
 def _is_uneasy(text: str) -> bool:
@@ -545,6 +556,7 @@ def _words(
         told = failed or failing or negative or code in NOBODYS_FAULT and _STOPS.search(text)
         value = _A_VALUE.search(line.text) or _CALL.search(line.text) and not _SENTENCE.search(line.text)
         said = failing or not value and (failed or not _MEASURED.search(line.text)) or failed and points >= _STRONG
-        if points < _LEAST or not (told and sentence and said):
+        least = _LEAST if negative or code in NOBODYS_FAULT else _AFFIRMED
+        if points < least or not (told and sentence and said):
             code = ""
         yield Words(number, line, who, code, points, failing, negative, hedged, alone)
