@@ -13,7 +13,7 @@ from typing import Dict, List, Optional, Sequence, Set, Tuple
 from drumbeat.causes import events as order
 from drumbeat.causes.events import consequences, may_follow
 from drumbeat.causes.table import CONSEQUENCES, NOBODYS_FAULT, kind_of
-from drumbeat.findings.model import ERROR, Finding
+from drumbeat.findings.model import CERTAIN, ERROR, Finding
 from drumbeat.logs.events import Event, RankOf, is_reported
 from drumbeat.logs.failure import AT_THE_END, Log
 from drumbeat.logs.meaning.grammar import is_listed
@@ -331,11 +331,15 @@ class Tiers:
             if event.code in NOBODYS_FAULT:  # it was still running when somebody ended it
                 ends[event.evidence.file] = max(event.number, ends.get(event.evidence.file, 0))
         of_tasks = {event.evidence.file: event.number for event in by_number if event.task is not None}
+        named = {event.evidence.file: event.number for event in by_number if _is_certain(event)}
         passed = [
             event
             for event in causes
             if _survivable(event)
             and event.number < ends.get(event.evidence.file, 0)
+            or _survivable(event)
+            and not _is_certain(event)
+            and event.number < named.get(event.evidence.file, 0)
             or event.task is None
             and event.rank is None
             and event.number < of_tasks.get(event.evidence.file, 0)
@@ -487,6 +491,10 @@ def _is_behind(event: Event, ends: Sequence[Event]) -> bool:
 def of_tool(event: Event) -> bool:
     """Return True for a line of no rank, of a tool or library behind whose errors a run goes on."""
     return event.rank is None and bool(_OF_TOOLS.match(event.evidence.text))
+
+
+def _is_certain(event: Event) -> bool:
+    return event.match is not None and event.match.confidence == CERTAIN and not event.mention
 
 
 def _survivable(event: Event) -> bool:
