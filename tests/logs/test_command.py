@@ -4,13 +4,14 @@ import gzip
 import io
 import json
 import pickle
+import random
 import sys
 from types import SimpleNamespace
 
 import pytest
 
 from drumbeat.cli import main
-from drumbeat.desk.log_sources import MAX_LINE, Source, lines
+from drumbeat.desk.log_sources import MAX_LINE, Source, is_text, lines
 from tests.logs.reading import IB, run, start_up
 from tests.logs.test_flight import dump
 
@@ -191,8 +192,24 @@ def test_a_newer_run_folder_is_refused(diagnose, tmp_path):
 
 def test_binary_files_are_passed_over(diagnose, tmp_path):
     (tmp_path / "core").write_bytes(b"\x7fELF" + b"\0" * 5000)
-    result = diagnose("core")
-    assert result.returncode == 2 and "not text" in result.stderr
+    (tmp_path / "weights").write_bytes(random.Random(7).randbytes(100_000))
+    for name in ("core", "weights"):
+        result = diagnose(name)
+        assert result.returncode == 2 and "not text" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        b"",
+        "шаг 5 из 9, ошибка 0.31\n".encode("koi8-r") * 40,
+        "学習 3 回目\n".encode("euc-jp") * 40,
+        b"\x1b[32mstep 4\x1b[0m\r\x07\n" * 40,
+        b"step 4 loss 2.1\n" * 40 + b"\0" * 60,
+    ],
+)
+def test_text_of_any_encoding_is_text(start):
+    assert is_text(start)
 
 
 def test_nothing_in_a_log_steers_the_terminal(diagnose, tmp_path):

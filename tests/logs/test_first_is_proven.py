@@ -6,10 +6,11 @@ import os
 import pytest
 
 from drumbeat.desk.log_sources import Source, lines
+from drumbeat.findings.model import CERTAIN, LIKELY
 from drumbeat.logs.meaning.rules import CAUSE, rulebook
 from drumbeat.logs.reader import Reader
 from tests.corpus import folders
-from tests.logs.reading import rule_examples
+from tests.logs.reading import read, rule_examples
 
 DEATH = b"srun: error: n77: task 977: Killed"
 LARGEST = 300_000  # bytes of a log of the corpus
@@ -51,3 +52,31 @@ def _corpus():
 @pytest.mark.parametrize("path", _corpus(), ids=os.path.basename)
 def test_a_death_before_a_real_log(path):
     check([line for _, some in lines(Source(path, "log")) for line in some])
+
+
+INTERRUPTED = [
+    "Traceback (most recent call last):",
+    '  File "fit.py", line 5, in <module>',
+    "    main()",
+    "KeyboardInterrupt",
+]
+
+
+@pytest.mark.parametrize(
+    "met",
+    [
+        "OpenBLAS blas_thread_init: pthread_create failed for thread {} of 64: Resource temporarily unavailable",
+        "shard reader: unable to create thread {}, no slot is left",
+        "could not start helper process: limit of processes reached ({})",
+        "bash: fork: retry: Resource temporarily unavailable",
+    ],
+)
+def test_a_cancellation_is_not_the_cause_of_errors_before_it(met):
+    errors = [met.format(number) for number in (20, 21, 22)]
+    found = read("\n".join(["reading shards", *errors, *INTERRUPTED])).failure
+    assert (found.answer, found.confidence) == ("process-limit", LIKELY)
+    assert "cancelled" in {each.code for each in found.others}
+    steps = [f"step {number} loss 2.{number}" for number in range(1, 9)]
+    later = read("\n".join(["reading shards", *errors, *steps, *INTERRUPTED])).failure
+    assert later.answer == "cancelled"
+    assert read("\n".join([*steps, *INTERRUPTED])).failure.confidence == CERTAIN

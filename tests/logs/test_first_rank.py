@@ -229,3 +229,12 @@ def test_the_kernels_word_says_why_torchrun_saw_a_rank_killed():
     )
     said = "[2026-02-13T13:17:58.734] error: Detected 1 oom_kill event in StepId=9.0. Some tasks have been OOM Killed."
     assert read(table + said).failure.answer == "oom-kill"
+
+
+@pytest.mark.parametrize("command", ["torchrum", "uvx-fit", "python3.19"])
+def test_a_module_that_did_not_load_is_no_answer_where_a_command_is_missing(command):
+    lmod = 'Lmod has detected the following error: The following module(s) are unknown: "toolchain/9"'
+    found = read(f"{lmod}\nPlease check the spelling\nrun.sh: line 9: {command}: command not found").failure
+    assert found.answer == "command-not-found"
+    assert "module-not-found" in {note.code for note in found.notes}
+    assert read(f"{lmod}\nPlease check the spelling").failure.answer == "module-not-found"

@@ -189,3 +189,44 @@ def test_srun_names_the_host_of_the_rank_that_failed():
         """
     ).failure
     assert (failure.answer, failure.finding.rank, failure.finding.host) == ("exception", 2, "n11")
+
+
+def raised(rank, text):
+    return [
+        f"[rank{rank}]: Traceback (most recent call last):",
+        f'[rank{rank}]:   File "fit.py", line 8, in <module>',
+        f"[rank{rank}]: {text}",
+    ]
+
+
+def test_a_launchers_number_is_a_task_where_the_ranks_do_not_fit_it():
+    report = "srun: error: cn07: task 1: Exited with exit code 1"
+    found = failure(*raised(6, "KeyError: 'warmup'"), report)
+    assert (found.answer, found.confidence, found.finding.rank, found.finding.host) == ("exception", CERTAIN, 6, "cn07")
+    assert not found.others and [(each.task, each.host, each.rank) for each in found.consequences] == [
+        (1, "cn07", None)
+    ]
+    same = failure(*raised(1, "KeyError: 'warmup'"), report)
+    assert (same.finding.rank, same.finding.host) == (1, "cn07")
+    assert all(each.task is None for each in (*same.others, *same.consequences))
+
+
+@pytest.mark.parametrize(
+    "below",
+    [
+        "+ srun --ntasks-per-node=1 torchrun --nnodes=2 --nproc-per-node=8 fit.py",
+        "W1118 14:00:02.112 1402 torch/distributed/run.py:779] Setting OMP_NUM_THREADS",
+        "2: [rank17]: Traceback (most recent call last):",
+    ],
+)
+def test_a_task_that_starts_several_ranks_is_named_as_a_task(below):
+    found = failure(below, "srun: error: cn3: task 2: Out Of Memory")
+    assert (found.answer, found.finding.rank, found.finding.task) == ("oom-kill", None, 2)
+    alone = failure("srun: error: cn3: task 2: Out Of Memory")
+    assert (alone.finding.rank, alone.finding.task) == (2, None)
+
+
+def test_the_report_of_another_host_is_not_joined():
+    one, other = (f"srun: error: cn{n}: task {n}: Exited with exit code 1" for n in (1, 2))
+    found = failure(*raised(9, "KeyError: 'warmup'"), one, other)
+    assert found.finding.host is None and found.others

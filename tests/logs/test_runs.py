@@ -2,6 +2,7 @@
 
 import pytest
 
+from drumbeat.findings.model import CERTAIN
 from drumbeat.logs.show import render
 from tests.logs.reading import read, run
 
@@ -121,3 +122,21 @@ def test_a_file_with_two_jobs_says_so():
     mixed = read(f"{job.format(100)}{job.format(101)}{job.format(100)}{OOM}").failure
     assert (mixed.answer, mixed.confidence) == ("gpu-out-of-memory", "likely")
     assert any("their lines are mixed" in text for text in mixed.unseen)
+
+
+@pytest.mark.parametrize(
+    "reason,code",
+    [
+        ("TERM_MEMLIMIT: job killed after reaching LSF memory usage limit.", "oom-kill"),
+        ("TERM_FORCE_OWNER: job killed by owner without time for cleanup.", "cancelled"),
+        ("TERM_WINDOW: job killed after queue run window closed.", "time-limit"),
+        ("TERM_REQUEUE_ADMIN: job killed and requeued by root or LSF administrator.", "preempted"),
+        ("TERM_THREADLIMIT: job killed after reaching LSF thread limit.", "process-limit"),
+    ],
+)
+@pytest.mark.parametrize("exit_code", [130, 137, 143])
+def test_a_schedulers_reason_says_why_its_signal_was_sent(reason, code, exit_code):
+    report = ["Sender: LSF System <lsfadmin@c3>", "Subject: Job 8812: <fit> in cluster <west> Exited", "", reason]
+    report += ["", f"Exited with exit code {exit_code}.", "", "Resource usage summary:"]
+    found = read("\n".join(["step 10 loss 2.1", "step 20 loss 2.0", "", *report])).failure
+    assert (found.answer, found.confidence) == (code, CERTAIN)

@@ -4,7 +4,8 @@ import pytest
 
 from drumbeat.logs.exits import explain_exit
 from drumbeat.logs.failure import NOT_KNOWN
-from tests.logs.reading import read
+from drumbeat.logs.show import render
+from tests.logs.reading import IB, read, start_up
 
 OOM_EVENT = (
     "slurmstepd: error: Detected 1 oom_kill event in StepId=812345.0. Some of the step tasks have been OOM Killed."
@@ -156,3 +157,32 @@ def test_a_missing_module_comes_with_its_likely_reasons():
     assert (own.code, own.title) == ("import-error", "No module named 'drumbeat.train'")
     assert "install drumbeat into the ranks' environment" in own.fix and "PYTHONPATH" in own.fix
     assert "drumbeat" not in read("ModuleNotFoundError: No module named 'drumbeats'").failure.finding.fix
+
+
+def test_a_size_that_is_unknown_is_called_so():
+    other = "n1:101:301 [0] NCCL INFO Channel 00/0 : 1[0] -> 0[0] [send] via NET/IB/0"
+    shown = render(read(f"{start_up(0, nranks=2, more=[IB])}\n{other}"))
+    assert " 0 ranks" not in shown
+
+
+@pytest.mark.parametrize(
+    "last,title",
+    [
+        (
+            "OSError: [Errno 122] Disk quota exceeded: '/work/p7/e3.pt'",
+            "the quota is used up where the program wrote '/work/p7/e3.pt'",
+        ),
+        (
+            "OSError: [Errno 28] No space left on device: '/local/e3.pt'",
+            "the file system is full where the program wrote '/local/e3.pt'",
+        ),
+    ],
+)
+def test_a_failed_checkpoint_names_the_errno_and_the_path(last, title):
+    first = "RuntimeError: [enforce fail at inline_container.cc:595] . unexpected pos 640 vs 512"
+    chain = "During handling of the above exception, another exception occurred:"
+    head, frame = "Traceback (most recent call last):", '  File "fit.py", line 9, in save'
+    lines = [head, frame, first, "", chain, "", head, frame, last]
+    found = read("\n".join(f"[rank0]: {line}" for line in lines)).failure
+    assert (found.answer, found.finding.title) == ("disk-full", title)
+    assert found.finding.evidence[0].text.endswith(last)

@@ -277,6 +277,16 @@ def start_of(source: Source, size: int = 4096) -> bytes:
         return b""
 
 
+_CONTROLS = bytes({*range(1, 32), 127} - set(b"\a\b\t\n\v\f\r\x1b"))  # that no terminal output needs
+
+
+def is_text(start: bytes) -> bool:
+    """Return True unless more than a tenth of these bytes are NUL or more than a thirtieth other control characters. Bytes
+    above 127 may be text of any encoding; NUL bytes are left where a file system lost a few blocks."""
+    controls = len(start) - len(start.translate(None, _CONTROLS))
+    return start.count(b"\0") * 10 <= len(start) and controls * 30 <= len(start)
+
+
 def end_of(source: Source, size: int) -> bytes:
     """Return the last `size` bytes of an uncompressed file, without any that are part of its start."""
     try:
@@ -410,7 +420,7 @@ def _read(reader: Reader, source: Source, progress: Progress, verdicts: Optional
                 print(f"drumbeat diagnose: {source.name}: {error}; skipped", file=sys.stderr)
         return ()
     encoding = encoding_of(start)
-    if not encoding and b"\0" in start and start.count(b"\0") * 10 > len(start):
+    if not encoding and not is_text(start):
         print(f"drumbeat diagnose: {source.name}: not text; skipped", file=sys.stderr)
         return ()
     if source.rank is not None or source.host:

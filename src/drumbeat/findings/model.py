@@ -88,6 +88,7 @@ class Finding:
     host: Optional[str] = None
     rank: Optional[int] = None
     local: bool = False  # `rank` counts on its node only: a launcher named no other
+    task: Optional[int] = None  # a launcher's number for what it started on that host, where it is no rank
     support: str = ""  # words for the support desk, where only root can fix it
     confidence: str = CERTAIN  # one of CONFIDENCES: that this is what happened
     seen: Tuple[str, ...] = ()  # what was looked at: ranks, lines, files, counters

@@ -65,7 +65,7 @@ class Event:
     said: bool = False  # plain words of a program or its logger that no rule knows
     meant: str = ""  # the code of plain words, read with the log's own names for ranks
     task: Optional[int] = None  # the task label of srun -l
-    rank_is_task: bool = False  # no other words name the rank
+    unit: Optional[int] = None  # a launcher's number for what it started, where no other words name the rank
     of_table: bool = False  # a launcher-table entry other than the one marked as first
 
     @property
@@ -162,6 +162,7 @@ class Events:
         if rank is None:
             rank, reported_host, local = _reported(evidence.text)
             host = host or reported_host
+        unit = rank if rank is not None and not local and rank == _unit(evidence.text) else None
         most = MAX_ENDS if rule.code in ENDS else MAX_PER_RULE_AND_SOURCE
         owner = self.owner(evidence.file or "")
         event = Event(
@@ -176,7 +177,7 @@ class Events:
             time=line.time,
             level=line.level or ("I" if match.talk else ""),
             task=line.task,
-            rank_is_task=line.rank_is_task,
+            unit=line.task if unit is None and line.rank_is_task else unit,
             of_table=of_table,
         )
         self._keep((rule.id, evidence.file or "", rank, host), event, most)
@@ -217,7 +218,7 @@ class Events:
             said=said,
             meant=meant,
             task=line.task,
-            rank_is_task=line.rank_is_task,
+            unit=line.task if line.rank_is_task else None,
         )
         self._keep((name, evidence.file or "", line.rank, ""), event)
 
@@ -242,7 +243,7 @@ class Events:
         file = event.evidence.file or ""
         where = event.raised_at or self._where.get((file, event.number), "")
         rank = event.rank
-        if event.rank_is_task and rank == event.task and self.labels.tasks_are_nodes(file):
+        if event.unit is not None and rank == event.unit and not self.labels.units.are_ranks(file):
             rank = self.owner(file)[0]
         speaker = self.labels.speaker(file, event.number) if rank is None else None
         if (where, rank, speaker) == (event.raised_at, event.rank, None):
@@ -322,6 +323,13 @@ def _reported(text: str) -> Tuple[Optional[int], str, bool]:
         (found[name] for name in ("task", "process", "rank", "local", "spawned", "exited") if found[name]), None
     )
     return (int(rank) if rank else None), found["host"] or found["node"] or "", found["local"] is not None
+
+
+def _unit(text: str) -> Optional[int]:
+    """Return the number of the task or process in a launcher's report."""
+    found = _REPORTED.search(text)
+    number = found and (found["task"] or found["process"])
+    return int(number) if number else None
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,7 @@ from drumbeat.logs.tiers import BARE, SAID, UNEXPLAINED, WAITED, WARNED, Tiers, 
 
 MAX_EVIDENCE = 4
 OWN_WORDS = "as the log itself says"
+MET_BEFORE = "it stands before the cancellation, and no step follows it"
 
 
 def finding_of(event: Event, ranks: RankOf, first: bool = True) -> Finding:
@@ -76,6 +77,7 @@ def finding_of(event: Event, ranks: RankOf, first: bool = True) -> Finding:
             guessed=event.guessed,
         )
     rule = event.match.rule
+    of_task = event.unit if rank is None and first and rule.blames != JOB else None
     severity = rule.severity if rule.role != CONSEQUENCE else INFO
     severity = WARNING if rule.role == NOTE and severity == ERROR else severity
     finding = Finding(
@@ -88,6 +90,7 @@ def finding_of(event: Event, ranks: RankOf, first: bool = True) -> Finding:
         host=event.host if first else None,
         rank=rank,
         local=ranks.local(event) and rank is not None,
+        task=of_task,
         confidence=LIKELY if rule.role != CAUSE else event.match.confidence,
     )
     if rule.blames != OTHER or not first:
@@ -182,11 +185,12 @@ class NamedRank:
         ]
         reported = {self._ranks.rank(each) for each in self._tiers[REPORT]} - {None}
         for events in (alike, beside if len(reported) < 2 and not self._several else []):
-            found = {(self._ranks.rank(each), self._ranks.local(each)) for each in events}
-            found -= {(None, False)}
+            found = {(self._ranks.rank(each), self._ranks.local(each), _task(each)) for each in events}
+            found -= {(None, False, None)}
             if found:
-                rank, local = found.pop()
-                return finding if found else replace(finding, rank=rank, local=local, host=self._host(rank, events))
+                rank, local, task = found.pop()
+                host = self._host(rank, events)
+                return finding if found else replace(finding, rank=rank, local=local, task=task, host=host)
         return finding
 
     def _host(self, rank: Optional[int], events: Sequence[Event]) -> Optional[str]:
@@ -229,12 +233,14 @@ class NamedRank:
 
     def _reported(self, finding: Finding) -> Finding:
         """Add the rank of the launcher's reports if all are about the same rank."""
-        reports = [event for event in self._tiers[REPORT] if self._ranks.rank(event) is not None]
-        named = {(self._ranks.rank(event), self._ranks.local(event), event.host) for event in reports}
-        if finding.host is not None or self._several or len({rank for rank, *_ in named}) != 1:
+        reports = [
+            event for event in self._tiers[REPORT] if self._ranks.rank(event) is not None or _task(event) is not None
+        ]
+        named = {(self._ranks.rank(event), _task(event), self._ranks.local(event), event.host) for event in reports}
+        if finding.host is not None or self._several or len({numbers[:2] for numbers in named}) != 1:
             return finding
-        rank, local, host = min(named, key=str)
-        return replace(finding, rank=rank, local=local, host=host)
+        rank, task, local, host = min(named, key=str)
+        return replace(finding, rank=rank, task=task, local=local, host=host)
 
 
 def by_label(finding: Finding, labels: Labels) -> Finding:
@@ -257,6 +263,29 @@ def by_label(finding: Finding, labels: Labels) -> Finding:
     rank = next((each for each in (*order, finding.rank, speaker, meant, blamed) if each is not None), None)
     return (
         replace(finding, rank=rank, host=None if rank != speaker else finding.host) if rank != finding.rank else finding
+    )
+
+
+def _task(event: Event) -> Optional[int]:
+    """Return the launcher's number for what it started, where that is no rank."""
+    return event.unit if event.rank is None else None
+
+
+def with_its_report(failure: Failure) -> Failure:
+    """Move launchers' reports of the same rank, or of the task on the same host that holds it, to the consequences of the
+    answer. The only task that is reported gives the host."""
+    found = failure.finding
+    if found is None or failure.answer in (NO_FAILURE, NOT_KNOWN) or found.code in NOBODYS_FAULT:
+        return failure
+    reports = [each for each in failure.others if each.code == "task-failed" and each.task is not None]
+    if len(reports) == 1 and found.rank is not None and not found.host and len(reports[0].evidence) == 1:
+        found = replace(found, host=reports[0].host)
+    own = [each for each in reports if each.host and each.host == found.host]
+    return replace(
+        failure,
+        finding=found,
+        others=tuple(each for each in failure.others if each not in own),
+        consequences=(*(replace(each, severity=INFO, fix="") for each in own), *failure.consequences),
     )
 
 
@@ -356,7 +385,7 @@ def judge(
     if failure.finding is not None:
         failure = replace(failure, finding=by_label(failure.finding, log.labels))
     unheard = judged.named.unheard(failure.finding)
-    failure = _with_silent(_with_consequences(failure), unheard, log)
+    failure = _with_silent(_with_consequences(with_its_report(failure)), unheard, log)
     return replace(with_record(failure, log, unheard), rules=rules)
 
 
@@ -420,6 +449,11 @@ class _Judge:
         found, event = self._earliest(causes, telling or self.tiers[SYMPTOM])
         if event in causes:
             return self._of_causes(rest, causes, event, found)
+        met = self.tiers.met_before(event) if event and event.code == "cancelled" else []
+        if met:
+            rest = replace(rest, others=(*self._merged(self.tiers[SYMPTOM]), *rest.others))
+            notes = tuple(note for note in rest.notes if note.code not in {each.code for each in met})
+            return self._likely(replace(rest, notes=notes), met, MET_BEFORE)
         if event or self.extra:
             return self._of_symptoms(replace(rest, others=self._merged(causes) + rest.others), event, found)
         if self.first and self.first.by_signal and causes:
@@ -497,6 +531,7 @@ class _Judge:
     def _of_causes(self, rest: Failure, causes: List[Event], event: Event, found: First) -> Failure:
         why, sure = found.why, found.in_order
         alike = [cause for cause in causes if cause.code == event.code]
+        event = self._surest(event, alike)
         finding = with_evidence(self.named.finding(event, alike, sure), alike)
         alone = len({(cause.code, cause.exception.split(":")[0]) for cause in causes}) == 1
         rule = event.match.rule if event.match else None
@@ -531,6 +566,20 @@ class _Judge:
             why_first=why,
             others=others + tuple(self.extra) + rest.others,
         )
+
+    def _surest(self, event: Event, alike: List[Event]) -> Event:
+        """Return the line of the same failure that names the cause, where this one only makes it likely: the same rank's, within
+        one chain of tracebacks."""
+        if event.match is None or event.match.confidence == CERTAIN:
+            return event
+        near = (
+            each
+            for each in alike
+            if each.match and each.match.confidence == CERTAIN and not each.mention
+            and each.evidence.file == event.evidence.file and each.rank == event.rank
+            and 0 <= each.number - event.number <= ABOVE_CUT
+        )  # fmt: skip
+        return next(near, event)
 
     def _death_before(self, event: Event) -> Optional[Event]:
         """Return a death by signal before this line, unless it is known to be of the process that wrote the line."""

@@ -309,6 +309,7 @@ class Reader:
         begins, earlier = self._last_runs() if self.recorded is None else ({}, ())
         for file in self._tails.files():
             self.events.labels.look_at_end(file, self._tails.of(file))
+            self.steps.look_at_end(file, self._tails.of(file))
         if self.recorded is None:
             self._read_ends(begins)
         extra = tuple(compare(self.dumps))

@@ -6,7 +6,7 @@ import textwrap
 from typing import Iterable, List, Optional, Tuple, Union
 
 from drumbeat.base.redact import printable
-from drumbeat.findings.model import INFO, SEVERITIES, UNKNOWN, Evidence, Finding, PastedDump
+from drumbeat.findings.model import CERTAIN, INFO, SEVERITIES, UNKNOWN, Evidence, Finding, PastedDump
 from drumbeat.logs.failure import EARLIER, EARLIER_RUNS, NO_FAILURE, NOT_KNOWN, Failure
 from drumbeat.logs.meaning.rules import Rulebook
 from drumbeat.logs.nccl.paths import LOCAL
@@ -119,8 +119,12 @@ def _transport(transport: Transport, lines: List[str], width: int) -> None:
         if len(transport.pairs) > MAX_LIST:
             _put("", f"and {len(transport.pairs) - MAX_LIST} more pairs (--json has all)", lines, width)
     if len(transport.communicators) > 1:
-        groups = [f"{c.count} x {c.nranks} ranks: {c.path.words}" for c in transport.communicators[:MAX_LIST]]
+        groups = [f"{_sizes(c.count, c.nranks)}: {c.path.words}" for c in transport.communicators[:MAX_LIST]]
         _put("groups", "; ".join(groups), lines, width)
+
+
+def _sizes(count: int, nranks: int) -> str:
+    return f"{count} x {nranks} ranks" if nranks else f"{count} of unknown size"
 
 
 def _failure(failure: Failure, lines: List[str], width: int) -> None:
@@ -149,7 +153,10 @@ def _failure(failure: Failure, lines: List[str], width: int) -> None:
         _evidence(finding.evidence, lines, width)
         if failure.rule:
             _put("rule", f"{failure.rule} ({failure.source})", lines, width)
-    _record(failure.seen if failure.answer != NO_FAILURE else (), failure.unseen, lines, width)
+    unseen = failure.unseen
+    if failure.answer == NO_FAILURE and failure.confidence == CERTAIN and unseen:
+        unseen = (*unseen, "the end that is seen is a good one, so this changes nothing")
+    _record(failure.seen if failure.answer != NO_FAILURE else (), unseen, lines, width)
     for consequence in failure.consequences[:MAX_LIST]:
         _put("  then", f"{consequence.title}{_who(consequence)}{_where(consequence.evidence)}", lines, width)
     for other in failure.others[:MAX_LIST]:
@@ -174,6 +181,7 @@ def _item(label: str, finding: Finding, lines: List[str], width: int) -> None:
 def _who(finding: Finding) -> str:
     rank = f"{'local ' if finding.local else ''}rank {finding.rank}" if finding.rank is not None else ""
     rank = "" if finding.title.endswith(f" {rank}") else rank  # it says so itself
+    rank = f"task {finding.task}" if finding.rank is None and finding.task is not None else rank
     host = f"on {finding.host}" if finding.host else ""
     who = " ".join(part for part in (rank, host) if part)
     return f" ({who})" if who and not finding.title.endswith((f" {who}", f"({who})")) else ""

@@ -13,7 +13,7 @@ from typing import Dict, List, Optional, Sequence, Set, Tuple
 from drumbeat.causes import events as order
 from drumbeat.causes.events import consequences, may_follow
 from drumbeat.causes.table import CONSEQUENCES, NOBODYS_FAULT, kind_of
-from drumbeat.findings.model import ERROR, Finding
+from drumbeat.findings.model import CERTAIN, ERROR, Finding
 from drumbeat.logs.events import Event, RankOf, is_reported
 from drumbeat.logs.failure import AT_THE_END, Log
 from drumbeat.logs.meaning.grammar import is_listed
@@ -331,11 +331,15 @@ class Tiers:
             if event.code in NOBODYS_FAULT:  # it was still running when somebody ended it
                 ends[event.evidence.file] = max(event.number, ends.get(event.evidence.file, 0))
         of_tasks = {event.evidence.file: event.number for event in by_number if event.task is not None}
+        named = {event.evidence.file: event.number for event in by_number if _is_certain(event)}
         passed = [
             event
             for event in causes
             if _survivable(event)
             and event.number < ends.get(event.evidence.file, 0)
+            or _survivable(event)
+            and not _is_certain(event)
+            and event.number < named.get(event.evidence.file, 0)
             or event.task is None
             and event.rank is None
             and event.number < of_tasks.get(event.evidence.file, 0)
@@ -360,6 +364,24 @@ class Tiers:
         goes_on = self.log.after(event) > CAUGHT_LINES or (self.log.trains_on(event) and not self.tiers[REPORT])
         return goes_on and self._good_end_after(event)
 
+    def met_before(self, end: Event) -> List[Event]:
+        """Return errors that stand before this cancellation, without a step between: whoever cancelled the run may have
+        seen them. A script's line counts if it came several times."""
+        said = [event for event in self.tiers[SAID] if event.code not in (*CONSEQUENCES, *NOBODYS_FAULT, PROGRAM)]
+        passed = [
+            event
+            for event in self.tiers[NOTE]
+            if event.match and event.match.rule.survivable and event.match.rule.role == CAUSE
+        ]
+        codes = [event.code for event in passed]
+        return [
+            event
+            for event in (*said, *(each for each in passed if codes.count(each.code) > 1))
+            if event.evidence.file == end.evidence.file
+            and event.number < end.number
+            and event.number > self.log.steps.last.get(event.evidence.file or "", 0)
+        ]
+
     def _last_words(self) -> Dict[str, Event]:
         """Return file -> the last event that reports a failure."""
         failing = sorted((each for tier in _FAILING for each in self.tiers[tier]), key=lambda each: each.number)
@@ -374,9 +396,12 @@ class Tiers:
         """Drop exceptions that a better line explains, that were caught, or that the rank survived."""
         tiers = self.tiers
         self._put_behind_the_time_limit()
-        if any(event.code in NOBODYS_FAULT and event.code != "terminated" for event in tiers[SYMPTOM]):
-            tiers[CONSEQUENCE] += [event for event in tiers[SYMPTOM] if event.code == "terminated"]
-            tiers[SYMPTOM] = [event for event in tiers[SYMPTOM] if event.code != "terminated"]
+        ends = [event for event in tiers[SYMPTOM] if event.code in NOBODYS_FAULT and event.code != "terminated"]
+        if ends:
+            killed = [event for event in tiers[SYMPTOM] if event.code == "killed" and _is_behind(event, ends)]
+            behind = [*killed, *(event for event in tiers[SYMPTOM] if event.code == "terminated")]
+            tiers[CONSEQUENCE] += behind
+            tiers[SYMPTOM] = [event for event in tiers[SYMPTOM] if event not in behind]
         self._put_behind_its_cause()
         known = [event for event in tiers[CAUSE] if event.match and not event.mention]
         near = Nearby(known)
@@ -459,9 +484,17 @@ def _ended_by(event: Event, limit: Event) -> bool:
     return limit.number - event.number <= AT_THE_END and bool(_TEARDOWN.search(event.exception))
 
 
+def _is_behind(event: Event, ends: Sequence[Event]) -> bool:
+    return any(event.evidence.file == end.evidence.file and event.number > end.number for end in ends)
+
+
 def of_tool(event: Event) -> bool:
     """Return True for a line of no rank, of a tool or library behind whose errors a run goes on."""
     return event.rank is None and bool(_OF_TOOLS.match(event.evidence.text))
+
+
+def _is_certain(event: Event) -> bool:
+    return event.match is not None and event.match.confidence == CERTAIN and not event.mention
 
 
 def _survivable(event: Event) -> bool:

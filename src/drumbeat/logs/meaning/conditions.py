@@ -18,6 +18,7 @@ MAX_VALUES = 3  # values of one setting shown in an answer
 # fmt: off
 KEYS = (
     "transport", "selected", "link", "provider", "network", "gdr", "partial_gdr", "nodes", "env", "device", "interface",
+    "link_local",
 )
 # fmt: on
 
@@ -31,6 +32,7 @@ class Whole:
     marks: FrozenSet[str]
     mark_lines: Mapping[Tuple[str, str], Sequence[int]]  # mark and file -> numbers of its lines
     setting_lines: Mapping[str, Sequence[Tuple[str, str, Evidence]]]  # NCCL_* -> host, value and line
+    link_local: bool = False  # the bootstrap of a process uses a link-local address
 
 
 def whole(state: Communicators, transport: Transport, events: Events) -> Whole:
@@ -41,7 +43,8 @@ def whole(state: Communicators, transport: Transport, events: Events) -> Whole:
             settings.setdefault(name, set()).add(value)
             lines.setdefault(name, []).append((process.host, value, evidence))
     known = {name: frozenset(values) for name, values in settings.items()}
-    return Whole(transport, known, frozenset(events.marks), events.mark_lines, lines)
+    link_local = any(process.link_local for process in state.processes.values())
+    return Whole(transport, known, frozenset(events.marks), events.mark_lines, lines, link_local)
 
 
 def with_settings(event: Event, seen: Whole) -> Event:
@@ -97,6 +100,8 @@ def _holds(key: str, value: Any, seen: Whole, rule: Rule) -> bool:
     if key == "interface":
         names = (*seen.transport.interfaces, *seen.transport.sockets)
         return any(re.search(pattern, name) for pattern in _list(value) for name in names)
+    if key == "link_local":
+        return seen.link_local is value
     if key == "env":
         return all(_setting(name, str(pattern), seen) for name, pattern in dict(value).items())
     raise RuleError(f"{rule.file}: rule {rule.id}: 'when' has unknown key '{key}'; known: {', '.join(KEYS)}")

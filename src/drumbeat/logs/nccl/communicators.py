@@ -68,6 +68,7 @@ class Process:
     nics: Optional[int] = None
     plugin: str = ""
     interfaces: Set[str] = field(default_factory=set)  # of the bootstrap
+    link_local: bool = False  # one of them has an address that no router forwards
     sockets: Set[str] = field(default_factory=set)  # of NET/Socket
     exchanges: Set[str] = field(default_factory=set)  # interface over which verbs exchange their addresses
     devices: Dict[int, Tuple[str, str]] = field(default_factory=dict)  # index -> name, link
@@ -110,6 +111,7 @@ def network_seen(process: Process, seen: records.Observation, evidence: Evidence
         process.gdr.setdefault(scope, (seen.possible, evidence))
     elif isinstance(seen, records.Interface):
         process.interfaces.update(seen.names)
+        process.link_local = process.link_local or seen.link_local
     elif isinstance(seen, records.Formed) and seen.network:
         process.used.setdefault(seen.network, evidence)
     elif isinstance(seen, records.Formed):

@@ -38,6 +38,7 @@ _MERGED = regex(r"\[(\d+)\]=\{([^}]*)\}")
 _MADE = regex(r"Made v(?:irtual device|Nic) (?:\[(\d+)\]|(\d+)) ?(?:/ )?(?:name=)?([\w.+-]+)")
 _SOCKET = regex(r"\[(\d+)\]([\w.@:-]+?):[0-9a-fA-F.:%\w-]*<")
 _OOB = regex(r"OOB ([\w.@-]+?):")
+_LINK_LOCAL = regex(r":(?:169\.254\.|fe80:)")  # RFC 3927, RFC 4291
 _BOOTSTRAP = regex(r"(?:\[\d+\]|Using )([\w.@-]+?):[0-9a-fA-F.:%]")
 _PROVIDER = regex(r"Selected [Pp]rovider is ([\w;-]+)(?:, fabric is [^()]+?)?(?: \(found (\d+) nics\))?\s*$")
 _ON_DEVICE = regex(r"on dev ([\w.+-]+?):\d+")
@@ -74,7 +75,7 @@ def network(message: str) -> Optional[Observation]:
         return Gdr(False, "hca")
     if message.startswith("Bootstrap"):
         names = tuple(dict.fromkeys(_BOOTSTRAP.findall(message))) if "Using " in message else ()
-        return Interface(names) if names else None
+        return Interface(names, bool(_LINK_LOCAL.search(message))) if names else None
     if message.startswith("P2P plugin "):
         return Plugin(message[len("P2P plugin ") :].strip())
     if "shared memory segment" in message or "failed to extend /dev/shm" in message:

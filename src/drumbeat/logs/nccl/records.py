@@ -103,6 +103,7 @@ class Ranks:
 @dataclass(frozen=True)
 class Interface:
     names: Tuple[str, ...]  # of the bootstrap: control plane, never the data path
+    link_local: bool = False  # one of them has an address that no router forwards
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from drumbeat.base.regex import regex
 from drumbeat.logs.meaning.essence import LEVEL, TIME
 from drumbeat.logs.meaning.senses import is_about
 from drumbeat.logs.read.prefixes import Line, clean, decode
+from drumbeat.logs.read.units import Units
 
 MAX_LOOKED = 5_000  # lines of each file
 MAX_FILES = 1_000
@@ -97,7 +98,7 @@ class Labels:
         self._counts: Dict[str, Dict[str, int]] = {}  # file -> word -> count of them: `24 shards`, `lanes=4`
         self._left: Dict[str, int] = {}
         self._ranked: Set[str] = set()  # files whose lines have ranks from known launchers' prefixes
-        self._below_tasks: Set[str] = set()  # files where those follow a task number
+        self.units = Units()
         self._noted: Dict[Tuple[str, int], str] = {}
         self._labels: Dict[str, Optional[Label]] = {}
 
@@ -116,6 +117,7 @@ class Labels:
         if left <= 0:
             return
         self._left[file] = left - len(lines)
+        self.units.look(file, lines)
         self._labels.pop(file, None)
         numbers, counts = self._numbers.setdefault(file, {}), self._counts.setdefault(file, {})
         for raw in lines[:left]:
@@ -135,12 +137,7 @@ class Labels:
             self._noted[(file, number)] = text[:400]
         if line.rank is not None and line.rank != line.task and len(self._ranked) < MAX_NOTED:
             self._ranked.add(file)
-            if line.task is not None:
-                self._below_tasks.add(file)
-
-    def tasks_are_nodes(self, file: str) -> bool:
-        """True if srun's tasks are nodes: each starts a launcher whose ranks have labels after the task number."""
-        return file in self._below_tasks
+        self.units.note(file, line)
 
     def label(self, file: str) -> Optional[Label]:
         """Return the label of this file's ranks: `rank` if it may be one, else a word for a member, else the most frequent

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import sys
 from bisect import bisect_right
-from typing import Dict, List, Mapping, Optional, Set, Tuple
+from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.findings.catalog import Catalog
@@ -60,6 +60,7 @@ class Steps:
         self._tried: Set[Tuple[str, int]] = set()  # errors after which the program tries something else
         self._error: Dict[str, int] = {}  # file -> line of its last error
         self.left: Dict[str, int] = {}  # lines that are still to be looked at
+        self.last: Dict[str, int] = {}  # file -> the last step among its last lines
         self._total = MAX_LINES
 
     def watches(self, file: str) -> bool:
@@ -81,6 +82,10 @@ class Steps:
         self.left[file] = MAX_WATCHED
         self._error[file] = number
         self._look(file, number, text.encode())
+
+    def look_at_end(self, file: str, lines: Sequence[Tuple[int, bytes]]) -> None:
+        """Find the last step among the last lines of a file."""
+        self.last[file] = next((number for number, raw in reversed(lines) if _STEP.search(raw)), 0)
 
     def _look(self, file: str, number: int, raw: bytes) -> None:
         error = self._error.get(file, number)
