@@ -254,3 +254,21 @@ def test_a_run_whose_starter_was_killed_was_not_cancelled_by_anybody():
     assert gone.code == "cancelled" and "was killed, or its terminal was closed" in gone.cause
     asked = with_record(empty, Recorded("summary.json", "cancelled", 143)).finding
     assert "asked it to stop" in asked.cause
+
+
+NAN_TO_THE_END = Finding("nan-loss", ERROR, "the last reported loss is nan since step 15", evidence=(Evidence("x"),))
+
+
+def test_a_finished_run_whose_loss_stayed_nan_is_answered_as_its_own_log_is():
+    lines = [f"step {step} loss {'nan' if step > 14 else 3.0}" for step in range(1, 30)]
+    log = read(None, r0=lines)
+    run = read(Recorded("summary.json", "finished", 0, None, (NAN_TO_THE_END,)), r0=lines)
+    assert (run.answer, run.confidence, run.finding) == (log.answer, log.confidence, log.finding)
+    assert run.answer == "nan-loss" and run.finding.evidence[0].place == "rank-0.err:15" and not run.notes
+    assert run.seen == (*log.seen, "summary.json")
+
+
+def test_losses_that_a_program_reports_and_does_not_print_are_answered_too():
+    run = read(Recorded("summary.json", "finished", 0, None, (NAN_TO_THE_END,)), r0=["hello"])
+    assert (run.answer, run.confidence, run.finding.title) == ("nan-loss", LIKELY, NAN_TO_THE_END.title)
+    assert "x" in [each.text for each in run.finding.evidence] and not run.notes

@@ -13,7 +13,7 @@ from drumbeat.base.ranges import named_ranks, numbers
 from drumbeat.base.record import RecordError, from_plain, to_plain
 from drumbeat.desk.status import read_summary, status
 from drumbeat.findings.catalog import Catalog
-from drumbeat.findings.model import ENDED_BY_US, ERROR, UNKNOWN, WARNING, Finding
+from drumbeat.findings.model import ENDED_BY_US, ERROR, UNKNOWN, WARNING, Evidence, Finding
 from drumbeat.plan.placement import Row, text_table
 from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.events import Event, VerdictGiven
@@ -220,7 +220,18 @@ def _not_finite(progress: Progress) -> Tuple[Finding, ...]:
     """Return a finding for each kind of loss whose last value is not a finite number."""
     found = []
     if progress.not_finite:
-        found.append(find("nan-loss", loss=not_finite_words(progress)))
+        since, step = progress.not_finite_since, progress.step
+        stayed = since is not None and step is not None and since < step  # several reports, not only the last one
+        stayed = stayed and progress.not_finite == progress.not_finite_first == "nan"  # an infinite one may come back
+        where = f"the reported losses: {not_finite_words(progress)}, the last one at {progress.counts} {step}"
+        found.append(
+            find(
+                "nan-loss",
+                loss=not_finite_words(progress),
+                severity=ERROR if stayed else WARNING,
+                evidence=(Evidence(where),),
+            )
+        )
     if progress.validation_not_finite:
         found.append(find("nan-value", loss=progress.validation_not_finite))
     return tuple(found)

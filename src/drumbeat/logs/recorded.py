@@ -11,9 +11,10 @@ from typing import FrozenSet, Optional, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.findings.catalog import Catalog
-from drumbeat.findings.model import CERTAIN, INFO, LIKELY, UNKNOWN, Finding
+from drumbeat.findings.model import CERTAIN, ERROR, INFO, LIKELY, UNKNOWN, Finding
 from drumbeat.logs.failure import NO_FAILURE, NOT_KNOWN, Failure
 from drumbeat.logs.meaning.rules import CAUSE, rulebook
+from drumbeat.logs.read.progress import CODE as NAN_LOSS
 from drumbeat.logs.read.progress import NOT_FINITE
 
 WHY = "recorded by drumbeat while the run was there"
@@ -50,7 +51,7 @@ def with_record(failure: Failure, recorded: Recorded) -> Failure:
     notes = failure.notes + tuple(note for note in recorded.notes if note.code not in known)
     failure = replace(failure, notes=notes)
     if recorded.outcome == "finished" and recorded.cause is None:
-        return _finished(failure, recorded)
+        return _finished(_with_nan(failure, recorded), recorded)
     own, end = recorded.cause, _end(recorded)
     if recorded.silence and failure.answer == NO_FAILURE:
         why = f"the run goes on, {recorded.silence}"
@@ -108,9 +109,23 @@ def _end(recorded: Recorded) -> Optional[Finding]:
     )
 
 
+def _with_nan(failure: Failure, recorded: Recorded) -> Failure:
+    """Make a loss that the run's reports show as NaN to the end the answer, even if no line of a log shows it."""
+    stayed = next((note for note in recorded.notes if note.code == NAN_LOSS and note.severity == ERROR), None)
+    if stayed is None or failure.answer == NAN_LOSS:
+        return failure
+    others = tuple(note for note in failure.notes if note.code != NAN_LOSS)
+    return replace(
+        failure, answer=NAN_LOSS, confidence=LIKELY, finding=stayed, why_first=WHY, seen=(), notes=others,
+        others=(*((failure.finding,) if failure.finding else ()), *failure.others),
+    )  # fmt: skip
+
+
 def _finished(failure: Failure, recorded: Recorded) -> Failure:
-    """Judge a run whose ranks all exited with 0: no error in its logs ended it. If the logs show a failure, steps are missing
-    or a loss is not finite, the program may have hidden a failure, so the answer is only likely."""
+    """Judge a run whose ranks all exited with 0: no error in its logs ended it, but a loss that stayed NaN made it useless. If
+    the logs show a failure, steps are missing or a loss is not finite, the answer is only likely."""
+    if failure.answer == NAN_LOSS:
+        return replace(failure, seen=tuple(dict.fromkeys((*failure.seen, recorded.source))))
     said = (failure.finding,) if failure.finding and failure.answer != NO_FAILURE else ()
     survived = tuple(replace(each, severity=INFO) for each in (*said, *failure.others, *failure.consequences))
     missing = (find("steps-missing", words=recorded.steps_missing),) if recorded.steps_missing else ()
