@@ -405,7 +405,7 @@ def test_a_resumed_run_does_not_claim_the_steps_before_it(tmp_path):
         step=1175, first_step=571, first_loss=3.1, first_loss_step=571, last_loss=1.9, last_loss_step=1175
     )
     summary = Summary(run_id="r", outcome="finished", exit_code=0, seconds=9.0, nodes=1, ranks=2, progress=progress)
-    assert dict(closing_lines(run, summary))["loss"] == "fell from 3.100 to 1.900 from step 571 to 1175"
+    assert dict(closing_lines(run, summary))["loss"] == "fell from 3.100 at step 571 to 1.900 at step 1175"
 
 
 def test_status_waits_for_the_last_files_of_a_run_that_has_ended(drumbeat, home, tmp_path, monkeypatch):

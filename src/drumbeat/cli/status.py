@@ -85,8 +85,8 @@ def going_on(state: State, now: float) -> List[Tuple[str, str]]:
         lines += [("cause", finding.cause), ("fix", finding.fix)]
     if state.before:
         lines.append(("attempt", f"{state.attempt + 1}; before it: {'; '.join(state.before[-3:])}"))
-        lines += [("progress", "no step in this attempt yet")] if state.progress.step is None else []
-    if state.progress.step is not None:
+        lines += [("progress", "no step in this attempt yet")] if not state.progress.place else []
+    if state.progress.place:
         lines.append(("progress", progress_line(state.progress, not state.hang and state.status.state == RUNNING, now)))
     if state.world:
         lines += [("warning", state.world.title), ("fix", state.world.fix)]

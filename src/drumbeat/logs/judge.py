@@ -556,9 +556,16 @@ class _Judge:
 
     def _ended(self, event: Event) -> bool:
         """Return True if this exception ended its process: a launcher says so, or little was written after it."""
-        if event.caught or event.sense or not names_itself(event.exception):
+        if event.caught or event.sense or not (names_itself(event.exception) or self._seen_to_end(event)):
             return False
         return bool(self.first or self.tiers[REPORT]) or self.log.after(event) <= AT_THE_END
+
+    def _seen_to_end(self, event: Event) -> bool:
+        """Return True if drumbeat saw this rank end first, with the exit code of an uncaught exception, right after this line."""
+        first = self.first
+        by_drumbeat = first is not None and first.who == "drumbeat" and first.exit_code == 1
+        same = by_drumbeat and first is not None and self.ranks.rank(event) == first.rank
+        return same and self.log.after(event) <= AT_THE_END
 
     def _of_symptoms(self, rest: Failure, event: Optional[Event], found: First) -> Failure:
         why = "no line names a cause; this is what can be seen of it"

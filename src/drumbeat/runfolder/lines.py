@@ -85,7 +85,7 @@ _LONGEST = 300  # characters of a line
 def progress_line(progress: Progress, left: bool = True, now: Optional[float] = None) -> str:
     """Return the progress line. `left`: also say how long the run will take, if known. `now`, by the lead's clock, for a run that
     goes on: also say how long no step has been reported."""
-    parts = [f"{progress.counts} {progress.step}" + (f"/{progress.steps}" if progress.steps else "")]
+    parts = [progress.place]
     parts[0] += f" of this {progress.lap}" if progress.lap else ""
     if progress.not_finite:
         parts.append(f"loss {not_finite_words(progress)}")
@@ -356,6 +356,8 @@ def loss_words(progress: Progress, losses: Sequence[float] = ()) -> str:
     went = went or _went(progress.first_loss, progress.last_loss, progress.first_loss_step, last, progress.counts)
     if went and progress.laps:
         went += f"; steps are counted anew in each {progress.lap}"
+    if went and progress.step is None and progress.place:
+        went += f"; at {progress.place}"
     if progress.not_finite:
         went = not_finite_words(progress) + (f" (before that: {went})" if went else "")
     validation = _went(progress.first_validation, progress.last_validation, None, None)
@@ -387,7 +389,9 @@ def _went(
     words = f"{verb} {before}" + ("" if same else f" to {after}")
     if begin is None or end is None or begin >= end:
         return words
-    return f"{words} over {end} {counts}s" if begin == 1 else f"{words} from {counts} {begin} to {end}"
+    if begin == 1 or same:
+        return f"{words} over {end} {counts}s" if begin == 1 else f"{words} from {counts} {begin} to {end}"
+    return f"{verb} {before} at {counts} {begin} to {after} at {counts} {end}"
 
 
 def _affected_words(affected: Tuple[Affected, ...]) -> str:

@@ -67,12 +67,14 @@ def _title(head: Head) -> str:
 
 
 def _progress(head: Head) -> str:
-    if head.step is None:
+    if head.step is None and head.epoch is None:
         if head.state == QUEUED or head.phase in ("starting", "waiting for nodes", "starting ranks"):
             return "not started yet"
         return "no step yet" if head.phase == "waiting for the first step" else "no step recognised"
     parts = [f"{head.step_is or 'step'} {head.step}" + (f" of {head.steps}" if head.steps else "")]
-    if head.steps_of:
+    if head.step is None:
+        parts = [f"epoch {head.epoch:.4g}"]
+    elif head.steps_of:
         parts[0] += f" of this {head.steps_of}"
     elif head.steps:
         parts[0] += f" ({100 * head.step / head.steps:.0f} %)"
