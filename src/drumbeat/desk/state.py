@@ -168,7 +168,9 @@ def recorded_end(run: Run) -> Recorded:
         notes += _not_finite(summary.progress)
         source, stopped = near(run.folder.summary), _ended_by_us(summary.consequences)
         gone = any(isinstance(each, kinds.Stopping) and each.why.endswith(kinds.ORPHANED) for each in events)
-        return Recorded(source, summary.outcome, summary.exit_code, cause, notes, stopped, missing, orphaned=gone)
+        return Recorded(
+            source, summary.outcome, summary.exit_code, cause, notes, stopped, missing, gone, *_store(run, events)
+        )
     failed: Optional[Finding] = None
     outcome, code = "", None
     for event in events:
@@ -181,7 +183,14 @@ def recorded_end(run: Run) -> Recorded:
     hang, stopped = Course(events).hang, _ended_by_us(each for each in events if isinstance(each, kinds.Consequence))
     cause = _cause(failed, hang.finding if hang else None)
     silence = "" if outcome or cause else _silence(run, events)
-    return Recorded(near(run.folder.events), outcome, code, cause, notes, stopped, silence=silence)
+    source = near(run.folder.events)
+    return Recorded(source, outcome, code, cause, notes, stopped, "", False, *_store(run, events), silence=silence)
+
+
+def _store(run: Run, events: Sequence[Event]) -> Tuple[Tuple[str, int], int]:
+    """Return where the ranks of the last attempt were to meet, and the number of machines they ran on."""
+    started = [(each.master_addr, each.master_port) for each in events if isinstance(each, kinds.AttemptStarted)]
+    return (started or [("", 0)])[-1], len({member.host for member in run.members()})
 
 
 def _silence(run: Run, events: Sequence[Event]) -> str:

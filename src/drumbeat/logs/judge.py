@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Dict, FrozenSet, List, Optional, Sequence, Tuple
 
 from drumbeat.base.ranges import Places, merged
 from drumbeat.causes.events import OUTSIDE, RECORD, WAITS, First
@@ -165,6 +165,13 @@ class NamedRank:
         heard |= self._log.heard
         world = max(self._log.nranks or 0, *(rank + 1 for rank in heard if rank is not None), 0)
         return tuple(rank for rank in range(min(world, MAX_WORLD)) if rank not in heard)
+
+    def waiting(self, finding: Optional[Finding]) -> FrozenSet[int]:
+        """Return the ranks whose own lines say that they waited in a collective for another one."""
+        if finding is None or finding.code not in WAITED:
+            return frozenset()
+        ranks = {self._ranks.rank(each) for each in self._live if each.code in WAITED and not self._ranks.local(each)}
+        return frozenset(rank for rank in ranks if rank is not None) - self._log.late
 
     def _beside(self, finding: Finding, event: Event, alike: List[Event]) -> Finding:
         """Assign a line without a rank to the only rank that prints the same, or that prints right beside it."""
@@ -352,7 +359,7 @@ def judge(
     if failure.finding is not None:
         failure = replace(failure, finding=by_label(failure.finding, log.labels))
     unheard = judged.named.unheard(failure.finding)
-    failure = _with_silent(_with_consequences(failure), unheard, log)
+    failure = _with_silent(_with_consequences(failure), unheard, log, judged.named.waiting(failure.finding))
     return replace(with_record(failure, log, unheard), rules=rules)
 
 
@@ -365,11 +372,20 @@ def _with_consequences(failure: Failure) -> Failure:
     return replace(failure, others=tuple(others))
 
 
-def _with_silent(failure: Failure, unheard: Tuple[int, ...], log: Log) -> Failure:
-    """Blame the only silent rank if the others waited in a collective and its log is here."""
+def _with_silent(failure: Failure, unheard: Tuple[int, ...], log: Log, waiting: FrozenSet[int]) -> Failure:
+    """Blame the only silent rank if the others waited in a collective: a rank that waited is not the one to look at, even if a
+    launcher saw it end first."""
     found, last = failure.finding, log.last_lines.get(unheard[0]) if len(unheard) == 1 else None
-    if found is None or last is None or found.rank is not None:
+    if found is None or len(unheard) != 1 or found.rank is not None and (last or found.rank not in waiting):
         return failure
+    if last is None:
+        if len(waiting) < 2:
+            return failure
+        title = f"{found.title}; look at rank {unheard[0]} (it has no line here)"
+        answer = replace(
+            found, title=title, rank=None, local=False, host=None, confidence=LIKELY
+        )  # or its log is missing
+        return replace(failure, confidence=LIKELY, finding=answer)
     silent = f'rank {unheard[0]} ({last.file}) stops after "{last.text}", without this message: look there'
     title = f"{found.title}; look at rank {unheard[0]}"
     return replace(failure, finding=replace(found, title=title, rank=unheard[0], cause=f"{silent}; {found.cause}"))
