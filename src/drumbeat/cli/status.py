@@ -30,7 +30,7 @@ def add_arguments(parser: Any) -> None:
 def run(args: Any) -> int:
     from drumbeat.desk.runs import find_run
     from drumbeat.desk.state import as_plain, output_of, placement_lines, state_of, unsaved_lines, with_ranks
-    from drumbeat.runfolder.lines import closing_lines, code_words, failure_lines, folded
+    from drumbeat.runfolder.lines import closing_lines, code_words, failure_lines, folded, near
     from drumbeat.runfolder.run import lead_now
 
     found = find_run(args.run, os.environ)
@@ -54,7 +54,7 @@ def run(args: Any) -> int:
         lines += failure_lines(found, state.failure) if state.failure else []
         lines += going_on(state, lead_now(found))
         lines += [("output", f"{found.path}/{name}") for name in output_of(found, told)[-1:] if not state.goes_on]
-        lines.append(("folder", found.path))
+        lines.append(("folder", near(found.path)))
     lines[-1:-1] = unsaved_lines(found, not state.goes_on)
     lines.insert(len(lines) - 1, ("code", code_words(found) or "not known: no git checkout"))
     for task in told.tasks:

@@ -12,7 +12,7 @@ from drumbeat.base.ranges import named_ranks, numbers
 from drumbeat.findings.model import Finding, shown
 from drumbeat.runfolder.progress import AS_PRINTED, Progress, speed
 from drumbeat.runfolder.run import Log, Run, lost_spares
-from drumbeat.runfolder.state import FIRST_STEP, TRAINING, UNKNOWN
+from drumbeat.runfolder.state import FIRST_STEP, TRAINING, UNKNOWN, world_unproven
 from drumbeat.runfolder.summary import Affected, Summary
 
 # Current use of a run's GPUs: one line for `status`.
@@ -132,6 +132,8 @@ def closing_lines(run: Run, summary: Summary, printed: Collection[int] = ()) -> 
         after.append(("warning", f"the last loss is {progress.not_finite}; {saved}"))
     if summary.world:
         after.append(("warning", summary.world.title))
+    elif summary.outcome == "finished" and (doubt := world_unproven(run.run_events(), progress)):
+        after.append(("world", doubt))
     if progress.target_reached is not None:
         after.append(("target", "reached" if progress.target_reached else "not reached"))
     if summary.throughput:
