@@ -4,6 +4,8 @@ import pytest
 
 from drumbeat.logs.exits import explain_exit
 from drumbeat.logs.failure import NOT_KNOWN
+from drumbeat.logs.reader import Reader
+from drumbeat.logs.show import render
 from tests.logs.reading import read
 
 OOM_EVENT = (
@@ -156,3 +158,11 @@ def test_a_missing_module_comes_with_its_likely_reasons():
     assert (own.code, own.title) == ("import-error", "No module named 'drumbeat.train'")
     assert "install drumbeat into the ranks' environment" in own.fix and "PYTHONPATH" in own.fix
     assert "drumbeat" not in read("ModuleNotFoundError: No module named 'drumbeats'").failure.finding.fix
+
+
+def test_a_healthy_log_shows_the_last_step_that_was_read():
+    lines = ["step 390/400 loss 0.8058", "step 400/400 loss 0.7855 lr 0.0003", "val loss 0.81", "Training done."]
+    reader = Reader()
+    reader.feed_lines("log", 1, [line.encode() for line in lines])
+    shown = render(reader.report())
+    assert "failure     none seen" in shown and "last step   step 400/400 loss 0.7855 lr 0.0003" in shown
