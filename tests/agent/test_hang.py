@@ -61,7 +61,7 @@ def test_the_odd_rank_is_named_with_what_it_does():
     assert (found.code, found.rank, found.node, found.host) == ("hang-asleep", 2, 1, "h1")
     assert "rank 2 is asleep at train.py:31 load" in found.title
     assert "ranks 0-1,3 are waiting in all_reduce 8 at train.py:20 step" in found.title
-    assert found.fix == "check train.py:31: a retry or a poll that never ends?"
+    assert found.fix == "check train.py:31 for a retry or a poll that never ends"
     assert verdict(look(1, "T")) == ("hang-stopped", 1)
     assert verdict(look(0, place="train.py:9 f", stack=("train.py:9 f",), call="futex")) == ("hang-waits", 0)
     assert verdict(look(3, stack=("data/dataloader.py:1200 _next_data",), call="ppoll")) == ("hang-input", 3)

@@ -19,8 +19,9 @@ COURSE = [3.0 - 0.01 * step + (0.05 if step % 3 else -0.05) for step in range(60
 
 def test_a_loss_that_is_no_number():
     (action,) = fed([*COURSE, "nan", "nan", "nan", "nan"])
-    assert isinstance(action, Warn) and action.finding.code == "loss-not-finite"
+    assert isinstance(action, Warn) and action.finding.code == "nan-loss"
     assert "since step 61" in action.finding.title and action.finding.severity == "warning"
+    assert [each.text for each in action.finding.evidence[:2]] == ["loss nan at step 61", "loss nan at step 62"]
     (action,) = fed([2.0, "nan", "inf", "nan"], "stop")
     assert isinstance(action, Stop) and action.finding.severity == "error"
 

@@ -26,8 +26,9 @@ def test_each_combination_is_one_job(toys):  # noqa: F811
 
 
 def test_a_sweep_needs_a_scheduler(drumbeat):
-    done = drumbeat("run", "--sweep", "lr=1,2", "--", "echo", "{lr}")
+    done = drumbeat("run", "--sweep", "lr=1,2", "--", "echo", "a b", "lr={lr}")
     assert done.returncode == 2 and "array of jobs" in done.stderr
+    assert "for lr in 1 2; do drumbeat submit -- echo 'a b' \"lr=${lr}\"; done" in " ".join(done.stderr.split())
 
 
 def test_combinations():

@@ -2,6 +2,7 @@
 
 import pytest
 
+from drumbeat.convert.folder import job_of
 from drumbeat.jobfile.job import job_from_text
 from tests.conftest import ROOT
 
@@ -120,3 +121,8 @@ def test_a_folder_of_very_many_files_needs_the_script(drumbeat):
     done = drumbeat.here("init")
     assert done.returncode == 1 and "name the script: drumbeat init SCRIPT" in done.stderr
     assert "command: python train.py" in drumbeat.here("init", "train.py", "--print").stdout
+
+
+def test_a_trainer_of_transformers_is_told_what_it_needs_on_cpus():
+    text = "from transformers import Trainer\nTrainer(model=model).train()\n"
+    assert '# env: {ACCELERATE_USE_CPU: "true"}  # without GPUs' in job_of("tune.py", ["tune.py"], lambda _: text)

@@ -283,3 +283,12 @@ def test_a_step_of_training_is_no_last_word():
     finding = explain(code=1, lines=["loading the data", "step 12/100 loss: 2.31 lr: 0.001"])
     assert (finding.code, finding.title) == ("exit-code", "exit code 1: loading the data")
     assert explain(code=1, lines=["step 12/100 loss: 2.31 lr: 0.001"]).title == "exit code 1"
+
+
+@pytest.mark.parametrize("name", ["KeyError", "ValueError", "MyOwnError"])
+def test_an_exception_that_ended_its_rank_is_certain_whatever_its_class(name):
+    lines = [*TRACEBACK, f"{name}: bad sample in shard 7"]
+    assert explain(lines=lines).confidence == "certain"
+    assert explain(code=3, lines=lines).confidence == (
+        "certain" if name == "KeyError" else "likely"
+    )  # chosen by the program

@@ -230,3 +230,15 @@ def test_the_report_of_another_host_is_not_joined():
     one, other = (f"srun: error: cn{n}: task {n}: Exited with exit code 1" for n in (1, 2))
     found = failure(*raised(9, "KeyError: 'warmup'"), one, other)
     assert found.finding.host is None and found.others
+
+
+def test_the_rank_without_a_line_is_the_one_to_look_at_not_the_waiting_one_that_torchrun_saw_end_first():
+    root = [
+        "Root Cause (first observed failure):", "[0]:", "  time      : 2026-11-02_11:02:33", "  host      : gpu03",
+        "  rank      : 3 (local_rank: 3)", "  exitcode  : -6 (pid: 18224)", "  error_file: <N/A>",
+        "  traceback : Signal 6 (SIGABRT) received by PID 18224",
+    ]  # fmt: skip
+    found = failure(timed_out(3), timed_out(0), timed_out(1), *root)
+    assert (found.answer, found.finding.rank, found.confidence) == ("collective-timeout", None, LIKELY)
+    assert "timed out: SeqNum=24" in found.finding.title
+    assert found.finding.title.endswith("look at rank 2 (it has no line here)")

@@ -36,7 +36,7 @@ OTHER = 'Traceback (most recent call last):\n  File "/w/x.py", line 3, in <modul
 ASLEEP = (
     "no step for 38 s: rank 1 is asleep at hang.py:9 <module>; rank 0 is waiting in all_reduce 4 at hang.py:10 <module>"
 )
-POLLS = "check hang.py:9: a retry or a poll that never ends?"
+POLLS = "check hang.py:9 for a retry or a poll that never ends"
 
 
 @pytest.fixture

@@ -254,3 +254,46 @@ def test_a_run_whose_starter_was_killed_was_not_cancelled_by_anybody():
     assert gone.code == "cancelled" and "was killed, or its terminal was closed" in gone.cause
     asked = with_record(empty, Recorded("summary.json", "cancelled", 143)).finding
     assert "asked it to stop" in asked.cause
+
+
+NAN_TO_THE_END = Finding("nan-loss", ERROR, "the last reported loss is nan since step 15", evidence=(Evidence("x"),))
+
+
+def test_a_finished_run_whose_loss_stayed_nan_is_answered_as_its_own_log_is():
+    lines = [f"step {step} loss {'nan' if step > 14 else 3.0}" for step in range(1, 30)]
+    log = read(None, r0=lines)
+    run = read(Recorded("summary.json", "finished", 0, None, (NAN_TO_THE_END,)), r0=lines)
+    assert (run.answer, run.confidence, run.finding) == (log.answer, log.confidence, log.finding)
+    assert run.answer == "nan-loss" and run.finding.evidence[0].place == "rank-0.err:15" and not run.notes
+    assert run.seen == (*log.seen, "summary.json")
+
+
+def test_losses_that_a_program_reports_and_does_not_print_are_answered_too():
+    run = read(Recorded("summary.json", "finished", 0, None, (NAN_TO_THE_END,)), r0=["hello"])
+    assert (run.answer, run.confidence, run.finding.title) == ("nan-loss", LIKELY, NAN_TO_THE_END.title)
+    assert "x" in [each.text for each in run.finding.evidence] and not run.notes
+
+
+def dial(port, address="127.0.0.1"):
+    words = "The client socket has timed out after 40000ms while trying to connect to"
+    return f"[E socket.cpp:1028] [c10d] {words} ({address}, {port})."
+
+
+@pytest.mark.parametrize("port,answer", [(29999, "store-elsewhere"), (61229, "store-clients-missing")])
+def test_the_address_that_a_rank_dialled_is_compared_with_the_planned_one(port, answer):
+    missing = Finding("store-clients-missing", ERROR, "not every rank reached the rendezvous in time", rank=0)
+    recorded = Recorded("summary.json", "failed", 1, missing, store=("127.0.0.1", 61229), hosts=1)
+    failure = read(recorded, r0=traceback("torch.distributed.DistStoreError: waiting for clients. 1/2 clients joined."),
+                   r1=[dial(port)])  # fmt: skip
+    titles = [each.title for each in (failure.finding, *failure.others, *failure.consequences)]
+    assert failure.answer == answer and not any("every node" in title for title in titles)
+    if port == 29999:
+        assert (
+            failure.finding.rank == 1
+            and "at 127.0.0.1:29999, but they meet at 127.0.0.1:61229" in failure.finding.title
+        )
+
+
+def test_a_loopback_address_is_wrong_where_there_are_several_machines():
+    failure = read(Recorded("summary.json", "failed", 1, store=("127.0.0.1", 29500), hosts=2), r1=[dial(29500)])
+    assert "every node looks for the rendezvous store on itself" in failure.finding.title

@@ -4,6 +4,7 @@ import pytest
 
 from drumbeat.logs.exits import explain_exit
 from drumbeat.logs.failure import NOT_KNOWN
+from drumbeat.logs.reader import Reader
 from drumbeat.logs.show import render
 from tests.logs.reading import IB, read, start_up
 
@@ -186,3 +187,11 @@ def test_a_failed_checkpoint_names_the_errno_and_the_path(last, title):
     found = read("\n".join(f"[rank0]: {line}" for line in lines)).failure
     assert (found.answer, found.finding.title) == ("disk-full", title)
     assert found.finding.evidence[0].text.endswith(last)
+
+
+def test_a_healthy_log_shows_the_last_step_that_was_read():
+    lines = ["step 390/400 loss 0.8058", "step 400/400 loss 0.7855 lr 0.0003", "val loss 0.81", "Training done."]
+    reader = Reader()
+    reader.feed_lines("log", 1, [line.encode() for line in lines])
+    shown = render(reader.report())
+    assert "failure     none seen" in shown and "last step   step 400/400 loss 0.7855 lr 0.0003" in shown

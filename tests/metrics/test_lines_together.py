@@ -3,6 +3,9 @@
 import pytest
 
 from drumbeat.metrics.printed import PrintedMetrics, Reader
+from drumbeat.runfolder.lines import loss_words, progress_line
+from drumbeat.runfolder.progress import Progress
+from drumbeat.runfolder.records import parse_metric
 
 
 def read(*lines, final=True):
@@ -128,3 +131,20 @@ def test_a_bar_that_ends_without_values_still_shows_the_last_step():
         bar.format(45, 9, ", train_loss=0.7"), bar.format(95, 19, ", train_loss=0.6"), bar.format(100, 20, "")
     )
     assert values(records, "step") == [(9,), (19,), (20,)]
+
+
+def test_a_fractional_epoch_says_how_far_the_run_is_also_where_it_is_whole():
+    """transformers' Trainer with disable_tqdm=True prints strings; two logs in three stand between whole epochs."""
+    lines = [
+        f"{{'loss': '{4 - number / 100:.3f}', 'grad_norm': '0.9', 'epoch': '{number / 4:g}'}}"
+        for number in range(1, 26)
+    ]
+    progress, losses = Progress(), []
+    for number, record in enumerate(read(*lines)):
+        metric = parse_metric({"t": float(number), "rank": 0, **record}, 0)
+        progress.add(metric)
+        losses.append(metric.loss)
+    assert losses == [round(4 - number / 100, 3) for number in range(1, 26)]
+    assert (progress.first_loss, progress.last_loss, progress.step, progress.epoch) == (3.99, 3.75, None, 6.25)
+    assert progress_line(progress).startswith("epoch 6.25  loss 3.750")
+    assert loss_words(progress).endswith("fell from 3.990 to 3.750; at epoch 6.25")

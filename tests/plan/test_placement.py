@@ -331,7 +331,15 @@ def test_a_changed_environment_is_said_once_per_variable():
     env = {each.name: each.value for each in plan.variables}
     del env["NCCL_NET"]
     (finding,) = changed(dict.fromkeys(range(8), env), plan.variables, plan.binding, 0)
-    assert "8 of 8 ranks have NCCL_NET=unset" in finding.title
+    assert "8 of 8 ranks have NCCL_NET=unset" in finding.title and "set it in the job's env" in finding.fix
+
+
+def test_a_variable_that_the_job_cannot_set_is_left_to_drumbeat():
+    from drumbeat.base.order import EnvVar
+
+    port = EnvVar("MASTER_PORT", "63359", "free on node 0", "detected")
+    (finding,) = changed({0: {"MASTER_PORT": "29500"}}, [port], binding(order(), machine(4), 0), 0)
+    assert finding.fix.startswith("leave MASTER_PORT as drumbeat sets it")
 
 
 def test_what_mpi_tells_each_process_is_no_change():

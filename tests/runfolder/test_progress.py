@@ -174,7 +174,7 @@ def test_the_two_losses_are_named_with_their_own_steps(tmp_path):
     assert (run.progress().first_step, run.progress().first_loss_step) == (11, 1)
     assert loss_words(run.progress()) == "fell from 49.000 to 0.000 over 50 steps"
     averages = added(step(None, 9.0), step(5, 44.7), step(6, 40.0), step(None, 0.12))  # epochs', between steps
-    assert loss_words(averages) == "fell from 44.700 to 40.000 from step 5 to 6"
+    assert loss_words(averages) == "fell from 44.700 at step 5 to 40.000 at step 6"
     assert progress_line(averages).startswith("step 6  loss 40.000")
 
 

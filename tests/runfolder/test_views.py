@@ -405,7 +405,7 @@ def test_a_resumed_run_does_not_claim_the_steps_before_it(tmp_path):
         step=1175, first_step=571, first_loss=3.1, first_loss_step=571, last_loss=1.9, last_loss_step=1175
     )
     summary = Summary(run_id="r", outcome="finished", exit_code=0, seconds=9.0, nodes=1, ranks=2, progress=progress)
-    assert dict(closing_lines(run, summary))["loss"] == "fell from 3.100 to 1.900 from step 571 to 1175"
+    assert dict(closing_lines(run, summary))["loss"] == "fell from 3.100 at step 571 to 1.900 at step 1175"
 
 
 def test_status_waits_for_the_last_files_of_a_run_that_has_ended(drumbeat, home, tmp_path, monkeypatch):
@@ -453,3 +453,21 @@ def test_ranks_that_were_killed_while_they_saved_are_told(tmp_path):
     assert "a save that was not finished is cut" in words and less in words
     events(run, ("run-started", started))
     assert unsaved_lines(run, over=False) == [("warning", words)]
+
+
+@pytest.mark.parametrize("seconds,sure,said", [(8.0, "likely", True), (8.0, "certain", False), (90.0, "likely", False)])
+def test_a_training_too_short_to_show_an_exchange_says_so_at_its_end(tmp_path, seconds, sure, said):
+    run = make_run(tmp_path / "r")
+    seen = {
+        "check": "world",
+        "answer": "as planned",
+        "confidence": sure,
+        "summary": "2 ranks connected",
+        "count": 2,
+        "seen": ["x"],
+    }
+    events(run, ("verdict", {"verdict": seen, "peer": 0}))
+    progress = Progress(step=40, first_step=1, first_t=1.0, last_t=1.0 + seconds)
+    summary = Summary(run_id="r", outcome="finished", exit_code=0, seconds=9.0, nodes=1, ranks=2, progress=progress)
+    world = dict(closing_lines(run, summary)).get("world", "")
+    assert ("2 ranks connected; the training was too short to see" in world) == said

@@ -158,7 +158,7 @@ def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
 def _step(state: State) -> str:
     progress = state.progress
     if progress.step is None:
-        return "-"
+        return progress.place or "-"
     plain = f"{progress.step}/{progress.steps}" if progress.steps else str(progress.step)
     if len(plain) <= _LONGEST_STEP:
         return plain

@@ -31,7 +31,7 @@ def run(args: Any) -> int:
     from drumbeat.base.text import labelled
     from drumbeat.desk.runs import find_run
     from drumbeat.desk.state import as_plain, output_of, placement_lines, state_of, unsaved_lines, with_ranks
-    from drumbeat.runfolder.lines import closing_lines, code_words, failure_lines
+    from drumbeat.runfolder.lines import closing_lines, code_words, failure_lines, near
     from drumbeat.runfolder.run import lead_now
 
     found = find_run(args.run, os.environ)
@@ -55,7 +55,7 @@ def run(args: Any) -> int:
         lines += failure_lines(found, state.failure) if state.failure else []
         lines += going_on(state, lead_now(found))
         lines += [("output", f"{found.path}/{name}") for name in output_of(found, told)[-1:] if not state.goes_on]
-        lines.append(("folder", found.path))
+        lines.append(("folder", near(found.path)))
     lines[-1:-1] = unsaved_lines(found, not state.goes_on)
     lines.insert(len(lines) - 1, ("code", code_words(found) or "not known: no git checkout"))
     for task in told.tasks:
@@ -86,8 +86,8 @@ def going_on(state: State, now: float) -> List[Tuple[str, str]]:
         lines += [("cause", finding.cause), ("fix", finding.fix)]
     if state.before:
         lines.append(("attempt", f"{state.attempt + 1}; before it: {'; '.join(state.before[-3:])}"))
-        lines += [("progress", "no step in this attempt yet")] if state.progress.step is None else []
-    if state.progress.step is not None:
+        lines += [("progress", "no step in this attempt yet")] if not state.progress.place else []
+    if state.progress.place:
         lines.append(("progress", progress_line(state.progress, not state.hang and state.status.state == RUNNING, now)))
     if state.world:
         lines += [("warning", state.world.title), ("fix", state.world.fix)]

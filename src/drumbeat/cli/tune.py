@@ -21,7 +21,9 @@ _HELP = {
 def add_arguments(parser: Any) -> None:
     from drumbeat.jobfile.flags import add_job_flags
 
-    parser.add_argument("what", choices=tuple(_HELP), help="; ".join(f"{name}: {text}" for name, text in _HELP.items()))
+    parser.add_argument(
+        "what", metavar="PART", choices=tuple(_HELP), help="; ".join(f"{name}: {text}" for name, text in _HELP.items())
+    )
     add_job_flags(parser, leave_out=_NOT_OURS)
     group = parser.add_argument_group("the trials")
     group.add_argument("--seconds", type=float, default=120, metavar="S", help="time limit of one trial. Default: 120")

@@ -142,6 +142,8 @@ def job_of(name: str, names: Sequence[str], read: Read, kind: Optional[str] = No
         notes.append(f"ranks-per-node: 1  # {look.advice}")
     elif look.advice:
         notes.append(f"# {look.advice}")
+    if look.world == "HF Trainer":
+        notes.append('# env: {ACCELERATE_USE_CPU: "true"}  # without GPUs: else each rank trains a copy of its own')
     uv = "uv run " if "uv.lock" in names else ""
     return _written(name, f"{uv}python {_word(name)}", look.world or "one process", notes, names, read)
 

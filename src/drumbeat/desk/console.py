@@ -478,7 +478,7 @@ class Console:
         self.say("set", f"{what}, {len(variables) - 1} more: {path}")
 
     def _show_progress(self, final: bool) -> None:
-        if self.progress.step is None or not self.leads:
+        if not self.progress.place or not self.leads:
             return
         trains = not (self._stops or self._ends or final)
         line = progress_line(self.progress, trains and not self._hangs, self._clock.now() if trains else None)

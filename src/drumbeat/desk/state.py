@@ -14,7 +14,7 @@ from drumbeat.base.record import RecordError, from_plain, to_plain
 from drumbeat.base.text import traffic
 from drumbeat.desk.status import read_summary, status
 from drumbeat.findings.catalog import Catalog
-from drumbeat.findings.model import ENDED_BY_US, ERROR, UNKNOWN, WARNING, Finding
+from drumbeat.findings.model import ENDED_BY_US, ERROR, UNKNOWN, WARNING, Evidence, Finding
 from drumbeat.plan.placement import Row, text_table
 from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.events import Event, VerdictGiven
@@ -169,7 +169,9 @@ def recorded_end(run: Run) -> Recorded:
         notes += _not_finite(summary.progress)
         source, stopped = near(run.folder.summary), _ended_by_us(summary.consequences)
         gone = any(isinstance(each, kinds.Stopping) and each.why.endswith(kinds.ORPHANED) for each in events)
-        return Recorded(source, summary.outcome, summary.exit_code, cause, notes, stopped, missing, orphaned=gone)
+        return Recorded(
+            source, summary.outcome, summary.exit_code, cause, notes, stopped, missing, gone, *_store(run, events)
+        )
     failed: Optional[Finding] = None
     outcome, code = "", None
     for event in events:
@@ -182,7 +184,14 @@ def recorded_end(run: Run) -> Recorded:
     hang, stopped = Course(events).hang, _ended_by_us(each for each in events if isinstance(each, kinds.Consequence))
     cause = _cause(failed, hang.finding if hang else None)
     silence = "" if outcome or cause else _silence(run, events)
-    return Recorded(near(run.folder.events), outcome, code, cause, notes, stopped, silence=silence)
+    source = near(run.folder.events)
+    return Recorded(source, outcome, code, cause, notes, stopped, "", False, *_store(run, events), silence=silence)
+
+
+def _store(run: Run, events: Sequence[Event]) -> Tuple[Tuple[str, int], int]:
+    """Return where the ranks of the last attempt were to meet, and the number of machines they ran on."""
+    started = [(each.master_addr, each.master_port) for each in events if isinstance(each, kinds.AttemptStarted)]
+    return (started or [("", 0)])[-1], len({member.host for member in run.members()})
 
 
 def _silence(run: Run, events: Sequence[Event]) -> str:
@@ -221,7 +230,18 @@ def _not_finite(progress: Progress) -> Tuple[Finding, ...]:
     """Return a finding for each kind of loss whose last value is not a finite number."""
     found = []
     if progress.not_finite:
-        found.append(find("nan-loss", loss=not_finite_words(progress)))
+        since, step = progress.not_finite_since, progress.step
+        stayed = since is not None and step is not None and since < step  # several reports, not only the last one
+        stayed = stayed and progress.not_finite == progress.not_finite_first == "nan"  # an infinite one may come back
+        where = f"the reported losses: {not_finite_words(progress)}, the last one at {progress.counts} {step}"
+        found.append(
+            find(
+                "nan-loss",
+                loss=not_finite_words(progress),
+                severity=ERROR if stayed else WARNING,
+                evidence=(Evidence(where),),
+            )
+        )
     if progress.validation_not_finite:
         found.append(find("nan-value", loss=progress.validation_not_finite))
     return tuple(found)

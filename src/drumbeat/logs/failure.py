@@ -118,6 +118,7 @@ class Failure:
     seen: Tuple[str, ...] = ()  # the lines that the answer rests on, as file:numbers
     unseen: Tuple[str, ...] = ()  # what could not be read
     in_progress: str = ""  # the last line, if nothing failed and the log stops in the middle of its work
+    last_step: str = ""  # the last line with a step and a loss, if nothing failed
     reached: str = ""  # the last step, if nothing failed and it was the final one: `step 100 of 100`
 
     def verdict(self) -> Verdict:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Dict, FrozenSet, List, Optional, Sequence, Tuple
 
 from drumbeat.base.ranges import Places, merged
 from drumbeat.causes.events import OUTSIDE, RECORD, WAITS, First
@@ -169,6 +169,13 @@ class NamedRank:
         heard |= self._log.heard
         world = max(self._log.nranks or 0, *(rank + 1 for rank in heard if rank is not None), 0)
         return tuple(rank for rank in range(min(world, MAX_WORLD)) if rank not in heard)
+
+    def waiting(self, finding: Optional[Finding]) -> FrozenSet[int]:
+        """Return the ranks whose own lines say that they waited in a collective for another one."""
+        if finding is None or finding.code not in WAITED:
+            return frozenset()
+        ranks = {self._ranks.rank(each) for each in self._live if each.code in WAITED and not self._ranks.local(each)}
+        return frozenset(rank for rank in ranks if rank is not None) - self._log.late
 
     def _beside(self, finding: Finding, event: Event, alike: List[Event]) -> Finding:
         """Assign a line without a rank to the only rank that prints the same, or that prints right beside it."""
@@ -385,7 +392,8 @@ def judge(
     if failure.finding is not None:
         failure = replace(failure, finding=by_label(failure.finding, log.labels))
     unheard = judged.named.unheard(failure.finding)
-    failure = _with_silent(_with_consequences(with_its_report(failure)), unheard, log)
+    report = _with_consequences(with_its_report(failure))
+    failure = _with_silent(report, unheard, log, judged.named.waiting(failure.finding))
     return replace(with_record(failure, log, unheard), rules=rules)
 
 
@@ -398,11 +406,20 @@ def _with_consequences(failure: Failure) -> Failure:
     return replace(failure, others=tuple(others))
 
 
-def _with_silent(failure: Failure, unheard: Tuple[int, ...], log: Log) -> Failure:
-    """Blame the only silent rank if the others waited in a collective and its log is here."""
+def _with_silent(failure: Failure, unheard: Tuple[int, ...], log: Log, waiting: FrozenSet[int]) -> Failure:
+    """Blame the only silent rank if the others waited in a collective: a rank that waited is not the one to look at, even if a
+    launcher saw it end first."""
     found, last = failure.finding, log.last_lines.get(unheard[0]) if len(unheard) == 1 else None
-    if found is None or last is None or found.rank is not None:
+    if found is None or len(unheard) != 1 or found.rank is not None and (last or found.rank not in waiting):
         return failure
+    if last is None:
+        if len(waiting) < 2:
+            return failure
+        title = f"{found.title}; look at rank {unheard[0]} (it has no line here)"
+        answer = replace(
+            found, title=title, rank=None, local=False, host=None, confidence=LIKELY
+        )  # or its log is missing
+        return replace(failure, confidence=LIKELY, finding=answer)
     silent = f'rank {unheard[0]} ({last.file}) stops after "{last.text}", without this message: look there'
     title = f"{found.title}; look at rank {unheard[0]}"
     return replace(failure, finding=replace(found, title=title, rank=unheard[0], cause=f"{silent}; {found.cause}"))
@@ -609,9 +626,16 @@ class _Judge:
 
     def _ended(self, event: Event) -> bool:
         """Return True if this exception ended its process: a launcher says so, or little was written after it."""
-        if event.caught or event.sense or not names_itself(event.exception):
+        if event.caught or event.sense or not (names_itself(event.exception) or self._seen_to_end(event)):
             return False
         return bool(self.first or self.tiers[REPORT]) or self.log.after(event) <= AT_THE_END
+
+    def _seen_to_end(self, event: Event) -> bool:
+        """Return True if drumbeat saw this rank end first, with the exit code of an uncaught exception, right after this line."""
+        first = self.first
+        by_drumbeat = first is not None and first.who == "drumbeat" and first.exit_code == 1
+        same = by_drumbeat and first is not None and self.ranks.rank(event) == first.rank
+        return same and self.log.after(event) <= AT_THE_END
 
     def _of_symptoms(self, rest: Failure, event: Optional[Event], found: First) -> Failure:
         why = "no line names a cause; this is what can be seen of it"

@@ -38,7 +38,7 @@ from drumbeat.logs.read.prefixes import (
     without_escapes,
 )
 from drumbeat.logs.read.progress import CODE as NAN_LOSS
-from drumbeat.logs.read.progress import Losses, Steps, of_total
+from drumbeat.logs.read.progress import Losses, Steps, names_step, of_total
 from drumbeat.logs.read.records import (
     BEGAN,
     COMMAND,
@@ -340,6 +340,8 @@ class Reader:
             last = clipped(clean(self._last_work()).text.strip(), MAX_TEXT)
             step, ended = of_total(last)
             failure = replace(failure, reached=step) if ended else replace(failure, in_progress=last)
+        if failure.answer == NO_FAILURE and not failure.in_progress:
+            failure = replace(failure, last_step=self._last_step())
         told = any(worst(dump.findings) in (WARNING, ERROR) for dump in self.pasted)
         told = told and self.lines < OF_A_TOOL and not self.communicators.spoke and not self._good_ends
         if failure.answer == NO_FAILURE and told and not (failure.in_progress or failure.reached):
@@ -364,6 +366,11 @@ class Reader:
         labels = self.events.labels
         last = [last_work(self._tails.of(file), partial(labels.speaker, file)) for file in self._tails.files()]
         return last[-1] if last and all(last) else ""
+
+    def _last_step(self) -> str:
+        """Return the last line with a step and a loss among the last lines of the files."""
+        lines = (raw for file in reversed(self._tails.files()) for _, raw in reversed(self._tails.of(file)))
+        return next((clipped(clean(decode(raw)).text.strip(), MAX_TEXT) for raw in lines if names_step(raw)), "")
 
     def _read_ends(self, begins: Mapping[str, int]) -> None:
         """Add the last lines of each file that say that it failed, or why."""

@@ -6,14 +6,16 @@ and consequences. They answer only where the record names no cause, and not by w
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import FrozenSet, Optional, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.findings.catalog import Catalog
-from drumbeat.findings.model import CERTAIN, INFO, LIKELY, UNKNOWN, Finding
+from drumbeat.findings.model import CERTAIN, ERROR, INFO, LIKELY, UNKNOWN, Finding
 from drumbeat.logs.failure import NO_FAILURE, NOT_KNOWN, Failure
 from drumbeat.logs.meaning.rules import CAUSE, rulebook
+from drumbeat.logs.read.progress import CODE as NAN_LOSS
 from drumbeat.logs.read.progress import NOT_FINITE
 
 WHY = "recorded by drumbeat while the run was there"
@@ -24,6 +26,7 @@ _NO_CAUSE = frozenset((
 ))  # fmt: skip
 _OWN_END = ("unknown", "exit-code")  # the rank ended by itself, waiting for nobody
 find = Catalog("logs")
+_DIALLED = re.compile(r"trying to connect to \((\S+), (\d+)\)")  # c10d's words
 _ENDS = {"cancelled": "cancelled", "time-limit": "time-limit", "requeue": "preempted"}
 
 
@@ -39,6 +42,8 @@ class Recorded:
     ended_by_us: FrozenSet[int] = frozenset()  # ranks that had not failed when drumbeat ended them
     steps_missing: str = ""  # in words, where the reports of a run that finished end before its last step
     orphaned: bool = False  # cancelled because the drumbeat that had started it was gone
+    store: Tuple[str, int] = ("", 0)  # address and port at which the ranks of the last attempt were to meet
+    hosts: int = 0  # machines that took part; 0: unknown
     silence: str = ""  # in words, where a run that goes on makes no step
 
 
@@ -46,11 +51,12 @@ def with_record(failure: Failure, recorded: Recorded) -> Failure:
     """Return the answer of the logs, corrected by what the run itself recorded."""
     if recorded.outcome == "finished":
         recorded = _without_hang(recorded)
+    failure, recorded = _at_the_store(failure, recorded)
     known = {finding.code for finding in (failure.finding, recorded.cause) if finding}
     notes = failure.notes + tuple(note for note in recorded.notes if note.code not in known)
     failure = replace(failure, notes=notes)
     if recorded.outcome == "finished" and recorded.cause is None:
-        return _finished(failure, recorded)
+        return _finished(_with_nan(failure, recorded), recorded)
     own, end = recorded.cause, _end(recorded)
     if recorded.silence and failure.answer == NO_FAILURE:
         why = f"the run goes on, {recorded.silence}"
@@ -69,6 +75,32 @@ def with_record(failure: Failure, recorded: Recorded) -> Failure:
         return replace(failure, seen=tuple(dict.fromkeys((*failure.seen, recorded.source))))
     answer = _answer(failure, own, recorded)
     return answer if end is None else replace(answer, consequences=(*answer.consequences, end))
+
+
+def _at_the_store(failure: Failure, recorded: Recorded) -> Tuple[Failure, Recorded]:
+    """Compare the address that a rank's log says it dialled with the one planned: that is the cause where ranks did not meet.
+    On a single machine 127.0.0.1 is as good an address as any."""
+    for finding in (failure.finding, *failure.others, *failure.consequences):
+        dialled = _DIALLED.search(finding.evidence[0].text) if finding and finding.evidence else None
+        if not (finding and dialled and recorded.store[1]):
+            continue
+        if int(dialled[2]) == recorded.store[1]:
+            if recorded.hosts == 1 and finding.code == "store-connect-timeout":
+                rule = next(rule for rule in rulebook().rules if rule.code == finding.code and not rule.over)
+                plain = replace(finding, title=rule.title, cause=rule.cause, fix=rule.fix)
+                failure = replace(
+                    failure, finding=plain if failure.finding is finding else failure.finding,
+                    others=tuple(plain if each is finding else each for each in failure.others),
+                )  # fmt: skip
+            continue
+        if recorded.cause is None or recorded.cause.code in ("store-clients-missing", "store-connect-timeout"):
+            where, planned = f"{dialled[1]}:{dialled[2]}", "{}:{}".format(*recorded.store)
+            rank = finding.rank if finding.rank is not None else "?"
+            own = find("store-elsewhere", rank=rank, dialled=where, planned=planned, evidence=finding.evidence)
+            own = replace(own, rank=finding.rank, host=finding.host, seen=failure.seen)
+            failure = replace(failure, others=tuple(each for each in failure.others if each is not finding))
+            return failure, replace(recorded, cause=own)
+    return failure, recorded
 
 
 def _of_one_ended_by_us(found: Optional[Finding], own: Finding, recorded: Recorded) -> bool:
@@ -108,9 +140,23 @@ def _end(recorded: Recorded) -> Optional[Finding]:
     )
 
 
+def _with_nan(failure: Failure, recorded: Recorded) -> Failure:
+    """Make a loss that the run's reports show as NaN to the end the answer, even if no line of a log shows it."""
+    stayed = next((note for note in recorded.notes if note.code == NAN_LOSS and note.severity == ERROR), None)
+    if stayed is None or failure.answer == NAN_LOSS:
+        return failure
+    others = tuple(note for note in failure.notes if note.code != NAN_LOSS)
+    return replace(
+        failure, answer=NAN_LOSS, confidence=LIKELY, finding=stayed, why_first=WHY, seen=(), notes=others,
+        others=(*((failure.finding,) if failure.finding else ()), *failure.others),
+    )  # fmt: skip
+
+
 def _finished(failure: Failure, recorded: Recorded) -> Failure:
-    """Judge a run whose ranks all exited with 0: no error in its logs ended it. If the logs show a failure, steps are missing
-    or a loss is not finite, the program may have hidden a failure, so the answer is only likely."""
+    """Judge a run whose ranks all exited with 0: no error in its logs ended it, but a loss that stayed NaN made it useless. If
+    the logs show a failure, steps are missing or a loss is not finite, the answer is only likely."""
+    if failure.answer == NAN_LOSS:
+        return replace(failure, seen=tuple(dict.fromkeys((*failure.seen, recorded.source))))
     said = (failure.finding,) if failure.finding and failure.answer != NO_FAILURE else ()
     survived = tuple(replace(each, severity=INFO) for each in (*said, *failure.others, *failure.consequences))
     missing = (find("steps-missing", words=recorded.steps_missing),) if recorded.steps_missing else ()

@@ -136,6 +136,8 @@ def _failure(failure: Failure, lines: List[str], width: int) -> None:
         if failure.in_progress:
             step, _ = of_total(failure.in_progress)
             _put("in progress", f"or cut off{step and f' at {step}'}: {failure.in_progress}", lines, width)
+        if failure.last_step:
+            _put("last step", failure.last_step, lines, width)
         if failure.reached:
             _put("end", f"its last step was reached ({failure.reached})", lines, width)
     elif failure.answer == NOT_KNOWN:

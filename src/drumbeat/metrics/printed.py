@@ -208,6 +208,7 @@ class Lines:
         self._samples = EpochSteps()
         self._held: Dict[Tuple[str, ...], Record] = {}  # form -> a record whose counter has not been seen to advance
         self._trusted: Set[Tuple[str, ...]] = set()
+        self._fractional = False  # an epoch such as 0.25 stood alone
         self._heading: Record = {}
         self._left = 0  # lines for which the heading still applies
         self._bars: Dict[int, int] = {}  # total -> count, of bars without a label and without values
@@ -461,9 +462,10 @@ class Lines:
         """Return the record once its counter has advanced, or at once for a known program."""
         form = tuple(name for name in ("epoch", "step", "batch") if name in record)
         held = self._held.get(form)
-        if form == ("epoch",) and not isinstance(record["epoch"], int):
+        self._fractional = self._fractional or (form == ("epoch",) and not isinstance(record["epoch"], int))
+        if form == ("epoch",) and self._fractional:  # it says how far the run is, also where it happens to be whole
             older = self._held.pop(("epoch", "step"), None)  # the count came from an unrelated bar
-            return [*_without_count(older), record]  # a fractional epoch, which is not a counter
+            return [*_without_count(older), record]
         if known or form in self._trusted or (held is not None and _goes_on(held, record)):
             self._trusted.add(form)
             before = [self._held.pop(form)] if held is not None else []

@@ -13,6 +13,7 @@ from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import Finding, Verdict
 from drumbeat.inspector.record import RankSeen
 from drumbeat.machine.model import Facts, Gpu
+from drumbeat.plan.argv import IDENTITY
 from drumbeat.plan.binding import Binding, Slot, right_binding
 from drumbeat.plan.masks import mask
 
@@ -405,7 +406,7 @@ def _finding(name: str, ranks: Sequence[Tuple[int, str, str]], looked_at: Sequen
     rank, value, planned = ranks[0]
     who = f"rank {rank} has" if len(ranks) == 1 else f"{len(ranks)} of {len(looked_at)} ranks have"
     return find(
-        "environment-mismatch", who=who, name=name, value=value, planned=planned, rank=rank,
+        "environment-mismatch", "own" if name in IDENTITY else "", who=who, name=name, value=value, planned=planned, rank=rank,
         evidence=[f"rank {each}: {name}={now}" for each, now, _ in ranks[:_SHOWN]],
         seen=(f"the environment of {named_ranks(looked_at, _SHOWN)} in /proc",),
     )  # fmt: skip

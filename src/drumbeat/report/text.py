@@ -231,7 +231,7 @@ def foreseen_words(foreseen: Foreseen) -> str:
 
 
 def _went(pair: Optional[Tuple[float, float]], not_finite: str, trend: str = "") -> str:
-    went = trend or (" to ".join(map(loss_text, pair)) if pair else "")
+    went = trend or (" to ".join(dict.fromkeys(map(loss_text, pair))) if pair else "")
     if not_finite:
         return not_finite + (f" ({went} before that)" if went else "")
     return went

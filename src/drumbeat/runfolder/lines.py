@@ -14,7 +14,7 @@ from drumbeat.findings.model import Finding, shown
 from drumbeat.runfolder.events import ORPHANED
 from drumbeat.runfolder.progress import AS_PRINTED, Progress, median, speed
 from drumbeat.runfolder.run import Log, Run, lost_spares
-from drumbeat.runfolder.state import FIRST_STEP, TRAINING, UNKNOWN
+from drumbeat.runfolder.state import FIRST_STEP, TRAINING, UNKNOWN, world_unproven
 from drumbeat.runfolder.summary import Affected, Summary
 
 # Current use of a run's GPUs: one line for `status`.
@@ -96,7 +96,7 @@ def progress_words(
 ) -> str:
     """Describe the progress in one line, in every view alike. `left`: seconds until the end. `quiet`: seconds without a step;
     then nothing is known of the end. `rate`: say how fast it is."""
-    parts = [f"{progress.counts} {progress.step}" + (f"/{progress.steps}" if progress.steps else "")]
+    parts = [progress.place]
     parts[0] += f" of this {progress.lap}" if progress.lap else ""
     if progress.not_finite:
         parts.append(f"loss {not_finite_words(progress)}")
@@ -146,6 +146,8 @@ def closing_lines(run: Run, summary: Summary, printed: Collection[int] = ()) -> 
         after.append(("warning", f"the last loss is {progress.not_finite}; {saved}"))
     if summary.world:
         after.append(("warning", summary.world.title))
+    elif summary.outcome == "finished" and (doubt := world_unproven(run.run_events(), progress)):
+        after.append(("world", doubt))
     if progress.target_reached is not None:
         after.append(("target", "reached" if progress.target_reached else "not reached"))
     if summary.throughput:
@@ -372,6 +374,8 @@ def loss_words(progress: Progress, losses: Sequence[float] = ()) -> str:
     went = went or _went(progress.first_loss, progress.last_loss, progress.first_loss_step, last, progress.counts)
     if went and progress.laps:
         went += f"; steps are counted anew in each {progress.lap}"
+    if went and progress.step is None and progress.place:
+        went += f"; at {progress.place}"
     if progress.not_finite:
         went = not_finite_words(progress) + (f" (before that: {went})" if went else "")
     validation = _went(progress.first_validation, progress.last_validation, None, None)
@@ -403,7 +407,9 @@ def _went(
     words = f"{verb} {before}" + ("" if same else f" to {after}")
     if begin is None or end is None or begin >= end:
         return words
-    return f"{words} over {end} {counts}s" if begin == 1 else f"{words} from {counts} {begin} to {end}"
+    if begin == 1 or same:
+        return f"{words} over {end} {counts}s" if begin == 1 else f"{words} from {counts} {begin} to {end}"
+    return f"{verb} {before} at {counts} {begin} to {after} at {counts} {end}"
 
 
 def _affected_words(affected: Tuple[Affected, ...]) -> str:

@@ -37,6 +37,7 @@ _OF_FIRST_NODE = (
     ("steps",),
     _LOSSES,
     _VALIDATIONS,
+    ("epoch",),
     ("saved",),
     ("phase",),
     ("reported_rate", "reported_unit"),
@@ -93,6 +94,7 @@ class StatedRates:
 class Progress:
     step: Optional[int] = None
     steps: Optional[int] = None
+    epoch: Optional[float] = None  # such as 6.25, where the lowest rank prints no step number with it
     step_is: str = ""  # `epoch` or `sample` where the script counts nothing else
     phase: str = ""  # what the lowest rank has announced, and is not over: checkpoint, validation
     first_loss: Optional[float] = None
@@ -209,6 +211,9 @@ class Progress:
                 self.first_step = step
             if (lowest or not self.laps) and (self.step is None or step > self.step):
                 self.step = step
+        epoch = metric.more.get("epoch")
+        if lowest and step is None and isinstance(epoch, (int, float)) and math.isfinite(epoch):
+            self.epoch = float(epoch)
         if metric.steps is not None and (lowest or not self.laps):
             self.steps = metric.steps
         if self.step is not None and self.steps is not None and self.step > self.steps:
@@ -289,6 +294,13 @@ class Progress:
     def counts(self) -> str:
         """Name what the step numbers count."""
         return self.step_is or "step"
+
+    @property
+    def place(self) -> str:
+        """Name the last step (`step 5/40`), or the epoch (`epoch 6.25`) where no step is known; '' if neither is."""
+        if self.step is not None:
+            return f"{self.counts} {self.step}" + (f"/{self.steps}" if self.steps else "")
+        return f"epoch {self.epoch:.4g}" if self.epoch is not None else ""
 
     @property
     def lap(self) -> str:

@@ -7,7 +7,7 @@ from typing import Dict, Iterable, List, Mapping, Optional, Set
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.ranges import ranges
-from drumbeat.findings.model import ERROR, INFO, OK, WARNING, Finding, Verdict
+from drumbeat.findings.model import CERTAIN, ERROR, INFO, OK, WARNING, Finding, Verdict
 from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.events import Event
 from drumbeat.runfolder.progress import BETWEEN_STAGES, Progress
@@ -184,6 +184,7 @@ def seconds_of(finding: Optional[Finding], hangs: Iterable[Hang]) -> Optional[fl
 # The world of a run by its lead's records: one training as planned or not, and the number of ranks.
 
 
+_JUDGED_AFTER = 30.0  # seconds of steps in which looks show whether ranks exchange anything
 CODES = ("ranks-never-joined", "ranks-exchange-nothing", "separate-worlds", "ranks-repeated", "world-of-another-size")
 
 
@@ -218,6 +219,20 @@ def refutes(verdict: Verdict, finding: Finding) -> bool:
 def withdrawn(finding: Finding) -> Finding:
     """Return a refuted finding as every view shows it."""
     return replace(finding, severity=INFO, title=f"no longer holds: {finding.title}", cause="", fix="")
+
+
+def world_unproven(events: Iterable[Event], progress: Progress) -> str:
+    """Say that a training was too short to show whether its connected ranks exchange gradients; '' where that was judged."""
+    given = [event.verdict for event in last_attempt(events) if isinstance(event, kinds.VerdictGiven)]
+    last = next((each for each in reversed(given) if each.check == "world"), None)
+    if last is None or last.confidence == CERTAIN or last.findings or (last.count or 0) < 2:
+        return ""
+    short = progress.last_t is not None and progress.seconds < _JUDGED_AFTER
+    return (
+        f"{last.summary}; the training was too short to see whether they are one training or copies of it"
+        if short
+        else ""
+    )
 
 
 def ranks_seen(events: Iterable[Event]) -> Optional[int]:

@@ -91,7 +91,7 @@ def _train(
             batches = next(stream)
             meter.mark("data")
             last = done + 1 == settings.steps
-            every = (settings.report_every, settings.save_every, settings.snapshot_every)
+            every = (settings.steps_per_line, settings.save_every, settings.snapshot_every)
             reporting = last or any(_due(steps, done + 1) for steps in every)  # what is saved is looked at before
             look = reporting and communication.due(done + 1) and not trainer.profiler.active
             with communication.watch(done + 1) if look else nullcontext():

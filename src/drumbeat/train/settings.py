@@ -14,6 +14,7 @@ from drumbeat.train.refusal import Refusal
 T = TypeVar("T", bound="Settings")
 # The least values of numbers, by the name of the setting in any recipe; that of all others is 0.
 _LEAST = {"warmup": -1, **dict.fromkeys(("batch", "report_every", "size", "classes", "images", "widening"), 1)}
+_LINES = 10  # steps between two lines by default, and the lines that a training has at least
 
 # Values that only some layouts use: a wrong one is told at once, and not first on the cluster.
 WORDS = {
@@ -71,7 +72,7 @@ class Settings:
     snapshot_every: int = option(
         0, "steps between snapshots in the memory of this node and the next, from which a run comes back; 0: none"
     )
-    report_every: int = option(10, "steps between lines")
+    report_every: int = option(_LINES, "steps between lines")
     validate_every: int = option(0, "steps between validations; 0: at the end")
     on_nan: str = option(
         "stop", "a NaN or inf in the gradients: stop, skip the step, or back: to the last good checkpoint"
@@ -87,6 +88,11 @@ class Settings:
         "", "also write figures to: jsonl=FILE, tensorboard=FOLDER, wandb=PROJECT, mlflow=NAME; comma"
     )
     measure_peak: bool = option(False, "measure a matrix product first, for a second MFU")
+
+    @property
+    def steps_per_line(self) -> int:
+        """Return the steps between two lines: by default fewer in a short training, so that its speed can be told."""
+        return self.report_every if self.report_every != _LINES else max(1, min(_LINES, self.steps // _LINES))
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,7 @@ class Head:
     rate: Optional[float]  # since the first step, all ranks together
     rate_unit: str
     rate_rough: bool  # a short time between printed lines: only about right
+    epoch: Optional[float]  # where no step is known
     step_is: str  # `epoch` where the script counts nothing but epochs
     steps_of: str  # stage, `epoch or stage`: where the step number begins anew with each of them
     recent_rate: Optional[float]  # over the last minute
@@ -109,6 +110,7 @@ def head_of(view: RunView, standing: Standing, now: float) -> Head:
         rate=rate[0] if rate else None,
         rate_unit=rate[1] if rate else "",
         rate_rough=progress.rough,
+        epoch=progress.epoch if progress.step is None else None,
         step_is=progress.step_is,
         steps_of=progress.lap,
         recent_rate=view.recent_rate() if standing.goes_on else None,

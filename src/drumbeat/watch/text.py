@@ -80,7 +80,7 @@ def _title(head: Head) -> str:
 
 
 def _progress(head: Head, view: RunView) -> str:
-    if head.step is None:
+    if head.step is None and head.epoch is None:
         if head.state == QUEUED or head.phase in ("starting", "waiting for nodes", "starting ranks"):
             return "not started yet"
         return "no step yet" if head.phase == "waiting for the first step" else "no step recognised"

@@ -70,7 +70,8 @@ class Loss:
         since = f" since step {first['step']}" if "step" in first else ""
         before = f"; its median over {len(usual)} reports before was {median(usual):.4g}" if usual else ""
         spike = math.isfinite(loss)
-        shown = [Evidence(f"loss {record['loss']}") for record in self._odd]
+        steps = [f" at step {record['step']}" if "step" in record else "" for record in self._odd]
+        shown = [Evidence(f"loss {record['loss']}{step}") for record, step in zip(self._odd, steps)]
         for name, words in (("grad_norm", "gradient norm"), ("lr", "learning rate")):
             values, value = self._usual[name], _number(first.get(name))
             if value is not None and values:
@@ -78,7 +79,7 @@ class Loss:
         if self._kernel:
             shown.append(Evidence(f"the node's kernel log: {self._kernel}"))
         return find(
-            "loss-spike" if spike else "loss-not-finite", severity=ERROR if self.level == "stop" else WARNING,
+            "loss-spike" if spike else "nan-loss", severity=ERROR if self.level == "stop" else WARNING,
             loss=loss, since=since, before=before, evidence=shown, node=self.node, host=self.host, rank=self._rank,
             confidence=LIKELY if spike else CERTAIN, seen=("the losses that the lowest rank reported",),
         )  # fmt: skip

@@ -51,6 +51,12 @@ def of_total(text: str) -> Tuple[str, bool]:
     return "".join(f"{word.lower()} {at} of {total}" for word, at, total in shown), bool(found) and not open_ones
 
 
+def names_step(raw: bytes) -> bool:
+    """Return True for a line with a step, or another counter, and a loss."""
+    names = {name.lower() for name, _ in _STEP.findall(raw)}
+    return b"loss" in names and len(names) > 1
+
+
 class Steps:
     """Per file, the step lines after an error."""
 
