@@ -440,11 +440,19 @@ _NETWORK_SHOWN = {**_ANY_GPU, "transport": "on"}
 COMPUTED: Tuple[Computed, ...] = (
     Computed(
         "NCCL_SOCKET_IFNAME",
-        "=name, per node; hsn0,hsn1,… on Slingshot; lo for emulated nodes",
-        "more than one node",
+        "hsn0,hsn1,…",
+        "more than one node, Slingshot",
+        "Slingshot's interfaces: a wrong one fails or crawls",
+        f"{LUMI}; {GCN}",
+        {"nodes": "many", "fabric": "slingshot"},
+    ),
+    Computed(
+        "NCCL_SOCKET_IFNAME",
+        "=name, per node; lo for emulated nodes",
+        "more than one node, another network",
         "an interface that is up, in the other nodes' subnet, and no container bridge: a wrong one fails or crawls",
-        f"{NCCL}; {LUMI}; {GCN}",
-        {"nodes": "many"},
+        NCCL,
+        {"nodes": "many", "fabric": "loopback|infiniband|roce|efa|ethernet|unknown"},
     ),
     Computed(
         "GLOO_SOCKET_IFNAME",
