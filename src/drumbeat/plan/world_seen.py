@@ -79,10 +79,8 @@ def _one_world(members: Sequence[Row], seen: Tuple[str, ...], begun: Begun) -> V
     met = total == 1 or all(row.joined or row.alone is None for row in members)
     hidden = next((row.hidden for row in members if row.hidden), "")
     exchanged = _exchanged(members)
-    sent, since = (
-        min(map(exchanged, members)),
-        [(row, *begun[_process(row)]) for row in members if _process(row) in begun],
-    )
+    sent = min(map(exchanged, members))
+    since = [(row, *begun[_process(row)]) for row in members if _process(row) in begun]
     steps = min((steps for _, steps, _ in since), default=0) if len(since) == total else 0
     each = (
         min(max(0, exchanged(row) - exchanged(then)) // made for row, made, then in since) if steps >= _MANY else None

@@ -38,9 +38,8 @@ _TWICE = 2  # times that a complete result is sent: one look is no proof
 _LOOK_WITHIN = 5.0
 _GIVE_UP = 600.0  # seconds after the start and the first step at which looks end,
 _RARELY = 60.0  # or their interval, if ranks have met and sent nothing yet; at most that, if they have sent little
-_STEPPING = (
-    20.0  # seconds of steps after which looks end, however little was sent: by then it is known how much a step sends
-)
+# Seconds of steps after which looks end, however little was sent: by then it is known how much a step sends.
+_STEPPING = 20.0
 
 _Process = Tuple[int, Optional[int], Optional[int]]  # pid, rank, world size
 
@@ -261,9 +260,8 @@ class WorldCount:
         self.most: Dict[int, Tuple[Row, ...]] = {}  # node -> the look that showed most of its ranks
         self.first_step: Optional[float] = None
         self.last_step: Optional[float] = None
-        self._begun: Dict[
-            int, Tuple[int, Tuple[Row, ...]]
-        ] = {}  # node -> the step and its rows at its first report with steps
+        # node -> the step and its rows at its first report with steps
+        self._begun: Dict[int, Tuple[int, Tuple[Row, ...]]] = {}
         self._steps: Dict[int, int] = {}  # node -> steps since then, by its last report
         self.apart: Optional[Finding] = None  # ranks that train in groups of their own, as far as known
         self._alone: Optional[Alone] = None
@@ -361,14 +359,10 @@ class WorldCount:
 
     def _withdrawing(self, verdict: Verdict) -> Verdict:
         """Add a withdrawal to the verdict if it refutes an earlier one."""
-        if (verdict.answer, self._said, self._confidence) == (
-            AS_PLANNED,
-            AS_PLANNED,
-            CERTAIN,
-        ) and verdict.confidence != CERTAIN:
-            return replace(
-                verdict, summary=f"{verdict.summary}; the earlier verdict (certain: {self._summary}) no longer holds"
-            )
+        was_certain = self._said == AS_PLANNED and self._confidence == CERTAIN
+        if was_certain and verdict.answer == AS_PLANNED and verdict.confidence != CERTAIN:
+            refuted = f"the earlier verdict (certain: {self._summary}) no longer holds"
+            return replace(verdict, summary=f"{verdict.summary}; {refuted}")
         before = "separate copies" if self._copies_said else self._said if self._said != UNKNOWN else ""
         if verdict.answer != AS_PLANNED or before in ("", AS_PLANNED):
             return verdict
