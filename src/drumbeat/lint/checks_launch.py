@@ -173,9 +173,10 @@ def more_tasks_than_gpus(context: Context) -> Iterator[Hit]:
             tasks = context.tasks_on_a_node(command)
             if ranks_without_gpu(tasks, gpus):
                 yield Hit(command.line, {"ranks": str(tasks), "what": "tasks", "gpus": str(gpus)})
-    for line, found in context.launchers() if gpus else ():
-        ranks = started_per_node(found, nodes) or 0
-        if ranks_without_gpu(ranks, gpus) and "--cpu" not in found.flags:
+    for start in context.starts if gpus else ():
+        line, found = start.line, start.launcher
+        ranks = (started_per_node(found, nodes) or 0) if found else 0
+        if found and ranks_without_gpu(ranks, gpus) and "--cpu" not in found.flags:
             yield Hit(line, {"ranks": str(ranks), "what": "ranks", "gpus": str(gpus)}, severity="error")
 
 

@@ -15,6 +15,7 @@ from drumbeat.commands.shell import Fault, Lexer
 from drumbeat.commands.syntax import names_read, parse_loosely
 from drumbeat.commands.values import without_marks
 from drumbeat.lint.context import LONGEST_FIXED, Context, Edit, Hit
+from drumbeat.lint.starts import PER_TASK, STARTERS
 from drumbeat.plan import masks
 from drumbeat.plan.variables import DEAD, DEBUGGING, SPELT
 
@@ -300,8 +301,6 @@ CHECKS = {
 
 # Checks of a script's requests to Slurm, and of what runs once per job although it should run in every task.
 
-_PER_TASK = {"SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID"}
-_STARTERS = ("srun", "mpirun", "mpiexec")
 _INHERITED = {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", *SPELT, *DEAD, *DEBUGGING}
 _LAUNCHERS = re.compile(r"^(?:\S*/)?(?:torchrun|accelerate launch|deepspeed|python[\d.]*)(?:\s|$)")
 
@@ -393,31 +392,18 @@ def masks_overlap(context: Context) -> Iterator[Hit]:
             yield Hit(line, {"title": fault.title, "evidence": fault.evidence[0].text if fault.evidence else ""})
 
 
-def rank_in_batch_scope(context: Context) -> Iterator[Hit]:
-    """Find variables that must differ by task but are set once, in the batch script."""
-    if not context.batch:
-        return
-    for command in context.script.commands:
-        if TASK in command.within or FILE in command.within or SUBSTITUTION in command.within:
-            continue
-        for each in command.assignments:
-            fixed = _PER_TASK & set(each.value.active) or re.fullmatch(r"\d+", each.text)
-            if fixed and each.name in ("RANK", "LOCAL_RANK", "NODE_RANK") and each.how == "export":
-                yield Hit(each.line, {"name": each.name, "value": each.text})
-
-
 _NODE_RANK = re.compile(r"--(?:node|machine)[-_]rank[= ]?\$\{?SLURM_\w+\}?")
 
 
 def rank_frozen(context: Context) -> Iterator[Hit]:
     """Find `srun ... $SLURM_PROCID`: the batch shell replaces it before srun sees it."""
     for command in context.script.commands:
-        if TASK in command.within or FILE in command.within or not set(command.names) & set(_STARTERS):
+        if TASK in command.within or FILE in command.within or not set(command.names) & set(STARTERS):
             continue
         written = " ".join(word.raw for word in command.words)
         dynamic = re.search(r"rdzv[-_]backend[= ]['\"]?(?:c10d|etcd)", written)  # it numbers the nodes itself
         for before, word in zip(("", *command.names), command.words):
-            frozen = _PER_TASK & set(word.active)
+            frozen = PER_TASK & set(word.active)
             if frozen and dynamic:
                 rest = _NODE_RANK.sub("", f"{before if before.endswith('rank') else ''} {word.raw}")
                 frozen &= set(re.findall(r"(?<!\\)\$\{?(\w+)", rest))
@@ -428,9 +414,7 @@ def rank_frozen(context: Context) -> Iterator[Hit]:
 def not_exported(context: Context) -> Iterator[Hit]:
     script = context.script
     commands = list(script.commands)
-    started = context.started(
-        lambda words: bool(set(words) & set(_STARTERS)) or bool(_LAUNCHERS.match(" ".join(words)))
-    )
+    started = context.started(lambda words: bool(set(words) & set(STARTERS)) or bool(_LAUNCHERS.match(" ".join(words))))
     launches = [each.line for each in started]
     exported = {name for each in started for name, variable in each.variables.items() if variable.exported}
     exported |= {each.name for each in script.assignments if each.how == "option"}
@@ -466,13 +450,13 @@ def monitor_on_one_node(context: Context) -> Iterator[Hit]:
     if not context.batch or (context.nodes or 1) < 2:
         return
     for command in context.script.commands:
-        if command.within or not command.background or set(command.names) & set(_STARTERS):
+        if command.within or not command.background or set(command.names) & set(STARTERS):
             continue
         if command.name in ("nvidia-smi", "rocm-smi", "amd-smi", "dcgmi"):
             yield Hit(command.line, {"name": command.name})
 
 
-_LOCAL = re.compile(r"(?:/tmp|/var/tmp|/dev/shm|/scratch/local|\$\{?(?:TMPDIR|SLURM_TMPDIR|LOCAL_SCRATCH))(?![\w-])")
+NODE_LOCAL = re.compile(r"(?:/tmp|/var/tmp|/dev/shm|/scratch/local|\$\{?(?:TMPDIR|SLURM_TMPDIR|LOCAL_SCRATCH))(?![\w-])")
 
 
 def staged_on_one_node(context: Context) -> Iterator[Hit]:
@@ -484,7 +468,7 @@ def staged_on_one_node(context: Context) -> Iterator[Hit]:
             continue
         inside = re.search(r" (?:-C|-d|--directory)[ =]?(\S+)", command.text)
         target = inside[1] if inside else words[-1] if command.name in ("cp", "rsync", "mv") else ""
-        if _LOCAL.match(target):
+        if NODE_LOCAL.match(target):
             yield Hit(command.line, {"name": command.name, "target": target, "nodes": str(context.nodes)})
 
 
@@ -586,7 +570,6 @@ SLURM_CHECKS = {
     "sbatch-misspelt": sbatch_misspelt,
     "cores-for-one-task": cores_for_one_task,
     "masks-overlap": masks_overlap,
-    "rank-in-batch-scope": rank_in_batch_scope,
     "rank-frozen": rank_frozen,
     "not-exported": not_exported,
     "launched-on-one-node": launched_on_one_node,

@@ -10,7 +10,7 @@ from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Sequenc
 from drumbeat.base.redact import redact
 from drumbeat.commands.script import MAX_TEXT, Command, Script, read
 from drumbeat.findings.model import Evidence, Finding
-from drumbeat.lint import checks_launch, checks_shell, pages, python_program
+from drumbeat.lint import checks_launch, checks_ranks, checks_shell, pages, python_program
 from drumbeat.lint.context import LONGEST_FIXED, Context, Edit, Hit, Rule, compiled, rules
 from drumbeat.lint.pages import COMMANDS, SCRIPTS, SHELL, Block, blocks, is_document
 
@@ -69,7 +69,13 @@ def _counted(count: int, word: str) -> str:
     return f"{count:,} {word}{'' if count == 1 else 's'}"
 
 
-CHECKS = {**checks_shell.CHECKS, **checks_shell.SLURM_CHECKS, **checks_launch.CHECKS, **checks_launch.VARIABLE_CHECKS}
+CHECKS = {
+    **checks_shell.CHECKS,
+    **checks_shell.SLURM_CHECKS,
+    **checks_launch.CHECKS,
+    **checks_launch.VARIABLE_CHECKS,
+    **checks_ranks.CHECKS,
+}
 MAX_SHOWN = 160
 Words = Dict[str, str]
 Read = Callable[[str], str]
