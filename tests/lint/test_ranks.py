@@ -71,3 +71,86 @@ def test_fewer_visible_gpus_than_ranks(body, severity):
 )
 def test_enough_visible_gpus(body):
     assert "devices-hidden" not in found(body)
+
+
+PAIR = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n#SBATCH --gpus-per-node=4\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "severity"),
+    [
+        ("srun torchrun --nproc_per_node 4 t.py", "error"),
+        ("srun torchrun --standalone --nproc_per_node 4 t.py", "error"),
+        ("srun torchrun --nnodes=1 --nproc_per_node 4 t.py", "error"),
+        ("srun bash -c 'source env.sh; torchrun --nproc_per_node 4 t.py'", "error"),
+        ("srun --ntasks=2 accelerate launch --num_processes 8 t.py", "warning"),
+    ],
+)
+def test_launchers_that_know_nothing_of_each_other(body, severity):
+    assert found(body, PAIR)["nodes-apart"].severity == severity
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "srun -N1 -n1 torchrun --nproc_per_node 4 t.py",
+        "srun --ntasks=1 torchrun --nproc_per_node 4 t.py",
+        "srun torchrun --nnodes=$SLURM_NNODES --nproc_per_node 4 --rdzv_endpoint=$H:1 t.py",
+        "srun torchrun --nnodes=1:2 --nproc_per_node 4 --rdzv_endpoint=$H:1 t.py",
+        "srun torchrun $ARGS t.py",
+        "export PET_NNODES=2\nsrun torchrun --nproc_per_node 4 t.py",
+        "srun bash -c 'torchrun --nproc_per_node 4 t.py --seed $SLURM_PROCID'",
+        "srun accelerate launch --config_file c.yaml t.py",
+        "for h in $(scontrol show hostnames); do\nsrun -N1 -n1 -w $h torchrun --nnodes=2 --nproc_per_node 4 t.py &\ndone\nwait",
+    ],
+)
+def test_one_training(body):
+    assert not {"nodes-apart", "nodes-unlike-job"} & found(body, PAIR).keys()
+
+
+def test_a_launcher_told_of_other_nodes_than_the_job_has():
+    many = found("srun torchrun --nnodes 4 --nproc_per_node 4 --rdzv_endpoint=$H:1 t.py", PAIR)["nodes-unlike-job"]
+    assert "4 nodes, and the job has 2" in many.title and "never come" in many.cause
+    few = found(
+        "srun torchrun --nnodes 2 --nproc_per_node 4 --rdzv_endpoint=$H:1 t.py", PAIR.replace("nodes=2", "nodes=3")
+    )
+    assert "refuse" in few["nodes-unlike-job"].cause
+    assert "nodes-unlike-job" not in found("srun torchrun --nnodes 2 t.py", "#!/bin/bash\n#SBATCH --nodes=1-2\n")
+
+
+READS = "import os\nrank = int(os.environ['RANK'])\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "program", "severity"),
+    [
+        ("python train.py", READS, "error"),
+        ("python train.py", "", "warning"),
+        ("bash -c 'export RANK=$SLURM_PROCID; exec python t.py'", "", "error"),
+        ("cd src\nmodule load x\npython3 -u main.py --epochs 3", "dist.init_process_group()", "error"),
+    ],
+)
+def test_several_tasks_and_nothing_that_starts_them(body, program, severity):
+    assert found(body, read=lambda path: program)["tasks-without-step"].severity == severity
+
+
+@pytest.mark.parametrize(
+    ("body", "program"),
+    [
+        ("srun python train.py", READS),
+        ("mpirun python train.py", READS),
+        ("torchrun --standalone --nproc_per_node=4 train.py", READS),
+        ("python train.py", READS + "mp.spawn(main, nprocs=4)"),
+        ("python prepare.py", ""),
+        ("python t.py --tokenizer train.json", "print(1)"),
+        ("ssh n1 python train.py\npython train.py", READS),
+        ("if [ $1 = x ]; then srun python train.py; else python train.py; fi", READS),
+    ],
+)
+def test_tasks_that_are_started_or_not_needed(body, program):
+    assert "tasks-without-step" not in found(body, read=lambda path: program)
+
+
+def test_tasks_asked_for_as_cores():
+    head = "#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --ntasks=8\n#SBATCH --gres=gpu:2\n"
+    assert "tasks-without-step" not in found("python train.py", head)

@@ -16,7 +16,8 @@ def codes(text, name="-"):
     return [finding.code for finding in lint(text, name).findings]
 
 
-PROGRAMS = {"ranks-unset": "import os\nrank = int(os.environ['RANK'])\nloss.backward()"}  # that the example starts
+READS_RANK = "import os\nrank = int(os.environ['RANK'])\nloss.backward()"
+PROGRAMS = dict.fromkeys(("ranks-unset", "tasks-without-step"), READS_RANK)  # that the examples start
 
 
 @pytest.mark.parametrize("name", RULES)

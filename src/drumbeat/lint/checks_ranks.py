@@ -62,7 +62,97 @@ def devices_hidden(context: Context) -> Iterator[Hit]:
                 yield Hit(line, words, severity="warning" if start.step and name in start.inherited else "error")
 
 
+def _asked(start: Start) -> Tuple[str, Optional[int]]:
+    """Return what a launcher is told about the number of nodes: as written, and the number if it says one."""
+    launcher = start.launcher
+    if launcher is None or launcher.kind not in _NODE_BY_NODE or "--standalone" in launcher.flags:
+        return "", 1
+    given = launcher.said("--nnodes", "--num-machines") or start.value("PET_NNODES")
+    return given, (int(given) if given.isdecimal() else None) if given else 1
+
+
+_NODE_BY_NODE = ("torchrun", "launch", "tune", "accelerate")  # launchers that start the ranks of one node
+
+
+def nodes_apart(context: Context) -> Iterator[Hit]:
+    """Find a launcher on each of several nodes that is told nothing of the others."""
+    for start in context.starts if context.batch else ():
+        launcher, (nodes, tasks) = start.launcher, context.extent(start)
+        if launcher is None or launcher.kind not in _NODE_BY_NODE or not nodes or nodes < 2 or _het(start, context):
+            continue
+        given, asked = _asked(start)
+        words = launcher.script
+        told = "--config-file" in launcher.flags or not words or words[0].startswith("$")  # perhaps by what is not seen
+        by_task = any(PER_TASK & names_read(word) for word in words)  # a training of its own for each task, on purpose
+        if asked == 1 and tasks and tasks >= nodes and not told and not by_task:
+            option = "--num_machines" if launcher.kind == "accelerate" else "--nnodes"
+            shown = (
+                f"{option}={given}" if given else "--standalone" if "--standalone" in launcher.flags else f"no {option}"
+            )
+            severity = "warning" if launcher.kind == "accelerate" and not given else ""  # its own file may tell it
+            yield Hit(start.line, {"nodes": str(nodes), "name": launcher.words, "shown": shown}, severity=severity)
+
+
+def nodes_unlike_job(context: Context) -> Iterator[Hit]:
+    job = context.job_nodes
+    for start in context.starts if job else ():
+        given, asked = _asked(start)
+        if given and asked and asked not in (1, job, context.extent(start).nodes) and not _het(start, context):
+            words = {
+                "asked": str(asked),
+                "nodes": str(job),
+                "s": "s" * (job != 1),
+                "name": start.launcher.words if start.launcher else "",
+            }
+            what = (
+                "wait for nodes that never come"
+                if asked > (job or 0)
+                else "refuse the nodes beyond them, or start without them"
+            )
+            yield Hit(start.line, {**words, "what": what})
+
+
+def _het(start: Start, context: Context) -> bool:
+    """Return true for a job of several components, each with nodes of its own."""
+    return "het-group" in start.flags or bool(re.search(r"(?m)^#SBATCH\s+(?:het|pack)job", context.script.text))
+
+
+_READS_RANK = re.compile(
+    r"(?:environ(?:\.get)?|getenv)[\[(]\s*['\"](?:RANK|LOCAL_RANK|WORLD_SIZE|SLURM_(?:PROC|LOCAL)ID)\b|init_process_group\("
+)
+_STARTS_ITS_OWN = re.compile(
+    r"\bspawn\b|multiprocessing|Process\(|\bPopen\b|\bsubprocess\b|\bray\b|submitit|SlurmCluster"
+)
+# Whatever may start tasks elsewhere, also in a part of the script that is not followed.
+_REACHES_OUT = re.compile(r"\b(?:srun|mpirun|mpiexec|ssh|pdsh|clush|parallel|ray|flux|jsrun|aprun|prun|drumbeat\S*)\b")
+
+
+def tasks_without_step(context: Context) -> Iterator[Hit]:
+    """Find a training that the batch script starts itself, although the job asks for several tasks."""
+    step = Start(0, "srun", {}, (), None, {}, {}, frozenset())
+    nodes, tasks = context.extent(step)
+    if not context.script.directives or not tasks or tasks < 2 or not context.gpus:
+        return
+    written = "\n".join(line for _, line in context.script.code_lines())
+    if _REACHES_OUT.search(written) or any(start.step or start.launcher for start in context.starts):
+        return
+    for start in context.starts:
+        name = start.program
+        if not (name and start.python and not start.background) or "-m" in start.words[:-1]:
+            continue
+        text = context.read(name)
+        numbered = any(PER_TASK & names_read(start.value(each)) for each in _RANK)
+        if numbered or text and _READS_RANK.search(text) and not _STARTS_ITS_OWN.search(text):
+            yield Hit(start.line, {"tasks": str(tasks), "name": name, "unread": ""})
+        elif not text and "train" in name and (nodes or 1) * context.gpus == tasks and tasks > 1:
+            words = {"tasks": str(tasks), "name": name, "unread": " (the program was not read)"}
+            yield Hit(start.line, words, severity="warning")
+
+
 CHECKS = {
+    "tasks-without-step": tasks_without_step,
+    "nodes-apart": nodes_apart,
+    "nodes-unlike-job": nodes_unlike_job,
     "rank-in-batch-scope": rank_in_batch_scope,
     "devices-hidden": devices_hidden,
 }

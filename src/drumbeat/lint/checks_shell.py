@@ -456,7 +456,9 @@ def monitor_on_one_node(context: Context) -> Iterator[Hit]:
             yield Hit(command.line, {"name": command.name})
 
 
-NODE_LOCAL = re.compile(r"(?:/tmp|/var/tmp|/dev/shm|/scratch/local|\$\{?(?:TMPDIR|SLURM_TMPDIR|LOCAL_SCRATCH))(?![\w-])")
+NODE_LOCAL = re.compile(
+    r"(?:/tmp|/var/tmp|/dev/shm|/scratch/local|\$\{?(?:TMPDIR|SLURM_TMPDIR|LOCAL_SCRATCH))(?![\w-])"
+)
 
 
 def staged_on_one_node(context: Context) -> Iterator[Hit]:

@@ -38,6 +38,7 @@ class Start(NamedTuple):
     inherited: Mapping[str, Inherited]  # exported by the batch script, and not set again by the task
     own: Mapping[str, str]  # set in the task
     reads: FrozenSet[str]  # variables that the text of `bash -c` in the task reads
+    background: bool = False
     wrapped: bool = False  # a script of the user stands between step and program: it may set anything
 
     @property
@@ -80,6 +81,7 @@ def _of(
         own.update({name: shell.marks.resolved(value) for name, value in each.prefix.items()})
     step, flags = (outer.step, outer.flags) if outer else ("", {})
     start = Start(each.line, step, flags, tuple(words), None, {}, own, outer.reads if outer else frozenset())
+    start = start._replace(background=each.background or bool(outer and outer.background))
     at, wrapped = 0, bool(outer and outer.wrapped)
     for place, word in enumerate(words[:_MOST_WORDS]):
         name = os.path.basename(word)
