@@ -154,3 +154,53 @@ def test_tasks_that_are_started_or_not_needed(body, program):
 def test_tasks_asked_for_as_cores():
     head = "#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --ntasks=8\n#SBATCH --gres=gpu:2\n"
     assert "tasks-without-step" not in found("python train.py", head)
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ("export RANK=$SLURM_PROCID WORLD_SIZE=8\n{}", "local-rank-missing"),
+        ("export LOCAL_RANK=$SLURM_PROCID\n{}", "rank-as-local-rank"),
+        ("WORLD_SIZE=8\n{}", "not-exported"),
+        ("export NODE_RANK=$SLURM_NODEID\n{}", "rank-in-batch-scope"),
+    ],
+)
+def test_a_launcher_sets_the_variables_of_its_ranks_itself(body, code):
+    launcher = "srun torchrun --nnodes=2 --nproc_per_node=4 --rdzv_endpoint=$H:1 t.py"
+    assert code in found(body.format("srun python t.py"), PAIR)
+    assert code not in found(body.format(launcher), PAIR)
+    assert code in found(body.format(f"{launcher}\nsrun python t.py"), PAIR)  # what has no launcher inherits it still
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "export MASTER_ADDR=gpu01\nsrun bash -c 'RANK=$SLURM_PROCID python t.py'",
+        "HOST=10.1.2.3\nexport MASTER_ADDR=$HOST\nsrun python t.py",
+        "export MASTER_ADDR=gpu01\nsrun torchrun --nnodes 2 --rdzv_backend c10d --rdzv_endpoint $MASTER_ADDR:$P t.py",
+        "srun accelerate launch --num_machines 2 --num_processes 8 --main_process_ip gpu01.site.org t.py",
+    ],
+)
+def test_a_master_that_slurm_need_not_choose(body):
+    assert found(body, PAIR)["master-is-literal"].severity == "error"
+
+
+@pytest.mark.parametrize(
+    ("body", "head"),
+    [
+        ("export MASTER_ADDR=$(hostname)\nsrun python t.py", PAIR),
+        ("export MASTER_ADDR=gpu01\nsrun python t.py", PAIR.replace("nodes=2", "nodes=1")),
+        ("export MASTER_ADDR=gpu01\nsrun python t.py", PAIR + "#SBATCH -w gpu01,gpu02\n"),
+        ("export MASTER_ADDR=gpu01\nsrun python t.py", "#!/bin/bash\n"),
+        ("export MASTER_ADDR=gpu01\nsrun torchrun --nnodes 2 --rdzv_backend c10d --rdzv_endpoint $H:1 t.py", PAIR),
+        ("srun torchrun --nnodes 2 --rdzv_backend etcd-v2 --rdzv_endpoint etcd.site.org:2379 t.py", PAIR),
+        ("export MASTER_ADDR=${HEAD:-gpu01}\nsrun python t.py", PAIR),
+    ],
+)
+def test_a_master_that_may_be_right(body, head):
+    assert "master-is-literal" not in found(body, head)
+
+
+def test_an_exported_master_numbers_no_ranks():
+    assert "ranks-unset" in found("export MASTER_ADDR=$(hostname)\nsrun python train.py")
+    assert "ranks-unset" not in found("export MASTER_ADDR=$(hostname) WORLD_SIZE=8\nsrun python train.py")

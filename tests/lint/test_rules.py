@@ -254,7 +254,7 @@ def test_an_interpreter_that_is_not_the_first_line():
         ("import lightning\nos.environ['LOCAL_RANK']", "srun python train.py", None),
         ("print(1)", "srun python train.py", None),
         ("", "srun python train.py", "info"),
-        ("", "export MASTER_ADDR=$H\nsrun python train.py", None),
+        ("", "export MASTER_ADDR=$H\nsrun python train.py", "info"),
         ("", "srun python download.py", None),
     ],
 )

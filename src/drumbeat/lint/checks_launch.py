@@ -97,12 +97,6 @@ def rendezvous_missing(context: Context) -> Iterator[Hit]:
             yield Hit(command.line, {"shown": "neither --master-addr nor --rdzv-endpoint"})
 
 
-def local_rank_missing(context: Context) -> Iterator[Hit]:
-    exported = {each.name: each.line for each in context.script.assignments if each.how == "export"}
-    if "RANK" in exported and "WORLD_SIZE" in exported and "LOCAL_RANK" not in exported:
-        yield Hit(exported["RANK"])
-
-
 def container_variable_twice(context: Context) -> Iterator[Hit]:
     carried: Set[str] = {
         each.name for each in context.script.assignments if each.spelt != each.name and each.how == "export"
@@ -210,8 +204,8 @@ def ranks_unset(context: Context) -> Iterator[Hit]:
         words_of = {"name": script, "tasks": str(tasks)}
         if _READS_RANK.search(text) and not any(map(_NUMBERS_ITSELF.search, texts)):
             yield Hit(command.line, {**words_of, "what": "it reads RANK and WORLD_SIZE, and nothing sets them"})
-        elif not text and context.gpus and not given & {"MASTER_ADDR", "WORLD_SIZE"} and "train" in script:
-            what = "nothing here sets RANK or MASTER_ADDR (the program was not read)"
+        elif not text and context.gpus and "WORLD_SIZE" not in given and "train" in script:
+            what = "nothing here sets RANK (the program was not read)"
             yield Hit(command.line, {**words_of, "what": what}, severity="info")
 
 
@@ -275,7 +269,6 @@ CHECKS = {
     "ranks-unset": ranks_unset,
     "rendezvous-mixed": rendezvous_mixed,
     "rendezvous-missing": rendezvous_missing,
-    "local-rank-missing": local_rank_missing,
     "container-variable-twice": container_variable_twice,
     "fabric-unset": fabric_unset,
 }

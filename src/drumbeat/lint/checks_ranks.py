@@ -33,6 +33,55 @@ def rank_in_batch_scope(context: Context) -> Iterator[Hit]:
                 yield Hit(line, {"name": name, "value": value})
 
 
+def _overridden(context: Context, name: str, line: int) -> bool:
+    """Return true if all that inherits this assignment is launchers, which set the variable for their ranks themselves."""
+    heirs = [each for each in context.starts if name in each.inherited and each.inherited[name].line == line]
+    heirs = [each for each in heirs if each.launcher or each.python or each.step]
+    return bool(heirs) and name in OF_LAUNCHERS and all(each.launcher and name not in each.reads for each in heirs)
+
+
+def local_rank_missing(context: Context) -> Iterator[Hit]:
+    exported = {each.name: each.line for each in context.script.assignments if each.how == "export"}
+    half = "RANK" in exported and "WORLD_SIZE" in exported and "LOCAL_RANK" not in exported
+    if half and not _overridden(context, "RANK", exported["RANK"]):
+        yield Hit(exported["RANK"])
+
+
+_GLOBAL = re.compile(r"\$\{?(?:SLURM_PROCID|RANK|OMPI_COMM_WORLD_RANK|PMI_RANK|PMIX_RANK)\}?")
+
+
+def rank_as_local_rank(context: Context) -> Iterator[Hit]:
+    for each in context.script.assignments:
+        wrong = each.name in ("LOCAL_RANK", *_DEVICES) and _GLOBAL.fullmatch(each.text)
+        if wrong and not _overridden(context, each.name, each.line):
+            yield Hit(each.line, {"name": each.name, "value": each.text})
+
+
+def master_is_literal(context: Context) -> Iterator[Hit]:
+    """Find a host that the script names as rank 0's although Slurm chooses the nodes."""
+    script = context.script
+    nodes = context.job_nodes or 1
+    if nodes < 2 or not script.directives or script.option("nodelist", "nodefile", "reservation"):
+        return
+    seen: Set[int] = set()
+    for start in context.starts:
+        launcher, line = start.launcher, start.line
+        if start.flags.keys() & {"nodelist", "nodefile"} or context.extent(start).nodes == 1 and start.step:
+            continue
+        if launcher:
+            outside = launcher.said("--rdzv-backend").startswith("etcd")  # a server of its own
+            host = "" if outside else launcher.master.partition(":")[0]
+        elif start.step or start.python:
+            host = start.value("MASTER_ADDR")
+            line = start.inherited["MASTER_ADDR"].line if "MASTER_ADDR" in start.inherited else line
+        else:
+            continue
+        literal = re.fullmatch(r"[A-Za-z0-9][\w.-]*", host) and not re.match(r"localhost|127\.|0\.0\.0\.0", host)
+        if literal and line not in seen:
+            seen.add(line)
+            yield Hit(line, {"value": host, "nodes": str(nodes)})
+
+
 def _ranks_per_node(context: Context, start: Start) -> Optional[int]:
     """Return how many ranks share a node; None if unknown."""
     nodes, tasks = context.extent(start)
@@ -150,6 +199,9 @@ def tasks_without_step(context: Context) -> Iterator[Hit]:
 
 
 CHECKS = {
+    "local-rank-missing": local_rank_missing,
+    "rank-as-local-rank": rank_as_local_rank,
+    "master-is-literal": master_is_literal,
     "tasks-without-step": tasks_without_step,
     "nodes-apart": nodes_apart,
     "nodes-unlike-job": nodes_unlike_job,

@@ -15,7 +15,7 @@ from drumbeat.commands.shell import Fault, Lexer
 from drumbeat.commands.syntax import names_read, parse_loosely
 from drumbeat.commands.values import without_marks
 from drumbeat.lint.context import LONGEST_FIXED, Context, Edit, Hit
-from drumbeat.lint.starts import PER_TASK, STARTERS
+from drumbeat.lint.starts import OF_LAUNCHERS, PER_TASK, STARTERS
 from drumbeat.plan import masks
 from drumbeat.plan.variables import DEAD, DEBUGGING, SPELT
 
@@ -422,6 +422,8 @@ def not_exported(context: Context) -> Iterator[Hit]:
         exported |= set(
             re.findall(r"\w+", " ".join(value for name, value in options(command.names) if name == "export"))
         )
+    ranks = [each for each in context.starts if each.step or each.launcher or each.python]
+    own = OF_LAUNCHERS if ranks and all(each.launcher for each in ranks) else frozenset()  # set for the ranks anyhow
     used: Set[str] = set()
     for command in commands:
         for word in [*command.words, *(each.value for each in command.assignments)]:
@@ -430,7 +432,7 @@ def not_exported(context: Context) -> Iterator[Hit]:
     for each in script.assignments:
         if each.how != "plain" or each.name in exported or each.name in used or not launches:
             continue
-        if each.name in _INHERITED and max(launches) >= each.line:
+        if each.name in _INHERITED - own and max(launches) >= each.line:
             yield Hit(each.line, {"name": each.name})
 
 
