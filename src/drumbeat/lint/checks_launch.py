@@ -141,7 +141,8 @@ def launcher_per_task(context: Context) -> Iterator[Hit]:
         started = re.search(r"--nproc[-_]per[-_]node[= ](\d{1,4})", text)
         if asked.isdecimal() and int(asked) > 1 and (started is None or int(started.group(1)) > 1):
             ranks = f"{int(asked) * int(started.group(1))}" if started else f"{asked} times as many"
-            yield Hit(command.line, {"tasks": asked, "ranks": ranks})
+            name = "accelerate launch" if "accelerate launch" in text else "torchrun"
+            yield Hit(command.line, {"tasks": asked, "ranks": ranks, "name": name})
 
 
 def deepspeed_on_every_node(context: Context) -> Iterator[Hit]:

@@ -496,6 +496,16 @@ _QUICK = frozenset((
 ))  # fmt: skip
 
 
+def _works(context: Context, command: Command) -> bool:
+    """Return true for a step, a launcher, or a Python program, as against a service beside the work."""
+    try:
+        found = find_launcher(context.script.values(command))
+    except Problem:
+        found = None
+    program = re.match(r"(?:\S*/)?python[\d.]* (?:-\w+ )*\S*train\S*\.py\b", context.script.line_of(command))
+    return bool(found or program or set(command.names) & {"srun", "torchrun", "mpirun"})
+
+
 def not_waited_for(context: Context) -> Iterator[Hit]:
     if not context.script.directives:
         return
@@ -503,7 +513,7 @@ def not_waited_for(context: Context) -> Iterator[Hit]:
     for command in context.script.commands:
         if command.within:
             continue
-        if command.background and set(command.names) & {"srun", "torchrun", "mpirun"}:
+        if command.background and _works(context, command):
             started = command
         elif not command.background and command.name and command.name not in _QUICK:
             started = None  # wait, or work in the foreground for which the other is only a service
@@ -563,7 +573,7 @@ def gpus_task_by_task(context: Context) -> Iterator[Hit]:
         *((each.name, each.value, each.line) for each in script.directives if shared),
     ]:
         if name == "gpus-per-task" or name == "gpu-bind" and value not in ("none", "N"):
-            yield Hit(line)
+            yield Hit(line, {"instead": "--gpu-bind=none" if name == "gpu-bind" else "--gpus-per-node"})
 
 
 SLURM_CHECKS = {
