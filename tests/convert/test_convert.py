@@ -656,3 +656,12 @@ def test_what_is_left_out_is_quoted_in_the_words_of_the_script(flag):
     draft = convert(f"#!/bin/bash\n#SBATCH -N 2 -G 8\n{head}\nsrun torchrun --nnodes=2 {flag} train.py\n")
     (said,) = [note.text for note in draft.left_out if "torchrun" in note.why]
     assert "head" in said and "MASTER_ADDR" not in said
+
+
+@pytest.mark.parametrize(("minutes", "asked"), [(2, True), (30, False)])
+def test_a_limit_that_submit_would_refuse_is_to_be_checked(minutes, asked, tmp_path, capsys):
+    script = tmp_path / "run.sbatch"
+    script.write_text(f"#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --time={minutes}\nsrun torchrun train.py\n")
+    assert main(["convert", str(script)]) == 0
+    told = capsys.readouterr()
+    assert ("leave no time to train" in told.out) is asked and f"{int(asked)} to check" in told.err

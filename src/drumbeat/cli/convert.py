@@ -26,6 +26,7 @@ def add_arguments(parser: Any) -> None:
 
 
 def run(args: Any) -> int:
+    from drumbeat.backends.slurm.directives import too_short
     from drumbeat.base.problem import Problem
     from drumbeat.base.redact import printable
     from drumbeat.commands.program import reader
@@ -42,8 +43,13 @@ def run(args: Any) -> int:
             "give the batch script that starts it; without one, drumbeat init writes a job file for its folder",
         )
     draft = draft_of(script, args.script, arguments, reader(os.getcwd(), ""))
-    text = job_file(draft, "standard input" if args.script == "-" else args.script)
-    job_from_text(text, "the converted job")
+    source = "standard input" if args.script == "-" else args.script
+    text = job_file(draft, source)
+    job = job_from_text(text, "the converted job")
+    refused = too_short(job.time or 0, job.stop_grace, "time")
+    if refused:
+        draft.question(draft.lines.get("time", 0), draft.keys["time"], f"{refused.what}; {refused.fix}")
+        text = job_file(draft, source)
     if args.json:
         names = ("left_out", "to_check", "to_export", "advice")
         notes = {name: getattr(draft, name) for name in names}
