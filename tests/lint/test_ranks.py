@@ -204,3 +204,20 @@ def test_a_master_that_may_be_right(body, head):
 def test_an_exported_master_numbers_no_ranks():
     assert "ranks-unset" in found("export MASTER_ADDR=$(hostname)\nsrun python train.py")
     assert "ranks-unset" not in found("export MASTER_ADDR=$(hostname) WORLD_SIZE=8\nsrun python train.py")
+
+
+@pytest.mark.parametrize(
+    ("body", "title"),
+    [
+        ("export OMP_NUM_THREADS=64\nsrun python t.py", "OMP_NUM_THREADS=64, and a task has 16 cores"),
+        ("srun --cpus-per-task=1 python t.py", "1 core, and the job asks for 16"),
+        ("srun --cpu-bind=mask_cpu:fe,fe00 python t.py", "2 entries of --cpu-bind for 4 tasks"),
+        ("srun --cpu-bind=verbose,map_cpu:0,8 python t.py", "2 entries of --cpu-bind for 4 tasks"),
+        ("export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK\nsrun --cpu-bind=mask_cpu:1,2,4,8 python t.py", None),
+        ("export OMP_NUM_THREADS=16\nsrun -c 16 --cpu-bind=cores python t.py", None),
+        ("srun -c 1 ./collect\nsrun --ntasks-per-node=2 --cpu-bind=map_cpu:0,8 python t.py", None),
+    ],
+)
+def test_cores_of_a_task(body, title):
+    got = found(body, HEAD + "#SBATCH --cpus-per-task=16\n").get("cores-of-a-task")
+    assert title in got.title if title else got is None

@@ -198,7 +198,37 @@ def tasks_without_step(context: Context) -> Iterator[Hit]:
             yield Hit(start.line, words, severity="warning")
 
 
+def cores_of_a_task(context: Context) -> Iterator[Hit]:
+    """Find tasks with fewer cores than their threads, than the job asks for, or than a list of masks allows."""
+    asked = context.script.option("cpus-per-task")
+    whole = _count(asked.value) if asked else None
+    for start in context.starts:
+        if start.step != "srun" or not (start.launcher or start.python):
+            continue
+        own, tasks = _count(start.flags.get("cpus-per-task", "")), context.extent(start).tasks_per_node
+        if own == 1 and whole and whole > 1:
+            yield Hit(
+                start.line, {"what": f"each task of this step gets 1 core, and the job asks for {whole} per task"}
+            )
+        cores = own or whole
+        threads = _count(start.value("OMP_NUM_THREADS"))
+        if cores and threads and threads > cores > 1 and not start.wrapped:
+            line = start.inherited["OMP_NUM_THREADS"].line if "OMP_NUM_THREADS" in start.inherited else start.line
+            yield Hit(line, {"what": f"OMP_NUM_THREADS={threads}, and a task has {cores} cores"})
+        kind, _, masks = start.flags.get("cpu-bind", "").rpartition(":")
+        count = masks.count(",") + 1
+        if kind.endswith(("mask_cpu", "map_cpu")) and "$" not in masks and tasks and 1 < count < tasks:
+            yield Hit(
+                start.line, {"what": f"{count} entries of --cpu-bind for {tasks} tasks per node: they share cores"}
+            )
+
+
+def _count(text: str) -> Optional[int]:
+    return int(text) if re.fullmatch(r"\d{1,5}", text) else None
+
+
 CHECKS = {
+    "cores-of-a-task": cores_of_a_task,
     "local-rank-missing": local_rank_missing,
     "rank-as-local-rank": rank_as_local_rank,
     "master-is-literal": master_is_literal,
