@@ -10,10 +10,11 @@ from drumbeat.commands.syntax import names_read
 from drumbeat.lint.checks_shell import NODE_LOCAL
 from drumbeat.lint.context import Context, Hit
 from drumbeat.lint.starts import OF_LAUNCHERS, PER_TASK, Start
+from drumbeat.machine.vendors import visibility_names
 from drumbeat.plan.variables import SPELT
 
 _RANK = ("RANK", "LOCAL_RANK", "NODE_RANK")
-_DEVICES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+_DEVICES = visibility_names()
 
 
 def rank_in_batch_scope(context: Context) -> Iterator[Hit]:
