@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from drumbeat.base.problem import Problem
+from drumbeat.cli.entry import main
 from drumbeat.convert.convert import convert
 from drumbeat.convert.draft import job_file
 from drumbeat.jobfile.check import expand
@@ -625,3 +626,42 @@ def test_no_finding_about_a_flag_that_the_conversion_removes(value):
         script(f"srun torchrun --nnodes=2 --node_rank={value} train.py --shard $SLURM_PROCID", sbatch=("-N 2",))
     )
     assert [note.why for note in own.advice if "rank-frozen" in note.why]
+
+
+def test_options_of_mpirun_that_are_not_taken_over_are_named():
+    head = "#!/bin/bash\n#SBATCH -N 4 --ntasks-per-node=4\n"
+    draft = convert(f"{head}mpirun -np 16 --map-by ppr:4:node:PE=16 -x LD_LIBRARY_PATH -x A=1 python train.py\n")
+    said = [note.text for note in draft.left_out]
+    assert "mpirun --map-by ppr:4:node:PE=16" in said and "mpirun -x LD_LIBRARY_PATH" in said
+    assert draft.keys["ranks-per-node"] == 4 and draft.env["A"] == "1"
+
+
+def test_a_python_program_is_refused(tmp_path, capsys):
+    program = tmp_path / "train.py"
+    program.write_text("import torch\nprint(1)\n")
+    assert main(["convert", str(program)]) == 2
+    said = capsys.readouterr().err
+    assert "is a Python program, not a batch script" in said and "drumbeat init" in said
+
+
+def test_the_script_alone_is_required(capsys):
+    with pytest.raises(SystemExit) as left:
+        main(["convert"])
+    assert left.value.code == 2 and capsys.readouterr().err.rstrip().endswith("required: SCRIPT")
+
+
+@pytest.mark.parametrize("flag", ["--master_addr $head", "--master_addr=$head", "--rdzv_endpoint $head:29500"])
+def test_what_is_left_out_is_quoted_in_the_words_of_the_script(flag):
+    head = "head=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n1)"
+    draft = convert(f"#!/bin/bash\n#SBATCH -N 2 -G 8\n{head}\nsrun torchrun --nnodes=2 {flag} train.py\n")
+    (said,) = [note.text for note in draft.left_out if "torchrun" in note.why]
+    assert "head" in said and "MASTER_ADDR" not in said
+
+
+@pytest.mark.parametrize(("minutes", "asked"), [(2, True), (30, False)])
+def test_a_limit_that_submit_would_refuse_is_to_be_checked(minutes, asked, tmp_path, capsys):
+    script = tmp_path / "run.sbatch"
+    script.write_text(f"#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --time={minutes}\nsrun torchrun train.py\n")
+    assert main(["convert", str(script)]) == 0
+    told = capsys.readouterr()
+    assert ("leave no time to train" in told.out) is asked and f"{int(asked)} to check" in told.err

@@ -16,7 +16,8 @@ def codes(text, name="-"):
     return [finding.code for finding in lint(text, name).findings]
 
 
-PROGRAMS = {"ranks-unset": "import os\nrank = int(os.environ['RANK'])\nloss.backward()"}  # that the example starts
+READS_RANK = "import os\nrank = int(os.environ['RANK'])\nloss.backward()"
+PROGRAMS = dict.fromkeys(("ranks-unset", "tasks-without-step"), READS_RANK)  # that the examples start
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -72,6 +73,11 @@ HEAD = "#!/bin/bash\n#SBATCH --nodes=2\n"
         ("srun -n1 ray start --head --block &\npython train.py\n", False),  # a service beside the work
         ("srun -n1 ray start --head --block &\nwhile true; do curl -s http://h:1; sleep 5; done\n", False),
         ("srun -n1 ./a &\nsleep 5\necho started\n", True),
+        ("python -m torch.distributed.run --nproc_per_node=4 a.py &\n", True),
+        ("accelerate launch --num_processes 4 a.py &\n", True),
+        ("torchrun --standalone a.py &\nPID=$!\nwait $PID\n", False),
+        ("python train.py --fold 1 &\npython train.py --fold 2 &\n", True),
+        ("python train.py --fold 1 &\npython train.py --fold 2\n", False),
     ],
 )
 def test_a_service_in_the_background_needs_no_wait(text, found):
@@ -253,7 +259,7 @@ def test_an_interpreter_that_is_not_the_first_line():
         ("import lightning\nos.environ['LOCAL_RANK']", "srun python train.py", None),
         ("print(1)", "srun python train.py", None),
         ("", "srun python train.py", "info"),
-        ("", "export MASTER_ADDR=$H\nsrun python train.py", None),
+        ("", "export MASTER_ADDR=$H\nsrun python train.py", "info"),
         ("", "srun python download.py", None),
     ],
 )
@@ -272,3 +278,13 @@ def test_ranks_that_a_module_beside_the_program_sets():
     assert "ranks-unset" not in [
         each.code for each in lint(text, "j.sbatch", lambda path: files.get(path, "")).findings
     ]
+
+
+def test_a_fix_names_what_the_script_has_and_guesses_nothing():
+    head = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --gpus-per-node=4\n#SBATCH --mem=1000\n"
+    line = "srun --ntasks-per-node=4 --gpu-bind=closest accelerate launch --num_processes 8 t.py\n"
+    found = {each.code: each for each in lint(head + line, "x.sbatch").findings}
+    assert "1000G" not in found["memory-in-megabytes"].fix and "1000 MB" in found["memory-in-megabytes"].title
+    assert found["gpus-per-task"].fix.startswith("--gpu-bind=none")
+    per_task = found["launcher-per-task"]
+    assert per_task.cause.startswith("accelerate launch starts") and "torchrun" not in per_task.fix

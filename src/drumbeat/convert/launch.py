@@ -103,6 +103,7 @@ class Launch:
     )
     alone: bool = False  # the batch script starts it itself, on the first node
     mpi: str = ""  # what brings MPI to the ranks: mpirun, or a kind that srun's --mpi names
+    addresses: Dict[str, str] = field(default_factory=dict)  # with drumbeat's own address -> as the script has it
     wrapper: str = ""  # what stands around a launcher, and cannot be read here
     read_outside: FrozenSet[str] = frozenset()  # variables of the batch script in its words
     others: List[str] = field(default_factory=list)  # the words of the other steps
@@ -228,7 +229,10 @@ def peel(draft: Draft, started: Started, batch: Shell) -> Launch:
         draft.question(launch.line, image, "an image known only in the job: write its name, or export it and submit")
     _binds(draft, launch)
     launch.words = found_on_path(draft.marks, launch.words)
-    launch.words = [_met_at(draft.marks, word, before) for before, word in zip(["", *launch.words], launch.words)]
+    words = [_met_at(draft.marks, word, before) for before, word in zip(["", *launch.words], launch.words)]
+    for ours, own in zip(words, launch.words):
+        launch.addresses.update({ours: own, ours.partition("=")[2]: own.partition("=")[2]} if ours != own else {})
+    launch.words = words
     if not started.whole:
         _launcher(draft, launch)
     return launch
@@ -348,6 +352,8 @@ def _starter(draft: Draft, launch: Launch, program: str) -> None:
         per_node = re.fullmatch(r"ppr:(\d+):node\b.*", value) if name == "map-by" else None
         if per_node or name in PER_NODE and value.isdigit():
             launch.tasks = int(per_node[1] if per_node else value)
+            if per_node and not value.endswith(":node"):
+                draft.drop(launch.line, f"{program} --map-by {value}", _PLACED)
         elif name == "container-image":
             launch.container = True
             draft.set("container", whole_marks(value), launch.line)
@@ -360,6 +366,8 @@ def _starter(draft: Draft, launch: Launch, program: str) -> None:
             draft.drop(launch.line, f"{program} --{name}={value}", "no other step uses the container of that name")
         elif name == "x" and not is_srun:
             _give(launch, dict([_pair(value)] if "=" in value else []))
+            if "=" not in value:
+                draft.drop(launch.line, f"{program} -x {value}", "all exported variables reach the ranks")
         elif name in ("genv", "env") and not is_srun:
             _give(launch, dict([_pair(value.replace(" ", "=", 1))]))
         elif name in ("mca", "gmca") and " " in value:
@@ -670,7 +678,7 @@ def _launcher(draft: Draft, launch: Launch) -> None:
             why = f"options of {found.words} that are decided when the job runs: write ranks-per-node if they say it"
             draft.question(launch.line, word, why)
             draft.differences.append(Difference("rank processes", f"as {late.text} says", "one per GPU, or per node"))
-    flags = [f"{flag} {value}".strip() for flag, value in found.replaced.items()]
+    flags = [f"{flag} {launch.addresses.get(value, value)}".strip() for flag, value in found.replaced.items()]
     if flags:
         draft.replaced = set(found.replaced)
         draft.drop(launch.line, " ".join(flags), f"flags of {found.words} that drumbeat fills in on each node")

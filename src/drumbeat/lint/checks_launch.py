@@ -98,12 +98,6 @@ def rendezvous_missing(context: Context) -> Iterator[Hit]:
             yield Hit(command.line, {"shown": "neither --master-addr nor --rdzv-endpoint"})
 
 
-def local_rank_missing(context: Context) -> Iterator[Hit]:
-    exported = {each.name: each.line for each in context.script.assignments if each.how == "export"}
-    if "RANK" in exported and "WORLD_SIZE" in exported and "LOCAL_RANK" not in exported:
-        yield Hit(exported["RANK"])
-
-
 def container_variable_twice(context: Context) -> Iterator[Hit]:
     carried: Set[str] = {
         each.name for each in context.script.assignments if each.spelt != each.name and each.how == "export"
@@ -148,7 +142,8 @@ def launcher_per_task(context: Context) -> Iterator[Hit]:
         started = re.search(r"--nproc[-_]per[-_]node[= ](\d{1,4})", text)
         if asked.isdecimal() and int(asked) > 1 and (started is None or int(started.group(1)) > 1):
             ranks = f"{int(asked) * int(started.group(1))}" if started else f"{asked} times as many"
-            yield Hit(command.line, {"tasks": asked, "ranks": ranks})
+            name = "accelerate launch" if "accelerate launch" in text else "torchrun"
+            yield Hit(command.line, {"tasks": asked, "ranks": ranks, "name": name})
 
 
 def deepspeed_on_every_node(context: Context) -> Iterator[Hit]:
@@ -174,9 +169,10 @@ def more_tasks_than_gpus(context: Context) -> Iterator[Hit]:
             tasks = context.tasks_on_a_node(command)
             if ranks_without_gpu(tasks, gpus):
                 yield Hit(command.line, {"ranks": str(tasks), "what": "tasks", "gpus": str(gpus)})
-    for line, found in context.launchers() if gpus else ():
-        ranks = started_per_node(found, nodes) or 0
-        if ranks_without_gpu(ranks, gpus) and "--cpu" not in found.flags:
+    for start in context.starts if gpus else ():
+        line, found = start.line, start.launcher
+        ranks = (started_per_node(found, nodes) or 0) if found else 0
+        if found and ranks_without_gpu(ranks, gpus) and "--cpu" not in found.flags:
             yield Hit(line, {"ranks": str(ranks), "what": "ranks", "gpus": str(gpus)}, severity="error")
 
 
@@ -208,8 +204,8 @@ def ranks_unset(context: Context) -> Iterator[Hit]:
         words_of = {"name": script, "tasks": str(tasks)}
         if _READS_RANK.search(text) and not any(map(_NUMBERS_ITSELF.search, texts)):
             yield Hit(command.line, {**words_of, "what": "it reads RANK and WORLD_SIZE, and nothing sets them"})
-        elif not text and context.gpus and not given & {"MASTER_ADDR", "WORLD_SIZE"} and "train" in script:
-            what = "nothing here sets RANK or MASTER_ADDR (the program was not read)"
+        elif not text and context.gpus and "WORLD_SIZE" not in given and "train" in script:
+            what = "nothing here sets RANK (the program was not read)"
             yield Hit(command.line, {**words_of, "what": what}, severity="info")
 
 
@@ -273,7 +269,6 @@ CHECKS = {
     "ranks-unset": ranks_unset,
     "rendezvous-mixed": rendezvous_mixed,
     "rendezvous-missing": rendezvous_missing,
-    "local-rank-missing": local_rank_missing,
     "container-variable-twice": container_variable_twice,
     "fabric-unset": fabric_unset,
 }

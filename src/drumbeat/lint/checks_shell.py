@@ -16,6 +16,7 @@ from drumbeat.commands.shell import Fault, Lexer
 from drumbeat.commands.syntax import names_read, parse_loosely
 from drumbeat.commands.values import without_marks
 from drumbeat.lint.context import LONGEST_FIXED, Context, Edit, Hit
+from drumbeat.lint.starts import OF_LAUNCHERS, PER_TASK, STARTERS
 from drumbeat.plan import masks
 from drumbeat.plan.variables import DEAD, DEBUGGING, SPELT
 
@@ -301,8 +302,6 @@ CHECKS = {
 
 # Checks of a script's requests to Slurm, and of what runs once per job although it should run in every task.
 
-_PER_TASK = {"SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID"}
-_STARTERS = ("srun", "mpirun", "mpiexec")
 _INHERITED = {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", *SPELT, *DEAD, *DEBUGGING}
 _LAUNCHERS = regex(r"^(?:\S*/)?(?:torchrun|accelerate launch|deepspeed|python[\d.]*)(?:\s|$)")
 
@@ -394,31 +393,18 @@ def masks_overlap(context: Context) -> Iterator[Hit]:
             yield Hit(line, {"title": fault.title, "evidence": fault.evidence[0].text if fault.evidence else ""})
 
 
-def rank_in_batch_scope(context: Context) -> Iterator[Hit]:
-    """Find variables that must differ by task but are set once, in the batch script."""
-    if not context.batch:
-        return
-    for command in context.script.commands:
-        if TASK in command.within or FILE in command.within or SUBSTITUTION in command.within:
-            continue
-        for each in command.assignments:
-            fixed = _PER_TASK & set(each.value.active) or re.fullmatch(r"\d+", each.text)
-            if fixed and each.name in ("RANK", "LOCAL_RANK", "NODE_RANK") and each.how == "export":
-                yield Hit(each.line, {"name": each.name, "value": each.text})
-
-
 _NODE_RANK = regex(r"--(?:node|machine)[-_]rank[= ]?\$\{?SLURM_\w+\}?")
 
 
 def rank_frozen(context: Context) -> Iterator[Hit]:
     """Find `srun ... $SLURM_PROCID`: the batch shell replaces it before srun sees it."""
     for command in context.script.commands:
-        if TASK in command.within or FILE in command.within or not set(command.names) & set(_STARTERS):
+        if TASK in command.within or FILE in command.within or not set(command.names) & set(STARTERS):
             continue
         written = " ".join(word.raw for word in command.words)
         dynamic = re.search(r"rdzv[-_]backend[= ]['\"]?(?:c10d|etcd)", written)  # it numbers the nodes itself
         for before, word in zip(("", *command.names), command.words):
-            frozen = _PER_TASK & set(word.active)
+            frozen = PER_TASK & set(word.active)
             if frozen and dynamic:
                 rest = _NODE_RANK.sub("", f"{before if before.endswith('rank') else ''} {word.raw}")
                 frozen &= set(re.findall(r"(?<!\\)\$\{?(\w+)", rest))
@@ -429,9 +415,7 @@ def rank_frozen(context: Context) -> Iterator[Hit]:
 def not_exported(context: Context) -> Iterator[Hit]:
     script = context.script
     commands = list(script.commands)
-    started = context.started(
-        lambda words: bool(set(words) & set(_STARTERS)) or bool(_LAUNCHERS.match(" ".join(words)))
-    )
+    started = context.started(lambda words: bool(set(words) & set(STARTERS)) or bool(_LAUNCHERS.match(" ".join(words))))
     launches = [each.line for each in started]
     exported = {name for each in started for name, variable in each.variables.items() if variable.exported}
     exported |= {each.name for each in script.assignments if each.how == "option"}
@@ -439,6 +423,8 @@ def not_exported(context: Context) -> Iterator[Hit]:
         exported |= set(
             re.findall(r"\w+", " ".join(value for name, value in options(command.names) if name == "export"))
         )
+    ranks = [each for each in context.starts if each.step or each.launcher or each.python]
+    own = OF_LAUNCHERS if ranks and all(each.launcher for each in ranks) else frozenset()  # set for the ranks anyhow
     used: Set[str] = set()
     for command in commands:
         for word in [*command.words, *(each.value for each in command.assignments)]:
@@ -447,7 +433,7 @@ def not_exported(context: Context) -> Iterator[Hit]:
     for each in script.assignments:
         if each.how != "plain" or each.name in exported or each.name in used or not launches:
             continue
-        if each.name in _INHERITED and max(launches) >= each.line:
+        if each.name in _INHERITED - own and max(launches) >= each.line:
             yield Hit(each.line, {"name": each.name})
 
 
@@ -467,13 +453,13 @@ def monitor_on_one_node(context: Context) -> Iterator[Hit]:
     if not context.batch or (context.nodes or 1) < 2:
         return
     for command in context.script.commands:
-        if command.within or not command.background or set(command.names) & set(_STARTERS):
+        if command.within or not command.background or set(command.names) & set(STARTERS):
             continue
         if command.name in ("nvidia-smi", "rocm-smi", "amd-smi", "dcgmi"):
             yield Hit(command.line, {"name": command.name})
 
 
-_LOCAL = regex(r"(?:/tmp|/var/tmp|/dev/shm|/scratch/local|\$\{?(?:TMPDIR|SLURM_TMPDIR|LOCAL_SCRATCH))(?![\w-])")
+NODE_LOCAL = regex(r"(?:/tmp|/var/tmp|/dev/shm|/scratch/local|\$\{?(?:TMPDIR|SLURM_TMPDIR|LOCAL_SCRATCH))(?![\w-])")
 
 
 def staged_on_one_node(context: Context) -> Iterator[Hit]:
@@ -485,7 +471,7 @@ def staged_on_one_node(context: Context) -> Iterator[Hit]:
             continue
         inside = re.search(r" (?:-C|-d|--directory)[ =]?(\S+)", command.text)
         target = inside[1] if inside else words[-1] if command.name in ("cp", "rsync", "mv") else ""
-        if _LOCAL.match(target):
+        if NODE_LOCAL.match(target):
             yield Hit(command.line, {"name": command.name, "target": target, "nodes": str(context.nodes)})
 
 
@@ -509,6 +495,16 @@ _QUICK = frozenset((
 ))  # fmt: skip
 
 
+def _works(context: Context, command: Command) -> bool:
+    """Return true for a step, a launcher, or a Python program, as against a service beside the work."""
+    try:
+        found = find_launcher(context.script.values(command))
+    except Problem:
+        found = None
+    program = re.match(r"(?:\S*/)?python[\d.]* (?:-\w+ )*\S*train\S*\.py\b", context.script.line_of(command))
+    return bool(found or program or set(command.names) & {"srun", "torchrun", "mpirun"})
+
+
 def not_waited_for(context: Context) -> Iterator[Hit]:
     if not context.script.directives:
         return
@@ -516,7 +512,7 @@ def not_waited_for(context: Context) -> Iterator[Hit]:
     for command in context.script.commands:
         if command.within:
             continue
-        if command.background and set(command.names) & {"srun", "torchrun", "mpirun"}:
+        if command.background and _works(context, command):
             started = command
         elif not command.background and command.name and command.name not in _QUICK:
             started = None  # wait, or work in the foreground for which the other is only a service
@@ -576,7 +572,7 @@ def gpus_task_by_task(context: Context) -> Iterator[Hit]:
         *((each.name, each.value, each.line) for each in script.directives if shared),
     ]:
         if name == "gpus-per-task" or name == "gpu-bind" and value not in ("none", "N"):
-            yield Hit(line)
+            yield Hit(line, {"instead": "--gpu-bind=none" if name == "gpu-bind" else "--gpus-per-node"})
 
 
 SLURM_CHECKS = {
@@ -587,7 +583,6 @@ SLURM_CHECKS = {
     "sbatch-misspelt": sbatch_misspelt,
     "cores-for-one-task": cores_for_one_task,
     "masks-overlap": masks_overlap,
-    "rank-in-batch-scope": rank_in_batch_scope,
     "rank-frozen": rank_frozen,
     "not-exported": not_exported,
     "launched-on-one-node": launched_on_one_node,

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import functools
-import os
 import re
 from dataclasses import fields
-from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from drumbeat.base.data import load, names
 from drumbeat.base.light_dataclass import dataclass
-from drumbeat.base.problem import Problem
 from drumbeat.commands.events import Started
-from drumbeat.commands.interpret import Shell
-from drumbeat.commands.launch import SHELLS, Found, find_launcher, runs_text
 from drumbeat.commands.script import Command, Script, options
 from drumbeat.findings.model import SEVERITIES
+from drumbeat.lint.starts import Start, starts
 
 LONGEST_FIXED = 4000  # a longer line is no person's line
 
@@ -54,12 +51,37 @@ class Context(NamedTuple):
         """Return the commands of this kind that the script starts, with their variables."""
         return [each for each in self.script.shell.started if wanted(each.words)]
 
-    def launchers(self) -> List[Tuple[int, Found]]:
-        """Return the launchers that the script starts, with their lines and the values of their variables."""
-        try:
-            return list(_launchers(self.script.shell, 0))
-        except Problem:
-            return []  # too long to follow
+    @property
+    def starts(self) -> List[Start]:
+        """Return the programs that the script starts, with what reaches each of them."""
+        return starts(self.script.shell)
+
+    def extent(self, start: Start) -> Extent:
+        """Return on how many nodes a program starts, and as how many tasks."""
+        if not start.step:
+            return Extent(1, 1)
+        script, flags = self.script, start.flags
+        nodes = _count(flags["nodes"], self.job_nodes) if "nodes" in flags else self.job_nodes
+        per_node = flags.get("ntasks-per-node") or flags.get("tasks-per-node") or ""
+        total = flags.get("ntasks", "")
+        if not per_node and (not total or re.sub(r"[${}]", "", total) in ("SLURM_NTASKS", "SLURM_NPROCS")):
+            said, all_tasks = script.option("ntasks-per-node", "tasks-per-node"), script.option("ntasks")
+            per_node, total = said.value if said else "", all_tasks.value if all_tasks and not said else ""
+        if {"ntasks-per-gpu", "gpus-per-task"} & {*flags, *(each.name for each in script.directives)} and not total:
+            return Extent(nodes, None)
+        if total:
+            tasks = _count(total, self.job_nodes)
+        else:
+            each_node = _count(per_node, None) if per_node else 1
+            tasks = nodes * each_node if nodes and each_node else None
+        return Extent(min(nodes, tasks) if nodes and tasks else nodes, tasks)
+
+    @property
+    def job_nodes(self) -> Optional[int]:
+        """Return the number of nodes in the #SBATCH lines; None where they do not say one number."""
+        option = self.script.option("nodes")
+        found = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", option.value) if option else None
+        return int(found[1]) if found and found[2] in (None, found[1]) else None
 
     def flags(self, command: Command) -> Dict[str, str]:
         """Return the options of a command, with the values of the variables in them."""
@@ -124,31 +146,19 @@ class Context(NamedTuple):
         return max(counts, default=None)
 
 
-def _acts(words: List[str]) -> bool:
-    return words[0] not in ("echo", "printf")
+class Extent(NamedTuple):
+    nodes: Optional[int]  # None: unknown
+    tasks: Optional[int]  # on all of them
+
+    @property
+    def tasks_per_node(self) -> Optional[int]:
+        return -(-self.tasks // self.nodes) if self.tasks and self.nodes else None
 
 
-def _launchers(shell: Shell, depth: int) -> Iterator[Tuple[int, Found]]:
-    """Yield launchers, including those behind srun and containers and in the text of `bash -c`."""
-    for each in shell.started:
-        words = list(map(shell.marks.resolved, each.words))
-        for place, word in enumerate(words[:_MOST_WORDS]):
-            text = words[place + 2] if words[place + 2 :] and runs_text(words[place + 1]) else ""
-            if os.path.basename(word) in SHELLS and text and depth < _DEEPEST:
-                inner = Shell({}, _acts, None)
-                inner.variables = {name: value for name, value in each.variables.items() if value.exported}
-                yield from ((each.line, found) for _, found in _launchers(inner.run(text), depth + 1))
-                break
-            try:
-                found = find_launcher(words[place:])
-            except Problem:
-                continue
-            if found:
-                yield each.line, found
-                break
-
-
-_MOST_WORDS, _DEEPEST = 60, 3
+def _count(text: str, nodes: Optional[int]) -> Optional[int]:
+    if re.sub(r"[${}]", "", text) in ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"):
+        return nodes
+    return int(text) if re.fullmatch(r"\d{1,6}", text) else None
 
 
 # Rules are data: the YAML files of this folder, every key checked. contributing/lint-rules.md says what each key means.

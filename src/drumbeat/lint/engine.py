@@ -12,7 +12,7 @@ from drumbeat.base.regex import regex
 from drumbeat.base.text import count
 from drumbeat.commands.script import MAX_TEXT, Command, Script, read
 from drumbeat.findings.model import Evidence, Finding
-from drumbeat.lint import checks_launch, checks_shell, pages, python_program
+from drumbeat.lint import checks_launch, checks_ranks, checks_shell, pages, python_program
 from drumbeat.lint.context import LONGEST_FIXED, Context, Edit, Hit, Rule, compiled, rules
 from drumbeat.lint.pages import COMMANDS, SCRIPTS, SHELL, Block, blocks, is_document
 
@@ -67,7 +67,13 @@ def _known(command: Command) -> bool:
     return command.name in _KNOWN or "/" in first or first.startswith("$") or options
 
 
-CHECKS = {**checks_shell.CHECKS, **checks_shell.SLURM_CHECKS, **checks_launch.CHECKS, **checks_launch.VARIABLE_CHECKS}
+CHECKS = {
+    **checks_shell.CHECKS,
+    **checks_shell.SLURM_CHECKS,
+    **checks_launch.CHECKS,
+    **checks_launch.VARIABLE_CHECKS,
+    **checks_ranks.CHECKS,
+}
 MAX_SHOWN = 160
 Words = Dict[str, str]
 Read = Callable[[str], str]

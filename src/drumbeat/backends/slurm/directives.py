@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Callable, List, Mapping, Sequence, Set, Tuple
+from typing import Callable, List, Mapping, Optional, Sequence, Set, Tuple
 
 from drumbeat.base.order import Order
 from drumbeat.base.problem import Problem
@@ -52,16 +52,23 @@ def check(order: Order, where: Callable[[str], str]) -> None:
 
 
 def _check_time(order: Order, place: str) -> None:
-    """Refuse a limit under which Slurm may tell the ranks to stop as soon as they start."""
-    limit = -(-(order.time_limit or 0) // 60) * 60  # Slurm counts whole minutes
-    if not limit or limit > notice(order) + _EARLY:
-        return
+    problem = too_short(order.time_limit or 0, order.stop_grace, place)
+    if problem:
+        raise problem
+
+
+def too_short(time_limit: float, stop_grace: float, place: str) -> Optional[Problem]:
+    """Return the problem of a limit under which Slurm may tell the ranks to stop as soon as they start."""
+    limit = -(-time_limit // 60) * 60  # Slurm counts whole minutes
+    told = int(stop_grace) + _MARGIN
+    if not limit or limit > told + _EARLY:
+        return None
     shorter = int(limit - _MARGIN - _EARLY - 1) // 10 * 10
     other = f", or stop-grace: {shorter}s" if shorter > 0 else ""
-    raise Problem(
-        f"{place}: {limit:g} s leave no time to train: Slurm tells the ranks to stop {notice(order)} s before the end "
+    return Problem(
+        f"{place}: {limit:g} s leave no time to train: Slurm tells the ranks to stop {told} s before the end "
         f"(stop-grace and {_MARGIN} s), and may do so {_EARLY} s earlier",
-        f"ask for more than {clock(notice(order) + _EARLY)} (hours:minutes:seconds){other}",
+        f"ask for more than {clock(told + _EARLY)} (hours:minutes:seconds){other}",
     )
 
 
