@@ -321,6 +321,19 @@ def test_little_exchange_is_said_after_the_ranks_have_met():
         assert (summary in verdict.summary) if summary else verdict is None, (at, verdict)
 
 
+@pytest.mark.parametrize("last_step, sure", [(29.5, "certain"), (12.0, "likely")])
+def test_bytes_are_not_counted_for_steps_that_were_made_long_before(last_step, sure):
+    """At 12 s the 20th step was made, a tenth of a second after the one before; what it was at 30 s is read late."""
+    count = WorldCount(PLAN, "warn")
+    count.first_step = 10.0
+    for at, sent, steps, last in ((11.0, 0, 10, 10.9), (30.0, 60_000, 30, last_step)):
+        count.last_step = last
+        for node in (0, 1):
+            count.add(node, tuple(replace(row, sent=sent) for row in world() if row.node == node), at, steps)
+        verdict = count.judge()[0] or verdict
+    assert verdict.confidence == sure
+
+
 def test_a_certain_world_is_withdrawn_when_its_steps_exchange_little_and_said_again_when_they_exchange_more():
     """A program that sends its data to all ranks before it trains a copy in each."""
     count, told = WorldCount(PLAN, "warn"), []

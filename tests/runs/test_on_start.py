@@ -79,7 +79,8 @@ def test_what_it_leaves_in_the_background_ends_with_the_run(drumbeat):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_stop_ends_it_and_everything_that_it_started(number, drumbeat):
-    run = drumbeat.start("run", write(drumbeat, "bash -c 'echo $$ > deep; sleep 300; true'; touch more"))
+    command = ("run", write(drumbeat, "bash -c 'echo $$ > deep; sleep 300; true'; touch more"))
+    run = drumbeat.start(*command, prefix=("env", "--default-signal=HUP"))  # the tests may run below nohup
     deep = drumbeat.folder / "deep"
     wait_for(lambda: pid_in(deep), what="on-start")
     run.send_signal(number)

@@ -211,6 +211,7 @@ def unmet_finding(rows: Sequence[Row]) -> Finding:
 
 _EVERY = 2.0  # seconds between two judgements
 _READ_LATE = 5.0  # seconds by which the report of a step may be read late
+_FRESH, _USUAL = 1.0, 1.5  # seconds, or times the usual time per step, for which the last known step is the last one
 _SILENT = 40.0  # seconds for which ranks without a step must have computed without connections
 _LOADED = 9.0  # the last seconds of these, in which they must have imported nothing more
 _COMPUTES = 0.1  # cores, of each rank
@@ -262,7 +263,7 @@ class WorldCount:
         self.last_step: Optional[float] = None
         # node -> the step and its rows at its first report with steps
         self._begun: Dict[int, Tuple[int, Tuple[Row, ...]]] = {}
-        self._steps: Dict[int, int] = {}  # node -> steps since then, by its last report
+        self._steps: Dict[int, int] = {}  # node -> steps since then, by its last report if that is fresh
         self.apart: Optional[Finding] = None  # ranks that train in groups of their own, as far as known
         self._alone: Optional[Alone] = None
         self._mute: Optional[Mute] = None
@@ -288,8 +289,18 @@ class WorldCount:
         if step is not None:
             if node not in self._begun or {row.pid for row in rows} != {row.pid for row in self._begun[node][1]}:
                 self._begun[node] = step, rows
-            self._steps[node] = max(0, step - self._begun[node][0])
+            made = max(0, step - self._begun[node][0])
+            self._steps.pop(node, None)
+            if self._is_fresh(at, made):
+                self._steps[node] = made
         self._changed = True
+
+    def _is_fresh(self, at: float, made: int) -> bool:
+        """Return true if the steps known at `at` are about those made by then. On a busy machine they are read late, and bytes
+        of later steps would be counted as theirs."""
+        if self.first_step is None or self.last_step is None:
+            return True
+        return at - self.last_step <= max(_FRESH, _USUAL * (self.last_step - self.first_step) / max(1, made))
 
     def is_due(self, now: float) -> bool:
         """Return true if there is something new to judge. Not at every report, since each node sends one and a judgement
@@ -355,7 +366,12 @@ class WorldCount:
         return any(len(self.rows[node][1]) < len(most) for node, most in self.most.items())
 
     def _since_first_step(self) -> Begun:
-        return {(node, row.pid): (self._steps[node], row) for node, (_, rows) in self._begun.items() for row in rows}
+        return {
+            (node, row.pid): (self._steps[node], row)
+            for node, (_, rows) in self._begun.items()
+            if node in self._steps
+            for row in rows
+        }
 
     def _withdrawing(self, verdict: Verdict) -> Verdict:
         """Add a withdrawal to the verdict if it refutes an earlier one."""
