@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from drumbeat.agent.watchers.world import WorldCount
 from drumbeat.inspector.ranks import Identity, rows_of
 from drumbeat.inspector.record import Row
