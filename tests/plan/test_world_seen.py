@@ -327,12 +327,13 @@ def test_little_exchange_is_said_after_the_ranks_have_met():
 def test_bytes_are_not_counted_for_steps_that_were_made_long_before(last_step, sure):
     """At 12 s the 20th step was made, a tenth of a second after the one before; what it was at 30 s is read late."""
     count = WorldCount(PLAN, "warn")
-    count.first_step = 10.0
+    count.first_step, verdict = 10.0, None
     for at, sent, steps, last in ((11.0, 0, 10, 10.9), (30.0, 60_000, 30, last_step)):
         count.last_step = last
         for node in (0, 1):
             count.add(node, tuple(replace(row, sent=sent) for row in world() if row.node == node), at, steps)
-        verdict = count.judge()[0] or verdict
+        told = count.judge()[0]
+        verdict = told or verdict
     assert verdict.confidence == sure
 
 
