@@ -170,8 +170,8 @@ def test_a_size_that_is_unknown_is_called_so():
     "last,title",
     [
         (
-            "OSError: [Errno 122] Disk quota exceeded: '/work/p7/e3.pt'",
-            "the quota is used up where the program wrote '/work/p7/e3.pt'",
+            "OSError: [Errno 122] Disk quota exceeded: '/scratch/p7/e3.pt'",
+            "the quota is used up where the program wrote '/scratch/p7/e3.pt'",
         ),
         (
             "OSError: [Errno 28] No space left on device: '/local/e3.pt'",
