@@ -354,7 +354,7 @@ def earliest(
     rank that was asked to stop while it was failing counts only if all other failures are lost peers or timeouts."""
     if not any(end.failed and not end.by_us for end in ends):
         return First(None), None, []
-    if not any(end.kind in order.WAITS for end in ends):  # nobody says that a peer was missing
+    if not any(end.kind in order.WAITS for end in ends):  # no rank reported a missing peer
         ends = [end for end in ends if not end.complete]
     alike = set(map(id, _alike(ends)))
     events = _with_closed(ends)

@@ -161,7 +161,7 @@ class Placement:
         self._seen = fresh
 
     def _complete(self, now: float) -> bool:
-        """Return true if every rank that has not ended was seen twice alike, with a GPU open or (without GPUs) after a step. A
+        """Return true if two looks at every rank that still runs agree, with a GPU open or (without GPUs) after a step. A
         process without a number may still be about to start the ranks: only a step, or time, shows that it is a rank."""
         ready = [
             each for key, each in self._seen.items()

@@ -60,7 +60,7 @@ class GpuErrors:
         if gpu is None and error.code == PCIE:
             gpu = self.bridges.get(error.address)
         if gpu is None and not self.any_counts:
-            return []  # another job's GPU, or not a GPU
+            return []  # the device is another job's GPU, or no GPU at all
         self._told.add((error.address, error.code))
         return [Warn(self._finding(error, gpu, saw.data))]
 
