@@ -118,10 +118,8 @@ def main() -> None:
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         reason = unavailable(device)
         if reason is None:
-            images = ImageFolder(folder, decoders=DeviceDecoder(device, Decoders(2)))
+            images = ImageFolder(folder, decoders=DeviceDecoder(device, Decoders(CORES)))
             result["images_per_s, GPU"] = folder_rate(images, args.seconds)
-            images = ImageFolder(folder, decoders=DeviceDecoder(device, Decoders(CORES), shared=True))
-            result[f"images_per_s, GPU and {CORES} processes"] = folder_rate(images, args.seconds)
         else:
             result["GPU"] = reason
         try:

@@ -308,9 +308,9 @@ def where(step: Callable[[], Any]) -> Dict[str, Any]:
     words = {
         "attention": ("sdpa", "compute_dot_do_o", "convert_dq", "flash_attn"),
         "products": ("nvjet", "gemm", "cutlass", "xmma", "conv"),
+        "cross-entropy": ("_slope", "_cross_entropy", "_odds"),
         "to fp8": ("_cast_", "AbsMax"),
         "gate": ("_swiglu",),
-        "cross-entropy": ("_slope", "_cross_entropy"),
         "optimizer": ("copy_copy__div", "copy__div", "multi_tensor", "FusedSgd"),
     }
     for key, ms, _ in rows:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
+from typing import Tuple
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from drumbeat.train.layers import float8
+from drumbeat.train.layers import cross_entropy, float8
 from drumbeat.train.layers.batch_norm import norm_relu_pool
 from drumbeat.train.layers.feed_forward import GatedMLP, gate_gradient, gate_product
 from drumbeat.train.precision import Precision
@@ -42,7 +43,50 @@ def test_the_stems_end_is_plain_torch_on_a_cpu() -> None:
     assert int(norm.num_batches_tracked) == 1
 
 
-def test_fp8_leaves_the_head_in_16_bits() -> None:
+@pytest.mark.parametrize("sharp", [0.5, 2.0])
+def test_the_heads_gradient_in_8_bits_is_closer_than_8_bits_of_all_of_it(
+    sharp: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The target's part stays exact: p - 1 has two bits of fraction too few, and its error would not average out."""
+    monkeypatch.setattr(cross_entropy, "_SLICE_BYTES", 1 << 22)  # several slices
+    torch.manual_seed(0)
+    weight, hidden = torch.randn(4096, 256) * 0.05, torch.randn(2048, 256) * sharp
+    targets = torch.multinomial((hidden @ weight.t()).softmax(-1), 1)[:, 0]
+    targets[:9] = cross_entropy.IGNORE
+    head = nn.Linear(256, 4096, bias=False)
+
+    def gradients(dtype: torch.dtype) -> Tuple[Tensor, ...]:
+        head.weight.data = weight.to(dtype)
+        x = hidden.to(dtype).detach().requires_grad_()
+        loss = cross_entropy.linear_cross_entropy(x, head, targets)
+        return (loss.detach(), *torch.autograd.grad(loss, (x, head.weight)))
+
+    def far(got: Tensor, want: Tensor) -> float:
+        return float((got.float() - want).norm() / want.norm())
+
+    want = gradients(torch.float32)
+    plain, linear = hidden.bfloat16().requires_grad_(), float8.Float8Linear(256, 4096, dtype=torch.bfloat16)
+    linear.weight.data = weight.bfloat16()
+    logits = hidden.bfloat16() @ weight.bfloat16().t()
+    linear(plain).backward(cross_entropy._loss_and_gradient(logits, targets)[1])
+    float8.mark(head)
+    got = gradients(torch.bfloat16)
+    assert far(got[0], want[0]) < 1e-3, "logits and loss are those of 16 bits"
+    for ours, whole, exact in zip(got[1:], (plain.grad, linear.weight.grad), want[1:]):
+        assert whole is not None and far(ours, exact) < 0.01 and far(ours, exact) < 0.5 * far(whole, exact)
+    assert not got[1][:9].any(), "rows without a target have no gradient"
+
+
+def test_a_head_whose_sizes_no_8_bit_product_takes_stays_in_16_bits() -> None:
+    head = nn.Linear(24, 40, bias=False)
+    float8.mark(head)
+    x, targets = torch.randn(7, 24, requires_grad=True), torch.randint(0, 40, (7,))
+    ours = torch.autograd.grad(cross_entropy.linear_cross_entropy(x, head, targets), x)[0]
+    plain = torch.autograd.grad(cross_entropy.cross_entropy_sum(head(x), targets), x)[0]
+    assert torch.allclose(ours, plain, rtol=1e-4, atol=1e-6)
+
+
+def test_fp8_leaves_the_heads_logits_in_16_bits() -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -51,7 +95,8 @@ def test_fp8_leaves_the_head_in_16_bits() -> None:
 
     model = Model()
     Precision("fp8").prepare(model, False, "blocks")
-    assert type(model.head) is nn.Linear and type(model.blocks[0]) is float8.Float8Linear
+    assert type(model.head) is nn.Linear and float8.is_marked(model.head)
+    assert type(model.blocks[0]) is float8.Float8Linear and not float8.is_marked(model.blocks[0])
 
 
 def test_fp8_gradients_are_added_up_in_full(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,6 +57,9 @@ class Precision:
             float8.convert_linears(model, lambda name, _: name.startswith(blocks))
             if blocks:
                 float8.fuse_mlps(model)
+            head = getattr(model, "get_output_embeddings", lambda: getattr(model, "head", None))()
+            if isinstance(head, nn.Linear):
+                float8.mark(head)
 
     @property
     def compute_dtype(self) -> torch.dtype:

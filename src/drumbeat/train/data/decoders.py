@@ -18,11 +18,12 @@ from contextlib import contextmanager
 from typing import Any, Iterator, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from drumbeat.train.data import decode
-from drumbeat.train.data.decode import REPLY, Pixels, chosen_box
+from drumbeat.train.data import decode, nvjpeg
+from drumbeat.train.data.decode import FILE, REPLY, Pixels
 from drumbeat.train.refusal import Refusal
 from drumbeat.train.world import World
 
@@ -52,23 +53,19 @@ class Decoders:
             job.result()
         return out
 
-    def read(self, paths: Sequence[str]) -> List[memoryview]:
-        """Return the files as they are, in the order requested: each process reads a part, and sends it in one piece."""
-        each = max(1, -(-len(paths) // min(self.workers, _READERS)))
-        parts = [paths[at : at + each] for at in range(0, len(paths), each)]
-        return [file for part in self._threads.map(self._files, parts) for file in part]
+    def read(self, images: Sequence[Tuple[str, Draw]]) -> List[Tuple[npt.NDArray[Any], npt.NDArray[np.uint8]]]:
+        """Return, part by part in the order requested, what decode.FILE says of the files and their bytes behind each other: each
+        process reads a part, and sends it in one piece."""
+        each = max(1, -(-len(images) // min(self.workers, _READERS)))
+        return list(self._threads.map(self._files, [images[at : at + each] for at in range(0, len(images), each)]))
 
     def _one(self, path: str, draw: Draw, into: Pixels) -> None:
         self._ask([path, len(into), draw], f"{path}: cannot be read as an image: ", into.data.cast("B"))
 
-    def _files(self, paths: Sequence[str]) -> List[memoryview]:
-        body = memoryview(self._ask([list(paths)], ""))
-        starts = 8 * len(paths)
-        files = []
-        for size in struct.unpack_from(f"<{len(paths)}Q", body):
-            files.append(body[starts : starts + size])
-            starts += size
-        return files
+    def _files(self, images: Sequence[Tuple[str, Draw]]) -> Tuple[npt.NDArray[Any], npt.NDArray[np.uint8]]:
+        body = self._ask([list(images)], "")
+        about = np.frombuffer(body, FILE, len(images))
+        return about, np.frombuffer(body, np.uint8, offset=about.nbytes)
 
     def _ask(self, request: List[Any], refused: str, into: Optional[Buffer] = None) -> Buffer:
         """Send a request to this thread's process and return its answer, in `into` if that is given; `refused` is the start of
@@ -99,16 +96,10 @@ class Decoders:
         return process
 
 
-# JPEG files decoded and cropped on the GPU that trains: by torchvision's nvJPEG, which uses the chip's own decoders.
-# Processes read the files: in threads of the rank, each of a thousand system calls per batch would wait for the interpreter's
-# lock. Two threads take turns: one has files read while the other waits for the GPU, which works on a stream per thread, beside
-# training. What the GPU cannot decode (other formats, broken files, four colour channels) goes to the decoding processes. With
-# `decode=both` the last images of every batch go there too, at the same time. How many follows from the number of processes
-# alone, never from measured times: the two decoders differ by a bit in some pixels, and a resumed run must see the same ones.
-
-
-_JPEG = b"\xff\xd8\xff"
-_PROCESSES = 24  # that decode as many images per second as the GPU does (measured/gpu.md: 25 and 36)
+# JPEG files decoded and cropped on the GPU that trains: by nvJPEG, which uses the chip's own decoders (nvjpeg.py).
+# Processes read the files and choose the crops: in threads of the rank, each of a thousand system calls per batch would wait for
+# the interpreter's lock. What the GPU cannot decode (other formats, progressive or broken files, four colour channels) goes to
+# the decoding processes.
 
 
 def unavailable(device: torch.device) -> Optional[str]:
@@ -116,102 +107,74 @@ def unavailable(device: torch.device) -> Optional[str]:
     if device.type != "cuda" or torch.version.hip:
         return "it takes an NVIDIA GPU"
     try:
-        from torchvision.io import decode_jpeg
-
         from drumbeat.train.kernels import crop  # noqa: F401 - Triton must be there
 
-        decode_jpeg([_smallest()], device=device)
+        with torch.cuda.device(device):
+            nvjpeg.Decoder()
     except (ImportError, RuntimeError, OSError) as error:
         return str(error).splitlines()[0] or type(error).__name__
     return None
 
 
 def decoders_for(where: str, workers: int, world: World) -> Union[Decoders, DeviceDecoder]:
-    """Choose decoders. `where`: gpu, cpu, both at once, or auto (the GPU if it can)."""
-    if where not in ("auto", "gpu", "cpu", "both"):
-        raise Refusal(f"decode={where} is unknown", "known: auto, gpu, cpu, both")
+    """Choose decoders. `where`: gpu, cpu, or auto (the GPU if it can)."""
+    if where not in ("auto", "gpu", "cpu"):
+        raise Refusal(f"decode={where} is unknown", "known: auto, gpu, cpu")
     processes = Decoders(workers, world.local_size)
     reason = "" if where == "cpu" else unavailable(world.device)
-    if where in ("gpu", "both") and reason:
+    if where == "gpu" and reason:
         raise Refusal(f"decode={where}: {reason}", "use decode=cpu")
-    return processes if where == "cpu" or reason else DeviceDecoder(world.device, processes, shared=where == "both")
+    return processes if where == "cpu" or reason else DeviceDecoder(world.device, processes)
 
 
 class DeviceDecoder:
-    """Takes the place of `Decoders`; `others` decodes what the GPU cannot, and its share of each batch where it is `shared`."""
+    """Takes the place of `Decoders`; `others` reads files, and decodes what the GPU cannot."""
 
-    def __init__(self, device: torch.device, others: Decoders, shared: bool = False) -> None:
+    def __init__(self, device: torch.device, others: Decoders) -> None:
         self.device, self.others = device, others
-        self.share = others.workers / (others.workers + _PROCESSES) if shared else 0.0
-        self._beside = ThreadPoolExecutor(1, thread_name_prefix="drumbeat-share")
-        self._own = threading.local()  # .stream
+        self._own = threading.local()  # .stream, .decoder
 
     def decode(self, size: int, images: Sequence[Tuple[str, Draw]]) -> Tensor:
         """Return (count, size, size, 3) bytes on the device, complete when this returns."""
-        first = len(images) - int(len(images) * self.share)
-        if first == len(images):
-            return self._decoded(size, images)
-        share = self._beside.submit(self.others.decode, size, images[first:])
-        try:
-            ours = self._decoded(size, images[:first])
-        finally:
-            theirs = share.result()
-        return torch.cat([ours, torch.from_numpy(theirs).to(self.device)])
-
-    def _decoded(self, size: int, images: Sequence[Tuple[str, Draw]]) -> Tensor:
-        files = self.others.read([path for path, _ in images])
-        here = [i for i, file in enumerate(files) if file[:3] == _JPEG]
-        with self._beside_training():
-            try:
-                jpegs = [torch.frombuffer(files[i], dtype=torch.uint8) for i in here]
-                cropped = self._cropped(size, jpegs, [images[i][1] for i in here])
-            except RuntimeError:  # one of them; the processes find out which, and name it if it is broken
-                here, cropped = [], None
-            if cropped is not None and len(here) == len(images):
+        parts = self.others.read(images)
+        about = np.concatenate([part for part, _ in parts])
+        files = np.concatenate([data.ctypes.data + np.cumsum(part["length"]) - part["length"] for part, data in parts])
+        here = about["width"] > 0
+        with self._beside_training() as stream:
+            cropped: Optional[Tensor] = None
+            if here.any():
+                try:
+                    cropped = self._cropped(size, files[here], about[here], stream)
+                except nvjpeg.NvjpegError:  # one of them; the processes find out which, and name it if it is broken
+                    here[:] = False
+            if cropped is not None and here.all():
                 return cropped
-            return self._mixed(size, images, here, cropped)
+            out = torch.empty((len(images), size, size, 3), dtype=torch.uint8, device=self.device)
+            if cropped is not None:
+                out[torch.from_numpy(here)] = cropped
+            pixels = self.others.decode(size, [image for image, on in zip(images, here) if not on])
+            out[torch.from_numpy(~here)] = torch.from_numpy(pixels).to(self.device)
+            return out
 
     @contextmanager
-    def _beside_training(self) -> Iterator[None]:
-        if self.device.type != "cuda":
-            yield
-            return
+    def _beside_training(self) -> Iterator[torch.cuda.Stream]:
         if not hasattr(self._own, "stream"):
-            self._own.stream = torch.cuda.Stream(self.device)
+            self._own.stream = torch.cuda.Stream(self.device, priority=-1)
         with torch.cuda.device(self.device), torch.cuda.stream(self._own.stream):
-            yield
+            yield self._own.stream
         self._own.stream.synchronize()
 
-    def _cropped(self, size: int, files: List[Tensor], draws: List[Draw]) -> Optional[Tensor]:
-        from torchvision.io import ImageReadMode, decode_jpeg
-
+    def _cropped(
+        self, size: int, files: npt.NDArray[np.int64], about: npt.NDArray[Any], stream: torch.cuda.Stream
+    ) -> Tensor:
         from drumbeat.train.kernels.crop import crop_and_resize
 
-        if not files:
-            return None
-        whole = decode_jpeg(files, mode=ImageReadMode.RGB, device=self.device)
-        boxes, flips = zip(*(chosen_box(image.shape[2], image.shape[1], draw) for image, draw in zip(whole, draws)))
-        return crop_and_resize(whole, list(boxes), list(flips), size)
-
-    def _mixed(
-        self, size: int, images: Sequence[Tuple[str, Draw]], here: List[int], cropped: Optional[Tensor]
-    ) -> Tensor:
-        out = torch.empty((len(images), size, size, 3), dtype=torch.uint8, device=self.device)
-        rest = [i for i in range(len(images)) if i not in set(here)]
-        if cropped is not None:
-            out[torch.tensor(here, device=self.device)] = cropped
-        if rest:
-            pixels = torch.from_numpy(self.others.decode(size, [images[i] for i in rest]))
-            out[torch.tensor(rest, device=self.device)] = pixels.to(self.device)
-        return out
-
-
-def _smallest() -> Tensor:
-    """Return a JPEG image of 16 x 16 grey pixels, to test if there is a decoder."""
-    import io
-
-    from PIL import Image
-
-    file = io.BytesIO()
-    Image.new("RGB", (16, 16), (128, 128, 128)).save(file, "JPEG")
-    return torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
+        if not hasattr(self._own, "decoder"):
+            self._own.decoder = nvjpeg.Decoder()
+        _memory, addresses = self._own.decoder.decode(files, about["length"], about["width"], about["height"], stream)
+        table = np.stack([addresses, about["height"], about["width"], about["flip"]])
+        images, boxes = (
+            torch.from_numpy(np.ascontiguousarray(part)).pin_memory().to(self.device, non_blocking=True)
+            for part in (table, about["box"])
+        )
+        return crop_and_resize(images, boxes, size)

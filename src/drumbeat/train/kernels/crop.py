@@ -52,14 +52,11 @@ def _crop(addresses, heights, widths, boxes, flips, out, size, tile: tl.constexp
     tl.store(at + 2, (blue / total + 0.5).to(tl.uint8), mask=x < size)
 
 
-def crop_and_resize(images: list[Tensor], boxes: list[tuple[float, ...]], flips: list[bool], size: int) -> Tensor:
-    """Images (3, height, width) of bytes -> (count, size, size, 3). A box: left, top, right, bottom in pixels."""
-    device = images[0].device
-    images = [image.contiguous() for image in images]
-    numbers = [[image.data_ptr() for image in images], [i.shape[1] for i in images], [i.shape[2] for i in images]]
-    table = torch.tensor([*numbers, [int(flip) for flip in flips]]).pin_memory().to(device, non_blocking=True)
-    places = torch.tensor(boxes, dtype=torch.float32).pin_memory().to(device, non_blocking=True)
-    out = torch.empty((len(images), size, size, 3), dtype=torch.uint8, device=device)
+def crop_and_resize(images: Tensor, boxes: Tensor, size: int) -> Tensor:
+    """Return (count, size, size, 3) bytes. `images`: rows of addresses, heights, widths and flips of images, each three planes of
+    bytes; `boxes`: left, top, right and bottom of each crop in pixels. Both are on the device."""
+    count = images.shape[1]
+    out = torch.empty((count, size, size, 3), dtype=torch.uint8, device=images.device)
     tile = triton.next_power_of_2(size)
-    _crop[(len(images), size)](table[0], table[1], table[2], places, table[3], out, size, tile, num_warps=4)
+    _crop[(count, size)](images[0], images[1], images[2], boxes, images[3], out, size, tile, num_warps=4)
     return out

@@ -62,6 +62,53 @@ def cross_entropy(logits: Tensor, targets: Tensor, ignore: int) -> Tuple[Tensor,
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _row_odds(logits, targets, losses, log_sums, at_target, width, ignore: tl.constexpr, block: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    start = logits + row * width
+    target = tl.load(targets + row)
+    valid = target != ignore
+    log_sum = _log_sum(start, width, tl.arange(0, block), block)
+    chosen = tl.load(start + tl.where(valid, target, 0)).to(tl.float32)
+    tl.store(log_sums + row, log_sum)
+    tl.store(losses + row, tl.where(valid, log_sum - chosen, 0.0))
+    tl.store(at_target + row, tl.where(valid, tl.exp(chosen - log_sum) - 1.0, 0.0))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _cast_odds(
+    logits, targets, log_sums, straight, turned, rows, width, scale, ignore: tl.constexpr,
+    row_tile: tl.constexpr, column_tile: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * row_tile + tl.arange(0, row_tile)
+    column = tl.program_id(1) * column_tile + tl.arange(0, column_tile)
+    inside = (row < rows)[:, None] & (column < width)[None, :]
+    target = tl.load(targets + row, mask=row < rows, other=ignore)
+    log_sum = tl.load(log_sums + row, mask=row < rows, other=0.0)
+    x = tl.load(logits + row.to(tl.int64)[:, None] * width + column[None, :], mask=inside, other=-1e30).to(tl.float32)
+    other = (target != ignore)[:, None] & (column[None, :] != target[:, None])
+    odds = tl.where(other, tl.exp(x - log_sum[:, None]), 0.0)
+    _put(odds, straight, turned, row, column, inside, rows, width, scale, 57344.0)
+
+
+def cast_odds(
+    logits: Tensor, targets: Tensor, ignore: int, dtype: torch.dtype, scale: float
+) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return each row's loss, the gradient at its target (rows, 1), and the other probabilities times `scale` in 8 bits, straight
+    and transposed."""
+    rows, width = logits.shape
+    losses, log_sums, at_target = torch.empty((3, rows), dtype=torch.float32, device=logits.device)
+    _row_odds[(rows,)](logits, targets, losses, log_sums, at_target, width, ignore, 4096, num_warps=16)
+    straight = torch.empty((rows, width), dtype=dtype, device=logits.device)
+    turned = torch.empty((width, rows), dtype=dtype, device=logits.device)
+    row_tile, column_tile, warps = 32, 256, 4  # the fastest on an H200
+    grid = (triton.cdiv(rows, row_tile), triton.cdiv(width, column_tile))
+    _cast_odds[grid](
+        logits, targets, log_sums, straight, turned, rows, width, scale, ignore, row_tile, column_tile, num_warps=warps
+    )
+    return losses, at_target[:, None], straight, turned
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _places(inner: tl.constexpr, part: tl.constexpr, block: tl.constexpr):
     """Return the places of a block of outputs and of its gate; the matching up lies `part` further on."""
     at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)

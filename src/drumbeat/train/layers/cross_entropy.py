@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from drumbeat.train.kernels import kernels_for
+from drumbeat.train.layers import float8
 
 IGNORE = -100
 _SLICE_BYTES = 2 << 30  # of bf16 logits: large enough for full-speed products, small beside the activations
@@ -32,7 +33,10 @@ def linear_cross_entropy(hidden: Tensor, head: nn.Linear, targets: Tensor) -> Te
     if not torch.is_grad_enabled():
         losses = [_loss_and_gradient(hidden[part] @ weight.t(), targets[part])[0] for part in _slices(hidden, weight)]
         return torch.stack(losses).sum()
-    return _LinearCrossEntropy.apply(hidden, weight, targets)  # type: ignore[no-any-return]
+    slices = [len(hidden[part]) for part in _slices(hidden, weight)]
+    fits = all(size % 16 == 0 for size in (*slices, *weight.shape))  # what 8-bit products take
+    kind = _Float8CrossEntropy if float8.is_marked(head) and fits else _LinearCrossEntropy
+    return kind.apply(hidden, weight, targets)  # type: ignore[no-any-return]
 
 
 def cross_entropy_sum(logits: Tensor, targets: Tensor) -> Tensor:
@@ -70,6 +74,39 @@ class _LinearCrossEntropy(torch.autograd.Function):
                     grads[0]
                 )  # in place; `.data`: unseen by autograd, which would refuse the second time
         return d_hidden, d_weight, None
+
+
+class _Float8CrossEntropy(_LinearCrossEntropy):
+    """The same with logits in 16 bits and the gradient's two products in 8.
+
+    The gradient of a row of logits is its probabilities, less 1 at the target. There the two nearly cancel, or nearly do not, and
+    two bits of fraction would round both to the same few values in every row: an error that does not average out. So the
+    target's part stays in 16 bits: a row of the weight and a row of the input, times a number. The other probabilities go
+    through the 8-bit products; their rounding errors average out over the rows.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+        total = torch.zeros((), device=hidden.device, dtype=torch.float32)
+        at_target = torch.empty(len(hidden), 1, device=hidden.device, dtype=torch.float32)
+        d_hidden = torch.empty_like(hidden)
+        d_weight = weight  # replaced by the first slice's share
+        _, w8_turned, w_scale = float8.quantize(weight, False)
+        for part in _slices(hidden, weight):
+            losses, at_target[part], odds8, odds8_turned, scale = float8.odds(
+                hidden[part] @ weight.t(), targets[part], IGNORE
+            )
+            total += losses.sum()
+            _, x8_turned, x_scale = float8.quantize(hidden[part], False)
+            share = float8.product(odds8_turned, x8_turned, scale, x_scale, weight.dtype, fast=False)
+            d_weight = share if part.start == 0 else d_weight.add_(share)
+            d_hidden[part] = float8.product(odds8, w8_turned, scale, w_scale, hidden.dtype, fast=False)
+        at = targets.clamp(min=0)
+        at_target = at_target.to(hidden.dtype)
+        d_hidden.addcmul_(weight[at], at_target)
+        d_weight.add_(torch.ops.aten.embedding_dense_backward(hidden * at_target, at, len(weight), -1, False))
+        ctx.save_for_backward(d_hidden, d_weight)
+        return total
 
 
 def _slices(hidden: Tensor, weight: Tensor) -> List[slice]:

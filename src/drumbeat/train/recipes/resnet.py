@@ -9,7 +9,7 @@ import os
 from dataclasses import dataclass, replace
 from typing import Dict, Tuple
 
-from drumbeat.train.data import Images
+from drumbeat.train.data import Images, nvjpeg
 from drumbeat.train.data.decoders import decoders_for
 from drumbeat.train.data.images import ImageFolder, SyntheticImages
 from drumbeat.train.images import ACCURACY, CLASSES, refuse_for_images, set_up_images, steps_of
@@ -37,9 +37,7 @@ class ResNetSettings(Settings):
     decay: float = option(1e-4, "weight decay")
     clip: float = option(0.0, "largest norm of the gradients; 0: no limit")
     workers: int = option(0, "processes per rank that decode images; 0: one per core")
-    decode: str = option(
-        "auto", "where JPEG files are decoded: gpu (nvJPEG), cpu, both at once, or auto: gpu where it can"
-    )
+    decode: str = option("auto", "where JPEG files are decoded: gpu (nvJPEG), cpu, or auto: gpu where it can")
     validation: int = option(0, "images to validate on; 0: all of them (synthetic: 512)")
     graph: str = option(
         "auto", "GPU: record a step's kernels once, then replay them: yes, no, auto: in a single process"
@@ -65,6 +63,7 @@ def run(settings: ResNetSettings) -> Result:
     if settings.depth not in (18, 50):
         raise Refusal(f"no ResNet-{settings.depth} here", "depth is 18 or 50")
     refuse_for_images(settings)
+    nvjpeg.allow_many_streams()
     world = join()
     meshes = meshes_for(settings, world)
     images, kept, classes = samples(settings, world)
