@@ -386,6 +386,16 @@ def test_gpus_that_draw_power_work_whatever_the_stack_says():
     assert judge([spinning], Silence(60.0, again=True)).code == "hang-all-idle"
 
 
+def test_a_rank_without_a_gpu_that_is_busy_in_its_backward_pass_computes():
+    """A CPU collective waits without computing, so this is no hang, however long the step; without the CPU time it may be one."""
+    stack = ("torch/autograd/graph.py:841 _engine_run_backward", "step.py:129 accumulate")
+    for silence in (Silence(400.0, again=True), Silence(400.0, steps=False, again=True)):
+        assert judge([look(0, cpu=1.09, stack=stack)], silence) is None
+        assert judge([look(0, call="futex", stack=stack)], silence).code == "hang-all-idle"
+    reduces = ("torch/distributed/distributed_c10d.py:3001 all_reduce", "train.py:9 main")
+    assert judge([look(0, cpu=1.0, stack=reduces)], Silence(400.0, again=True)).code == "hang-all-idle", "MPI spins"
+
+
 @given(st.lists(st.tuples(st.integers(0, 3), st.floats(0, 3), st.none() | st.floats(0, 20)), max_size=30))
 @settings(max_examples=50, deadline=None)
 def test_the_silence_of_the_run_is_that_of_the_member_that_reported_last(beats):

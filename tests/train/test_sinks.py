@@ -50,6 +50,19 @@ def test_json_lines_of_a_whole_run(tmp_path: Path) -> None:
     assert "mfu" not in last and last["tflops"] > 0, "a CPU has no MFU"
 
 
+def test_drumbeat_hears_of_steps_between_two_reports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where reports are minutes apart, the steps between them are progress: no view says that no step was seen."""
+    monkeypatch.setattr("drumbeat.train.loop._QUIET", 0.0)
+    monkeypatch.setenv("DRUMBEAT_METRICS", str(tmp_path / "metrics"))
+    assert main(["train", "llama", "--set", "steps=4", "batch=2", "report_every=4", "validation=8"]) == 0
+    lines = [json.loads(line) for line in (tmp_path / "metrics").read_text().splitlines()]
+    steps = [(line["step"], line["steps"], "loss" in line) for line in lines if line["kind"] == "step"]
+    assert steps == [(1, 4, False), (2, 4, False), (3, 4, False), (4, 4, True)]
+    assert "at step 3/4, " in capsys.readouterr().out
+
+
 def test_json_lines_hold_no_bare_nan(tmp_path: Path) -> None:
     written(f"jsonl={tmp_path}/f")
     lines = [json.loads(line, parse_constant=pytest.fail) for line in (tmp_path / "f").read_text().splitlines()]

@@ -259,9 +259,11 @@ def on_gpu_alone(look: RankLook) -> bool:
     return busy and (look.traffic is None or look.traffic < _LITTLE)
 
 
-def in_collective(stack: Sequence[str]) -> bool:
-    """Return true if these frames show a rank inside a collective."""
-    return any("distributed/" in frame or frame.rsplit(" ", 1)[-1] in _WAITING_FUNCTIONS for frame in stack[:8])
+def in_collective(stack: Sequence[str], backward: bool = True) -> bool:
+    """Return true if these frames show a rank inside a collective, or (`backward`) where it computes gradients and may wait for
+    theirs."""
+    waiting = _WAITING_FUNCTIONS if backward else ()
+    return any("distributed/" in frame or frame.rsplit(" ", 1)[-1] in waiting for frame in stack[:8])
 
 
 def in_loader(stack: Sequence[str]) -> bool:

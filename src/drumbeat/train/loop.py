@@ -106,6 +106,7 @@ def _train(
                 gc.freeze()  # what compiling left behind stays: later collections need not look at it
             stopped = (stop.agreed() or done == settings.stop_after) and not last
             if time.monotonic() - spoke > _QUIET and not (reporting or stopped):
+                reporter.passes(done, settings.steps)
                 reporter.say(f"at step {done}/{settings.steps}, {time.monotonic() - began:.0f} s after the start")
                 spoke = time.monotonic()
             if reporting or stopped:

@@ -218,6 +218,10 @@ class Reporter:
         """Announce work that takes time: this rank's silence until its next report does not count as a hang."""
         metrics.report(step, kind=kind)
 
+    def passes(self, step: int, steps: int) -> None:
+        """Report where training is, between two reports of figures."""
+        metrics.report(step, steps=steps)
+
     def say(self, text: str) -> None:
         if self.lead:
             print(text, flush=True)

@@ -56,8 +56,8 @@ def class_of(look: RankLook) -> str:
     if on_gpu_alone(look) and not pending:
         return GPU
     if look.cpu >= _BUSY or look.state == "R":
-        if pending:
-            return WAITS  # NCCL waits by spinning
+        if pending and (look.gpu is not None or not look.stack or activity.in_collective(look.stack, backward=False)):
+            return WAITS  # NCCL waits by spinning; without a GPU a rank that is busy in its backward pass computes
         return LOOP if look.spins or (look.asked is False and look.still >= PATIENCE) else BUSY
     if look.asked is False:
         return SILENT
