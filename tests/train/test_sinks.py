@@ -60,6 +60,7 @@ def test_drumbeat_hears_of_steps_between_two_reports(
     lines = [json.loads(line) for line in (tmp_path / "metrics").read_text().splitlines()]
     steps = [(line["step"], line["steps"], "loss" in line) for line in lines if line["kind"] == "step"]
     assert steps == [(1, 4, False), (2, 4, False), (3, 4, False), (4, 4, True)]
+    assert len({line["tokens"] for line in lines if line["kind"] == "step"}) == 1, "each line has those of its own step"
     assert "at step 3/4, " in capsys.readouterr().out
 
 

@@ -106,15 +106,13 @@ def _train(
                 gc.freeze()  # what compiling left behind stays: later collections need not look at it
             stopped = (stop.agreed() or done == settings.stop_after) and not last
             if time.monotonic() - spoke > _QUIET and not (reporting or stopped):
-                reporter.passes(done, settings.steps)
+                reporter.passes(done, settings.steps, unit, _work(stream, gathered) / world.size)
                 reporter.say(f"at step {done}/{settings.steps}, {time.monotonic() - began:.0f} s after the start")
                 spoke = time.monotonic()
             if reporting or stopped:
                 spoke = time.monotonic()
-                tokens = stream.tokens(len(gathered))
-                now = _report_step(
-                    settings, unit, reporter, meter, trainer, gathered, tokens, utilisation, communication
-                )
+                work = _work(stream, gathered)
+                now = _report_step(settings, unit, reporter, meter, trainer, gathered, work, utilisation, communication)
                 figures |= now
                 losses.append(now["loss"])
                 gathered.clear()
@@ -187,6 +185,12 @@ def _setup_words(unit: str, trainer: Trainer, utilisation: Optional[Utilisation]
     return words
 
 
+def _work(stream: Stream, outcomes: List[Outcome]) -> float:
+    """Count the tokens or samples of the last steps on all ranks. The host waits for the device only here, and where figures
+    are reported."""
+    return stream.tokens(len(outcomes)) or float(torch.stack([outcome.targets for outcome in outcomes]).sum())
+
+
 def _report_step(
     settings: Settings,
     unit: str,
@@ -194,16 +198,14 @@ def _report_step(
     meter: Meter,
     trainer: Trainer,
     gathered: List[Outcome],
-    tokens: Optional[int],
+    work: float,
     utilisation: Optional[Utilisation],
     communication: Communication,
 ) -> Dict[str, float]:
-    """Report the figures of the steps since the last report. This is the only place where the host waits for the device.
-    `tokens`: those of these steps, on all ranks, if not every token is a target."""
+    """Report the figures of the steps since the last report; `work` is that of all ranks in them."""
     phases = meter.take()
     done, step, world = trainer.steps, trainer.inner, trainer.world
     last = trainer.result(gathered[-1])
-    work = tokens or float(torch.stack([outcome.targets for outcome in gathered]).sum())
     shared: Dict[str, float] = {"loss": float(last.loss), "grad_norm": float(last.norm)}
     shared.update({name: float(value) for name, value in last.metrics.items()})
     skipped = int(step.skipped)

@@ -203,13 +203,18 @@ class Reporter:
 
     def __init__(self, lead: bool, sinks: List[str]) -> None:
         self.lead = lead
+        self._passed = 0  # tokens or samples of this rank since the last figures that drumbeat knows of
         self._sinks = [_open(text) for text in sinks] if lead else []
 
     def figures(
         self, kind: str, step: int, own: Dict[str, Any], shared: Dict[str, Any], steps: Optional[int] = None
     ) -> None:
         """Report figures. `own` is this rank's part (tokens, samples); `shared` is the same on all ranks and goes out once."""
-        metrics.report(step, kind=kind, steps=steps, **own, **(shared if self.lead else {}))
+        told = dict(own)
+        for unit in {"tokens", "samples"} & set(own):
+            told[unit] -= self._passed
+            self._passed = 0
+        metrics.report(step, kind=kind, steps=steps, **told, **(shared if self.lead else {}))
         for sink in self._sinks:
             sink.write(kind, step, {**own, **shared})
             sink.flush()  # reports are rare, and a run that is killed must not lose two minutes of them
@@ -218,9 +223,11 @@ class Reporter:
         """Announce work that takes time: this rank's silence until its next report does not count as a hang."""
         metrics.report(step, kind=kind)
 
-    def passes(self, step: int, steps: int) -> None:
-        """Report where training is, between two reports of figures."""
-        metrics.report(step, steps=steps)
+    def passes(self, step: int, steps: int, unit: str, work: float) -> None:
+        """Tell drumbeat, between two reports of figures, where training is; `work` is this rank's since the last figures."""
+        told: Dict[str, Any] = {unit: round(work) - self._passed}
+        self._passed = round(work)
+        metrics.report(step, steps=steps, **told)
 
     def say(self, text: str) -> None:
         if self.lead:
