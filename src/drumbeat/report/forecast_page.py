@@ -19,7 +19,8 @@ _COLOURS = (
 def page_of(
     found: Forecast, many: Sequence[Forecast], naive: Sequence[float], seen: Sequence[Any], whole: Sequence[Tuple[str, str]]
 ) -> str:  # fmt: skip
-    """Return the page of one prediction; `many`: of other node counts; `seen`: measured runs; `whole`: lines on the whole run."""
+    """Return the page of one prediction. `many`: predictions for other node counts; `seen`: measured runs; `whole`: lines about
+    the whole run."""
     case = found.case
     gpus = f"{case.gpus} x {case.cluster.gpu}"
     facts = [

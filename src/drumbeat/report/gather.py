@@ -86,7 +86,7 @@ class Devices:
                 self._ports.setdefault((sample.host, port), []).append(counted)
 
     def mean(self, name: str) -> Optional[float]:
-        """Return the mean over time and GPUs: samples stand for the time between them, which differs."""
+        """Return the mean over all GPUs, weighted by the time between samples."""
         total = seconds = 0.0
         known: List[float] = []
         for readings in self._gpus.values():
@@ -550,7 +550,7 @@ def _seen_as_one(events: Sequence[Event]) -> bool:
 
 
 def _unproven(events: Sequence[Event]) -> str:
-    """Return the last attempt's verdict about its world if it is not certain, unless that is for lack of observations."""
+    """Return the verdict about the last attempt's world if it is not certain; '' also if nothing could be observed."""
     said = _world_verdicts(events)
     return said[-1].summary if said and said[-1].confidence != CERTAIN and not said[-1].unseen else ""
 

@@ -181,8 +181,8 @@ class Trainer:
         finish: Optional[Callable[[Tensor], Tensor]] = None,
         kind: Type[Stream] = Stream,
     ) -> Stream:
-        """This rank's part of batches without end, of samples that are read by number (`samples.read(indices, epochs)`), ahead
-        of time by a thread. `finish` is the part of making inputs that the device does better."""
+        """Return an endless stream of this rank's batches. A thread reads the samples by number, ahead of time
+        (`samples.read(indices, epochs)`); `finish` does what the device does faster."""
         layout = self.meshes.layout
         stream = kind(
             samples,
