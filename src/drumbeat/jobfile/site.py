@@ -9,7 +9,7 @@ import re
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.base.data import names, read
-from drumbeat.base.folders import users_folder
+from drumbeat.base.folders import config_folder
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import HostPath
 from drumbeat.base.problem import Problem
@@ -349,7 +349,7 @@ def load_site(name: str, environ: Mapping[str, str], place: str = "--site") -> S
     known = site_names(environ)
     raise Problem(
         f"{place}: no site {shown(name)}{near(name, known)}",
-        f"known sites: {', '.join(known)}; your own goes to {user_folder(environ)}/NAME.yaml, or give its path",
+        f"known sites: {', '.join(known)}; your own goes to {config_folder(environ, 'sites')}/NAME.yaml, or give its path",
     )
 
 
@@ -415,13 +415,8 @@ def built_in() -> Tuple[str, ...]:
     return names(_SITES)
 
 
-def user_folder(environ: Mapping[str, str]) -> str:
-    config = users_folder(environ, "XDG_CONFIG_HOME", ".config")
-    return os.path.join(config, "drumbeat", "sites")
-
-
 def user_profiles(environ: Mapping[str, str]) -> Dict[str, str]:
-    folder = user_folder(environ)
+    folder = config_folder(environ, "sites")
     try:
         names = sorted(os.listdir(folder))
     except OSError:

@@ -67,11 +67,6 @@ CLI_2 = Cli(
 )  # fmt: skip
 
 
-def pods_of(name: str, nodes: int) -> Tuple[str, ...]:
-    """Return the pod of each node."""
-    return (f"{name}-master-0", *(f"{name}-worker-{number}" for number in range(nodes - 1)))
-
-
 def submit_lines(
     cli: Cli, order: Order, name: str, plain: Dict[str, str], secret: Dict[str, str], command: List[str]
 ) -> List[Tuple[str, ...]]:
