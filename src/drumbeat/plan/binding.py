@@ -368,7 +368,7 @@ def ranks_without_gpu(
 
 
 def requested_without_gpu(order: Order) -> List[Finding]:
-    """Check the same from the order's request, before any node is known."""
+    """Check the requested GPUs against the requested ranks, before any node is known."""
     gpus = order.resources.gpus or 0
     return ranks_without_gpu(order.ranks_per_node, gpus, order.ranks_per_gpu, order.gpus_per_rank)
 

@@ -337,8 +337,8 @@ class Trainer:
 
     @torch.no_grad()
     def _find_shift(self, batch: Any) -> None:
-        """A model that predicts the next token has nothing to say of the first label of a row. What a loss is a mean over is
-        asked of the loss itself: over the first labels alone it is not a number, or zero whatever they are."""
+        """Find out whether the loss leaves out the first label of each row, as models that predict the next token do: over first
+        labels alone such a loss is not a number, or zero whatever they are."""
         labels = _labels(batch)
         if self._shifts is not None or labels is None or isinstance(self._loss, Summed):
             return

@@ -180,7 +180,7 @@ def find_cli(environ: Mapping[str, str]) -> Tuple[Cli, str]:
 
 
 def with_flags(cli: Cli, environ: Mapping[str, str]) -> Cli:
-    """Return the same CLI with the options that the help of its `submit` lists."""
+    """Add the options that the help of its `submit` lists to the CLI."""
     shown = text_of(call(["runai", *cli.submit, "--help"], environ).stdout)
     return dataclasses.replace(
         cli, flags=frozenset(re.findall(r"^\s+(?:-\w, )?(--[a-z][a-z0-9-]+)", shown, re.MULTILINE))

@@ -76,7 +76,7 @@ class Vendor:
         return {}
 
     def health(self, host: Host, gpus: Sequence[Gpu]) -> List[Gpu]:
-        """Return the same GPUs with the health that their driver reports without root."""
+        """Add the health that the driver reports without root to the GPUs."""
         return list(gpus)
 
     def sampler(self, host: Host, gpus: Sequence[Gpu]) -> Callable[[], List[GpuSample]]:
