@@ -151,8 +151,9 @@ def same(before, after):
     return True
 
 
-def test_only_docstrings_and_types_are_taken_out():
+def test_only_docstrings_and_types_are_taken_out(payload):
     """Line numbers, too, stay: they stand in tracebacks that people send."""
-    for path in sorted(SOURCE.rglob("*.py")):
+    sent = [SOURCE / name for name in zipfile.ZipFile(payload).namelist() if name.endswith(".py")]
+    for path in filter(Path.exists, sent):
         before = Untyped().visit(ast.parse(path.read_bytes()))
         assert same(before, ast.parse(without_docstrings(without_types(path.read_bytes())))), path

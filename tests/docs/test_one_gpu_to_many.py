@@ -8,6 +8,7 @@ import pytest
 
 from tests.conftest import ROOT
 
+pytestmark = pytest.mark.slow  # each process imports torch
 DIFF = re.search(r"```diff\n(.*?)```", (ROOT / "docs/howto/one-gpu-to-many.md").read_text(), re.DOTALL)[1]
 
 

@@ -10,11 +10,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import yaml
+
+from drumbeat.base.data import parse_yaml
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PYTHON = ROOT / ".venv-docs/bin/python"
-QUESTIONS = yaml.safe_load((ROOT / "tests/docs/questions.yaml").read_text())
+QUESTIONS = parse_yaml((ROOT / "tests/docs/questions.yaml").read_bytes())
 
 pytestmark = pytest.mark.skipif(
     not PYTHON.exists() or not shutil.which("node"), reason="make docs-search: needs mkdocs and node"

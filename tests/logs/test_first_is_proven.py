@@ -1,19 +1,14 @@
 """Never certain and "first" with an unexplained death before it: a launcher's record of a SIGKILL is planted before every certain
-answer of the rules' examples and of the corpus."""
-
-import os
+answer of the rules' examples (and of real logs, in test_corpus.py)."""
 
 import pytest
 
-from drumbeat.desk.log_sources import Source, lines
 from drumbeat.findings.model import CERTAIN, LIKELY
 from drumbeat.logs.meaning.rules import CAUSE, rulebook
 from drumbeat.logs.reader import Reader
-from tests.corpus import folders
 from tests.logs.reading import read, rule_examples
 
 DEATH = b"srun: error: n77: task 977: Killed"
-LARGEST = 300_000  # bytes of a log of the corpus
 EXAMPLES = rule_examples()
 CAUSES = [rule for rule in rulebook().rules if rule.role == CAUSE and rule.id in EXAMPLES and not rule.conditional]
 
@@ -24,34 +19,18 @@ def failure(raw):
     return reader.report().failure
 
 
-def check(raw):
-    """`certain` must go, unless the death itself is the answer."""
-    before = failure(raw)
-    if before.confidence != "certain" or before.finding is None or not before.finding.evidence:
-        return
-    planted = failure([DEATH, *raw])
-    assert planted.answer in ("killed", "oom-kill") or planted.confidence != "certain", planted.why_first
+def death_is_heeded(before, planted):
+    """`certain` must go, unless the death itself is the answer. `planted` reads the same log behind the death."""
+    if before.confidence == "certain" and before.finding is not None and before.finding.evidence:
+        after = planted()
+        assert after.answer in ("killed", "oom-kill") or after.confidence != "certain", after.why_first
 
 
 @pytest.mark.parametrize("rule", CAUSES, ids=lambda rule: rule.id)
 def test_a_death_before_an_example(rule):
     for example in EXAMPLES[rule.id].examples:
-        check([line.encode() for line in example.strip("\n").split("\n")])
-
-
-def _corpus():
-    return [
-        str(file)
-        for folder in folders()
-        for file in sorted(folder.glob("*/*"))
-        if file.parent.name in ("A_nccl_logs", "B_torch_failures") and os.path.exists(f"{file}.json")
-        if file.stat().st_size < LARGEST
-    ]
-
-
-@pytest.mark.parametrize("path", _corpus(), ids=os.path.basename)
-def test_a_death_before_a_real_log(path):
-    check([line for _, some in lines(Source(path, "log")) for line in some])
+        raw = [line.encode() for line in example.strip("\n").split("\n")]
+        death_is_heeded(failure(raw), lambda raw=raw: failure([DEATH, *raw]))
 
 
 INTERRUPTED = [

@@ -1,14 +1,8 @@
 """A consequence never outranks a death that a launcher recorded before it: not by its kind, and not by being better known."""
 
-import os
-
 import pytest
 
-from drumbeat.desk.log_sources import Source, lines
-from drumbeat.findings.model import CERTAIN
 from drumbeat.logs.meaning.rules import CONSEQUENCE, OTHER, rulebook
-from drumbeat.logs.reader import Reader
-from tests.corpus import folders
 from tests.logs.reading import read, rule_examples
 
 TABLE = """train.py FAILED
@@ -79,33 +73,6 @@ def test_an_exception_of_another_rank_after_the_death():
         "RuntimeError: allreduce failed: lost contact with a worker", "KeyError: 3"
     )
     assert read(f"{own}\n{table('killed')}").failure.answer == "exception"
-
-
-def _real_logs():
-    return [path for folder in folders() for path in sorted(folder.glob("[AB]_*/*")) if path.suffix != ".json"]
-
-
-def test_planted_into_real_logs():
-    """Wherever a real log's certain answer is a lost peer, a rendezvous or a timeout."""
-    if not folders():
-        pytest.skip("no corpus (set DRUMBEAT_CORPUS)")
-    waiting = {rule.id for rule in waiting_rules()}
-    planted = 0
-    for path in _real_logs():
-        texts = [raw for _, some in lines(Source(str(path), "log")) for raw in some]
-        failure = _read(texts).failure
-        if failure.confidence != CERTAIN or failure.rule not in waiting:
-            continue
-        planted += 1
-        again = _read([*table("bus-error").encode().split(b"\n"), *texts]).failure
-        assert (again.answer, again.finding.rank) == ("bus-error", 1), os.path.basename(path)
-    assert planted
-
-
-def _read(texts):
-    reader = Reader()
-    reader.feed_lines("log", 1, texts)
-    return reader.report()
 
 
 def test_a_cause_behind_a_timeout_of_another_rank_is_neither_first_nor_certain():

@@ -1,5 +1,6 @@
 """A third vendor is one file and one tree: every room knows its GPUs without a word of their own."""
 
+import functools
 import json
 import os
 import subprocess
@@ -118,8 +119,16 @@ def test_pod_resource(facts):
     assert "write vendor: nvidia or vendor: amd or vendor: toy in its profile" in str(problem.value.fix)
 
 
-def drumbeat(home, *words):
-    environ = {"PATH": os.environ["PATH"], "HOME": str(home), "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}", "LANG": "C.UTF-8"}
+@pytest.fixture
+def drumbeat(tmp_path, cache):
+    return functools.partial(_drumbeat, tmp_path, cache)
+
+
+def _drumbeat(home, cache, *words):
+    environ = {
+        "PATH": os.environ["PATH"], "HOME": str(home), "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}", "LANG": "C.UTF-8",
+        "XDG_CACHE_HOME": str(cache),
+    }  # fmt: skip
     argv = [sys.executable, "-m", "tests.machine.toy_vendor", *words]
     done = subprocess.run(argv, cwd=home, env=environ, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode in (0, 1), done.stderr
@@ -133,21 +142,21 @@ def drumbeat(home, *words):
         ("backend: slurm\ncontainer: {runtime: docker, vendor: toy}", "toys:1", 'flags="$flags --device /dev/toys"  # toys'),
     ],
 )  # fmt: skip
-def test_a_site_with_toys(tmp_path, site, image, wanted):
+def test_a_site_with_toys(drumbeat, tmp_path, site, image, wanted):
     sites = tmp_path / ".config" / "drumbeat" / "sites"
     sites.mkdir(parents=True)
     (sites / "toybox.yaml").write_text(f"summary: toys\nvendor: toy\n{site}\n")
     asked = ["plan", "--site", "toybox", "--nodes", "2", "--gpus", "2", "--container", image]
-    assert wanted in drumbeat(tmp_path, *asked, "--render", "--", "python", "x.py")
-    text = drumbeat(tmp_path, *asked, "--", "python", "x.py")
+    assert wanted in drumbeat(*asked, "--render", "--", "python", "x.py")
+    text = drumbeat(*asked, "--", "python", "x.py")
     assert "CUDA_VISIBLE_DEVICES" not in text and "ROCR_VISIBLE_DEVICES" not in text and "MIOPEN" not in text
 
 
-def test_commands_as_they_are_typed(tmp_path, folder):
-    assert json.loads(drumbeat(tmp_path, "facts", "--root", folder, "--json"))["gpus"][2]["vendor"] == "toy"
-    plan = json.loads(drumbeat(tmp_path, "plan", "--root", folder, "--visibility", "own", "--json", "--", "x"))
+def test_commands_as_they_are_typed(drumbeat, folder):
+    assert json.loads(drumbeat("facts", "--root", folder, "--json"))["gpus"][2]["vendor"] == "toy"
+    plan = json.loads(drumbeat("plan", "--root", folder, "--visibility", "own", "--json", "--", "x"))
     ranks = plan["nodes"][0]["binding"]["slots"]
     assert [[(entry["name"], entry["value"]) for entry in rank["env"]] for rank in ranks] == [
         [("TOY_VISIBLE_DEVICES", str(index))] for index in range(3)
     ]
-    assert "3 GPUs: Toy T1" in drumbeat(tmp_path, "doctor", "--root", folder)
+    assert "3 GPUs: Toy T1" in drumbeat("doctor", "--root", folder)

@@ -4,15 +4,15 @@ import re
 from pathlib import Path
 
 import pytest
-import yaml
 
+from drumbeat.base.data import parse_yaml
 from drumbeat.metrics.printed import RATES, WORDS, Reader, read_line
 from drumbeat.metrics.table import owner_of, owners, rules
 from drumbeat.metrics.words import KINDS, VALUES, WHOSE
 
 RULES = {rule.rule.id: rule for rule in rules()}
-SHOWN = {each["id"]: each for each in yaml.safe_load((Path(__file__).parent / "rule_lines.yaml").read_text())}
-KNOWN = yaml.safe_load((Path(__file__).parent / "known_lines.yaml").read_text())
+SHOWN = {each["id"]: each for each in parse_yaml((Path(__file__).parent / "rule_lines.yaml").read_bytes())}
+KNOWN = parse_yaml((Path(__file__).parent / "known_lines.yaml").read_bytes())
 
 
 @pytest.mark.parametrize("known", KNOWN, ids=lambda known: known["program"])

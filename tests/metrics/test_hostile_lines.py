@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 
 import pytest
-import yaml
 
+from drumbeat.base.data import parse_yaml
 from drumbeat.metrics import printed as reader
 from drumbeat.metrics.printed import PrintedMetrics, Reader, read_line
 
@@ -17,7 +17,7 @@ IMAGENET = (
 )
 ODD = ("1e400", "-1e400", "nan", "inf", "-inf", str(10**30), "9" * 400, "-5", "3.7", "1,,2", "٣", "1T")
 COUNTS = ("step", "steps", "epochs", "batch", "batches", "nodes", "gpus_per_node", "gpus")
-LINES = [each["line"] for each in yaml.safe_load((Path(__file__).parent / "known_lines.yaml").read_text())]
+LINES = [each["line"] for each in parse_yaml((Path(__file__).parent / "known_lines.yaml").read_bytes())]
 _NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d*)?(?:[eE][-+]?\d+)?")
 
 

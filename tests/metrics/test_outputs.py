@@ -4,13 +4,13 @@ import math
 from pathlib import Path
 
 import pytest
-import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from drumbeat.base.data import parse_yaml
 from drumbeat.metrics.printed import Reader
 
-OUTPUTS = yaml.safe_load((Path(__file__).parent / "outputs.yaml").read_text(encoding="utf-8"))
+OUTPUTS = parse_yaml((Path(__file__).parent / "outputs.yaml").read_bytes())
 NAMES = ("step", "loss", "accuracy", "val_loss", "val_accuracy")
 
 PREFIXES = (

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
-import yaml
 
+from drumbeat.base.data import parse_yaml
 from drumbeat.metrics.printed import Reader, read_line
 
-LINES = yaml.safe_load((Path(__file__).parent / "program_lines.yaml").read_text())
+LINES = parse_yaml((Path(__file__).parent / "program_lines.yaml").read_bytes())
 EXACT = ("step", "steps", "epoch", "epochs", "batch", "batches", "loss", "step_time")
 
 

@@ -138,6 +138,7 @@ def options_of(parser):
     return [{name.replace("_", "-") if name.startswith("--") else name for name in names} for names in (bare, valued)]
 
 
+@pytest.mark.slow
 def test_torchruns_own_parser():
     run = pytest.importorskip("torch.distributed.run", reason="needs torch: pip install '.[cpu]'")
     bare, valued = options_of(run.get_args_parser())
@@ -145,6 +146,7 @@ def test_torchruns_own_parser():
     assert launchers.TORCHRUN_BARE - bare == {"--use-env"}  # of torch.distributed.launch
 
 
+@pytest.mark.slow
 def test_accelerates_own_parser():
     launch = pytest.importorskip("accelerate.commands.launch", reason="accelerate comes with the dev extra")
     bare, valued = options_of(launch.launch_command_parser())
@@ -152,6 +154,7 @@ def test_accelerates_own_parser():
     assert not launchers.ACCELERATE_BARE & launchers.ACCELERATE_VALUED
 
 
+@pytest.mark.slow
 def test_deepspeeds_own_parser(monkeypatch):
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     runner = pytest.importorskip("deepspeed.launcher.runner", reason="deepspeed comes with the dev extra")
@@ -163,6 +166,7 @@ def test_deepspeeds_own_parser(monkeypatch):
     assert bare <= launchers.DEEPSPEED_BARE and valued <= launchers.DEEPSPEED_VALUED
 
 
+@pytest.mark.slow
 def test_every_flag_of_deepspeed_that_is_kept_its_node_launcher_takes(monkeypatch):
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     launch = pytest.importorskip("deepspeed.launcher.launch", reason="deepspeed comes with the dev extra")
@@ -177,6 +181,7 @@ def test_every_flag_of_deepspeed_that_is_kept_its_node_launcher_takes(monkeypatc
     assert passed_on - {"--help"} <= bare | valued
 
 
+@pytest.mark.slow
 def test_fabrics_own_options():
     """From its source: importing it takes seconds."""
     try:

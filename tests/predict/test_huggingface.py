@@ -5,9 +5,6 @@ import pytest
 from drumbeat.predict import shapes
 from drumbeat.predict.models import FAMILIES, config_model
 
-transformers = pytest.importorskip("transformers")
-torch = pytest.importorskip("torch")
-
 SMALL = {
     "hidden_size": 256, "num_attention_heads": 8, "num_hidden_layers": 4, "intermediate_size": 704, "vocab_size": 1000,
     "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 512,
@@ -73,6 +70,7 @@ def test_every_family_is_checked():
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_parameters_are_those_of_transformers(name):
+    transformers, torch = map(pytest.importorskip, ("transformers", "torch"))  # not by every worker that collects
     kind = name.split()[0]
     config = transformers.AutoConfig.for_model(kind, **CONFIGS[name])
     maker = {

@@ -87,7 +87,8 @@ def test_a_failure_of_ten_thousand_ranks(tmp_path):
         code, number = (None, 15) if rank % 3 == 0 else (1, None)
         attempt.ends.append(RankEnd(rank, rank // 8, code, number, 1.0, found, rank % 3 == 0))
     attempt.done = {0: {"step": 5, "first_loss": 1.0, "last_loss": 0.5, "first_t": 1.0, "last_t": 9.0}}
-    lead.attempts, lead.history = [attempt] * 40, [Outcome(FAILED, 1, cause)] * 40
+    earlier = replace(attempt, ends=attempt.ends[:8], done={})
+    lead.attempts, lead.history = [*[earlier] * 39, attempt], [Outcome(FAILED, 1, cause)] * 40
     summary = summary_of(lead, [], 1100.0)
     write_summary(run.folder, summary)
     assert os.path.getsize(run.folder.summary) < 64_000

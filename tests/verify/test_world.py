@@ -16,13 +16,19 @@ OPS = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", 
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory):
+def done(tmp_path_factory, cache):
     work = tmp_path_factory.mktemp("verify")
     (work / "tower.yaml").write_text(
         "summary: this machine\nemulated: true\nfloors: {broadcast: {busbw: 900000, source: a wish}}\n"
         "env: {GLOO_SOCKET_IFNAME: {value: lo, why: one machine}}\n"
     )
-    env = {**os.environ, "HOME": str(work), "PYTHONPATH": SOURCE, "PYTHONWARNINGS": "error"}
+    env = {
+        **os.environ,
+        "HOME": str(work),
+        "PYTHONPATH": SOURCE,
+        "PYTHONWARNINGS": "error",
+        "XDG_CACHE_HOME": str(cache),
+    }
     words = ["verify", "--quick", "--json", "--nodes", "2", "--ranks-per-node", "2", "--site", "./tower.yaml"]
     done = subprocess.run(
         [sys.executable, "-m", "drumbeat", *words], cwd=work, env=env, capture_output=True, text=True, timeout=360

@@ -115,7 +115,7 @@ def without_effect(order: Order) -> List[str]:
 
 
 def own_process() -> str:
-    """Return this process as handles name it: its pid and its start time, because pids are reused."""
+    """Return the name of this process in handles: pid and start time, because pids are reused."""
     return f"{os.getpid()}-{start_time(os.getpid())}"
 
 

@@ -19,7 +19,9 @@ def names(package: str) -> Tuple[str, ...]:
     return tuple(sorted({name.rpartition(".")[0] for name in found if name.endswith((".yaml", ".json"))}))
 
 
+@functools.cache
 def load(package: str, name: str) -> Any:
+    """Return a data file's content, which callers must not change: it is parsed once per process."""
     try:
         return json.loads(read(package, f"{name}.json"))
     except OSError:

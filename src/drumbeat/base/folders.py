@@ -33,6 +33,11 @@ def users_folder(environ: Mapping[str, str], variable: str, *usual: str) -> str:
     return environ.get(variable) or os.path.join(home_folder(environ), *usual)
 
 
+def config_folder(environ: Mapping[str, str], *parts: str) -> str:
+    """Return a path below the folder with this user's settings of drumbeat."""
+    return os.path.join(users_folder(environ, "XDG_CONFIG_HOME", ".config"), "drumbeat", *parts)
+
+
 def state_folder(environ: Mapping[str, str], *parts: str) -> str:
     """Return a path below the folder in which drumbeat keeps records of this user's runs."""
     return os.path.join(users_folder(environ, "XDG_STATE_HOME", ".local", "state"), "drumbeat", *parts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from contextlib import contextmanager
-from typing import Iterator, Sequence
+from typing import Any, Callable, Iterator, Sequence
 
 # Exit codes of drumbeat itself. A job's own code passes through unchanged; a rank killed by signal N gives 128+N.
 EXIT_USAGE = 2  # bad input: nothing was started
@@ -41,6 +41,13 @@ def stops_held_back() -> Iterator[None]:
 def let_stops_in() -> None:
     """Unblock the stop signals after the handlers are installed: pending ones are delivered now."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
+
+
+def heed_stops(handler: Callable[[int, Any], None]) -> None:
+    """Handle the stop signals from now on; SIGHUP stays ignored under nohup."""
+    for number in STOPS:
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 def heed_interrupts() -> None:

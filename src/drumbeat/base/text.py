@@ -55,6 +55,11 @@ def step_time(seconds: float) -> str:
     return f"{_three(seconds / size)} {unit}"
 
 
+def some(words: Sequence[str], most: int, between: str = ", ") -> str:
+    """List the first `most` words, and count the others."""
+    return between.join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")
+
+
 def columns(rows: Sequence[Sequence[str]], right: bool = False) -> List[str]:
     """Align rows; each column is as wide as its widest cell."""
     widths = [max(map(len, column)) for column in zip(*rows)]

@@ -111,7 +111,7 @@ def start_argv(python: str, request: str, text: str, word: str = "_node") -> Tup
 
 
 def shell_start(python: str, folder: str, name: str, text: str, word: str = "_node") -> Tuple[List[str], str]:
-    """Return the same start for a shell script: preparatory lines, and the command. `python` and `folder` are shell words."""
+    """Return the start of `start_argv` as shell: preparatory lines, and the command. `python` and `folder` are shell words."""
     digest = start_argv("", "", text)[-1]
     lines = [
         "# Run the very drumbeat.pyz and the very request that were submitted, from private copies: days may pass until this",

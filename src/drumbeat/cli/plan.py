@@ -211,24 +211,23 @@ def _print_against(args: Any, order: Any, changes: List[Any]) -> int:
 
 
 def _headline(order: Any) -> List[str]:
+    from drumbeat.base.text import count
     from drumbeat.desk.start.submit import ANY_COMMAND
     from drumbeat.plan.argv import replaced_flags
     from drumbeat.plan.show import request_words, wrapped
 
     kind = "emulated node" if order.nodes_emulated else "node"
-    nodes = f"{order.nodes} {kind}{'' if order.nodes == 1 else 's'}"
-    ranks = f"{order.ranks_per_node} rank{'' if order.ranks_per_node == 1 else 's'}"
-    ranks = ranks if order.ranks_per_node else "one rank per GPU"
+    nodes = count(order.nodes, kind)
+    ranks = count(order.ranks_per_node, "rank") if order.ranks_per_node else "one rank per GPU"
     launcher = f"launcher {order.launcher} ({order.launcher_why})"
     if order.spares:
-        ranks += f", {order.spares} spare node{'' if order.spares == 1 else 's'}"
+        ranks += f", {count(order.spares, 'spare node')}"
     lines = [f"{order.name} on {order.site}: {nodes} x {ranks}, {launcher}", f"command   {shlex.join(order.command)}"]
     if order.command == (ANY_COMMAND,):
         lines = [f"every job on {order.site}, shown for {nodes} x {ranks} (no command was given)"]
     replaced = replaced_flags(order.command)
     if replaced:
-        said = " ".join(f"{name}={value}" if value else name for name, value in replaced.items())
-        lines.append(f"replaced  {said}: each node gets its own from the muster")
+        lines.append(f"replaced  {replaced}: each node gets its own from the muster")
     lines += [f"{name:<9} {words}" for name, words in request_words(order).items()]
     return [part for line in lines for part in wrapped(line, _width())]
 

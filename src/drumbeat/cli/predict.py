@@ -88,7 +88,7 @@ def run(args: Any) -> int:
     if args.gpus is not None:
         nodes = max(1, -(-args.gpus // cluster.gpus_per_node))
         whole = f"--nodes {nodes}: nodes of {cluster.gpus_per_node} GPUs (--gpus-per-node changes that)"
-        raise Problem(f"--gpus {args.gpus}: the size is a number of nodes", whole)
+        raise Problem(f"--gpus {args.gpus}: give the number of nodes instead", whole)
     counts = node_counts(args.nodes) if args.nodes else [job.nodes or 1 if job else 1]
     wishes = Wishes(**{field.name: getattr(args, field.name) for field in dataclasses.fields(Wishes)})
     constants, basis, seen = _learned(args, cluster, described, wishes, os.environ)

@@ -11,7 +11,7 @@ from drumbeat.cli import add_run
 
 def add_arguments(parser: Any) -> None:
     add_run(parser, "default: the newest here")
-    parser.add_argument("--node", type=int, default=0, metavar="K", help="which node, from 0")
+    parser.add_argument("--node", type=int, default=0, metavar="K", help="the node's rank, from 0")
     parser.usage = "%(prog)s [RUN] [--node K] [-- COMMAND ...]"
     parser.epilog = "With a COMMAND no shell opens: it runs there without a terminal, and its exit code is returned."
     parser.set_defaults(takes_command=True, after=[])

@@ -15,7 +15,7 @@ from drumbeat.base.ranges import fold, ranges
 from drumbeat.base.record import RecordError
 from drumbeat.base.redact import visible
 from drumbeat.base.regex import regex
-from drumbeat.base.text import count, duration, folded
+from drumbeat.base.text import count, duration, folded, some
 from drumbeat.causes.table import HARDWARE
 from drumbeat.findings.model import Finding
 from drumbeat.plan.argv import replaced_flags
@@ -180,8 +180,7 @@ def opening_lines(order: Order, name: str = "") -> Lines:
     lines.append(("launcher", f"{_LAUNCHERS[order.launcher]} ({order.launcher_why})"))
     replaced = replaced_flags(order.command)
     if replaced:
-        flags = " ".join(f"{name}={value}" if value else name for name, value in replaced.items())
-        lines.append(("replaced", f"{flags} (drumbeat sets these itself)"))
+        lines.append(("replaced", f"{replaced} (drumbeat sets these itself)"))
     return [*lines, ("folder", near(order.folder))]
 
 
@@ -450,13 +449,12 @@ class Console:
         if not missing:
             return
         hosts = () if self.order.emulated else self.order.hosts
-        names = [f"{node} ({hosts[node]})" if node < len(hosts) else str(node) for node in missing[:4]]
-        more = f" and {len(missing) - 4} more" if len(missing) > 4 else ""
+        names = [f"{node} ({hosts[node]})" if node < len(hosts) else str(node) for node in missing]
         here = self.order.members - len(missing)
         left = max(0.0, self.order.timing.muster - (now - self._begun))
         self.say(
             "waiting",
-            f"{here} of {count(self.order.members, 'node')} connected; still missing: node {', '.join(names)}{more}; "
+            f"{here} of {count(self.order.members, 'node')} connected; still missing: node {some(names, 4)}; "
             f"giving up in {duration(left)}",
         )
 

@@ -22,7 +22,7 @@ from drumbeat.base.problem import Problem
 from drumbeat.base.proc import children
 from drumbeat.base.processes import become_subreaper, launcher_descriptors, sweep
 from drumbeat.base.record import RecordError, from_plain
-from drumbeat.base.signals import EXIT_REQUEUE, EXIT_STORAGE, EXIT_USAGE, STOPS, stops_held_back
+from drumbeat.base.signals import EXIT_REQUEUE, EXIT_STORAGE, EXIT_USAGE, heed_stops, stops_held_back
 from drumbeat.bundle.pinned import running_bundle
 from drumbeat.desk.console import Console
 from drumbeat.findings.catalog import Catalog
@@ -256,9 +256,7 @@ class Foreground:
 
     def heed(self) -> None:
         """Handle stop signals from now on; those that come before `run` are passed on when it starts."""
-        for number in STOPS:
-            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # under nohup it stays ignored
-                signal.signal(number, self._on_signal)
+        heed_stops(self._on_signal)
 
     def _let_agent_end(self) -> None:
         """Wait for the agent of a killed guard: the kernel notifies the agent, which ends its ranks and records why."""

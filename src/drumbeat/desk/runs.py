@@ -15,6 +15,7 @@ from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.problem import Problem
 from drumbeat.base.record import RecordError
 from drumbeat.base.redact import printable
+from drumbeat.base.text import some
 from drumbeat.desk.start.create import index_folder
 from drumbeat.desk.status import ask_together, status
 from drumbeat.runfolder.run import Run
@@ -191,8 +192,7 @@ def job_of(run: Run) -> str:
 
 
 def _ids(runs: List[Run]) -> str:
-    more = f" and {len(runs) - 5} more" if len(runs) > 5 else ""
-    return ", ".join(printable(run.run_id) for run in runs[:5]) + more
+    return some([printable(run.run_id) for run in runs], 5)
 
 
 # Removing old run folders: only this user's, ended, and older than requested.

@@ -21,7 +21,7 @@ from drumbeat.runfolder.events import Event, VerdictGiven
 from drumbeat.runfolder.lines import GpuUse, gpu_use, near, not_finite_words, quiet_words
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.run import Ranks, Run, lead_now, replaced_nodes, spares_left
-from drumbeat.runfolder.state import Condition, Course, Hang, Muster, condition, last_attempt, world_of
+from drumbeat.runfolder.state import Condition, Course, Hang, Muster, condition, last_attempt, verdicts_of, world_of
 from drumbeat.runfolder.summary import Affected, Summary
 
 if TYPE_CHECKING:
@@ -294,8 +294,7 @@ def _warnings(events: Iterable[Event]) -> Tuple[Finding, ...]:
 
 def _transport(events: Iterable[Event]) -> Tuple[Finding, ...]:
     """Return what the last attempt's own check saw of the network: it reads NCCL's log and counters that are gone afterwards."""
-    verdicts = [event.verdict for event in last_attempt(events) if isinstance(event, kinds.VerdictGiven)]
-    seen = [each for each in verdicts if each.check == "transport" and each.answer != UNKNOWN][-1:]
+    seen = [each for each in verdicts_of("transport", last_attempt(events)) if each.answer != UNKNOWN][-1:]
     return tuple(find("transport-seen", answer=each.answer, summary=each.summary) for each in seen)
 
 

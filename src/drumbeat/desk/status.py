@@ -140,7 +140,7 @@ def status(run: Run) -> Status:
         asked = ask_scheduler(handle)
         if asked and asked.over and end and handle not in _silent:
             _remember_forgotten(run)
-        if asked and asked.state == UNKNOWN and _was_cancelled(run):
+        if asked and asked.state == UNKNOWN and _record_now(run).cancelled:
             return Status(handle, CANCELLED)
         last = _record_now(run)
         if asked and asked.state == UNKNOWN and last.last_state:
@@ -152,7 +152,7 @@ def status(run: Run) -> Status:
             return settled(handle, asked, end, next_step(run.folder) == REQUEUE, run.record.desk is None)
     if end:
         return settled(handle, None, end, next_step(run.folder) == REQUEUE, run.record.desk is None)
-    if _was_cancelled(run):
+    if _record_now(run).cancelled:
         return Status(handle, CANCELLED, "before it started")
     last = _record_now(run)
     if last.last_state:
@@ -201,10 +201,6 @@ def ask_together(runs: Iterable[Run]) -> None:
             continue  # each run is asked about by itself, and its own answer says what is wrong
         for handle, answer in answers.items():
             _asked[handle] = (time.monotonic(), answer)
-
-
-def _was_cancelled(run: Run) -> bool:
-    return _record_now(run).cancelled
 
 
 def _record_now(run: Run) -> RunRecord:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import FrozenSet, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, TypeVar
+from typing import FrozenSet, Iterable, Iterator, List, Mapping, Optional, Tuple, TypeVar
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import Order
@@ -78,11 +78,6 @@ def stand_in(facts: Facts) -> Order:
 def seen(what: str, findings: Iterable[Finding]) -> Iterator[Finding]:
     """Add what a check examined to each of its findings: a finding without evidence is not certain."""
     return (finding if finding.seen else replace(finding, seen=(what,)) for finding in findings)
-
-
-def some(words: Sequence[str], most: int, between: str = ", ") -> str:
-    """List the first `most` words, and count the others."""
-    return between.join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")
 
 
 def odd(values: Mapping[str, T]) -> Tuple[List[str], Optional[T]]:

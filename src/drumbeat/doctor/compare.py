@@ -6,7 +6,8 @@ from collections import Counter
 from dataclasses import replace
 from typing import Callable, Dict, Iterator, List, Optional, Tuple
 
-from drumbeat.doctor.case import find, seen, some
+from drumbeat.base.text import some
+from drumbeat.doctor.case import find, seen
 from drumbeat.findings.model import ERROR, INFO, WARNING, Finding
 from drumbeat.machine.model import Facts, Peer, Peers
 from drumbeat.plan.network import active_ports, compute_nics

@@ -7,8 +7,9 @@ from typing import Dict, FrozenSet, Iterator, List, Optional, Tuple
 
 from drumbeat.base.order import Order
 from drumbeat.base.text import memory as memory_text
+from drumbeat.base.text import some
 from drumbeat.doctor import gpus, network
-from drumbeat.doctor.case import GIB, Case, alone, find, make_case, seen, some, worst_first
+from drumbeat.doctor.case import GIB, Case, alone, find, make_case, seen, worst_first
 from drumbeat.findings.model import ERROR, UNKNOWN, WARNING, Finding
 from drumbeat.machine.model import Facts, Peers
 from drumbeat.machine.vendors import VENDORS, vendor_named

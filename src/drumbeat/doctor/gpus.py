@@ -6,7 +6,8 @@ import re
 from typing import Dict, Iterator, List, Sequence, Tuple, Union
 
 from drumbeat.base.text import memory as memory_text
-from drumbeat.doctor.case import Case, find, odd, seen, some
+from drumbeat.base.text import some
+from drumbeat.doctor.case import Case, find, odd, seen
 from drumbeat.findings.model import WARNING, Finding
 from drumbeat.machine.model import CxiDevice, Gpu, RdmaDevice
 from drumbeat.machine.parse import natural

@@ -110,7 +110,8 @@ class Row:
 
     @property
     def exchanged(self) -> int:
-        """Return the bytes exchanged with ranks of this node, over the meeting point too unless a framework's store is there."""
+        """Return the bytes exchanged with ranks of this node, including those over the meeting point if no framework's store is
+        there."""
         return self.sent + (0 if self.framework else self.met)
 
     @property

@@ -123,7 +123,7 @@ def required_keys(cls: Any) -> Tuple[str, ...]:
 
 def default_words(cls: Any, field: str, key: Key) -> str:
     default = {each.name: each.default for each in dataclasses.fields(cls)}[field]
-    if key.default_text or default in (None, (), ""):
+    if key.default_text or default in (None, (), "", MISSING):
         return key.default_text or "none"
     return f"`{str(default).lower() if isinstance(default, bool) else default}`"
 

@@ -145,7 +145,6 @@ class JobCourse:
         "`drumbeat run` where it is typed. What it exports reaches the ranks; if it fails or exits, the job ends.",
         "mkdir -p $SCRATCH/out && tar xf data.tar -C $SCRATCH",
         "",
-        default_text="none",
     )
     on_end: Tuple[str, ...] = key(
         "command",
@@ -163,7 +162,6 @@ class JobCourse:
         '{ranks: [2], command: "nsys profile -o prof-{rank}"}',
         None,
         inner=JobWrap,
-        default_text="none",
     )
     trace: bool = key(
         "switch",
@@ -190,12 +188,7 @@ class JobCourse:
         default_text="each check's own",
     )
     oversubscribe: int = key(
-        "number",
-        "Ranks per core allowed if nodes are emulated on one machine.",
-        "8",
-        4,
-        minimum=1,
-        flag="N",
+        "number", "Ranks per core allowed if nodes are emulated on one machine.", "8", 4, minimum=1, flag="N"
     )
     stop_signal: str = key(
         "choice",
@@ -336,7 +329,6 @@ class JobLaunch:
         "source $VENV/bin/activate",
         "",
         flag="SHELL",
-        default_text="none",
     )
     env: Dict[str, Optional[str]] = key(
         "variables",
@@ -346,7 +338,6 @@ class JobLaunch:
         "{HF_HOME: $SCRATCH/hf, HF_TOKEN: pass}",
         {},
         flag="NAME=TEXT",
-        default_text="none",
     )
     workdir: Optional[str] = key(
         "path",
@@ -390,7 +381,6 @@ class JobLaunch:
         "[tensorboard, wandb=my-project]",
         (),
         flag="A,B",
-        default_text="none",
     )
 
 
@@ -459,7 +449,6 @@ class JobScheduler:
         "{lr: [1e-3, 1e-4], seed: [1, 2]}",
         {},
         flag="NAME=A,B",
-        default_text="none",
     )
     requeues: int = key(
         "number",
@@ -511,7 +500,6 @@ class JobSoftware:
         "$WITH_CONDA",
         None,
         flag="SHELL",
-        default_text="none",
     )
     container: Optional[str] = key(
         "path",
@@ -520,7 +508,6 @@ class JobSoftware:
         "$PROJ/pytorch.sif",
         None,
         flag="IMAGE",
-        default_text="none",
     )
     container_runtime: Optional[str] = key(
         "choice",

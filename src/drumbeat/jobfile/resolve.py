@@ -14,6 +14,7 @@ from typing import Dict, Iterator, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.base.order import COLLECTIVES, Expect, Floor, HostPath, Order, Wrap
 from drumbeat.base.problem import Problem
+from drumbeat.base.text import count
 from drumbeat.commands import launchers
 from drumbeat.commands.launch import Found, find_launcher
 from drumbeat.jobfile.check import check_limits, expand, keys_of, least_of, near, refuse_assignment, refuse_shell
@@ -401,11 +402,10 @@ def _check_gpus(job: Job, site: Site, here: Here) -> None:
 def _check_room(job: Job, nodes: int, ranks: int, here: Here) -> None:
     asked, room = nodes * ranks + job.spares, job.oversubscribe * here.cpus
     if asked > room:
-        world = f"{nodes * ranks} rank{'s' * (nodes * ranks > 1)}"
-        spares = f" and {job.spares} spare node{'s' * (job.spares > 1)}" if job.spares else ""
+        spares = f" and {count(job.spares, 'spare node')}" if job.spares else ""
         raise Problem(
-            f"{nodes} node{'s' * (nodes > 1)} x {ranks} rank{'s' * (ranks > 1)} = {world}{spares} on this one machine; "
-            f"{here.cpus} core{'s' * (here.cpus > 1)} x {job.oversubscribe} per core allow {room}",
+            f"{count(nodes, 'node')} x {count(ranks, 'rank')} = {count(nodes * ranks, 'rank')}{spares} on this one machine; "
+            f"{count(here.cpus, 'core')} x {job.oversubscribe} per core allow {room}",
             _ELSEWHERE.format(keys=job.for_scheduler)
             if job.for_scheduler
             else f"ask for fewer, or allow more with --oversubscribe {-(-asked // here.cpus)}",

@@ -9,7 +9,7 @@ import re
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.base.data import names, read
-from drumbeat.base.folders import users_folder
+from drumbeat.base.folders import config_folder
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import HostPath
 from drumbeat.base.problem import Problem
@@ -79,7 +79,6 @@ class SitePath:
         "as /opt/host/NAME, so that nothing of the image is hidden.",
         "LD_LIBRARY_PATH",
         None,
-        default_text="none",
     )
     target: Optional[str] = key(
         "path",
@@ -92,15 +91,8 @@ class SitePath:
 
 @dataclass(frozen=True)
 class SiteContainer:
-    runtime: str = key(
-        "choice",
-        "The container runtime.",
-        "apptainer",
-        allowed=tuple(RUNTIMES),
-    )
-    vendor: str = key(
-        "choice", "Vendor of the GPUs in containers.", "amd", "", allowed=("", *_VENDORS), default_text="none"
-    )
+    runtime: str = key("choice", "The container runtime.", "apptainer", allowed=tuple(RUNTIMES))
+    vendor: str = key("choice", "Vendor of the GPUs in containers.", "amd", "", allowed=("", *_VENDORS))
     image: Optional[str] = key(
         "text",
         "Default image; `container: none` in a job runs it without one.",
@@ -108,10 +100,8 @@ class SiteContainer:
         None,
         default_text="none: only jobs that name an image run in one",
     )
-    binds: Tuple[str, ...] = key(
-        "words", "Folders that every container sees.", "[/scratch, /project]", (), default_text="none"
-    )
-    options: Tuple[str, ...] = key("words", "The runtime's own options.", '["--shm-size=64g"]', (), default_text="none")
+    binds: Tuple[str, ...] = key("words", "Folders that every container sees.", "[/scratch, /project]", ())
+    options: Tuple[str, ...] = key("words", "The runtime's own options.", '["--shm-size=64g"]', ())
 
 
 @dataclass(frozen=True)
@@ -143,10 +133,7 @@ class Site:
     name: str  # of its file
     summary: str = key("text", "The cluster in one line.", "4 MI250X per node, Slingshot 11")
     backend: str = key(
-        "name",
-        "Backend that jobs are submitted to, built in or from an installed package.",
-        "slurm",
-        "local",
+        "name", "Backend that jobs are submitted to, built in or from an installed package.", "slurm", "local"
     )
     hosts: Tuple[str, ...] = key(
         "hosts",
@@ -228,7 +215,6 @@ class Site:
         "{GLOO_SOCKET_IFNAME: {value: lo, why: nodes share one machine}}",
         {},
         inner=SiteVariable,
-        default_text="none",
     )
     submit: Dict[str, SiteVariable] = key(
         "tables",
@@ -236,7 +222,6 @@ class Site:
         "{network: {value: --network=disable_rdzv_get, why: the alternative rendezvous needs it}}",
         {},
         inner=SiteVariable,
-        default_text="none",
     )
     cpus: Optional[SiteCpus] = key(
         "table",
@@ -260,7 +245,6 @@ class Site:
         "{libfabric: {pattern: /opt/cray/libfabric/*/lib64, why: drives this network}}",
         {},
         inner=SitePath,
-        default_text="none",
     )
     expect: Optional[JobExpect] = key(
         "table",
@@ -277,7 +261,6 @@ class Site:
         "{all_reduce: {busbw: 340, nodes: 2}}",
         {},
         inner=SiteFloor,
-        default_text="none",
     )
     detect: Detect = key(
         "table",
@@ -349,7 +332,7 @@ def load_site(name: str, environ: Mapping[str, str], place: str = "--site") -> S
     known = site_names(environ)
     raise Problem(
         f"{place}: no site {shown(name)}{near(name, known)}",
-        f"known sites: {', '.join(known)}; your own goes to {user_folder(environ)}/NAME.yaml, or give its path",
+        f"known sites: {', '.join(known)}; your own goes to {config_folder(environ, 'sites')}/NAME.yaml, or give its path",
     )
 
 
@@ -415,13 +398,8 @@ def built_in() -> Tuple[str, ...]:
     return names(_SITES)
 
 
-def user_folder(environ: Mapping[str, str]) -> str:
-    config = users_folder(environ, "XDG_CONFIG_HOME", ".config")
-    return os.path.join(config, "drumbeat", "sites")
-
-
 def user_profiles(environ: Mapping[str, str]) -> Dict[str, str]:
-    folder = user_folder(environ)
+    folder = config_folder(environ, "sites")
     try:
         names = sorted(os.listdir(folder))
     except OSError:

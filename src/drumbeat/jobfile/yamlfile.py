@@ -226,7 +226,7 @@ class _Builder:
 
 
 class _Open:
-    """A list or mapping whose end has not come yet."""
+    """A list or mapping that is still being read."""
 
     def __init__(self, line: int, is_table: bool) -> None:
         self.line = line

@@ -11,7 +11,7 @@ from drumbeat.base.redact import in_text, is_secret
 from drumbeat.base.regex import regex
 from drumbeat.commands.launch import started_per_node
 from drumbeat.commands.script import Assignment, Command, options
-from drumbeat.lint.context import Context, Edit, Hit, rules
+from drumbeat.lint.context import Context, Edit, Hit, by_name, rules
 from drumbeat.lint.python_program import in_one_process
 from drumbeat.plan.binding import ranks_without_gpu
 from drumbeat.plan.variables import DEAD, DEBUGGING, FAMILIES, SPELT
@@ -255,25 +255,6 @@ def not_distributed(context: Context) -> Iterator[Hit]:
 
 _NODE_LAUNCHER = regex(r"\btorchrun\b|-m torch\.distributed\.(?:run|launch)\b|\baccelerate launch\b")
 
-CHECKS = {
-    "launcher-per-task": launcher_per_task,
-    "deepspeed-on-every-node": deepspeed_on_every_node,
-    "more-tasks-than-gpus": more_tasks_than_gpus,
-    "not-distributed": not_distributed,
-    "gpus-unused": gpus_unused,
-    "wait-returns-zero": wait_returns_zero,
-    "port-fixed": port_fixed,
-    "master-is-localhost": master_is_localhost,
-    "localhost-after-failure": localhost_after_failure,
-    "socket-on-loopback": socket_on_loopback,
-    "ranks-unset": ranks_unset,
-    "rendezvous-mixed": rendezvous_mixed,
-    "rendezvous-missing": rendezvous_missing,
-    "container-variable-twice": container_variable_twice,
-    "fabric-unset": fabric_unset,
-}
-
-
 # Checks of variables against what `plan` knows of them: dead, misspelt, left on, contradicting, secret.
 
 
@@ -430,15 +411,9 @@ def secret(context: Context) -> Iterator[Hit]:
             yield Hit(command.line, {"name": found})
 
 
-VARIABLE_CHECKS = {
-    "value-unknown": value_unknown,
-    "dead": dead,
-    "misspelt": misspelt,
-    "left-on": left_on,
-    "too-many-sockets": too_many_sockets,
-    "rdma-off": rdma_off,
-    "sockets-without-tcp": sockets_without_tcp,
-    "visibility-twice": visibility_twice,
-    "masks-unused": masks_unused,
-    "secret": secret,
-}
+CHECKS = by_name(
+    launcher_per_task, deepspeed_on_every_node, more_tasks_than_gpus, not_distributed, gpus_unused, wait_returns_zero,
+    port_fixed, master_is_localhost, localhost_after_failure, socket_on_loopback, ranks_unset, rendezvous_mixed,
+    rendezvous_missing, container_variable_twice, fabric_unset, value_unknown, dead, misspelt, left_on, too_many_sockets,
+    rdma_off, sockets_without_tcp, visibility_twice, masks_unused, secret,
+)  # fmt: skip

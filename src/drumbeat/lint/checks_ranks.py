@@ -9,7 +9,7 @@ from drumbeat.base.regex import regex
 from drumbeat.commands.launch import started_per_node
 from drumbeat.commands.syntax import names_read
 from drumbeat.lint.checks_shell import NODE_LOCAL
-from drumbeat.lint.context import Context, Hit
+from drumbeat.lint.context import Context, Hit, by_name
 from drumbeat.lint.starts import OF_LAUNCHERS, PER_TASK, Start
 from drumbeat.machine.vendors import visibility_names
 from drumbeat.plan.variables import SPELT
@@ -227,14 +227,7 @@ def _count(text: str) -> Optional[int]:
     return int(text) if re.fullmatch(r"\d{1,5}", text) else None
 
 
-CHECKS = {
-    "cores-of-a-task": cores_of_a_task,
-    "local-rank-missing": local_rank_missing,
-    "rank-as-local-rank": rank_as_local_rank,
-    "master-is-literal": master_is_literal,
-    "tasks-without-step": tasks_without_step,
-    "nodes-apart": nodes_apart,
-    "nodes-unlike-job": nodes_unlike_job,
-    "rank-in-batch-scope": rank_in_batch_scope,
-    "devices-hidden": devices_hidden,
-}
+CHECKS = by_name(
+    cores_of_a_task, local_rank_missing, rank_as_local_rank, master_is_literal, tasks_without_step, nodes_apart,
+    nodes_unlike_job, rank_in_batch_scope, devices_hidden,
+)  # fmt: skip

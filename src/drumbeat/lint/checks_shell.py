@@ -15,7 +15,7 @@ from drumbeat.commands.script import CONTAINER, FILE, SUBSTITUTION, TASK, Comman
 from drumbeat.commands.shell import Fault, Lexer
 from drumbeat.commands.syntax import names_read, parse_loosely
 from drumbeat.commands.values import without_marks
-from drumbeat.lint.context import LONGEST_FIXED, Context, Edit, Hit
+from drumbeat.lint.context import LONGEST_FIXED, Context, Edit, Hit, by_name
 from drumbeat.lint.starts import OF_LAUNCHERS, PER_TASK, STARTERS
 from drumbeat.plan import masks
 from drumbeat.plan.variables import DEAD, DEBUGGING, SPELT
@@ -276,29 +276,6 @@ def never_set(context: Context) -> Iterator[Hit]:
 
 
 _NEAR_NAME = 0.85
-
-CHECKS = {
-    "comment-in-command": comment_in_command,
-    "blanks-around-equals": blanks_around_equals,
-    "never-set": never_set,
-    "typographic": typographic,
-    "continuation": continuation,
-    "joined-lines": joined_lines,
-    "quote-unclosed": quote_unclosed,
-    "script-cut": script_cut,
-    "carriage-returns": carriage_returns,
-    "variable-as-command": variable_as_command,
-    "missing-semicolon": missing_semicolon,
-    "exit-code-lost": exit_code_lost,
-    "dollar-escaped": dollar_escaped,
-    "placeholder": placeholder,
-    "clone-then-cd": clone_then_cd,
-    "export-of-itself": export_of_itself,
-    "export-of-prose": export_of_prose,
-    "stops-all-containers": stops_all_containers,
-    "appended-to": appended_to,
-}
-
 
 # Checks of a script's requests to Slurm, and of what runs once per job although it should run in every task.
 
@@ -575,20 +552,11 @@ def gpus_task_by_task(context: Context) -> Iterator[Hit]:
             yield Hit(line, {"instead": "--gpu-bind=none" if name == "gpu-bind" else "--gpus-per-node"})
 
 
-SLURM_CHECKS = {
-    "interpreter-not-first": interpreter_not_first,
-    "submits-itself": submits_itself,
-    "gpus-task-by-task": gpus_task_by_task,
-    "sbatch-late": sbatch_late,
-    "sbatch-misspelt": sbatch_misspelt,
-    "cores-for-one-task": cores_for_one_task,
-    "masks-overlap": masks_overlap,
-    "rank-frozen": rank_frozen,
-    "not-exported": not_exported,
-    "launched-on-one-node": launched_on_one_node,
-    "monitor-on-one-node": monitor_on_one_node,
-    "staged-on-one-node": staged_on_one_node,
-    "output-folder-too-late": output_folder_too_late,
-    "not-waited-for": not_waited_for,
-    "scontrol-in-container": scontrol_in_container,
-}
+CHECKS = by_name(
+    comment_in_command, blanks_around_equals, never_set, typographic, continuation, joined_lines, quote_unclosed,
+    script_cut, carriage_returns, variable_as_command, missing_semicolon, exit_code_lost, dollar_escaped, placeholder,
+    clone_then_cd, export_of_itself, export_of_prose, stops_all_containers, appended_to, interpreter_not_first,
+    submits_itself, gpus_task_by_task, sbatch_late, sbatch_misspelt, cores_for_one_task, masks_overlap, rank_frozen,
+    not_exported, launched_on_one_node, monitor_on_one_node, staged_on_one_node, output_folder_too_late, not_waited_for,
+    scontrol_in_container,
+)  # fmt: skip

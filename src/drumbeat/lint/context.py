@@ -35,6 +35,11 @@ class Hit(NamedTuple):
     severity: str = ""  # where it differs from the rule's own
 
 
+def by_name(*checks: Any) -> Dict[str, Any]:
+    """Map each check to the name that rules have for it: `sbatch-late` is sbatch_late."""
+    return {check.__name__.replace("_", "-"): check for check in checks}
+
+
 class Context(NamedTuple):
     script: Script
     whole: bool  # a whole script, not an excerpt in a page

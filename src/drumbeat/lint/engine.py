@@ -67,13 +67,7 @@ def _known(command: Command) -> bool:
     return command.name in _KNOWN or "/" in first or first.startswith("$") or options
 
 
-CHECKS = {
-    **checks_shell.CHECKS,
-    **checks_shell.SLURM_CHECKS,
-    **checks_launch.CHECKS,
-    **checks_launch.VARIABLE_CHECKS,
-    **checks_ranks.CHECKS,
-}
+CHECKS = {**checks_shell.CHECKS, **checks_launch.CHECKS, **checks_ranks.CHECKS}
 MAX_SHOWN = 160
 Words = Dict[str, str]
 Read = Callable[[str], str]

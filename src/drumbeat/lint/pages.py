@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
-import warnings
 from typing import List, NamedTuple, Sequence, Tuple
 
 from drumbeat.base.regex import regex
-from drumbeat.lint.context import Hit
+from drumbeat.lint.context import Hit, by_name
+from drumbeat.lint.python_program import syntax_tree
 
 SHELL, PYTHON, OTHER = "shell", "python", "other"
 _PAGES = (".md", ".markdown", ".rst", ".mdx")
@@ -65,15 +65,13 @@ def blocks(text: str, name: str = "") -> List[Block]:
     return [Block(PYTHON if python else SHELL, text, 1, (0,) * len(lines))]
 
 
+_OF_A_PROGRAM = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
+
+
 def _is_program(text: str) -> bool:
     """Return true for Python by its own grammar; a word or an assignment alone is shell as well."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return False
-    return any(isinstance(node, (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)) for node in tree.body)
+    tree = syntax_tree(text)
+    return tree is not None and any(isinstance(node, _OF_A_PROGRAM) for node in tree.body)
 
 
 def _in_document(lines: Sequence[str]) -> List[Block]:
@@ -264,4 +262,4 @@ def _indent(line: str) -> int:
     return len(line) - len(line.lstrip())
 
 
-CHECKS = {"hooks-twice": hooks_twice, "accumulation": accumulation}
+CHECKS = by_name(hooks_twice, accumulation)

@@ -10,7 +10,8 @@ import warnings
 from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 from drumbeat.base.regex import regex
-from drumbeat.lint.context import Hit
+from drumbeat.base.text import some
+from drumbeat.lint.context import Hit, by_name
 
 _RANK = regex(r"(?i)rank|main_process|is_main|is_master|master_process|should_save|primary|leader|coordinator")
 _GLOBAL_RANK = regex(
@@ -33,15 +34,20 @@ class Program(NamedTuple):
         return self.first + int(getattr(node, "lineno", 1)) - 1
 
 
-def parse(text: str, first: int, complete: bool, read: Callable[[str], str] = lambda path: "") -> Optional[Program]:
-    """Parse; None if it is not Python that can be read: an excerpt with dots, another language."""
+def syntax_tree(text: str) -> Optional[ast.Module]:
+    """Return the syntax tree of a Python program; None if it is not Python that can be read."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            tree = ast.parse(text)
+            return ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
-    if sum(1 for _ in ast.walk(tree)) > _MOST_NODES:
+
+
+def parse(text: str, first: int, complete: bool, read: Callable[[str], str] = lambda path: "") -> Optional[Program]:
+    """Parse; None if it is not Python that can be read: an excerpt with dots, another language."""
+    tree = syntax_tree(text)
+    if tree is None or sum(1 for _ in ast.walk(tree)) > _MOST_NODES:
         return None
     return Program(tree, text, first, complete or "__main__" in text, read)
 
@@ -173,7 +179,7 @@ def device_missing(program: Program) -> Iterator[Hit]:
             return
 
 
-def rank_as_device(program: Program) -> Iterator[Hit]:
+def rank_variable_as_device(program: Program) -> Iterator[Hit]:
     """Find a variable with the global rank that chooses the GPU; the direct call is another rule's."""
     globals_: Set[str] = set()
     for node in ast.walk(program.tree):
@@ -311,8 +317,7 @@ def name_undefined(program: Program) -> Iterator[Hit]:
     missing = sorted((line, name) for line, name in used if name not in bound)
     names = list(dict.fromkeys(name for _, name in missing))
     if names:
-        more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-        yield Hit(missing[0][0], {"name": ", ".join(names[:4]) + more, "are": "is" if len(names) == 1 else "are"})
+        yield Hit(missing[0][0], {"name": some(names, 4), "are": "is" if len(names) == 1 else "are"})
 
 
 def _pattern(node: ast.AST) -> bool:
@@ -320,15 +325,7 @@ def _pattern(node: ast.AST) -> bool:
     return type(node).__name__ in ("MatchAs", "MatchStar", "MatchMapping")
 
 
-CHECKS: Dict[str, Callable[[Program], Iterator[Hit]]] = {
-    "one-process": one_process,
-    "nothing-averaged": nothing_averaged,
-    "sampler-missing": sampler_missing,
-    "set-epoch-missing": set_epoch_missing,
-    "device-missing": device_missing,
-    "rank-variable-as-device": rank_as_device,
-    "save-everywhere": save_everywhere,
-    "optimizer-in-loop": optimizer_in_loop,
-    "zero-grad-missing": zero_grad_missing,
-    "name-undefined": name_undefined,
-}
+CHECKS = by_name(
+    one_process, nothing_averaged, sampler_missing, set_epoch_missing, device_missing, rank_variable_as_device,
+    save_everywhere, optimizer_in_loop, zero_grad_missing, name_undefined,
+)  # fmt: skip

@@ -6,7 +6,7 @@ import fnmatch
 import os.path
 import re
 import struct
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.regex import regex
@@ -212,15 +212,11 @@ class Loader:
 
     def find(self, soname: str, first: Tuple[str, ...] = ()) -> Optional[str]:
         """Find a library as the loader would; `first` are the run paths of the file that needs it."""
-        for folder in (*self.given, *first):
-            if soname in self.names(folder):
-                return f"{folder}/{soname}"
-        if soname in self.cache:
-            return self.cache[soname]
-        for folder in self.standard:
-            if soname in self.names(folder):
-                return f"{folder}/{soname}"
-        return None
+
+        def among(folders: Iterable[str]) -> Optional[str]:
+            return next((f"{folder}/{soname}" for folder in folders if soname in self.names(folder)), None)
+
+        return among((*self.given, *first)) or self.cache.get(soname) or among(self.standard)
 
     def why_not(self, path: str) -> Tuple[Optional[bool], str]:
         """Return True if it can be loaded, else False and the first thing missing with the file that needs it."""

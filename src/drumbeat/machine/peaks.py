@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import re
-from typing import Any, Dict, List, Optional
+from typing import Dict, List, Optional
 
 from drumbeat.base.data import load
 from drumbeat.base.light_dataclass import dataclass
-
-
-@functools.cache
-def _rows(name: str) -> Any:
-    """Return one of this room's tables, cached: a prediction reads them thousands of times, and YAML is slow to parse."""
-    return load("drumbeat.machine", name)
 
 
 @dataclass(frozen=True)
@@ -54,7 +47,7 @@ _DTYPES = ("fp8", "bf16", "fp16", "tf32", "fp32")
 def peak_of(device_name: str) -> Optional[Peak]:
     """Return the data sheet of a GPU by its driver's name for it, or None."""
     lower = device_name.lower()
-    for row in _rows("peaks"):
+    for row in load("drumbeat.machine", "peaks"):
         if all(re.search(rf"{re.escape(word)}(?!\d)", lower) for word in row["match"]):
             tflops = {dtype: float(row[dtype]) for dtype in _DTYPES if dtype in row}
             rates = (float(row["memory"]), float(row["bandwidth"]))
@@ -63,19 +56,19 @@ def peak_of(device_name: str) -> Optional[Peak]:
 
 
 def known_gpus() -> List[str]:
-    return [row["name"] for row in _rows("peaks")]
+    return [row["name"] for row in load("drumbeat.machine", "peaks")]
 
 
 def typical_node(gpu: str) -> TypicalNode:
     """Return the typical node of a GPU by its name in peaks.yaml."""
-    row = next(row for row in _rows("nodes") if row["name"] == gpu)
+    row = next(row for row in load("drumbeat.machine", "nodes") if row["name"] == gpu)
     domain, per_peer = int(row.get("domain", row["gpus"])), float(row.get("per_peer", 0))
     return TypicalNode(row["gpus"], domain, float(row["link"]), per_peer, row["fabric"], row["nics"], row["source"])
 
 
 def fabrics() -> Dict[str, Fabric]:
     """Return the known networks between nodes, by name."""
-    rows = _rows("fabrics")
+    rows = load("drumbeat.machine", "fabrics")
     return {row["name"]: Fabric(row["name"], float(row["rate"]), float(row["hop"]), row["source"]) for row in rows}
 
 
@@ -84,7 +77,7 @@ def fabrics() -> Dict[str, Fabric]:
 
 def gpu_link_rate(name: Optional[str], gpus: int) -> Optional[float]:
     """Return GB/s each way that one of `gpus` GPUs of this name can send to the others; None if unknown."""
-    for entry in _rows("links"):
+    for entry in load("drumbeat.machine", "links"):
         if name and entry["name"] in name:
             if entry["rate"] is None:
                 return None

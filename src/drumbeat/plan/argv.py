@@ -6,7 +6,7 @@ import base64
 import json
 import os.path
 from dataclasses import replace
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import EnvVar, Order, Wrap
@@ -283,10 +283,11 @@ def choose_launcher(
     return "ranks", "default" + script.about_mpi
 
 
-def replaced_flags(command: Sequence[str]) -> Dict[str, str]:
-    """Return the flags of the user's launch command that the muster's result replaces."""
+def replaced_flags(command: Sequence[str]) -> str:
+    """Return the flags of the user's launch command that the muster's result replaces; '' if there are none."""
     found = find_launcher(command)
-    return dict(found.replaced) if found else {}
+    replaced = dict(found.replaced) if found else {}
+    return " ".join(f"{name}={value}" if value else name for name, value in replaced.items())
 
 
 def has_launcher(order: Order) -> bool:

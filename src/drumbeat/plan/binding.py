@@ -313,7 +313,7 @@ def right_binding(
 
 
 def _whole_node(order: Order, facts: Facts, chosen: Chosen) -> Binding:
-    """Return the binding of one process that drives all GPUs of the node: it is not bound."""
+    """Return the binding of a single process that drives all GPUs of the node: it may use all cores."""
     cores = usable_cores(facts.cpus, order.reserved_cpus, order.threads_per_core)
     threads = max(1, len(cores) // (order.nodes if order.emulated else 1))
     words = "one process has the whole node, so it is not bound"
@@ -368,7 +368,7 @@ def ranks_without_gpu(
 
 
 def requested_without_gpu(order: Order) -> List[Finding]:
-    """Check the same from the order's request, before any node is known."""
+    """Check the requested GPUs against the requested ranks, before any node is known."""
     gpus = order.resources.gpus or 0
     return ranks_without_gpu(order.ranks_per_node, gpus, order.ranks_per_gpu, order.gpus_per_rank)
 

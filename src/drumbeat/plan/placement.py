@@ -149,7 +149,7 @@ def _shared(row: Row, users: Dict[int, List[Row]], parts: set[int], meant: set[i
             others = [other for other in others if set(other.instances) & set(row.instances)]
             if not others:
                 continue
-        names = ", ".join(_name(other) for other in others)
+        names = ", ".join(_rank_name(other) for other in others)
         if gpu in parts:
             return replace(row, verdict=SHARED, note=f"instance {', '.join(row.instances)} is also used by {names}")
         if len(row.gpus) == 1:
@@ -164,12 +164,10 @@ def _overlap(row: Row, found: List[Row], bound: Binding) -> Row:
         both = set(row.cpus) & set(other.cpus or ()) if other is not row else set()
         if both and other.verdict in (RIGHT, WRONG) and (other.rank, other.pid) != (row.rank, row.pid):
             planned = next((slot.cpus for slot in bound.slots if set(slot.gpus) & set(row.gpus)), ())
-            return replace(row, verdict=WRONG, right=planned, note=f"shares cores {ranges(both)} with {_name(other)}")
+            return replace(
+                row, verdict=WRONG, right=planned, note=f"shares cores {ranges(both)} with {_rank_name(other)}"
+            )
     return row
-
-
-def _name(row: Row) -> str:
-    return f"pid {row.pid}" if row.rank is None else f"rank {row.rank}"
 
 
 def _other_cache(facts: Facts, mine: FrozenSet[int], planned: Sequence[int]) -> str:
@@ -429,13 +427,11 @@ def task_binding(right: Binding, masks: Mapping[int, Sequence[int]], facts: Fact
     wrong = [] if not apart else _wrong_masks(right, masks, facts)
     if not by_user and (not apart or wrong):
         return replace(right, findings=(*right.findings, *_rebound(wrong, right, facts)))
-    if not apart:
-        words = "tasks overlap as the user's --cpu-bind set them"
-        slots = tuple(replace(slot, cpus=tuple(masks[slot.local_rank]), why=words) for slot in right.slots)
-        return replace(right, slots=slots, bound_by="the cpu-bind of the srun that started the tasks put them there")
     who = "the cpu-bind of the srun that started the tasks" if by_user else "the scheduler's default"
-    why = "as the scheduler bound this task"
+    why = "as the scheduler bound this task" if apart else "tasks overlap as the user's --cpu-bind set them"
     slots = tuple(replace(slot, cpus=tuple(masks[slot.local_rank]), why=why) for slot in right.slots)
+    if not apart:
+        return replace(right, slots=slots, bound_by=f"{who} put them there")
     fewest = min(len(slot.cpus) for slot in slots)
     words = f"the cores each task is bound to: {fewest}"
     findings = (*right.findings, *_kept("tasks-away-from-gpu", wrong, right, who, facts))

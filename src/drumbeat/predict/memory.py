@@ -110,10 +110,10 @@ def _extra(m: Model, a: Layout, s: Software, states: States) -> Number:
 
 
 def _selective(m: Model, a: Layout, s: Software, w: Work) -> Number:
-    """Return what selective recomputation keeps, in bytes per token and layer.
+    """Return the bytes per token and layer that selective recomputation keeps.
 
-    Classic blocks: all but attention's scores. Others: the block's input, and the outputs of its products and of attention.
-    """
+    Classic blocks keep everything except attention's scores; others keep the block's input and the outputs of attention and of
+    matrix products."""
     q, kv = m.heads * m.head_dim / a.tp, m.kv_heads * m.head_dim / a.tp
     share = shapes.moe_layers(m) / m.layers
     inner = ((1 - share) * m.ffn + share * (m.topk * m.expert_ffn + m.shared_ffn)) / a.tp

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from drumbeat.base.record import to_plain
 from drumbeat.base.text import columns, duration, labelled, step_time
@@ -60,6 +60,17 @@ def memory_words(found: Forecast) -> str:
     return f"{found.memory / 2**30:.1f} of {size:.0f} GiB{where} ({parts}){fix}"
 
 
+def head_rows(found: Forecast, place: str) -> List[Tuple[str, str]]:
+    """Return model, machine and layout, memory, and time of a step, as label and text."""
+    case = found.case
+    return [
+        ("model", model_words(case)),
+        ("on", f"{place}; {layout_words(case.layout)}; {case.precision}, {case.framework.name}"),
+        (found.verdict, memory_words(found)),
+        ("step", f"{step_time(found.seconds)} (90 %: {step_time(found.low)} to {step_time(found.high)})"),
+    ]
+
+
 def lines_of(
     found: Forecast, naive: Optional[float], whole: Optional[Whole], r: Reliability, past: str, assumed: str = ""
 ) -> List[str]:
@@ -72,11 +83,7 @@ def lines_of(
     length = "images" if found.unit == "images" else f"x {int(case.work.seq)} tokens"
     slow, fast = found.per_step / found.high, found.per_step / found.low
     rows = [
-        ("model", model_words(case)),
-        ("on", f"{place}; {layout_words(case.layout)}; {case.precision}, {case.framework.name}"),
-        ("batch", f"{int(case.work.batch)} {length} per step"),
-        (found.verdict, memory_words(found)),
-        ("step", f"{step_time(found.seconds)} (90 %: {step_time(found.low)} to {step_time(found.high)})"),
+        *head_rows(found, place),
         (
             "speed",
             f"{found.rate:,.0f} {found.unit}/s (90 %: {slow:,.0f} to {fast:,.0f}); {found.rate / case.gpus:,.0f} per GPU; "
@@ -84,6 +91,7 @@ def lines_of(
         ),
         ("where", ", ".join(f"{name} {share:.0%}" for share, name in sorted(parts, reverse=True))),
     ]
+    rows.insert(2, ("batch", f"{int(case.work.batch)} {length} per step"))
     if naive is not None:
         rule = "if every GPU kept its speed on the fewest nodes that this layout needs"
         rows.append(("naive", f"{step_time(naive)} {rule}"))

@@ -36,6 +36,18 @@ class Speed:
         return f"{speed(self.value, self.unit, rough=self.rough)} ({self.how})"
 
 
+def of_whole_job(unit: str, how: str, devices: Optional[int], ranks: Optional[int]) -> Tuple[int, str, str]:
+    """Return the factor from a program's stated speed to that of the whole job, its unit, and how it is known."""
+    for words, many in zip(PER, (devices, ranks)):
+        if unit.endswith(words) and many:
+            return many, unit[: -len(words)], f"the program's own figure{words}, times {many}"
+    return 1, unit, how
+
+
+def both(first: Optional[float], last: Optional[float]) -> Optional[Tuple[float, float]]:
+    return None if first is None or last is None else (first, last)
+
+
 @dataclass(frozen=True)
 class Utilisation:
     """MFU = throughput x FLOPs per token or sample / (GPUs x dense peak of the dtype)."""

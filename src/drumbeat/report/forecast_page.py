@@ -7,7 +7,7 @@ from typing import Any, Sequence, Tuple
 
 from drumbeat.base.text import step_time
 from drumbeat.predict.forecast import Forecast
-from drumbeat.predict.show import NOT_MODELLED, layout_words, memory_words, model_words
+from drumbeat.predict.show import NOT_MODELLED, head_rows
 from drumbeat.report.tables import document, rows_table
 from drumbeat.verify.chart import Look, line_chart
 
@@ -19,14 +19,12 @@ _COLOURS = (
 def page_of(
     found: Forecast, many: Sequence[Forecast], naive: Sequence[float], seen: Sequence[Any], whole: Sequence[Tuple[str, str]]
 ) -> str:  # fmt: skip
-    """Return the page of one prediction; `many`: of other node counts; `seen`: measured runs; `whole`: lines on the whole run."""
+    """Return the page of one prediction. `many`: predictions for other node counts; `seen`: measured runs; `whole`: lines about
+    the whole run."""
     case = found.case
     gpus = f"{case.gpus} x {case.cluster.gpu}"
     facts = [
-        ("model", model_words(case)),
-        ("on", f"{gpus}; {layout_words(case.layout)}; {case.precision}, {case.framework.name}"),
-        (found.verdict, memory_words(found)),
-        ("step", f"{step_time(found.seconds)} (90 %: {step_time(found.low)} to {step_time(found.high)})"),
+        *head_rows(found, gpus),
         *whole,
         ("basis", f"{case.basis.name}: {case.basis.words}"),
         ("not in it", NOT_MODELLED),

@@ -16,14 +16,13 @@ from drumbeat.base.regex import regex
 from drumbeat.base.text import count, duration
 from drumbeat.desk.runs import find_run
 from drumbeat.desk.state import state_of
-from drumbeat.findings.model import CERTAIN, INFO, OK, UNKNOWN, WARNING, Finding, Verdict
+from drumbeat.findings.model import CERTAIN, INFO, OK, UNKNOWN, WARNING, Finding
 from drumbeat.machine.model import GpuSample
 from drumbeat.machine.peaks import peak_of
 from drumbeat.report.figures import (
     LOSS,
     MEAN_STATED,
     OWN_SUMMARY,
-    PER,
     VALIDATION,
     Figures,
     GpuUse,
@@ -35,6 +34,8 @@ from drumbeat.report.figures import (
     Steps,
     Traffic,
     Utilisation,
+    both,
+    of_whole_job,
 )  # fmt: skip
 from drumbeat.report.intervals import CLOSE, Reports, error_of_mean, quantile, thinned
 from drumbeat.report.predicted import compared, remember_run
@@ -59,6 +60,7 @@ from drumbeat.runfolder.state import (
     ranks_seen,
     seconds_of,
     training_share,
+    verdicts_of,
     withdrawn,
     world_of,
 )
@@ -86,7 +88,7 @@ class Devices:
                 self._ports.setdefault((sample.host, port), []).append(counted)
 
     def mean(self, name: str) -> Optional[float]:
-        """Return the mean over time and GPUs: samples stand for the time between them, which differs."""
+        """Return the mean over all GPUs, weighted by the time between samples."""
         total = seconds = 0.0
         known: List[float] = []
         for readings in self._gpus.values():
@@ -263,10 +265,10 @@ def figures_of(run: Run, now: Optional[float] = None) -> Figures:
         step_is=progress.step_is,
         starts=max(1, sum(isinstance(event, kinds.RunStarted) for event in events)),
         steps_of=progress.lap,
-        loss=_both(progress.first_loss, progress.last_loss),
+        loss=both(progress.first_loss, progress.last_loss),
         loss_trend=trend(run.losses()),
         loss_not_finite=not_finite_words(progress) if progress.not_finite else "",
-        validation=_both(progress.first_validation, progress.last_validation),
+        validation=both(progress.first_validation, progress.last_validation),
         validation_not_finite=progress.validation_not_finite,
         accuracy=progress.accuracy,
         target=target,
@@ -415,11 +417,7 @@ def _speed(
     hung = reports.hung
     if not (progress.tokens or progress.samples) and unit != f"{progress.counts}s/s":
         how, hung = MEAN_STATED if reports.stated and "rate" not in reports.summary else OWN_SUMMARY, 0.0
-    factor = 1
-    for words, many in zip(PER, (gpus or ranks, ranks)):
-        if unit.endswith(words) and many:
-            factor, unit = many, unit[: -len(words)]
-            how = f"the program's own figure{words}, times {many}"
+    factor, unit, how = of_whole_job(unit, how, gpus or ranks, ranks)
     how += f"; {duration(hung)} of it in a hang" if hung else ""
     rates = [each * factor for _, each in reports.rates(hangs=False) if each > 0]
     no_spread = f"steps are counted anew in each {progress.lap}" if progress.lap and not reports.stated else ""
@@ -540,18 +538,14 @@ def _phases(reports: Reports, speed: Optional[Speed], batch: Optional[float], se
     return Phases(step, reports.mean("data_ms"), least, waiting, how)
 
 
-def _world_verdicts(events: Sequence[Event]) -> List[Verdict]:
-    return [each.verdict for each in events if isinstance(each, kinds.VerdictGiven) and each.verdict.check == "world"]
-
-
 def _seen_as_one(events: Sequence[Event]) -> bool:
-    said = _world_verdicts(events)
+    said = verdicts_of("world", events)
     return bool(said) and said[-1].confidence == CERTAIN and not said[-1].findings
 
 
 def _unproven(events: Sequence[Event]) -> str:
-    """Return the last attempt's verdict about its world if it is not certain, unless that is for lack of observations."""
-    said = _world_verdicts(events)
+    """Return the verdict about the last attempt's world if it is not certain; '' also if nothing could be observed."""
+    said = verdicts_of("world", events)
     return said[-1].summary if said and said[-1].confidence != CERTAIN and not said[-1].unseen else ""
 
 
@@ -610,7 +604,3 @@ def _curves(reports: Reports, devices: Devices, begin: float, speed: Optional[Sp
     }
     shifted = {name: [(max(0.0, t - begin), value) for t, value in sorted(points)] for name, points in curves.items()}
     return {name: thinned(points) for name, points in shifted.items() if len(points) > 1}
-
-
-def _both(first: Optional[float], last: Optional[float]) -> Optional[Tuple[float, float]]:
-    return None if first is None or last is None else (first, last)

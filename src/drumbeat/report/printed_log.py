@@ -14,12 +14,13 @@ from drumbeat.report.figures import (
     MEAN_STATED,
     NOT_RECORDED,
     OWN_SUMMARY,
-    PER,
     VALIDATION,
     Figures,
     Phases,
     Setting,
     Speed,
+    both,
+    of_whole_job,
 )
 from drumbeat.report.intervals import error_of_mean, quantile, thinned
 from drumbeat.report.setting import precision_in
@@ -78,10 +79,10 @@ def figures_of_log(path: str) -> Figures:
         steps=progress.steps,
         step_is=progress.step_is,
         steps_of=progress.lap,
-        loss=_both(progress.first_loss, progress.last_loss),
+        loss=both(progress.first_loss, progress.last_loss),
         loss_trend=trend([value for _, value in _curve(metrics, "step")]),
         loss_not_finite=not_finite_words(progress) if progress.not_finite else "",
-        validation=_both(progress.first_validation, progress.last_validation),
+        validation=both(progress.first_validation, progress.last_validation),
         validation_not_finite=progress.validation_not_finite,
         accuracy=progress.accuracy,
         target_reached=progress.target_reached,
@@ -143,18 +144,10 @@ def _gpus(ends: Dict[str, Any]) -> Optional[int]:
 
 
 def _speed(rates: List[float], ends: Dict[str, Any], stated: StatedRates, unit: str, gpus: Optional[int]) -> Speed:
-    factor, how = 1, OWN_SUMMARY if "rate" in ends else MEAN_STATED
-    for words in PER:
-        if unit.endswith(words) and gpus:
-            factor, unit = gpus, unit[: -len(words)]
-            how = f"the program's own figure{words}, times {gpus}"
+    factor, unit, how = of_whole_job(unit, OWN_SUMMARY if "rate" in ends else MEAN_STATED, gpus, gpus)
     rates = [rate * factor for rate in rates]
     value = factor * ends.get("rate", stated.mean)
     if not rates:
         return Speed(value, unit, how)
     low, high = quantile(rates, 0.1), quantile(rates, 0.9)
     return Speed(value, unit, how, len(rates), low, statistics.median(rates), high, error_of_mean(rates))
-
-
-def _both(first: Optional[float], last: Optional[float]) -> Optional[Tuple[float, float]]:
-    return None if first is None or last is None else (first, last)

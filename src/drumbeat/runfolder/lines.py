@@ -127,7 +127,7 @@ def quiet_words(seconds: float) -> str:
 
 
 def lasted_words(seconds: float) -> str:
-    """Return the duration for the title of a hang that is over; the number in the title itself is from when it was found."""
+    """Return the end of the title of a hang that is over: its whole duration. The title names the duration when it was found."""
     return f"; it lasted {duration(seconds)}"
 
 

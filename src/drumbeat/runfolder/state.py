@@ -221,10 +221,14 @@ def withdrawn(finding: Finding) -> Finding:
     return replace(finding, severity=INFO, title=f"no longer holds: {finding.title}", cause="", fix="")
 
 
+def verdicts_of(check: str, events: Iterable[Event]) -> List[Verdict]:
+    given = (event.verdict for event in events if isinstance(event, kinds.VerdictGiven))
+    return [verdict for verdict in given if verdict.check == check]
+
+
 def world_unproven(events: Iterable[Event], progress: Progress) -> str:
     """Say that a training was too short to show whether its connected ranks exchange gradients; '' where that was judged."""
-    given = [event.verdict for event in last_attempt(events) if isinstance(event, kinds.VerdictGiven)]
-    last = next((each for each in reversed(given) if each.check == "world"), None)
+    last = next(reversed(verdicts_of("world", last_attempt(events))), None)
     if last is None or last.confidence == CERTAIN or last.findings or (last.count or 0) < 2:
         return ""
     short = progress.last_t is not None and progress.seconds < _JUDGED_AFTER
@@ -238,8 +242,7 @@ def world_unproven(events: Iterable[Event], progress: Progress) -> str:
 def ranks_seen(events: Iterable[Event]) -> Optional[int]:
     """Count the ranks of the last attempt that were seen in one world; None if they could not be counted. If a command starts its
     ranks itself, nothing else tells their number."""
-    verdicts = [event.verdict for event in last_attempt(events) if isinstance(event, kinds.VerdictGiven)]
-    counts = [each.count for each in verdicts if each.check == "world" and each.count is not None]
+    counts = [each.count for each in verdicts_of("world", last_attempt(events)) if each.count is not None]
     return counts[-1] if counts else None
 
 

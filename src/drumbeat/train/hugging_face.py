@@ -43,8 +43,8 @@ def folder_of(model: nn.Module) -> str:
 
 
 def segments_of(model: nn.Module, tensors: Tensors) -> Dict[str, List[Segment]]:
-    """Return the tensors of a folder that make up each of a transformers model's, by transformers' own table: it renames some
-    while it loads, and stacks the matrices of experts."""
+    """Map each tensor of a transformers model to the tensors of the folder that it is loaded from, by transformers' own table:
+    loading renames some, and stacks the matrices of experts."""
     if not hasattr(model, "base_model_prefix"):
         return {}
     try:

@@ -4,7 +4,7 @@ OffloadedAdamW all of its state in the host's memory; Muon is for matrices.
 Learning rates are factors of the highest, functions of the step alone, so that a resumed run goes on exactly.
 
 The usual way (fp32 weights, autocast) casts every weight to bf16 and every gradient back to fp32 once per step: 40 bytes
-of memory traffic a parameter and step, against 28 here. The update is one pointwise pass, compiled once on a GPU.
+of memory traffic per parameter and step, against 28 here. The update is one pointwise pass, compiled once on a GPU.
 """
 
 from __future__ import annotations

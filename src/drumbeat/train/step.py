@@ -312,6 +312,6 @@ def _start_momentum(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _decides_on_device(optimizer: torch.optim.Optimizer) -> bool:
-    """torch's fused optimizers take a divisor and a skip flag as tensors, but not together with DTensors."""
+    """Return true if the optimizer takes a divisor and a skip flag as tensors: torch's fused ones do, without DTensors."""
     groups = optimizer.param_groups
     return all(g.get("fused") and not any(isinstance(p, DTensor) for p in g["params"]) for g in groups)

@@ -181,8 +181,8 @@ class Trainer:
         finish: Optional[Callable[[Tensor], Tensor]] = None,
         kind: Type[Stream] = Stream,
     ) -> Stream:
-        """This rank's part of batches without end, of samples that are read by number (`samples.read(indices, epochs)`), ahead
-        of time by a thread. `finish` is the part of making inputs that the device does better."""
+        """Return an endless stream of this rank's batches. A thread reads the samples by number, ahead of time
+        (`samples.read(indices, epochs)`); `finish` does what the device does faster."""
         layout = self.meshes.layout
         stream = kind(
             samples,
@@ -337,8 +337,8 @@ class Trainer:
 
     @torch.no_grad()
     def _find_shift(self, batch: Any) -> None:
-        """A model that predicts the next token has nothing to say of the first label of a row. What a loss is a mean over is
-        asked of the loss itself: over the first labels alone it is not a number, or zero whatever they are."""
+        """Find out whether the loss leaves out the first label of each row, as models that predict the next token do: over first
+        labels alone such a loss is not a number, or zero whatever they are."""
         labels = _labels(batch)
         if self._shifts is not None or labels is None or isinstance(self._loss, Summed):
             return

@@ -320,7 +320,7 @@ def table(kind: str, results: Sequence[Result], refused: Sequence[Result]) -> Li
 
 
 def _losses(result: Result, first: Result) -> Tuple[str, ...]:
-    """Return the losses after the same steps, and their distance from the first one's."""
+    """Return the loss after the trial's steps, and its difference from the first trial's."""
     if result.loss is None:
         return "-", "-"
     return f"{result.loss:.4f}", "-" if first.loss is None else f"{result.loss - first.loss:+.4f}"

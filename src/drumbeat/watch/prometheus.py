@@ -273,7 +273,7 @@ class Publisher:
 
 
 def trainer_status(head: Head, now: float) -> Dict[str, Any]:
-    """Return the run's numbers as `status.trainerStatus` of a TrainJob has them; what is unknown is left out."""
+    """Return the run's numbers in the form of a TrainJob's `status.trainerStatus`; unknown values are left out."""
     values = {
         "step": head.step,
         "loss": head.loss_not_finite.split()[0] if head.loss_not_finite else head.loss,

@@ -16,7 +16,7 @@ from drumbeat import __version__
 from drumbeat.backends.contract import QUEUED, RUNNING, Backend, Request, Status, Unreachable, parse_handle
 from drumbeat.backends.kubernetes import FetchedFiles
 from drumbeat.backends.kubernetes.client import Cluster
-from drumbeat.backends.kubernetes.pod import manifest, node_script, python_of
+from drumbeat.backends.kubernetes.pod import hosts_of, manifest, node_script, python_of
 from drumbeat.backends.kubernetes.submit import check as check_pod
 from drumbeat.backends.kubernetes.submit import object_name, passed_values
 from drumbeat.backends.runai import client
@@ -225,7 +225,7 @@ def render(order: Order, cli: client.Cli, why: str) -> Request:
     plain = {
         "DRUMBEAT_SCHEDULER": "runai",
         "DRUMBEAT_JOB": name,
-        "DRUMBEAT_HOSTS": ",".join(client.pods_of(name, order.nodes)),
+        "DRUMBEAT_HOSTS": ",".join(hosts_of("pytorchjob", name, order.nodes)),
         "DRUMBEAT_REJOIN": "1",
     }
     if order.resources.gpus:
@@ -299,7 +299,7 @@ class RunaiPodFiles(FetchedFiles):
         done = self.job.run(self.job.cli.describe, "-o", "json")
         if done.returncode != 0 or client.read_status("", done).state == QUEUED:
             return []
-        pods = client.pods_of(self.job.name, self.order.nodes)
+        pods = hosts_of("pytorchjob", self.job.name, self.order.nodes)
         return [Source(self._exchange(pod, node), f"nodes/{node}" if node else "") for node, pod in enumerate(pods)]
 
     def _exchange(self, pod: str, node: int) -> Callable[[bytes], Optional[bytes]]:

@@ -67,11 +67,6 @@ CLI_2 = Cli(
 )  # fmt: skip
 
 
-def pods_of(name: str, nodes: int) -> Tuple[str, ...]:
-    """Return the pod of each node."""
-    return (f"{name}-master-0", *(f"{name}-worker-{number}" for number in range(nodes - 1)))
-
-
 def submit_lines(
     cli: Cli, order: Order, name: str, plain: Dict[str, str], secret: Dict[str, str], command: List[str]
 ) -> List[Tuple[str, ...]]:
@@ -185,7 +180,7 @@ def find_cli(environ: Mapping[str, str]) -> Tuple[Cli, str]:
 
 
 def with_flags(cli: Cli, environ: Mapping[str, str]) -> Cli:
-    """Return the same CLI with the options that the help of its `submit` lists."""
+    """Add the options that the help of its `submit` lists to the CLI."""
     shown = text_of(call(["runai", *cli.submit, "--help"], environ).stdout)
     return dataclasses.replace(
         cli, flags=frozenset(re.findall(r"^\s+(?:-\w, )?(--[a-z][a-z0-9-]+)", shown, re.MULTILINE))

@@ -19,6 +19,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 from drumbeat.backends.ssh import connection
 from drumbeat.backends.ssh.loader import MARK
 from drumbeat.base.problem import Problem
+from drumbeat.base.text import some
 
 ANSWER_SECONDS = 60.0  # until all hosts have answered, however slowly they log us in
 _OTHERS = 10.0  # seconds to wait for the others after the first failure, so that all failed hosts are named at once
@@ -239,9 +240,8 @@ class Notice:
         if len(missing) == self.said or time.monotonic() - self.begin < _NOTICE:
             return
         self.said = len(missing)
-        more = f" and {len(missing) - 4} more" if len(missing) > 4 else ""
         here = self.hosts - len(missing)
-        self.say(f"{here} of {self.hosts} hosts have answered; waiting for {', '.join(missing[:4])}{more}")
+        self.say(f"{here} of {self.hosts} hosts have answered; waiting for {some(missing, 4)}")
 
 
 def _why_not(session: Session, seconds: float) -> Problem:

@@ -15,7 +15,7 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from drumbeat import __version__
 from drumbeat.backends.local import own_handle
-from drumbeat.base.folders import state_folder, unsafe, users_folder
+from drumbeat.base.folders import config_folder, state_folder, unsafe
 from drumbeat.base.order import Order, dump_order
 from drumbeat.base.problem import Problem
 from drumbeat.base.proc import start_time
@@ -200,8 +200,7 @@ def users_token(environ: Mapping[str, str]) -> str:
                 f"use at least {_SHORTEST} random ones, the same on all nodes: openssl rand -hex 32",
             )
         return given
-    config = users_folder(environ, "XDG_CONFIG_HOME", ".config")
-    path = os.path.join(config, "drumbeat", "token")
+    path = config_folder(environ, "token")
     try:
         if not os.path.exists(path):
             _make(path)

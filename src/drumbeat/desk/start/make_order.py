@@ -10,7 +10,7 @@ from typing import Any, Dict, Mapping, Optional, Tuple
 
 from drumbeat import backends
 from drumbeat.backends.contract import Backend
-from drumbeat.base.folders import users_folder
+from drumbeat.base.folders import config_folder
 from drumbeat.base.order import Order
 from drumbeat.base.problem import Problem
 from drumbeat.commands.launch import find_launcher
@@ -174,8 +174,7 @@ def with_defaults(job: Job, backend: Backend, environ: Mapping[str, str]) -> Job
     }
     origins = {**job.origins, **{key: f"${backend.exported[key]}" for key in exported}}
     job = dataclasses.replace(job, **exported, origins=origins)
-    config = users_folder(environ, "XDG_CONFIG_HOME", ".config")
-    path = os.path.join(config, "drumbeat", "defaults.yaml")
+    path = config_folder(environ, "defaults.yaml")
     if not os.path.exists(path):
         return job
     return laid_over(job_from_file(path), job, _DEFAULTS)  # only keys that request resources count

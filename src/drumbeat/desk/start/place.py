@@ -65,7 +65,7 @@ def find_place(host: Host, node_rank: Optional[int] = None, master: str = "", no
 
 
 def to_queue(place: Place) -> Place:
-    """Return the same place for a job that a scheduler will start, wherever the command was typed."""
+    """Return the place of a job that a scheduler will start, wherever the command was typed."""
     return dataclasses.replace(place, kind=LOGIN)
 
 

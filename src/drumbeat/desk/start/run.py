@@ -26,7 +26,7 @@ from drumbeat.base.order import Container, Order, load_order
 from drumbeat.base.problem import Problem
 from drumbeat.base.proc import children
 from drumbeat.base.processes import become_subreaper, fork, redacting
-from drumbeat.base.signals import EXIT_MUSTER, STOP_REQUESTS, STOPS
+from drumbeat.base.signals import EXIT_MUSTER, STOP_REQUESTS, STOPS, heed_stops
 from drumbeat.bundle.build import cached_bundle
 from drumbeat.bundle.pinned import pinned
 from drumbeat.containers import RUNTIMES
@@ -75,9 +75,7 @@ class Hosts:
         self.ended: List[str] = []  # hosts whose end was reported
 
     def run(self, environ: Mapping[str, str]) -> int:
-        for number in STOPS:
-            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
-                signal.signal(number, self._on_signal)
+        heed_stops(self._on_signal)
         sessions = Sessions(self.order.hosts, self.bundle, host_python(self.order), environ)
         try:
             start(sessions, self.order, self.token, environ, detach=False, waiting=self._waiting)

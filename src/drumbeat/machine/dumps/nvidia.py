@@ -386,8 +386,7 @@ _REFUSAL = re.compile(
 
 
 def refusals(text: Text) -> List[Tuple[str, str, int]]:
-    """Return the PCI address of each GPU that nvidia-smi could not reach, its message and place; no address: it reached none
-    at all."""
+    """Return address, message and position for each GPU that nvidia-smi could not reach; without an address it reached none."""
     found = _REFUSAL.finditer(text.whole)
     return [(_address(each["address"] or ""), each["words"] or each["driver"], each.start()) for each in found]
 

@@ -7,7 +7,6 @@ neither is part of this interface.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import os
 import time
@@ -77,7 +76,7 @@ class Vendor:
         return {}
 
     def health(self, host: Host, gpus: Sequence[Gpu]) -> List[Gpu]:
-        """Return the same GPUs with the health that their driver reports without root."""
+        """Add the health that the driver reports without root to the GPUs."""
         return list(gpus)
 
     def sampler(self, host: Host, gpus: Sequence[Gpu]) -> Callable[[], List[GpuSample]]:
@@ -148,10 +147,9 @@ class Rarely:
         return samples
 
 
-@functools.lru_cache(maxsize=1)
-def names() -> Dict[str, Any]:
-    """The table of GPU names, which is data: gpu_names.yaml."""
-    return dict(load("drumbeat.machine", "gpu_names"))
+def names() -> Any:
+    """Return the table of GPU names."""
+    return load("drumbeat.machine", "gpu_names")
 
 
 def on_bus(host: Host) -> Dict[str, str]:

@@ -83,7 +83,7 @@ def place_for(path: str) -> str:
 
 def commit(folder: str, marker: Dict[str, Any], keep: int, place: str) -> None:
     """Make the checkpoint at `place` the latest, under the name of its step; remove older ones beyond `keep`. Checkpoints of
-    later steps are kept: they could not be read, or this one would not have been made."""
+    later steps stay: training has resumed before them, so they could not be read."""
     step = marker["step"]
     path = os.path.join(folder, name_of(step))
     _write(os.path.join(place, MARKER), sealed({"version": VERSION, **marker}))
@@ -122,7 +122,7 @@ def clear(folder: str) -> None:
 
 
 def _unfinished(folder: str, step: int, latest: Optional[int]) -> bool:
-    """Return true only if there is certainly no marker, not if the marker cannot be looked at."""
+    """Return true if the marker is certainly missing; false if that cannot be checked."""
     path = os.path.join(folder, name_of(step))
     later = latest is None or step > latest
     return _is_gone(os.path.join(path, MARKER)) and (later or _is_gone(os.path.join(path, ".metadata")))

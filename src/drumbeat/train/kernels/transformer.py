@@ -316,10 +316,10 @@ def cast_both(x: Tensor, dtype: torch.dtype) -> Tuple[Tensor, Tensor, Tensor]:
 
 
 def cast_gate(pairs: Tensor, part: int, dtype: torch.dtype) -> Tuple[Tensor, Tensor, Tensor]:
-    """Return the same for silu(gate) * up, which is never written in 16 bits."""
+    """Return both 8-bit forms and the factor of silu(gate) * up, which is never written in 16 bits."""
     return _cast(pairs, pairs, part, _GATE, dtype)
 
 
 def cast_gate_gradient(pairs: Tensor, d_out: Tensor, part: int, dtype: torch.dtype) -> Tuple[Tensor, Tensor, Tensor]:
-    """Return the same for the gradient of silu(gate) * up by gates and ups."""
+    """Return both 8-bit forms and the factor of silu(gate) * up's gradient by gates and ups."""
     return _cast(pairs, d_out.contiguous(), part, _GATE_GRADIENT, dtype)

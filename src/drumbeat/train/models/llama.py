@@ -1,4 +1,4 @@
-"""A Llama 3 decoder. It knows nothing of parallelism: `parallelize` is told about it from outside, by module names.
+"""A Llama 3 decoder. It knows nothing of parallelism: `parallelize` finds its parts by their module names.
 
 q, k, v are one matrix, and so are gate and up: fewer, larger products. Their rows are stored by groups ((q.. k v) a
 key-value head; (gate, up) for each eighth of the width), so tensor parallelism can cut the matrix along its rows.
@@ -248,7 +248,7 @@ class Llama(nn.Module):
 
 
 def segments(shape: LlamaShape, head_is_embedding: bool = False) -> Dict[str, List[Segment]]:
-    """Return which rows of which of transformers' matrices (of its Llama, or its Mixtral) make up each of ours, in our order.
+    """Map each of our matrices, in our order, to the rows of transformers' matrices (Llama or Mixtral) that it consists of.
     The rows of all experts' matrices follow each other."""
     head, group, part = shape.head_width, shape.heads // shape.kv_heads, shape.inner // shape.gate_groups
     names = {"embed": "model.embed_tokens", "norm": "model.norm"}

@@ -50,7 +50,7 @@ class Layout:
         return Layout(**degrees)
 
     def for_world(self, size: int) -> Layout:
-        """The same layout with the rest filled in; the product must be the number of ranks."""
+        """Return the layout with `-1` filled in; the product must be the number of ranks."""
         degrees = {name: getattr(self, name) for name in ORDER}
         for name, degree in degrees.items():
             if degree < 1 and degree != -1:

@@ -1,8 +1,7 @@
 """Communication hooks of DDP: what happens to a bucket of gradients on its way between ranks.
 
-Each *adds up* over the ranks: the loss is already divided by the samples of all. A DDP model takes one hook only, and
-reads its annotations as objects, so this file does not postpone them.
-"""
+Each *adds up* over the ranks: the loss is already divided by the samples of all. A DDP model takes one hook only. DDP
+reads a hook's annotations as objects, so this file does not import `annotations` from __future__."""
 
 from typing import Any, Callable, Dict, List, Optional, Tuple
 from weakref import WeakKeyDictionary
@@ -88,7 +87,7 @@ class PowerSGD:
         return pieces[: len(tensors)]
 
     def state_dict(self) -> Dict[str, Any]:
-        """Return what is the same on all ranks; `errors` are each rank's own."""
+        """Return the state that all ranks share; each keeps its own `errors`."""
         return {"steps": self.steps.clone(), "right": {name: tensor.clone() for name, tensor in self.right.items()}}
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:

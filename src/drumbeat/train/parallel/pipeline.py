@@ -281,8 +281,8 @@ class Pipeline:
 
     @torch.no_grad()
     def _between(self, pieces: Sequence[Piece]) -> Tuple[Between, ...]:
-        """Return the shapes that each stage but the last sends. They are tried once, stage by stage; for other batches rows and
-        tokens are scaled in proportion, because ranks whose batches differ cannot try together."""
+        """Return the shapes that each stage but the last sends. They are measured once, stage by stage, and scaled for other
+        batches: ranks whose batches differ cannot run a trial together."""
         given = next(tensors_of(pieces[0][0])).shape[:2]
         if self._tried is None:
             for part in self.parts:  # a loss that counts nothing leaves its sums as they are
