@@ -52,7 +52,7 @@ from drumbeat.logs.read.records import (
     once,
     telling,
 )
-from drumbeat.logs.read.templates import Dull
+from drumbeat.logs.read.templates import Chunk, Dull
 from drumbeat.logs.read.tracebacks import (
     ARROW,
     CHAINED,
@@ -207,29 +207,28 @@ class Reader:
             self._tracebacks.pop(file, None)
         before = self.lines - first
         for start in range(0, len(lines), CHUNK):
-            chunk = lines[start : start + CHUNK]
+            chunk = Chunk(lines[start : start + CHUNK])
             number = first + start
-            shapes = b"\n".join(chunk).translate(SHAPE).split(b"\n")
-            shapes = shapes if len(shapes) == len(chunk) else [raw.translate(SHAPE) for raw in chunk]
-            for begin in self.runs.look(file, number, shapes, chunk) if self.recorded is None else ():
+            for begin in self.runs.look(file, number, chunk) if self.recorded is None else ():
                 at = max(begin - number, 0)
-                self._feed_chunk(file, number, chunk[:at], shapes[:at], before)
+                self._feed_chunk(file, number, Chunk(chunk.lines[:at]), before)
                 self.events.ends_of_run(file)
-                number, chunk, shapes = number + at, chunk[at:], shapes[at:]
-            self._feed_chunk(file, number, chunk, shapes, before)
+                number, chunk = number + at, Chunk(chunk.lines[at:])
+            self._feed_chunk(file, number, chunk, before)
         self.lines = before + first + len(lines)
         self.events.labels.look(file, lines)
         if lines:
             self._end(file, first + len(lines) - 1)
             self._tails.add(file, first, lines)
 
-    def _feed_chunk(self, file: str, first: int, lines: Sequence[bytes], shapes: Sequence[bytes], before: int) -> None:
+    def _feed_chunk(self, file: str, first: int, whole: Chunk, before: int) -> None:
         """`before`: how many lines were fed before the file's first one."""
-        chunk = self._nccl.without_calls(file, first, lines)
-        shapes = shapes if chunk is lines else [raw.translate(SHAPE) for raw in chunk]
+        chunk = self._nccl.without_calls(file, first, whole.lines)
+        whole = whole if chunk is whole.lines else Chunk(chunk)
+        shapes = whole.shapes
         self._chunk = first, chunk
         dull, waiting = self._dull.shapes, self._waits(file)
-        telling = self._dull.telling(chunk)
+        telling = self._dull.telling(whole)
         if telling is None:
             self._remember(self._dull.learn(shapes))
             telling = set() if dull.issuperset(shapes) else {n for n, shape in enumerate(shapes) if shape not in dull}
@@ -278,7 +277,7 @@ class Reader:
     def feed(self, file: str, number: int, raw: bytes) -> None:
         """One line, with or without its newline. `number` counts from 1 within `file`."""
         line = raw.rstrip(b"\r\n")
-        if self.recorded is None and self.runs.look(file, number, (line.translate(SHAPE),), (line,)):
+        if self.recorded is None and self.runs.look(file, number, Chunk((line,))):
             self.events.ends_of_run(file)
         self._chunk = number, ()
         self._feed_line(file, number, raw)

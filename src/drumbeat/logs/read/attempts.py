@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from typing import Dict, List, Optional, Sequence, Tuple
 
+from drumbeat.logs.read.templates import Chunk, Pieces
+
 WORDS = (
     "nohup: ignoring input", "runner.py", "LSF System", "The output (if any)", "has been allocated resources",
     "SLURM_JOB_ID", "SLURM_JOBID", "PBS_JOBID", "LSB_JOBID", "Job ID", "JobID", "job ID", "job id", "Job id", "JOBID",
@@ -50,11 +52,11 @@ _BAR = re.compile(rb"[A-Za-z][^\n:%|]{3,60}:\s+(?=0%\|)")  # a bar that starts: 
 _TIME = re.compile(rb"(?<![\d:])(\d\d):(\d\d):(\d\d)(?![\d:])")
 _FRAMES = (b" ", b"\t", b"[rank", b"Traceback ", b"terminate called")  # what several ranks of one run print as they end
 # Ends of runs; a new start counts only after one of them.
-_ENDS = (
+_ENDS = Pieces((
     b"Traceback (most", b"Error", b"Exception", b"FAILED", b"Killed", b"KILLED", b"xit code", b"xit status", b"xited with",
     b"CANCELLED", b"raining complete", b"raining finished", b"raining done", b"raining failed", b"borted", b"core dumped",
     b"error: ",
-)  # fmt: skip
+))  # fmt: skip
 
 
 class Opening:
@@ -70,21 +72,21 @@ class Opening:
         self._recent: List[Tuple[int, bytes]] = []  # line and shape
         self._repeats: Dict[bytes, int] = {}
 
-    def look(self, first: int, shapes: Sequence[bytes], lines: Sequence[bytes]) -> List[Tuple[int, bool]]:
+    def look(self, first: int, chunk: Chunk) -> List[Tuple[int, bool]]:
         """Return the lines, from number `first` on, where an opening repeats after an end; True if a pause or a progress bar
         shows that it is not another rank of the same run."""
+        shapes, lines = chunk.shapes, chunk.lines
         if self._left <= 0 and self._shapes.keys().isdisjoint(shapes):
             if self._ended and self._ends > MAX_ENDS:
                 return []
-            text = b"\n".join(shapes)
-            if not _has_end(text) and not (self._ended and b" 0%|" in text):
+            if not _ENDS(chunk.shaped) and not (self._ended and b" 0%|" in chunk.shaped):
                 return []
         starts = []
         many = self._ended and self._ends > MAX_ENDS
         for place, (shape, line) in enumerate(zip(shapes, lines)):
             if many and shape not in self._shapes:
                 continue
-            if _has_end(shape):
+            if _ENDS(shape):
                 self._ends += 1
                 if not self._ended or self._ends < MAX_ENDS:
                     self._sizes += [0] if self._sizes[-1] else []
@@ -139,13 +141,6 @@ def _pause(lines: Sequence[bytes]) -> Tuple[Optional[int], int]:
     return max(pauses, default=(None, 0))
 
 
-def _has_end(text: bytes) -> bool:
-    for words in _ENDS:  # noqa: SIM110 (quicker than any)
-        if words in text:
-            return True
-    return False
-
-
 class Runs:
     """First lines of the runs in each file."""
 
@@ -164,14 +159,14 @@ class Runs:
         """File -> first line of its last run, for files with several runs."""
         return {file: max(starts) for file, starts in self.starts.items() if starts}
 
-    def look(self, file: str, first: int, shapes: Sequence[bytes], lines: Sequence[bytes]) -> List[int]:
+    def look(self, file: str, first: int, chunk: Chunk) -> List[int]:
         """Return the lines at which an opening repeats."""
         opening = self._openings.get(file)
         if opening is None:
             if len(self._openings) >= MAX_OPENINGS:
                 return []
             opening = self._openings[file] = Opening()
-        starts = opening.look(first, shapes, lines)
+        starts = opening.look(first, chunk)
         for start, likely in starts:
             if start not in self.starts.get(file, ()) and self._begin(file, start):
                 self.guessed[(file, start)] = likely
