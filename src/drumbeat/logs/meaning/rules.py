@@ -253,9 +253,9 @@ def _apply(rule: Rule, text: str, literal: str) -> Optional[Match]:
     runtime, place = gpu_error_in(text) if rule.runtime else ("", (0, 0))
     if runtime == rule.code:
         return _match(rule, text, place, {}, False)
-    code, only_status = death_in(text) if rule.dies else ("", False)
+    code, place, only_status = death_in(text) if rule.dies else ("", (0, 0), False)
     if code == rule.code:
-        return _match(rule, text, (0, len(text)), {}, only_status)
+        return _match(rule, text, place, {}, only_status)
     if not rule.pattern and literal in rule.find:
         start = text.find(literal)
         return _match(rule, text, (start, start + len(literal)), {}, False)
