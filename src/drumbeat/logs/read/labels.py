@@ -159,6 +159,14 @@ class Labels:
             self._labels[file] = max(found, key=lambda each: each[0])[1] if found else None
         return self._labels[file]
 
+    def writers(self, world: int) -> Set[int]:
+        """Return the ranks of a world of this size that begin lines with their number."""
+        found: Set[int] = set()
+        for words in self._numbers.values():
+            known = (each.values for word, each in words.items() if word in ("", "rank") or is_about("member", word))
+            found |= max((values for values in known if max(values) < world), key=len, default=set())
+        return found
+
     def speaker(self, file: str, number: int) -> Optional[int]:
         """Return the rank that wrote a noted line."""
         label, text = self.label(file), self._noted.get((file, number))

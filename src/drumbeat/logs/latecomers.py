@@ -1,0 +1,67 @@
+"""Who was waited for at the rendezvous: a rank that came when it was over, by its own words, or one that wrote nothing."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import FrozenSet, List, Optional, Sequence, Set
+
+from drumbeat.findings.model import Finding
+from drumbeat.logs.events import Event, RankOf
+from drumbeat.logs.failure import Failure, Log
+from drumbeat.logs.read.launchers import ranks as in_words
+
+# Answers that say that somebody did not come, and what a rank meets that comes when the others have left.
+_WAITED = frozenset({"store-clients-missing", "rendezvous-timeout", "process-group-timeout", "store-key-timeout"})
+_LEFT_ALONE = frozenset(
+    {"store-refused", "store-connect-timeout", "rendezvous-connection", "connect-failed", "store-gone"}
+)
+_WORLD = re.compile(r"\b\d{1,6}/(\d{1,6}) (?:clients|workers|ranks|processes|members)\b")
+MAX_WORLD = 100_000
+
+
+def with_latecomers(failure: Failure, live: Sequence[Event], ranks: RankOf, log: Log) -> Failure:
+    """Name the ranks that the others waited for."""
+    found = failure.finding
+    if found is None or failure.answer not in _WAITED:
+        return failure
+    waiting = [event for event in live if event.code == failure.answer]
+    waited = frozenset(map(ranks.rank, waiting)) - {None}
+    late = _late(waiting, [event for event in live if event.code in _LEFT_ALONE], waited, ranks)
+    if late:
+        numbers = sorted({ranks.rank(event) or 0 for event in late})
+        what, evidence = f"{in_words(numbers)} came when it was over", (late[0].evidence,)
+    else:
+        numbers, evidence = sorted(_absent(found, waited, log)), ()
+        what = f"{in_words(numbers)} wrote nothing here"
+    if not numbers:
+        return failure
+    only = numbers[0] if late and len(numbers) == 1 else None  # one whose log is not here may have failed otherwise
+    title = f"{found.title}; {what}"
+    found = replace(found, title=title, rank=only, local=False, host=None, evidence=(*found.evidence, *evidence))
+    return replace(failure, finding=found)
+
+
+def _late(waiting: List[Event], alone: List[Event], waited: FrozenSet[Optional[int]], ranks: RankOf) -> List[Event]:
+    """Return what other ranks met after one had given up."""
+    return [
+        event
+        for event in alone
+        if ranks.rank(event) not in (None, *waited)
+        and not ranks.local(event)
+        and any(_before(one, event) for one in waiting)
+    ]
+
+
+def _before(one: Event, other: Event) -> bool:
+    if one.time is not None and other.time is not None:
+        return one.time < other.time
+    return one.evidence.file == other.evidence.file and one.number < other.number
+
+
+def _absent(found: Finding, waited: FrozenSet[Optional[int]], log: Log) -> Set[int]:
+    """Return the ranks of the world that wrote no line, where the error says how many there are and most wrote some."""
+    world = next((int(each[1]) for item in found.evidence for each in _WORLD.finditer(item.text)), 0)
+    wrote = {*waited, *log.last_lines, *log.labels.writers(world)} - {None}
+    absent = set(range(min(world, MAX_WORLD))) - wrote
+    return absent if 2 * len(absent) < world else set()
