@@ -256,9 +256,9 @@ class Events:
             host=event.host if speaker is None else None,
         )
 
-    def forget(self, file: str, number: int) -> None:
-        """Drop the events of this line: Python calls its exception ignored."""
-        self._only(lambda event: (event.evidence.file, event.number) != (file, number))
+    def forget(self, file: str, first: int, last: int = 0) -> None:
+        """Drop the events of these lines: Python calls the exception ignored, or an earlier attempt is meant."""
+        self._only(lambda event: event.evidence.file != file or not first <= event.number <= max(first, last))
 
     def ends_of_run(self, file: str) -> None:
         """Reset the limits of a file where a run seems to have ended: later lines may belong to another run."""

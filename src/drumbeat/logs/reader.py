@@ -27,6 +27,8 @@ from drumbeat.logs.read.attempts import GOOD_ENDS, GoodEnds, Runs, is_good_end, 
 from drumbeat.logs.read.attempts import WORDS as RUN_WORDS
 from drumbeat.logs.read.flight import Dump, compare
 from drumbeat.logs.read.launchers import FAILURES, LOCAL_RANK, ROOT_CAUSE, ElasticSummary, Timeouts
+from drumbeat.logs.read.pods import WORDS as POD_WORDS
+from drumbeat.logs.read.pods import Pods
 from drumbeat.logs.read.prefixes import (
     ESCAPE,
     MAX_LINE,
@@ -38,7 +40,7 @@ from drumbeat.logs.read.prefixes import (
     without_escapes,
 )
 from drumbeat.logs.read.progress import CODE as NAN_LOSS
-from drumbeat.logs.read.progress import Losses, Steps, names_step, of_total
+from drumbeat.logs.read.progress import Losses, Steps, last_step, of_total
 from drumbeat.logs.read.records import (
     BEGAN,
     COMMAND,
@@ -140,6 +142,7 @@ class Reader:
         self.timeouts = Timeouts()
         self.elastic = ElasticSummary()
         self.runs = Runs()
+        self._pods = Pods()
         self._crashes = Crashes()
         self.losses = Losses()
         self.steps = Steps()
@@ -150,7 +153,7 @@ class Reader:
         self.of_a_run = False  # True once a line is one that a run prints, or where the caller knows it
         self.work = Work()
         self.lines = 0
-        own = (*_OWN, *CHAINED, *IGNORED, *NAMES, *FOREIGN_WORDS, *GOOD_ENDS, *RUN_WORDS)
+        own = (*_OWN, *CHAINED, *IGNORED, *NAMES, *FOREIGN_WORDS, *GOOD_ENDS, *RUN_WORDS, *POD_WORDS)
         self._prefilter = Prefilter([*self.rules.literals, *own], MAX_REPEATS)
         self._tracebacks: Dict[str, Tracebacks] = {}
         self._ends: Dict[str, int] = {}  # file -> number of its last line
@@ -269,6 +272,7 @@ class Reader:
         return bool(
             self.elastic.open
             or self._nccl.warned
+            or self._pods.waits(file)
             or (self._tracebacks and self._tracebacks.get(file))
             or (self.losses.open and self.losses.watches(file))
             or (self.steps.left and self.steps.watches(file))
@@ -306,6 +310,7 @@ class Reader:
         self.elastic.finish()
         self._finish_tracebacks()
         begins, earlier = self._last_runs() if self.recorded is None else ({}, ())
+        earlier = (*earlier, *self._past_of_pods())
         for file in self._tails.files():
             self.events.labels.look_at_end(file, self._tails.of(file))
             self.steps.look_at_end(file, self._tails.of(file))
@@ -369,7 +374,7 @@ class Reader:
     def _last_step(self) -> str:
         """Return the last line with a step and a loss among the last lines of the files."""
         lines = (raw for file in reversed(self._tails.files()) for _, raw in reversed(self._tails.of(file)))
-        return next((clipped(clean(decode(raw)).text.strip(), MAX_TEXT) for raw in lines if names_step(raw)), "")
+        return clipped(clean(decode(last_step(lines))).text.strip(), MAX_TEXT)
 
     def _read_ends(self, begins: Mapping[str, int]) -> None:
         """Add the last lines of each file that say that it failed, or why."""
@@ -439,6 +444,16 @@ class Reader:
         before = {_shape(event) for event in own if event.number < first}
         return bool(after) and (self.runs.guessed.get((file, first), False) or _shape(after[0]) not in before)
 
+    def _past_of_pods(self) -> List[Finding]:
+        """Return a line about each attempt of a container that did well later; what was found in it is forgotten."""
+        notes = []
+        for state in self._pods.past(self._ends):
+            self.events.forget(state.file, state.first, state.last)
+            self.work.seen = True
+            title = f"an attempt before the container's last one ended: {state.words}"
+            notes.append(Finding(EARLIER, INFO, title, evidence=(Evidence("Last State", state.file, state.first),)))
+        return notes[-MOST_EARLIER:]
+
     def _earlier(self) -> Tuple[Finding, ...]:
         """Return a line about each earlier run, newest last."""
         notes = []
@@ -468,6 +483,8 @@ class Reader:
             self.losses.feed(file, raw)
         if self.steps.left and self.steps.watches(file):
             self.steps.feed(file, number, raw)
+        if found or self._pods.waits(file):
+            self._pods.feed(file, number, decode(raw))
         bare = (
             few
             and not found

@@ -8,7 +8,7 @@ file is judged, and the others are listed.
 from __future__ import annotations
 
 import re
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Dict, List, Optional, Sequence, Set, Tuple
 
 from drumbeat.logs.read.templates import Chunk, Pieces
 
@@ -50,6 +50,12 @@ _NAMED = re.compile(rb"[A-Za-z]{3}.*[A-Za-z]{3}")
 _COUNTS = re.compile(rb"it/s|s/it|%\||(?i:\b(?:step|iter\w*|epoch|loss)\b)")  # text that repeats within one run
 _BAR = re.compile(rb"[A-Za-z][^\n:%|]{3,60}:\s+(?=0%\|)")  # a bar that starts: the same bar was full before
 _TIME = re.compile(rb"(?<![\d:])(\d\d):(\d\d):(\d\d)(?![\d:])")
+# A start that has a number of its own: `=== launch attempt 2 (job 5511) ===`.
+_NUMBERED = re.compile(
+    rb"(?i)\b(?:attempt|try|restart|run|job|launch)\b(?: (?:id|number|no\.?))?[ :#=(]{1,3}(\d{1,12})\b"
+)
+# A command that the shell of one pod, container or task traces: `[pod/w-0/main] + torchrun train.py`.
+_TRACED = re.compile(rb"\S.{0,100}?[\]|:] *\++ [\w./]")
 _FRAMES = (b" ", b"\t", b"[rank", b"Traceback ", b"terminate called")  # what several ranks of one run print as they end
 # Ends of runs; a new start counts only after one of them.
 _ENDS = Pieces((
@@ -71,6 +77,7 @@ class Opening:
         self._ends = 0
         self._recent: List[Tuple[int, bytes]] = []  # line and shape
         self._repeats: Dict[bytes, int] = {}
+        self._numbers: Dict[bytes, Set[bytes]] = {}  # shape -> numbers of its starts, or its traced commands
 
     def look(self, first: int, chunk: Chunk) -> List[Tuple[int, bool]]:
         """Return the lines, from number `first` on, where an opening repeats after an end; True if a pause or a progress bar
@@ -97,14 +104,29 @@ class Opening:
             bar = _BAR.search(line) if b" 0%|" in line else None
             shape = bar[0] if bar else shape
             if shape in self._shapes:
-                starts += self._again(first + place, shape, lines[max(place - WINDOW, 0) : place + 1], bar is not None)
+                begins = bar is not None or self._is_new(shape, line)
+                starts += self._again(first + place, shape, lines[max(place - WINDOW, 0) : place + 1], begins)
             elif self._left > 0:
                 plain = 12 <= len(shape) <= 400 and _NAMED.search(shape) and not _COUNTS.search(shape)
                 if (bar or plain and not shape.startswith(_FRAMES)) and len(self._shapes) < MAX_SHAPES:
                     self._shapes[shape] = len(self._sizes) - 1, self._sizes[-1]
                     self._sizes[-1] += 1
+                    self._is_new(shape, line)
                 self._left -= 1
         return starts
+
+    def _is_new(self, shape: bytes, line: bytes) -> bool:
+        """Return True for a start whose number no line of its shape had before, or a command that the same shell traced."""
+        numbered = _NUMBERED.search(line)
+        traced = None if numbered else _TRACED.match(line)
+        if not (numbered or traced):
+            return False
+        known = self._numbers.setdefault(shape, set())
+        what = numbered[1] if numbered else line
+        seen = what in known
+        if len(known) < REPEATS:
+            known.add(what)
+        return seen if traced else not seen and len(known) < REPEATS
 
     def _again(self, number: int, shape: bytes, lines: Sequence[bytes], begins: bool) -> List[Tuple[int, bool]]:
         """Handle a line of a known shape; `lines` end with it."""
