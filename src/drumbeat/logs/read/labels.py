@@ -68,7 +68,7 @@ class _Numbers:
 
     def add(self, value: int, of: int, rest: str) -> None:
         self.of.add(of)
-        if len(self._rests) < MAX_RESTS:
+        if len(self._rests) < MAX_RESTS and any(map(str.isalpha, rest)):  # `packed shard 3` is a counter as well
             self.alike = self.alike or self._rests.setdefault(rest, value) != value
         self.ups += bool(self.lines) and value > self.last
         self.falls += value < self.last

@@ -306,9 +306,10 @@ class Timeouts:
         for rank, timeout in groups.get("", {}).items():
             home = self._failed_at.get((rank, timeout.sequence), set())
             homes.setdefault((timeout.sequence, timeout.operation), set()).update(home)
-        every = {*groups, *self.enqueued, *(home for homes in self._failed_at.values() for home in homes)} - {""}
+        known: Set[str] = set().union(*homes.values())
+        only: Set[str] = known if {*groups, *self.enqueued} - {""} <= known else set()
         for rank, timeout in list(groups.get("", {}).items()):
-            home = homes[(timeout.sequence, timeout.operation)] or every
+            home = homes[(timeout.sequence, timeout.operation)] or only
             if len(home) == 1:
                 groups.setdefault(next(iter(home)), {}).setdefault(rank, groups[""].pop(rank))
         return groups
