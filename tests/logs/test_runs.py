@@ -199,3 +199,7 @@ def test_a_container_is_judged_by_its_last_state():
     )
     assert read(f"status:\n{IN_YAML.format(0, 'Completed')}").failure.answer == "none"
     assert read(f"status:\n{IN_YAML.format(137, 'OOMKilled')}").failure.answer == "oom-kill"
+    two = f"  main:\n{NOW.format('Waiting', 'CrashLoopBackOff', 137)}{BEFORE}  side:\n{NOW.format('Terminated', 'Completed', 0)}"
+    assert read(f"Containers:\n{two}").failure.answer == "oom-kill", "it did well in another container"
+    two = IN_YAML.format(0, "Completed") + IN_YAML.format(137, "OOMKilled")
+    assert read(f"status:\n{two}").failure.answer == "oom-kill"

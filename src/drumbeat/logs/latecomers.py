@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import FrozenSet, List, Optional, Sequence, Set
 
-from drumbeat.findings.model import Finding
 from drumbeat.logs.events import Event, RankOf
 from drumbeat.logs.failure import Failure, Log
 from drumbeat.logs.read.launchers import ranks as in_words
@@ -16,7 +14,6 @@ _WAITED = frozenset({"store-clients-missing", "rendezvous-timeout", "process-gro
 _LEFT_ALONE = frozenset(
     {"store-refused", "store-connect-timeout", "rendezvous-connection", "connect-failed", "store-gone"}
 )
-_WORLD = re.compile(r"\b\d{1,6}/(\d{1,6}) (?:clients|workers|ranks|processes|members)\b")
 MAX_WORLD = 100_000
 
 
@@ -32,7 +29,7 @@ def with_latecomers(failure: Failure, live: Sequence[Event], ranks: RankOf, log:
         numbers = sorted({ranks.rank(event) or 0 for event in late})
         what, evidence = f"{in_words(numbers)} came when it was over", (late[0].evidence,)
     else:
-        numbers, evidence = sorted(_absent(found, waited, log)), ()
+        numbers, evidence = sorted(_absent(waiting, waited, log)), ()
         what = f"{in_words(numbers)} wrote nothing here"
     if not numbers:
         return failure
@@ -59,9 +56,13 @@ def _before(one: Event, other: Event) -> bool:
     return one.evidence.file == other.evidence.file and one.number < other.number
 
 
-def _absent(found: Finding, waited: FrozenSet[Optional[int]], log: Log) -> Set[int]:
-    """Return the ranks of the world that wrote no line, where the error says how many there are and most wrote some."""
-    world = next((int(each[1]) for item in found.evidence for each in _WORLD.finditer(item.text)), 0)
+def _absent(waiting: List[Event], waited: FrozenSet[Optional[int]], log: Log) -> Set[int]:
+    """Return the ranks of the world that wrote no line, where the error says how many there are (`3/4 clients joined`) and most
+    wrote some."""
+    joined = next(
+        (event.match.groups["joined"] for event in waiting if event.match and "joined" in event.match.groups), ""
+    )
+    world = int(joined.partition("/")[2].partition(" ")[0] or 0)
     wrote = {*waited, *log.last_lines, *log.labels.writers(world)} - {None}
     absent = set(range(min(world, MAX_WORLD))) - wrote
     return absent if 2 * len(absent) < world else set()

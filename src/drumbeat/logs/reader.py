@@ -446,13 +446,16 @@ class Reader:
 
     def _past_of_pods(self) -> List[Finding]:
         """Return a line about each attempt of a container that did well later; what was found in it is forgotten."""
-        notes = []
-        for state in self._pods.past(self._ends):
-            self.events.forget(state.file, state.first, state.last)
-            self.work.seen = True
-            title = f"an attempt before the container's last one ended: {state.words}"
-            notes.append(Finding(EARLIER, INFO, title, evidence=(Evidence("Last State", state.file, state.first),)))
-        return notes[-MOST_EARLIER:]
+        past = self._pods.past()
+        if not past:
+            return []
+        self.events.forget({(each.file, number) for each in past for number in range(each.first, each.last + 1)})
+        self.work.seen = True
+        title = "an attempt before the container's last one ended: {}"
+        return [
+            Finding(EARLIER, INFO, title.format(each.words), evidence=(Evidence("Last State", each.file, each.first),))
+            for each in past[-MOST_EARLIER:]
+        ]
 
     def _earlier(self) -> Tuple[Finding, ...]:
         """Return a line about each earlier run, newest last."""
@@ -572,7 +575,7 @@ class Reader:
         if raised is not None and (file in self._raised or len(self._raised) < MAX_FILES):
             self._raised[file] = self._raised.get(file, 0) + 1
         if raised is not None and raised.ignored and "SignalException" not in raised.text:
-            self.events.forget(file, evidence.line or 0)
+            self.events.forget([(file, evidence.line or 0)])
         elif raised is not None:
             if raised.text.isidentifier():
                 raised = replace(raised, text=raised.text + self._message_below(line, evidence.line or 0))

@@ -14,6 +14,7 @@ from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import LIKELY, Evidence, Finding
+from drumbeat.logs.meaning.rules import split_words
 
 find = Catalog("logs")
 MAX_WATCHED = 300  # lines read after an error: a log that continues for longer is judged by these
@@ -52,7 +53,6 @@ def of_total(text: str) -> Tuple[str, bool]:
     return "".join(f"{word.lower()} {at} of {total}" for word, at, total in shown), bool(found) and not open_ones
 
 
-_WORDS = re.compile(rb"[A-Za-z_]+")
 MAX_NAMED = 128  # lines among which the last step is looked for
 
 
@@ -65,7 +65,7 @@ def names_step(raw: bytes) -> bool:
 def last_step(lines: Iterable[bytes]) -> bytes:
     """Return the last line that names a step, newest line first in `lines`: one whose words came before, as progress does, rather
     than a summary's."""
-    named = [(_WORDS.findall(raw), raw) for raw in islice(filter(names_step, lines), MAX_NAMED)]
+    named = [(split_words(raw), raw) for raw in islice(filter(names_step, lines), MAX_NAMED)]
     again = (raw for place, (words, raw) in enumerate(named) if any(words == other for other, _ in named[place + 1 :]))
     return next(again, named[0][1] if named else b"")
 
