@@ -25,11 +25,12 @@ def with_latecomers(failure: Failure, live: Sequence[Event], ranks: RankOf, log:
     waiting = [event for event in live if event.code == failure.answer]
     waited = frozenset(map(ranks.rank, waiting)) - {None}
     late = _late(waiting, [event for event in live if event.code in _LEFT_ALONE], waited, ranks)
+    evidence = tuple(event.evidence for event in late[:1])
     if late:
         numbers = sorted({ranks.rank(event) or 0 for event in late})
-        what, evidence = f"{in_words(numbers)} came when it was over", (late[0].evidence,)
+        what = f"{in_words(numbers)} came when it was over"
     else:
-        numbers, evidence = sorted(_absent(waiting, waited, log)), ()
+        numbers = sorted(_absent(waiting, waited, log))
         what = f"{in_words(numbers)} wrote nothing here"
     if not numbers:
         return failure
