@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
-from typing import FrozenSet, List, Optional, Sequence, Set
+from typing import Dict, FrozenSet, List, Optional, Sequence, Set
 
 from drumbeat.logs.events import Event, RankOf
 from drumbeat.logs.failure import Failure, Log
@@ -23,7 +24,7 @@ def with_latecomers(failure: Failure, live: Sequence[Event], ranks: RankOf, log:
     if found is None or failure.answer not in _WAITED:
         return failure
     waiting = [event for event in live if event.code == failure.answer]
-    waited = frozenset(map(ranks.rank, waiting)) - {None}
+    waited = frozenset(map(ranks.rank, waiting)) | {None}
     late = _late(waiting, [event for event in live if event.code in _LEFT_ALONE], waited, ranks)
     evidence = tuple(event.evidence for event in late[:1])
     if late:
@@ -41,20 +42,18 @@ def with_latecomers(failure: Failure, live: Sequence[Event], ranks: RankOf, log:
 
 
 def _late(waiting: List[Event], alone: List[Event], waited: FrozenSet[Optional[int]], ranks: RankOf) -> List[Event]:
-    """Return what other ranks met after one had given up."""
-    return [
-        event
-        for event in alone
-        if ranks.rank(event) not in (None, *waited)
-        and not ranks.local(event)
-        and any(_before(one, event) for one in waiting)
-    ]
+    """Return what other ranks met after the first one had given up."""
+    soonest = min((event.time for event in waiting if event.time is not None), default=math.inf)
+    lines: Dict[Optional[str], int] = {}  # file -> its first line that says so
+    for event in waiting:
+        lines[event.evidence.file] = min(event.number, lines.get(event.evidence.file, event.number))
 
+    def late(event: Event) -> bool:
+        if event.time is not None and soonest < math.inf:
+            return event.time > soonest
+        return event.number > lines.get(event.evidence.file, event.number)
 
-def _before(one: Event, other: Event) -> bool:
-    if one.time is not None and other.time is not None:
-        return one.time < other.time
-    return one.evidence.file == other.evidence.file and one.number < other.number
+    return [event for event in alone if ranks.rank(event) not in waited and not ranks.local(event) and late(event)]
 
 
 def _absent(waiting: List[Event], waited: FrozenSet[Optional[int]], log: Log) -> Set[int]:
@@ -64,6 +63,6 @@ def _absent(waiting: List[Event], waited: FrozenSet[Optional[int]], log: Log) ->
         (event.match.groups["joined"] for event in waiting if event.match and "joined" in event.match.groups), ""
     )
     world = int(joined.partition("/")[2].partition(" ")[0] or 0)
-    wrote = {*waited, *log.last_lines, *log.labels.writers(world)} - {None}
+    wrote = {*waited, *log.last_lines, *log.labels.writers(world)}
     absent = set(range(min(world, MAX_WORLD))) - wrote
     return absent if 2 * len(absent) < world else set()
