@@ -1,4 +1,4 @@
-"""Who was waited for at the rendezvous: a rank that came when it was over, by its own words, or one that wrote nothing."""
+"""Name the ranks that were waited for at the rendezvous: one that came too late, by its own words, or one that wrote nothing."""
 
 from __future__ import annotations
 

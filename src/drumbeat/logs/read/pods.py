@@ -35,7 +35,7 @@ class State:
 
 @dataclass
 class _Container:
-    """What is being read: from a container's first state to the next line that is not its own."""
+    """A container that is being read, from its first state to the next line that is not its own."""
 
     indent: int
     states: List[State]
