@@ -50,12 +50,12 @@ _NAMED = re.compile(rb"[A-Za-z]{3}.*[A-Za-z]{3}")
 _COUNTS = re.compile(rb"it/s|s/it|%\||(?i:\b(?:step|iter\w*|epoch|loss)\b)")  # text that repeats within one run
 _BAR = re.compile(rb"[A-Za-z][^\n:%|]{3,60}:\s+(?=0%\|)")  # a bar that starts: the same bar was full before
 _TIME = re.compile(rb"(?<![\d:])(\d\d):(\d\d):(\d\d)(?![\d:])")
-# A start that has a number of its own: `=== launch attempt 2 (job 5511) ===`.
-_NUMBERED = re.compile(
-    rb"(?i)\b(?:attempt|try|restart|run|job|launch)\b(?: (?:id|number|no\.?))?[ :#=(]{1,3}(\d{1,12})\b"
+# A start that has a number of its own: `=== launch attempt 2 (job 5511) ===`; or a command that the shell of one pod, container
+# or task traces: `[pod/w-0/main] + torchrun train.py`.
+_BEGINS = re.compile(
+    rb"\b(?i:attempt|try|restart|run|job|launch)\b(?: (?:id|number|no\.?))?[ :#=(]{1,3}(?P<number>\d{1,12})\b"
+    rb"|^\S.{0,100}?[\]|:] *\++ [\w./]"
 )
-# A command that the shell of one pod, container or task traces: `[pod/w-0/main] + torchrun train.py`.
-_TRACED = re.compile(rb"\S.{0,100}?[\]|:] *\++ [\w./]")
 _FRAMES = (b" ", b"\t", b"[rank", b"Traceback ", b"terminate called")  # what several ranks of one run print as they end
 # Ends of runs; a new start counts only after one of them.
 _ENDS = Pieces((
@@ -117,16 +117,15 @@ class Opening:
 
     def _is_new(self, shape: bytes, line: bytes) -> bool:
         """Return True for a start whose number no line of its shape had before, or a command that the same shell traced."""
-        numbered = _NUMBERED.search(line)
-        traced = None if numbered else _TRACED.match(line)
-        if not (numbered or traced):
+        begins = _BEGINS.search(line)
+        if begins is None:
             return False
         known = self._numbers.setdefault(shape, set())
-        what = numbered[1] if numbered else line
+        what = begins["number"] or line
         seen = what in known
         if len(known) < REPEATS:
             known.add(what)
-        return seen if traced else not seen and len(known) < REPEATS
+        return not seen and len(known) < REPEATS if begins["number"] else seen
 
     def _again(self, number: int, shape: bytes, lines: Sequence[bytes], begins: bool) -> List[Tuple[int, bool]]:
         """Handle a line of a known shape; `lines` end with it."""

@@ -10,7 +10,6 @@ from drumbeat.base.light_dataclass import dataclass
 
 WORDS = ("Last State:", "lastState", "State:      ", "    state:", '"state": {')  # a line of a state has one of these
 _STATE = re.compile(r'\s+(?:- )?"?(?P<last>last ?)?state"?: *(?P<value>.*)', re.IGNORECASE)
-_WELL = re.compile(r'(?i)\bCompleted\b|\bRunning\b|exit ?Code"?: *0\b')
 _NAMED = re.compile(r'(?i)\b(reason|exit ?code)"?: *"?([\w-]+)')
 LONGEST = 200  # lines of a container
 MAX_FILES = 1_000
@@ -24,6 +23,12 @@ class State:
     last: int
     past: bool
     text: str
+
+    @property
+    def well(self) -> bool:
+        return "running" in self.text.lower() or any(
+            value in ("Completed", "0") for _, value in _NAMED.findall(self.text)
+        )
 
     @property
     def words(self) -> str:
@@ -68,7 +73,7 @@ class Pods:
 
     def _close(self, file: str) -> None:
         states = self._open.pop(file).states
-        well = any(_WELL.search(state.text) for state in states if not state.past)
+        well = any(state.well for state in states if not state.past)
         if well and len(self._over) < MAX_STATES:
             self._over += [state for state in states if state.past]
 
