@@ -202,3 +202,12 @@ def test_an_assertion_without_a_message_quotes_its_source():
         "AssertionError",
         "assert batch % world == 0",
     ]
+
+
+def test_a_counter_of_shards_is_no_rank():
+    lines = ["loader-1   | tokpack: 12 shards", *(f"loader-1   | packed shard {shard}" for shard in range(6))]
+    error = 'loader-1   | cannot write shard 6: Os { code: 28, message: "No space left on device" }'
+    failure = read(
+        "\n".join([*lines, error, "loader-1 exited with code 101", "trainer-1  | waiting for shard 6"])
+    ).failure
+    assert (failure.answer, failure.finding.rank) == ("disk-full", None)

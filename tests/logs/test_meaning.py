@@ -123,3 +123,26 @@ def test_words_that_the_model_was_not_taught():
     held_out = [line.split("\t", 1) for line in (HERE / "held_out.tsv").read_text().splitlines()]
     right = [code for code, text in held_out if next(iter(likely(text)), "") == code]
     assert len(right) > 0.7 * len(held_out)
+
+
+def test_a_setting_is_no_event():
+    for words in ("init_process_group(backend=nccl, timeout=0:05:00)", "rendezvous: 4 nodes, timeout(s)=300"):
+        assert sense(words) == ""
+    assert sense("rendezvous timeout after 300 s") == "rendezvous-timeout"
+
+
+def test_words_below_an_open_exception_are_its_message():
+    failure = read("""
+        step 1 loss 2.0
+        Traceback (most recent call last):
+          File "/w/resnet.py", line 88, in <module>
+            model.fit(ds, epochs=30)
+        tensorflow.python.framework.errors_impl.ResourceExhaustedError: Graph execution error:
+
+        Detected at node gradients/conv2d_17/Backprop defined at (most recent call last):
+          File "/w/resnet.py", line 88, in <module>
+
+        OOM when allocating tensor with shape[256,512,56,56] and type float on /job:localhost/replica:0/task:0/device:GPU:0
+        """).failure
+    assert (failure.answer, failure.confidence) == ("gpu-out-of-memory", "likely")
+    assert [each.line for each in failure.finding.evidence] == [5, 10] and "resnet.py:88" in failure.finding.cause

@@ -18,6 +18,7 @@ QUOTED = {
     "a diff": f'-    assert "{DUPLICATE}" in out',
     "a diff of a log": "+slurmstepd: error: Detected 1 oom_kill event in StepId=812.0.",
     "what a test expects": f"expected: '{DUPLICATE}'",
+    "a signal": "[eval] prompt: 'The server died: Segmentation fault (core dumped). What failed?'",
     "a field": '{"step": 1, "loss": 2.0, "sample": "NCCL WARN Call to ibv_modify_qp failed with 110 Connection timed out"}',
     "a field of Python": "{'prompt': 'RuntimeError: CUDA error: an illegal memory access was encountered', 'id': 7}",
     "typographic quotes": f"the answer was \u201c{OOM}\u201d, rated 4 of 5",

@@ -8,6 +8,7 @@ from drumbeat.desk.log_sources import TAIL, with_tail
 from drumbeat.desk.log_sources import read as read_files
 from drumbeat.findings.model import CERTAIN, LIKELY
 from drumbeat.logs import reader as reader_module
+from drumbeat.logs.read.templates import Chunk, Pieces
 from drumbeat.logs.reader import Reader
 from tests.logs.reading import read
 
@@ -136,4 +137,17 @@ def test_an_error_of_glog_tells_something_where_no_two_lines_are_alike():
     words, reader = random.Random(7), Reader()
     reader.feed_lines("log", 1, ["".join(words.choices("abcdefghij ", k=60)).encode() for _ in range(20_000)])
     error = b"E0102 03:04:05.678901 812 queue.go:38] group 7 went away"
-    assert reader._dull.telling([b"abcd", error]) == {1}
+    assert reader._dull.telling(Chunk([b"abcd", error])) == {1}
+
+
+def test_pieces_are_found_whatever_they_share():
+    words, found = (
+        random.Random(3),
+        Pieces((b"rror", b"Error", b"xit code", b"xit status", b"raining done", b"raining ended", b"\x1b")),
+    )
+    for _ in range(2_000):
+        text = b"".join(
+            words.choices((b"E", b"rror", b"xit ", b"code", b"status", b"raining ", b"do", b"ne", b"\x1b", b" "), k=6)
+        )
+        pieces = (b"rror", b"Error", b"xit code", b"xit status", b"raining done", b"raining ended", b"\x1b")
+        assert sorted(found(text)) == sorted(each for each in pieces if each in text)

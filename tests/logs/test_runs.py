@@ -140,3 +140,66 @@ def test_a_schedulers_reason_says_why_its_signal_was_sent(reason, code, exit_cod
     report += ["", f"Exited with exit code {exit_code}.", "", "Resource usage summary:"]
     found = read("\n".join(["step 10 loss 2.1", "step 20 loss 2.0", "", *report])).failure
     assert (found.answer, found.confidence) == (code, CERTAIN)
+
+
+PORT = "RuntimeError: The server socket has failed to listen on any local network address. address already in use"
+PROGRESS = [f"step {step} loss {4 - step / 100:.3f}" for step in range(40)]
+
+
+@pytest.mark.parametrize(
+    "banner",
+    [
+        "===== launch attempt {} (job 5511) =====",
+        "=== job 77{} started Mon Nov 16 10:00:00 UTC 2026 ===",
+        "--- run #{}: 4 GPUs ---",
+    ],
+)
+def test_a_start_with_a_new_number_begins_another_run(banner):
+    failed = [banner.format(1), *PROGRESS[:3], PORT, "exit status 1", banner.format(2)]
+    failure = read("\n".join([*failed, *PROGRESS])).failure
+    assert failure.answer == "none" and failure.in_progress == PROGRESS[-1]
+    missing = "FileNotFoundError: [Errno 2] No such file or directory: '/ckpt/model.pt'"
+    failure = read(
+        "\n".join([*failed, "Traceback (most recent call last):", '  File "t.py", line 1, in <module>', missing])
+    ).failure
+    assert failure.answer == "file-missing" and [note.code for note in failure.notes] == ["earlier-attempt"]
+    failure = read(
+        "\n".join([banner.format(1), *PROGRESS[:3], PORT, "exit status 1", banner.format(1), "cleaned up"])
+    ).failure
+    assert failure.answer == "port-in-use"
+
+
+def test_a_pod_that_starts_again_and_goes_on():
+    worker, master = "[pod/ft-worker-0/main] ", "[pod/ft-master-0/main] "
+    start = [f"{master}+ torchrun --nnodes=2 t.py", f"{worker}+ torchrun --nnodes=2 t.py"]
+    error = [
+        f"{worker}{line}" for line in ("Traceback (most recent call last):", '  File "t.py", line 9, in <module>', PORT)
+    ]
+    steps = [master + step for step in PROGRESS]
+    assert read("\n".join([*start, *error, start[1], *steps])).failure.answer == "none"
+    assert read("\n".join([*start, *error, *steps[:2]])).failure.answer == "port-in-use"
+
+
+NOW = "    State:          {}\n      Reason:       {}\n      Exit Code:    {}\n"
+BEFORE = "    Last State:     Terminated\n      Reason:       OOMKilled\n      Exit Code:    137\n    Ready:          False\n"
+IN_YAML = (
+    "  - lastState:\n      terminated:\n        exitCode: 137\n        reason: OOMKilled\n    name: main\n    state:\n"
+    "      terminated:\n        exitCode: {}\n        reason: {}\n"
+)
+
+
+def test_a_container_is_judged_by_its_last_state():
+    """An earlier one counts where the container has not done well since."""
+    for now in (NOW.format("Terminated", "Completed", 0), "    State:          Running\n      Started:      Mon\n"):
+        failure = read(f"Containers:\n  main:\n{now}{BEFORE}").failure
+        assert (failure.answer, [note.code for note in failure.notes]) == ("none", ["earlier-attempt"])
+        assert "OOMKilled, exit code 137" in failure.notes[0].title
+    assert (
+        read(f"Containers:\n  main:\n{NOW.format('Terminated', 'OOMKilled', 137)}{BEFORE}").failure.answer == "oom-kill"
+    )
+    assert read(f"status:\n{IN_YAML.format(0, 'Completed')}").failure.answer == "none"
+    assert read(f"status:\n{IN_YAML.format(137, 'OOMKilled')}").failure.answer == "oom-kill"
+    two = f"  main:\n{NOW.format('Waiting', 'CrashLoopBackOff', 137)}{BEFORE}  side:\n{NOW.format('Terminated', 'Completed', 0)}"
+    assert read(f"Containers:\n{two}").failure.answer == "oom-kill", "it did well in another container"
+    two = IN_YAML.format(0, "Completed") + IN_YAML.format(137, "OOMKilled")
+    assert read(f"status:\n{two}").failure.answer == "oom-kill"

@@ -195,3 +195,9 @@ def test_a_healthy_log_shows_the_last_step_that_was_read():
     reader.feed_lines("log", 1, [line.encode() for line in lines])
     shown = render(reader.report())
     assert "failure     none seen" in shown and "last step   step 400/400 loss 0.7855 lr 0.0003" in shown
+
+
+def test_a_summary_is_not_the_last_step():
+    lines = [f"step {step} loss {4 - step / 100:.3f}" for step in range(30)]
+    more = ["Summary: best step 12 loss 3.11, total steps 30", "Training done."]
+    assert read("\n".join([*lines, *more])).failure.last_step == lines[-1]

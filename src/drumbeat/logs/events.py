@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Callable, Dict, List, Optional, Set, Tuple
+from typing import Callable, Collection, Dict, List, Optional, Set, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.ranges import Places
@@ -256,9 +256,9 @@ class Events:
             host=event.host if speaker is None else None,
         )
 
-    def forget(self, file: str, number: int) -> None:
-        """Drop the events of this line: Python calls its exception ignored."""
-        self._only(lambda event: (event.evidence.file, event.number) != (file, number))
+    def forget(self, lines: Collection[Tuple[str, int]]) -> None:
+        """Drop the events of these lines of files: Python calls the exception ignored, or an earlier attempt is meant."""
+        self._only(lambda event: (event.evidence.file, event.number) not in lines)
 
     def ends_of_run(self, file: str) -> None:
         """Reset the limits of a file where a run seems to have ended: later lines may belong to another run."""

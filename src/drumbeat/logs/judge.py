@@ -17,6 +17,7 @@ from drumbeat.causes.table import CONSEQUENCES, NOBODYS_FAULT, kind_of
 from drumbeat.findings.model import CERTAIN, ERROR, INFO, LIKELY, UNKNOWN, WARNING, Evidence, Finding
 from drumbeat.logs.events import Event, RankOf
 from drumbeat.logs.failure import AT_THE_END, EARLIER_RUNS, NO_FAILURE, NOT_KNOWN, WORDS, Failure, Log
+from drumbeat.logs.latecomers import with_latecomers
 from drumbeat.logs.meaning.conditions import Whole, holds, with_settings
 from drumbeat.logs.meaning.essence import message
 from drumbeat.logs.meaning.grammar import names_itself
@@ -391,6 +392,7 @@ def judge(
     failure = without_itself(judged.failure())
     if failure.finding is not None:
         failure = replace(failure, finding=by_label(failure.finding, log.labels))
+    failure = with_latecomers(failure, live, judged.ranks, log)
     unheard = judged.named.unheard(failure.finding)
     report = _with_consequences(with_its_report(failure))
     failure = _with_silent(report, unheard, log, judged.named.waiting(failure.finding))

@@ -27,6 +27,8 @@ from drumbeat.logs.read.attempts import GOOD_ENDS, GoodEnds, Runs, is_good_end, 
 from drumbeat.logs.read.attempts import WORDS as RUN_WORDS
 from drumbeat.logs.read.flight import Dump, compare
 from drumbeat.logs.read.launchers import FAILURES, LOCAL_RANK, ROOT_CAUSE, ElasticSummary, Timeouts
+from drumbeat.logs.read.pods import WORDS as POD_WORDS
+from drumbeat.logs.read.pods import Pods
 from drumbeat.logs.read.prefixes import (
     ESCAPE,
     MAX_LINE,
@@ -38,7 +40,7 @@ from drumbeat.logs.read.prefixes import (
     without_escapes,
 )
 from drumbeat.logs.read.progress import CODE as NAN_LOSS
-from drumbeat.logs.read.progress import Losses, Steps, names_step, of_total
+from drumbeat.logs.read.progress import Losses, Steps, last_step, of_total
 from drumbeat.logs.read.records import (
     BEGAN,
     COMMAND,
@@ -52,7 +54,7 @@ from drumbeat.logs.read.records import (
     once,
     telling,
 )
-from drumbeat.logs.read.templates import Dull
+from drumbeat.logs.read.templates import Chunk, Dull
 from drumbeat.logs.read.tracebacks import (
     ARROW,
     CHAINED,
@@ -140,6 +142,7 @@ class Reader:
         self.timeouts = Timeouts()
         self.elastic = ElasticSummary()
         self.runs = Runs()
+        self._pods = Pods()
         self._crashes = Crashes()
         self.losses = Losses()
         self.steps = Steps()
@@ -150,7 +153,7 @@ class Reader:
         self.of_a_run = False  # True once a line is one that a run prints, or where the caller knows it
         self.work = Work()
         self.lines = 0
-        own = (*_OWN, *CHAINED, *IGNORED, *NAMES, *FOREIGN_WORDS, *GOOD_ENDS, *RUN_WORDS)
+        own = (*_OWN, *CHAINED, *IGNORED, *NAMES, *FOREIGN_WORDS, *GOOD_ENDS, *RUN_WORDS, *POD_WORDS)
         self._prefilter = Prefilter([*self.rules.literals, *own], MAX_REPEATS)
         self._tracebacks: Dict[str, Tracebacks] = {}
         self._ends: Dict[str, int] = {}  # file -> number of its last line
@@ -207,29 +210,28 @@ class Reader:
             self._tracebacks.pop(file, None)
         before = self.lines - first
         for start in range(0, len(lines), CHUNK):
-            chunk = lines[start : start + CHUNK]
+            chunk = Chunk(lines[start : start + CHUNK])
             number = first + start
-            shapes = b"\n".join(chunk).translate(SHAPE).split(b"\n")
-            shapes = shapes if len(shapes) == len(chunk) else [raw.translate(SHAPE) for raw in chunk]
-            for begin in self.runs.look(file, number, shapes, chunk) if self.recorded is None else ():
+            for begin in self.runs.look(file, number, chunk) if self.recorded is None else ():
                 at = max(begin - number, 0)
-                self._feed_chunk(file, number, chunk[:at], shapes[:at], before)
+                self._feed_chunk(file, number, Chunk(chunk.lines[:at]), before)
                 self.events.ends_of_run(file)
-                number, chunk, shapes = number + at, chunk[at:], shapes[at:]
-            self._feed_chunk(file, number, chunk, shapes, before)
+                number, chunk = number + at, Chunk(chunk.lines[at:])
+            self._feed_chunk(file, number, chunk, before)
         self.lines = before + first + len(lines)
         self.events.labels.look(file, lines)
         if lines:
             self._end(file, first + len(lines) - 1)
             self._tails.add(file, first, lines)
 
-    def _feed_chunk(self, file: str, first: int, lines: Sequence[bytes], shapes: Sequence[bytes], before: int) -> None:
+    def _feed_chunk(self, file: str, first: int, whole: Chunk, before: int) -> None:
         """`before`: how many lines were fed before the file's first one."""
-        chunk = self._nccl.without_calls(file, first, lines)
-        shapes = shapes if chunk is lines else [raw.translate(SHAPE) for raw in chunk]
+        chunk = self._nccl.without_calls(file, first, whole.lines)
+        whole = whole if chunk is whole.lines else Chunk(chunk)
+        shapes = whole.shapes
         self._chunk = first, chunk
         dull, waiting = self._dull.shapes, self._waits(file)
-        telling = self._dull.telling(chunk)
+        telling = self._dull.telling(whole)
         if telling is None:
             self._remember(self._dull.learn(shapes))
             telling = set() if dull.issuperset(shapes) else {n for n, shape in enumerate(shapes) if shape not in dull}
@@ -270,6 +272,7 @@ class Reader:
         return bool(
             self.elastic.open
             or self._nccl.warned
+            or self._pods.waits(file)
             or (self._tracebacks and self._tracebacks.get(file))
             or (self.losses.open and self.losses.watches(file))
             or (self.steps.left and self.steps.watches(file))
@@ -278,7 +281,7 @@ class Reader:
     def feed(self, file: str, number: int, raw: bytes) -> None:
         """One line, with or without its newline. `number` counts from 1 within `file`."""
         line = raw.rstrip(b"\r\n")
-        if self.recorded is None and self.runs.look(file, number, (line.translate(SHAPE),), (line,)):
+        if self.recorded is None and self.runs.look(file, number, Chunk((line,))):
             self.events.ends_of_run(file)
         self._chunk = number, ()
         self._feed_line(file, number, raw)
@@ -307,6 +310,7 @@ class Reader:
         self.elastic.finish()
         self._finish_tracebacks()
         begins, earlier = self._last_runs() if self.recorded is None else ({}, ())
+        earlier = (*earlier, *self._past_of_pods())
         for file in self._tails.files():
             self.events.labels.look_at_end(file, self._tails.of(file))
             self.steps.look_at_end(file, self._tails.of(file))
@@ -370,7 +374,7 @@ class Reader:
     def _last_step(self) -> str:
         """Return the last line with a step and a loss among the last lines of the files."""
         lines = (raw for file in reversed(self._tails.files()) for _, raw in reversed(self._tails.of(file)))
-        return next((clipped(clean(decode(raw)).text.strip(), MAX_TEXT) for raw in lines if names_step(raw)), "")
+        return clipped(clean(decode(last_step(lines))).text.strip(), MAX_TEXT)
 
     def _read_ends(self, begins: Mapping[str, int]) -> None:
         """Add the last lines of each file that say that it failed, or why."""
@@ -440,6 +444,19 @@ class Reader:
         before = {_shape(event) for event in own if event.number < first}
         return bool(after) and (self.runs.guessed.get((file, first), False) or _shape(after[0]) not in before)
 
+    def _past_of_pods(self) -> List[Finding]:
+        """Return a line about each attempt of a container that did well later; what was found in it is forgotten."""
+        past = self._pods.past()
+        if not past:
+            return []
+        self.events.forget({(each.file, number) for each in past for number in range(each.first, each.last + 1)})
+        self.work.seen = True
+        title = "an attempt before the container's last one ended: {}"
+        return [
+            Finding(EARLIER, INFO, title.format(each.words), evidence=(Evidence("Last State", each.file, each.first),))
+            for each in past[-MOST_EARLIER:]
+        ]
+
     def _earlier(self) -> Tuple[Finding, ...]:
         """Return a line about each earlier run, newest last."""
         notes = []
@@ -469,6 +486,8 @@ class Reader:
             self.losses.feed(file, raw)
         if self.steps.left and self.steps.watches(file):
             self.steps.feed(file, number, raw)
+        if found or self._pods.waits(file):
+            self._pods.feed(file, number, decode(raw))
         bare = (
             few
             and not found
@@ -556,7 +575,7 @@ class Reader:
         if raised is not None and (file in self._raised or len(self._raised) < MAX_FILES):
             self._raised[file] = self._raised.get(file, 0) + 1
         if raised is not None and raised.ignored and "SignalException" not in raised.text:
-            self.events.forget(file, evidence.line or 0)
+            self.events.forget([(file, evidence.line or 0)])
         elif raised is not None:
             if raised.text.isidentifier():
                 raised = replace(raised, text=raised.text + self._message_below(line, evidence.line or 0))

@@ -317,6 +317,17 @@ class Tiers:
         above = [each for each in reports if each.file == event.evidence.file and (each.line or 0) <= begin]
         return event.of_launcher or nobodys and bool(above)
 
+    def _with_message_below(self, causes: List[Event]) -> List[Event]:
+        """An exception whose words end with a colon means what the words below it mean: they are its message."""
+        below = Nearby([event for event in self.tiers[SAID] if event.code != PROGRAM])
+        found = []
+        for event in causes:
+            near = below.between(event.evidence.file, event.number + 1, event.number + MESSAGE_LINES)
+            said = [each for each in near if each.rank in (None, event.rank)] if _is_open(event) else []
+            self.tiers[SAID] = [each for each in self.tiers[SAID] if each not in said]
+            found.append(replace(event, meant=said[-1].code, beside=(said[-1].evidence,)) if said else event)
+        return found
+
     def _without_helpers(self, causes: List[Event]) -> List[Event]:
         """A thread or worker that loses its connection shows that a process had ended: anything else that is known says more."""
         rest = [event for event in causes if event.match or not (event.of_helper and may_follow(event.exception))]
@@ -407,7 +418,7 @@ class Tiers:
         near = Nearby(known)
         for tier in (CAUSE, UNEXPLAINED):
             tiers[tier] = [event for event in tiers[tier] if event.match or event.advice or not explained(event, near)]
-        tiers[CAUSE] = self._without_helpers(without_reraised(tiers[CAUSE]))
+        tiers[CAUSE] = self._without_helpers(without_reraised(self._with_message_below(tiers[CAUSE])))
         tiers[CAUSE] = self._without_script_lines(tiers[CAUSE])
         better = [event for event in (*known, *tiers[SYMPTOM]) if event.match]
         absorbed = {(event.evidence.file, code) for event in better if event.match for code in event.match.rule.absorbs}
@@ -536,9 +547,13 @@ def without_reraised(causes: List[Event]) -> List[Event]:
     return [
         event
         for event in causes
-        if not (event.match is None and (_RERAISED.search(event.exception) or event.exception.rstrip().endswith(":")))
+        if not (event.match is None and (_RERAISED.search(event.exception) or _is_open(event) and not event.meant))
         or not near.between(event.evidence.file, event.number + 1, event.number + 299)
     ]
+
+
+def _is_open(event: Event) -> bool:
+    return event.match is None and event.exception.rstrip().endswith(":")
 
 
 def without_survived(causes: List[Event]) -> List[Event]:

@@ -40,7 +40,7 @@ _HEAD = regex(
     r"|[a-z][\w-]*\d[\w.-]*(?= [\w.-]+\[\d+\])|[|>:-]+(?= ))\s*"
 )
 _MEMBERS = regex(
-    r"(?<![\w.])(?:(?i:rank|worker|trainer|member|replica|process|proc|peer|task|child|actor|participant|pe|learner|neighbou?r)s?"
+    r"(?<![\w./])(?:(?i:rank|worker|trainer|member|replica|process|proc|peer|task|child|actor|participant|pe|learner|neighbou?r)s?"
     r"[\s#=:/\[._-]{0,2}\d{1,5}(?:/\d+)?\]?|[rwptRWPT]\d{1,4}\b|<\d{1,4}>)(?![\w.])"
 )
 # A name in quotes that is not a field's value: `while 'pullgrads' was pending`

@@ -58,7 +58,7 @@ def _index(literals: Tuple[str, ...]) -> Dict[bytes, List[Tuple[bytes, int]]]:
     return index
 
 
-def _split(text: bytes) -> List[bytes]:
+def split_words(text: bytes) -> List[bytes]:
     """Return the words of a text. Digits are dropped and do not separate words, or most words would be pieces of numbers."""
     return text.translate(_WORDS, _DIGITS).split()
 
@@ -76,11 +76,11 @@ class Prefilter:
 
     def words_in(self, text: bytes) -> FrozenSet[bytes]:
         """Return the first words of literals that occur in these lines. A line without any of them has no literal."""
-        return self._words.intersection(_split(text))
+        return self._words.intersection(split_words(text))
 
     def __call__(self, line: bytes) -> Tuple[int, ...]:
         """Return the numbers of the literals in this line (any digit matches any digit)."""
-        words = _split(line)
+        words = split_words(line)
         if self._words.isdisjoint(words):
             return ()
         shape = line.translate(SHAPE)
@@ -253,9 +253,9 @@ def _apply(rule: Rule, text: str, literal: str) -> Optional[Match]:
     runtime, place = gpu_error_in(text) if rule.runtime else ("", (0, 0))
     if runtime == rule.code:
         return _match(rule, text, place, {}, False)
-    code, only_status = death_in(text) if rule.dies else ("", False)
+    code, place, only_status = death_in(text) if rule.dies else ("", (0, 0), False)
     if code == rule.code:
-        return _match(rule, text, (0, len(text)), {}, only_status)
+        return _match(rule, text, place, {}, only_status)
     if not rule.pattern and literal in rule.find:
         start = text.find(literal)
         return _match(rule, text, (start, start + len(literal)), {}, False)

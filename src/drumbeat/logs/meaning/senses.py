@@ -292,11 +292,12 @@ def signal_of(text: str) -> Optional[int]:
 
 
 @functools.lru_cache(maxsize=64)
-def death_in(text: str) -> Tuple[str, bool]:
-    """Return the code of the signal that a process died from, if any, and True if only a status above 128 indicates it."""
+def death_in(text: str) -> Tuple[str, Tuple[int, int], bool]:
+    """Return the code of the signal that a process died from, if any, its place, and True if only a status above 128 indicates
+    it."""
     found = _DEATH.search(text)
     if found is None:
-        return "", False
+        return "", (0, 0), False
     kind = found.lastgroup or ""
     if kind in "abcd":
         number = int(_WORD_OF_SIGNAL[found[kind].lower()])
@@ -305,7 +306,7 @@ def death_in(text: str) -> Tuple[str, bool]:
     else:
         number = int(found[kind]) - 28 * (kind == "plus")
     code = CODE_OF_SIGNAL.get(signals.Signals(number), "") if number in _SIGNALS else ""
-    return code, kind in ("plus", "hydra")
+    return code, found.span(kind), kind in ("plus", "hydra")
 
 
 PROGRAM = "exception"  # the program's own fault: a code that no rule has

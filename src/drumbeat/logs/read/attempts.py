@@ -8,7 +8,9 @@ file is judged, and the others are listed.
 from __future__ import annotations
 
 import re
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Dict, List, Optional, Sequence, Set, Tuple
+
+from drumbeat.logs.read.templates import Chunk, Pieces
 
 WORDS = (
     "nohup: ignoring input", "runner.py", "LSF System", "The output (if any)", "has been allocated resources",
@@ -48,13 +50,19 @@ _NAMED = re.compile(rb"[A-Za-z]{3}.*[A-Za-z]{3}")
 _COUNTS = re.compile(rb"it/s|s/it|%\||(?i:\b(?:step|iter\w*|epoch|loss)\b)")  # text that repeats within one run
 _BAR = re.compile(rb"[A-Za-z][^\n:%|]{3,60}:\s+(?=0%\|)")  # a bar that starts: the same bar was full before
 _TIME = re.compile(rb"(?<![\d:])(\d\d):(\d\d):(\d\d)(?![\d:])")
+# A start that has a number of its own: `=== launch attempt 2 (job 5511) ===`; or a command that the shell of one pod, container
+# or task traces: `[pod/w-0/main] + torchrun train.py`.
+_BEGINS = re.compile(
+    rb"\b(?i:attempt|try|restart|run|job|launch)\b(?: (?:id|number|no\.?))?[ :#=(]{1,3}(?P<number>\d{1,12})\b"
+    rb"|^\S.{0,100}?[\]|:] *\++ [\w./]"
+)
 _FRAMES = (b" ", b"\t", b"[rank", b"Traceback ", b"terminate called")  # what several ranks of one run print as they end
 # Ends of runs; a new start counts only after one of them.
-_ENDS = (
+_ENDS = Pieces((
     b"Traceback (most", b"Error", b"Exception", b"FAILED", b"Killed", b"KILLED", b"xit code", b"xit status", b"xited with",
     b"CANCELLED", b"raining complete", b"raining finished", b"raining done", b"raining failed", b"borted", b"core dumped",
     b"error: ",
-)  # fmt: skip
+))  # fmt: skip
 
 
 class Opening:
@@ -69,22 +77,23 @@ class Opening:
         self._ends = 0
         self._recent: List[Tuple[int, bytes]] = []  # line and shape
         self._repeats: Dict[bytes, int] = {}
+        self._numbers: Dict[bytes, Set[bytes]] = {}  # shape -> numbers of its starts, or its traced commands
 
-    def look(self, first: int, shapes: Sequence[bytes], lines: Sequence[bytes]) -> List[Tuple[int, bool]]:
+    def look(self, first: int, chunk: Chunk) -> List[Tuple[int, bool]]:
         """Return the lines, from number `first` on, where an opening repeats after an end; True if a pause or a progress bar
         shows that it is not another rank of the same run."""
+        shapes, lines = chunk.shapes, chunk.lines
         if self._left <= 0 and self._shapes.keys().isdisjoint(shapes):
             if self._ended and self._ends > MAX_ENDS:
                 return []
-            text = b"\n".join(shapes)
-            if not _has_end(text) and not (self._ended and b" 0%|" in text):
+            if not _ENDS(chunk.shaped) and not (self._ended and b" 0%|" in chunk.shaped):
                 return []
         starts = []
         many = self._ended and self._ends > MAX_ENDS
         for place, (shape, line) in enumerate(zip(shapes, lines)):
             if many and shape not in self._shapes:
                 continue
-            if _has_end(shape):
+            if _ENDS(shape):
                 self._ends += 1
                 if not self._ended or self._ends < MAX_ENDS:
                     self._sizes += [0] if self._sizes[-1] else []
@@ -95,14 +104,28 @@ class Opening:
             bar = _BAR.search(line) if b" 0%|" in line else None
             shape = bar[0] if bar else shape
             if shape in self._shapes:
-                starts += self._again(first + place, shape, lines[max(place - WINDOW, 0) : place + 1], bar is not None)
+                begins = bar is not None or self._is_new(shape, line)
+                starts += self._again(first + place, shape, lines[max(place - WINDOW, 0) : place + 1], begins)
             elif self._left > 0:
                 plain = 12 <= len(shape) <= 400 and _NAMED.search(shape) and not _COUNTS.search(shape)
                 if (bar or plain and not shape.startswith(_FRAMES)) and len(self._shapes) < MAX_SHAPES:
                     self._shapes[shape] = len(self._sizes) - 1, self._sizes[-1]
                     self._sizes[-1] += 1
+                    self._is_new(shape, line)
                 self._left -= 1
         return starts
+
+    def _is_new(self, shape: bytes, line: bytes) -> bool:
+        """Return True for a start whose number no line of its shape had before, or a command that the same shell traced."""
+        begins = _BEGINS.search(line)
+        if begins is None:
+            return False
+        known = self._numbers.setdefault(shape, set())
+        what = begins["number"] or line
+        seen = what in known
+        if len(known) < REPEATS:
+            known.add(what)
+        return not seen and len(known) < REPEATS if begins["number"] else seen
 
     def _again(self, number: int, shape: bytes, lines: Sequence[bytes], begins: bool) -> List[Tuple[int, bool]]:
         """Handle a line of a known shape; `lines` end with it."""
@@ -139,13 +162,6 @@ def _pause(lines: Sequence[bytes]) -> Tuple[Optional[int], int]:
     return max(pauses, default=(None, 0))
 
 
-def _has_end(text: bytes) -> bool:
-    for words in _ENDS:  # noqa: SIM110 (quicker than any)
-        if words in text:
-            return True
-    return False
-
-
 class Runs:
     """First lines of the runs in each file."""
 
@@ -164,14 +180,14 @@ class Runs:
         """File -> first line of its last run, for files with several runs."""
         return {file: max(starts) for file, starts in self.starts.items() if starts}
 
-    def look(self, file: str, first: int, shapes: Sequence[bytes], lines: Sequence[bytes]) -> List[int]:
+    def look(self, file: str, first: int, chunk: Chunk) -> List[int]:
         """Return the lines at which an opening repeats."""
         opening = self._openings.get(file)
         if opening is None:
             if len(self._openings) >= MAX_OPENINGS:
                 return []
             opening = self._openings[file] = Opening()
-        starts = opening.look(first, shapes, lines)
+        starts = opening.look(first, chunk)
         for start, likely in starts:
             if start not in self.starts.get(file, ()) and self._begin(file, start):
                 self.guessed[(file, start)] = likely

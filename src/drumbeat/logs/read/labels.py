@@ -68,7 +68,7 @@ class _Numbers:
 
     def add(self, value: int, of: int, rest: str) -> None:
         self.of.add(of)
-        if len(self._rests) < MAX_RESTS:
+        if len(self._rests) < MAX_RESTS and any(map(str.isalpha, rest)):  # `packed shard 3` is a counter as well
             self.alike = self.alike or self._rests.setdefault(rest, value) != value
         self.ups += bool(self.lines) and value > self.last
         self.falls += value < self.last
@@ -158,6 +158,14 @@ class Labels:
                     found.append((strength, Label(word, names, ranks, max(world, max(ranks) + 1))))
             self._labels[file] = max(found, key=lambda each: each[0])[1] if found else None
         return self._labels[file]
+
+    def writers(self, world: int) -> Set[int]:
+        """Return the ranks of a world of this size that begin lines with their number."""
+        found: Set[int] = set()
+        for words in self._numbers.values():
+            known = (each.values for word, each in words.items() if word in ("", "rank") or is_about("member", word))
+            found |= max((values for values in known if max(values) < world), key=len, default=set())
+        return found
 
     def speaker(self, file: str, number: int) -> Optional[int]:
         """Return the rank that wrote a noted line."""

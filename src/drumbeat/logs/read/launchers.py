@@ -297,7 +297,8 @@ class Timeouts:
 
     def _by_group(self) -> Dict[str, Dict[int, Timeout]]:
         """Sort timeouts by process group. torch's line about a collective does not name its group, but another line of the
-        same rank may: then all that wait in that collective belong to it, unless another group is named."""
+        same rank may: then all that wait in that collective belong to it, unless another group is named; and so do all
+        others if no line names a second group."""
         groups = {group: dict(timeouts) for group, timeouts in self.groups.items()}
         if "" in self._several:
             return groups
@@ -305,8 +306,10 @@ class Timeouts:
         for rank, timeout in groups.get("", {}).items():
             home = self._failed_at.get((rank, timeout.sequence), set())
             homes.setdefault((timeout.sequence, timeout.operation), set()).update(home)
+        known: Set[str] = set().union(*homes.values())
+        only: Set[str] = known if {*groups, *self.enqueued} - {""} <= known else set()
         for rank, timeout in list(groups.get("", {}).items()):
-            home = homes[(timeout.sequence, timeout.operation)]
+            home = homes[(timeout.sequence, timeout.operation)] or only
             if len(home) == 1:
                 groups.setdefault(next(iter(home)), {}).setdefault(rank, groups[""].pop(rank))
         return groups

@@ -8,11 +8,13 @@ from __future__ import annotations
 import re
 import sys
 from bisect import bisect_right
-from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple
+from itertools import islice
+from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import LIKELY, Evidence, Finding
+from drumbeat.logs.meaning.rules import split_words
 
 find = Catalog("logs")
 MAX_WATCHED = 300  # lines read after an error: a log that continues for longer is judged by these
@@ -51,10 +53,21 @@ def of_total(text: str) -> Tuple[str, bool]:
     return "".join(f"{word.lower()} {at} of {total}" for word, at, total in shown), bool(found) and not open_ones
 
 
+MAX_NAMED = 128  # lines among which the last step is looked for
+
+
 def names_step(raw: bytes) -> bool:
     """Return True for a line with a step, or another counter, and a loss."""
     names = {name.lower() for name, _ in _STEP.findall(raw)}
     return b"loss" in names and len(names) > 1
+
+
+def last_step(lines: Iterable[bytes]) -> bytes:
+    """Return the last line that names a step, newest line first in `lines`: one whose words came before, as progress does, rather
+    than a summary's."""
+    named = [(split_words(raw), raw) for raw in islice(filter(names_step, lines), MAX_NAMED)]
+    again = (raw for place, (words, raw) in enumerate(named) if any(words == other for other, _ in named[place + 1 :]))
+    return next(again, named[0][1] if named else b"")
 
 
 class Steps:

@@ -6,13 +6,46 @@ repeat, remembering them costs more than it saves, so it is suspended for a whil
 
 from __future__ import annotations
 
-from typing import Collection, List, Optional, Sequence, Set, Tuple
+from collections import Counter
+from typing import Collection, Dict, Iterable, List, Optional, Sequence, Set, Tuple
 
 from drumbeat.logs.meaning.rules import SHAPE, Prefilter
 
 MAX_SHAPES = 20_000  # the shape cache is cleared at this size: bounded, whatever the log holds
 MAX_SHAPE_LENGTH = 512  # longer lines rarely repeat
+_COMMON = b"0kvbywgpfmucdlhrsnioate "  # characters that most texts hold, the most frequent last; the others are rarer
+_START = 3  # characters that pieces may share
 DIRECT = 32  # batches read without shapes before checking again if lines repeat
+
+
+class Pieces:
+    """Finds pieces of text that need not be whole words. They are searched for by what they share, and only if its rarest
+    character occurs: finding one character is ten times as fast as finding several."""
+
+    def __init__(self, pieces: Iterable[bytes]) -> None:
+        self._groups: Dict[bytes, List[bytes]] = {}  # what pieces share -> these pieces
+        every = sorted(set(pieces), key=len)
+        starts = Counter(piece[:_START] for piece in every)
+        for piece in every:
+            start = piece[:_START] if starts[piece[:_START]] > 1 else piece
+            self._groups.setdefault(next((each for each in self._groups if each in piece), start), []).append(piece)
+        self._rarest = [(min((bytes((each,)) for each in shared), key=_COMMON.find), shared) for shared in self._groups]
+
+    def __call__(self, text: bytes) -> List[bytes]:
+        """Return those that occur."""
+        shared = [each for char, each in self._rarest if char in text and each in text]
+        return [piece for each in shared for piece in self._groups[each] if piece in text]
+
+
+class Chunk:
+    """Lines that are read together, and their shapes."""
+
+    def __init__(self, lines: Sequence[bytes]) -> None:
+        self.lines = lines
+        self.text = b"\n".join(lines)
+        self.shaped = self.text.translate(SHAPE)
+        shapes = self.shaped.split(b"\n")
+        self.shapes = shapes if len(shapes) == len(lines) else [raw.translate(SHAPE) for raw in lines]
 
 
 class Dull:
@@ -21,23 +54,21 @@ class Dull:
     def __init__(self, prefilter: Prefilter, signs: Tuple[bytes, ...]) -> None:
         self.shapes: Set[bytes] = set()
         self._telling: Set[bytes] = set()
-        self._prefilter, self._signs = prefilter, signs
+        self._prefilter, self._signs = prefilter, Pieces(signs)
         self._direct = 0
 
-    def telling(self, lines: Sequence[bytes]) -> Optional[Set[int]]:
+    def telling(self, chunk: Chunk) -> Optional[Set[int]]:
         """Return the places of lines that may hold information; None if checking by shape is better."""
         if not self._direct:
             return None
         self._direct -= 1
-        block = b"\n".join(lines)
-        shapes = block.translate(SHAPE)
-        words = self._words_in(block, shapes)
-        each = shapes.split(b"\n") if any(b"0" in word for word in words) else lines
+        words = self._words_in(chunk.text, chunk.shaped)
+        each = chunk.shapes if any(b"0" in word for word in words) else chunk.lines
         return {place for word in words for place, line in enumerate(each) if word in line}
 
     def _words_in(self, block: bytes, shapes: bytes) -> List[bytes]:
         """Return the words and signs that occur. Only signs contain digits, written as in a shape."""
-        return [*self._prefilter.words_in(block), *(sign for sign in self._signs if sign in shapes)]
+        return [*self._prefilter.words_in(block), *self._signs(shapes)]
 
     def learn(self, shapes: Sequence[bytes]) -> List[bytes]:
         """Return the new shapes without information; they are not remembered yet."""
