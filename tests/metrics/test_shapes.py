@@ -102,7 +102,7 @@ def test_a_table_of_a_simulation_has_no_steps():
     ],
 )
 def test_counter_and_loss_in_words_that_nobody_listed(line, step, loss):
-    lines = [line.format(i=i, l=round(1 + 2.4 / i, 4)) for i in R]
+    lines = [line.format(i=i, l=f"{1 + 2.4 / i:.4f}") for i in R]
     for form in (lines, lines[:3]):
         reader = Reader()
         found = [record for each in form for record in reader.feed(f"{each}\n".encode())] + reader.close()

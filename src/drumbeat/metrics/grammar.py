@@ -326,7 +326,9 @@ def _in_no_known_words(
             return {}
         found[at] = {"words": ("step",)}
     for at, (item, slot) in enumerate(zip(items, slots)):
-        if strange[at] and slot.learns and "." in item.text and not item.unit and not meaning_of(item, items)[0]:
+        fine = len(item.text.partition(".")[2]) > 2  # as losses are printed; of a coarser value more has to be seen
+        learns = slot.learns and (fine or slot.turns > 2 and slot.slows and not slot.even)
+        if strange[at] and learns and "." in item.text and not item.unit and not meaning_of(item, items)[0]:
             return {**found, at: {"words": ("loss",)}}
     return {}
 
@@ -353,8 +355,8 @@ def _with_points(line: str, shapes: Optional[Shapes]) -> str:
 
 _MEMBER = regex(r"""\s*['"]?[A-Za-z][\w.-]*['"]?\s*[:=]\s*[^,:={}()\[\]|]+(?:,|\s*[})\]]+,?)?\s*""")
 _FOR_VALIDATION = regex(
-    r"(?i)(?:.{0,60}?[\])]:?\s)?[\s\[(*|>-]*(?:train )?(?:val(?:id(?:ation|at(?:e|ing))?)?|eval(?:uation|uat(?:e|ing))?"
-    r"|test(?:ing)?|dev)(?![a-z])[\s:\])/|_.-]"
+    r"(?i)(?:.{0,60}?[\])]:?\s)?[^\w%]{0,9}(?:train )?(?:val(?:id(?:ation|at(?:e|ing))?)?|eval(?:uation|uat(?:e|ing))?"
+    r"|test(?:ing)?|dev)(?![a-z])[^\da-z]"
     r"|.{0,80}[|\]:] ?(?:val(?:id(?:ation)?)?|eval(?:uation)?|test)\s?[|:\]]|\s?\* +[A-Z]"
 )
 _VALIDATING = r"(?:val(?:id(?:ation)?)?|eval(?:uation)?|test)"

@@ -565,7 +565,7 @@ class Reader:
         for start, stop in self._lines.chosen(data, end):
             found += self._read(self._lines.joined(_plain_text(data[start:stop].decode("utf-8", "replace"))))
         if final:
-            found += self._read(self._lines.joined(""))
+            found += self._read([*self._lines.joined(""), ""])
         return found + self._lines.end(final)
 
     def _read(self, lines: List[str]) -> List[Record]:

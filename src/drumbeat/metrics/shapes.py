@@ -46,6 +46,10 @@ class Slot:
         """Return true for a positive number that goes down much more than up, as a loss does at first."""
         return self.turns > 1 and 0 < self.last < 0.97 * self.first and self.first - self.last > self.moved / 2
 
+    @property
+    def slows(self) -> bool:
+        return abs(self.stride) * (self.ups + self.turns) < self.moved
+
     def add(self, value: float, others_grow: bool) -> None:
         step, self.last = value - self.last, value
         self.moved += abs(step)

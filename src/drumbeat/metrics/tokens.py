@@ -28,7 +28,9 @@ _STAMP = regex(
     r"|(?<![\w.+=@%/-])(?=[A-Za-z])(?:[\w+@%-]{1,80}[./=]){1,8}[\w+@%-]{0,80}\d\.[A-Za-z][A-Za-z0-9]{1,11}(?![\w/=:])"
 )
 _FIRST_STAMP = regex(r"^\s*(?:[\[(]?<t>[\])]?[\s,|:-]*)+")
-_TOGETHER = regex("|".join(sorted((word for word in ALIASES if word > "\u3000"), key=len, reverse=True)))
+_TOGETHER = regex(
+    " ?(" + "|".join(sorted((word for word in ALIASES if word > "\u3000"), key=len, reverse=True)) + ") ?"
+)
 _SIGNS = str.maketrans(
     {
         "│": "|",
@@ -166,14 +168,14 @@ def _count_behind(line: str, words: Tuple[str, ...], unit: str, end: int) -> Tup
 @lru_cache(maxsize=2048)  # a program prints the same keys again and again
 def words_of(text: str, more: str = "") -> Tuple[str, ...]:
     found = (word.lower() for word in _WORD.findall(f"{_CONTEXT.sub('', text, 1)} {more}"))
-    words = tuple(ALIASES.get(word, word) for word in found)
+    words = tuple(" ".join([ALIASES.get(word, word) for word in found]).split())
     return words if set(words) - {"is", "was"} else ()
 
 
 def spelled(text: str) -> str:
     """Normalise signs, and add spaces between words that some languages write together."""
     if not text.isascii():
-        text = _TOGETHER.sub(r" \g<0> ", _ACCENTS.sub("", text.translate(_SIGNS)).replace("d'", "")).replace("  ", " ")
+        text = _TOGETHER.sub(r" \1 ", _ACCENTS.sub("", text.translate(_SIGNS)).replace("d'", "")).replace("  ", " ")
         text = _COUNTED_IN_CJK.sub(r"\2 \1", _DIGITS_IN_CJK.sub(" ", text))
     if "):" in text or ")=" in text:
         text = _OVER.sub("", text)
@@ -199,7 +201,7 @@ _NO_TOTAL = regex(r"(?<![\w.])(\d{1,12})(?:/Unknown|it (?=\[[^\]]{0,80}(?:loss|a
 _DIGITS_IN_CJK = regex("(?<=[\u3040-\u9fff\uac00-\ud7af])(?=\\d)|(?<=\\d)(?=[\u3040-\u9fff\uac00-\ud7af])")
 _COUNTED_IN_CJK = regex("第\\s*(\\d{1,12})\\s*([步轮])")
 _GLUED = regex(
-    r"(?i)(?<![\w/.-])(epoch|step|iter|iteration|batch|it|ep|upd)[_-]?(\d{1,12})(?=[\s:,;|)\]=]|$)"
+    r"(?i)(?<![\w/.-])(epoch|step|iter|iteration|batch|it|ep|upd|[ebis](?=\d{1,9}/\d))[_-]?(\d{1,12})(?=[\s:,;|)\]=/]|$)"
 )  # `step20`
 _GLUED_VALUE = regex(r"(?i)(?<![\w/.-])((?:train_?|val_?)?(?:loss|acc|lr))(\d{1,9}\.\d)")  # `loss0.059`
 _ORDINAL = regex(r"(?i)\b(\d{1,12})(?:st|nd|rd|th) (iteration|step|epoch|update)\b")

@@ -35,9 +35,12 @@ ALIASES = {
         "loss": "trainloss avgloss verlust trainingsverlust verlies strata kayıp "
         "perte pérdida perdida perda perdita потери потеря 损失值 损失 損失 손실",
         "lr": "lernrate 学习率 学習率 학습률",
-        "accuracy": "genauigkeit précision precisión acurácia exactitud dokładność точность 准确率 精度 정확도",
-        "train": "tr trn trainings entraînement entrenamiento treino addestramento 训练 訓練",
-        "val": "va vl vld validierung validación validação validazione 验证 驗證 検証 검증",
+        "val loss": "validierungsverlust testverlust",
+        "accuracy": "genauigkeit précision precisión acurácia exactitud exactitude accuratezza precisione dokładność doğruluk "
+        "точность 准确率 精度 정확도",
+        "mean": "mittlerer moyenne media média средние средняя 平均 평균",
+        "train": "tr trn trainings entraînement entrenamiento treino addestramento обучения обучении 训练 訓練 훈련",
+        "val": "va vl vld validierung validación validação validazione валидации проверке 验证 驗證 検証 검증",
         "after": "nach",
     }.items()
     for word in words.split()
@@ -72,7 +75,9 @@ BATCH = _set("batch batches minibatch")
 EPOCH = _set("epoch epochs ep")
 VALIDATION = _set("val valid validation eval evaluation evaluate evaluating test testing dev validate cv holdout")
 # Words that do not change what a key names.
-NOISE = _set("info debug main root current cur train training trainer global completed end of perf de du des")
+NOISE = _set(
+    "info debug main root current cur train training trainer global completed end of perf de du des di en na на в"
+)
 BEFORE = _set("at after")  # the words before them belong to something else: `loss at iteration`
 LOSS = NOISE | _set(
     "total tot avg avr ave average mean running reduced smoothed smooth batch epoch step lm ce cross entropy per iter mini "
