@@ -78,7 +78,7 @@ def parse(text: str, shapes: Optional[Shapes] = None, tabled: bool = False) -> O
     """Return the metrics in a line; None if it has none. `shapes`: of the lines before it; `tabled`: it was a table row."""
     if not _VALUE.search(text) or _TALK.search(text):
         return None
-    line = masked(spelled(_ASIDE.sub("", text, 1)))
+    line = masked(spelled(_ASIDE.sub("", text, 1) if "est" in text or "av" in text else text))
     if "," in line:
         line = _with_points(line, shapes)
     bar = BAR.search(line)
@@ -87,7 +87,9 @@ def parse(text: str, shapes: Optional[Shapes] = None, tabled: bool = False) -> O
     items = _with_initials(items_of(line))
     if not items:
         return None
-    if _VALIDATES.search(line):
+    small = line.lower()
+    validates = any(word in small for word in _VALIDATES)
+    if validates:
         items = _in_parts(items, line)
     if shapes is not None:
         items = _behaved(items, shapes, line, bool(bar))
@@ -152,12 +154,11 @@ def parse(text: str, shapes: Optional[Shapes] = None, tabled: bool = False) -> O
     if "epoch" in values and "steps" in values and "batch" not in values and before:  # as far as a single line can tell
         values.update(batch=values.pop("step"), batches=values.pop("steps"))
     learnt = [place for name, place in places.items() if name in _LEARNT]
-    counters = [place for name, place in places.items() if name in ("step", "batch", "epoch")] or learnt
     label = line[: bar.start()].strip().split(":")[0] if bar else ""
     if "epochs" in values and "•" in line and bar:  # rich, as Lightning uses it, names the last epoch's number
         values["epochs"] += 1
     validation = validation or bool(set(words_of(label)) & VALIDATION)
-    validation = validation or _is_for_validation(line, min(counters, default=0), min(learnt, default=0))
+    validation = validation or validates and _is_for_validation(line, min(learnt, default=0))
     judged = _judged(values, validation, whose, "bar" if bar else "row" if tabled else "", label, line, items)
     member = not bar and not tabled and not (shapes and shapes.changed) and bool(_MEMBER.fullmatch(text))
     improves = any(not IMPROVED.isdisjoint(item.words) for item in items)
@@ -170,7 +171,7 @@ def parse(text: str, shapes: Optional[Shapes] = None, tabled: bool = False) -> O
     return judged
 
 
-_VALIDATES = regex(r"(?i)val|eval|test|dev|cv|holdout|va_")
+_VALIDATES = ("val", "test", "dev", "cv", "holdout", "va_", "* ")
 _SECTION = regex(
     r"(?i)(?:(?<=[\s|,;(])|(?<=['\"{\[]))(train(?:ing)?|val(?:id(?:ation)?)?|eval(?:uation)?|test|dev)"
     r"(?:[ _](?:metrics?|stats|results?))?(?:\]|['\"]?\s?[:=]?\s?[{(\[]|\s?[:|>]|\s-)\s*(?=['\"]?[A-Za-z])"
@@ -354,28 +355,20 @@ def _with_points(line: str, shapes: Optional[Shapes]) -> str:
 
 
 _MEMBER = regex(r"""\s*['"]?[A-Za-z][\w.-]*['"]?\s*[:=]\s*[^,:={}()\[\]|]+(?:,|\s*[})\]]+,?)?\s*""")
-_FOR_VALIDATION = regex(
-    r"(?i)(?:.{0,60}?[\])]:?\s)?[^\w%]{0,9}(?:train )?(?:val(?:id(?:ation|at(?:e|ing))?)?|eval(?:uation|uat(?:e|ing))?"
-    r"|test(?:ing)?|dev)(?![a-z])[^\da-z]"
-    r"|.{0,80}[|\]:] ?(?:val(?:id(?:ation)?)?|eval(?:uation)?|test)\s?[|:\]]|\s?\* +[A-Z]"
-)
-_VALIDATING = r"(?:val(?:id(?:ation)?)?|eval(?:uation)?|test)"
+_VALIDATING = r"(?:val(?:id(?:ation|at(?:e|ing))?)?|eval(?:uation|uat(?:e|ing))?|test(?:ing)?|dev)"
 _OF_VALIDATION = regex(  # `"event": "eval"`, `split=val`, `phase: test |`
     rf"(?i)[\w'\"]\s?(?:=\s?['\"]?{_VALIDATING}(?![\w.-])|:\s?['\"]{_VALIDATING}['\"]|:\s?{_VALIDATING}(?=\s*(?:[,;}}\])|]|$)))"
 )
-_TOLD_VALIDATION = regex(rf"(?i)(?<![\w/.-]){_VALIDATING}(?![\w/.-])")  # `Epoch 1 test end 00:03:12, Accuracy=97.3`
+_SUMMED_UP = regex(r"\s?\* +[A-Z]")  # ` * Acc@1 71.2 Acc@5 90.1`
+_TOLD_VALIDATION = regex(
+    rf"(?i)(?<![\w/.=-]){_VALIDATING}(?![\w/.=]|-\w)"
+)  # `[val] loss`, `Epoch 1 test end, Accuracy=97.3`
 
 
-def _is_for_validation(line: str, counted: int, first: int) -> bool:
-    """Return true if the line is about validation: it says so at its start, between its counter and first metric, or as a
-    value."""
-    label = _FOR_VALIDATION.match(line)
-    return bool(
-        label
-        and label.end() <= (first or len(line))
-        or _OF_VALIDATION.search(line)
-        or _TOLD_VALIDATION.search(line, counted, first)
-    )
+def _is_for_validation(line: str, first: int) -> bool:
+    """Return true if the line is about validation: it says so before its first metric, or as a value."""
+    said = _TOLD_VALIDATION.search(line, 0, first or len(line)) or _OF_VALIDATION.search(line)
+    return bool(said or _SUMMED_UP.match(line))
 
 
 def _judged(
