@@ -62,6 +62,62 @@ def test_settings_and_benchmarks_are_no_training(lines):
     assert last(lines, "step", "loss") == (None, None)
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "step {i}000 E_pot -1{i}34.5 E_kin 3{i}.1 temp {down}.1",
+        "Iteration {i}00  residual {down}.5e-04  drag 0.3{i}  lift 0.112",
+        " NSTEP =     {i}000   TIME(PS) =       {i}.000  TEMP(K) =   29{i}.12  PRESS =   -1{i}.3",
+        "iter {i}0: primviol = 0.{down}2, dualviol = 0.{down}1",
+        "({i}, 36.{down})",
+        "Temperatur → Zeit {i} Wärme 36.{down}",
+    ],
+)
+def test_steps_of_a_simulation_are_no_training(line):
+    lines = [line.format(i=i, down=9 - i) for i in R]
+    assert last(lines, "step", "loss") == (None, None)
+    assert last([*lines, "Epoch 1: loss 2.5", "Epoch 2: loss 2.25"], "loss") == (2.25,)
+
+
+def test_a_table_of_a_simulation_has_no_steps():
+    rows = [f"{i * 100:8}   1.{9 - i}6107   -4.7{i}67887   5.82{i}2576" for i in R]
+    assert last(["    Step     Temp        E_pair      Press", *rows], "step") == (None,)
+
+
+@pytest.mark.parametrize(
+    ("line", "step", "loss"),
+    [
+        ("चरण {i}00 हानि {l}", 800, 1.3),
+        ("الحقبة {i} الخسارة: {l} الدقة: 0.{i}", 8, 1.3),
+        ("Steg {i}0: förlust={l}, noggrannhet=0.{i}", 80, 1.3),
+        ("({i}0, {l})", 80, 1.3),
+        ("({i}, {l}, 0.{i}12)", 8, 1.3),
+        ("Epoch {i} | Train | {l}", 8, 1.3),
+        ("Durchlauf {i}/20 - Verlust: {l}", 8, 1.3),
+        ("step=1{i}0,000 loss={l}", 180000, 1.3),
+        ("step 1{i}0_000 loss {l}", 180000, 1.3),
+        ("Schritt 1{i}0'000: Verlust {l}", 180000, 1.3),
+        ("E 3/10 | B {i}20/900 | L {l}", 820, 1.3),
+        ("3/10 {i}20/900 loss={l}", 820, 1.3),
+    ],
+)
+def test_counter_and_loss_in_words_that_nobody_listed(line, step, loss):
+    lines = [line.format(i=i, l=f"{1 + 2.4 / i:.4f}") for i in R]
+    for form in (lines, lines[:3]):
+        reader = Reader()
+        found = [record for each in form for record in reader.feed(f"{each}\n".encode())] + reader.close()
+        told = [record for record in found if "loss" in record]
+        assert [record["loss"] for record in told] == [round(1 + 2.4 / i, 4) for i in R[: len(form)]]
+    assert step in (told := [*Reader().feed("\n".join([*lines, ""]).encode())][-1]).values() and told["loss"] == loss
+
+
+def test_a_line_that_a_terminal_has_cut_is_read_as_one():
+    tqdm = " 1{i}%|█▏        | {i}20/1000 [00:12<01:28, 10.0it/s, loss=0.5{i}, acc=\n0.7{i}]"
+    assert last([tqdm.format(i=i) for i in R], "step", "loss", "accuracy") == (820, 0.58, 0.78)
+    table = "{{'loss': 1.{i}, 'grad_norm': 0.5123412, 'learning_rate': 1e-05,\n'epoch': 0.{i}}}"
+    assert last([table.format(i=i) for i in R], "epoch", "loss") == (0.8, 1.8)
+
+
 def test_a_file_is_summed_up_and_exported_as_a_run(tmp_path, capsys):
     bar = "\rTraining: 100%|██████████| 20/20 [00:02<00:00, 11.9it/s]\n"
     log, table = tmp_path / "a.log", tmp_path / "a.csv"

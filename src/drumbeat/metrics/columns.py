@@ -55,7 +55,7 @@ def row(text: str, ways: List[List[str]]) -> str:
 
 def _cells(text: str) -> List[List[str]]:
     text = text.strip().strip("|").lstrip("# \t") or text.strip()
-    signs = [sign for sign in "|\t;," if sign in text]
+    signs = [sign for sign in ("|", "\t", ";", ",", " - ") if sign in text]
     found = [[cell.strip(" '\"#") or cell.strip() for cell in text.split(sign)] for sign in signs]
     return found if "|" in text else [*found, _WIDE.split(text), text.split()]
 

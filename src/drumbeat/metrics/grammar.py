@@ -28,6 +28,7 @@ from drumbeat.metrics.words import (
     NOISE,
     NOUNS,
     OF_TRIALS,
+    PHYSICS,
     QUALITIES,
     ROUNDS,
     STEP,
@@ -70,13 +71,14 @@ class Line(NamedTuple):
     guessed: bool = False  # its step is a number in front of the loss
     improves: bool = False  # it has a loss or a reward of any kind
     member: bool = False  # inside an open bracket: one setting, unless it repeats
+    unnamed: bool = False  # what it counts is not known: a simulation counts, too
 
 
 def parse(text: str, shapes: Optional[Shapes] = None, tabled: bool = False) -> Optional[Line]:
     """Return the metrics in a line; None if it has none. `shapes`: of the lines before it; `tabled`: it was a table row."""
     if not _VALUE.search(text) or _TALK.search(text):
         return None
-    line = masked(spelled(_ASIDE.sub("", text, 1)))
+    line = masked(spelled(_ASIDE.sub("", text, 1) if "est" in text or "av" in text else text))
     if "," in line:
         line = _with_points(line, shapes)
     bar = BAR.search(line)
@@ -85,7 +87,9 @@ def parse(text: str, shapes: Optional[Shapes] = None, tabled: bool = False) -> O
     items = _with_initials(items_of(line))
     if not items:
         return None
-    if _VALIDATES.search(line):
+    small = line.lower()
+    validates = any(word in small for word in _VALIDATES)
+    if validates:
         items = _in_parts(items, line)
     if shapes is not None:
         items = _behaved(items, shapes, line, bool(bar))
@@ -150,12 +154,11 @@ def parse(text: str, shapes: Optional[Shapes] = None, tabled: bool = False) -> O
     if "epoch" in values and "steps" in values and "batch" not in values and before:  # as far as a single line can tell
         values.update(batch=values.pop("step"), batches=values.pop("steps"))
     learnt = [place for name, place in places.items() if name in _LEARNT]
-    counters = [place for name, place in places.items() if name in ("step", "batch", "epoch")] or learnt
     label = line[: bar.start()].strip().split(":")[0] if bar else ""
     if "epochs" in values and "•" in line and bar:  # rich, as Lightning uses it, names the last epoch's number
         values["epochs"] += 1
     validation = validation or bool(set(words_of(label)) & VALIDATION)
-    validation = validation or _is_for_validation(line, min(counters, default=0), min(learnt, default=0))
+    validation = validation or validates and _is_for_validation(line, min(learnt, default=0))
     judged = _judged(values, validation, whose, "bar" if bar else "row" if tabled else "", label, line, items)
     member = not bar and not tabled and not (shapes and shapes.changed) and bool(_MEMBER.fullmatch(text))
     improves = any(not IMPROVED.isdisjoint(item.words) for item in items)
@@ -168,7 +171,7 @@ def parse(text: str, shapes: Optional[Shapes] = None, tabled: bool = False) -> O
     return judged
 
 
-_VALIDATES = regex(r"(?i)val|eval|test|dev|cv|holdout|va_")
+_VALIDATES = ("val", "test", "dev", "cv", "holdout", "va_", "* ")
 _SECTION = regex(
     r"(?i)(?:(?<=[\s|,;(])|(?<=['\"{\[]))(train(?:ing)?|val(?:id(?:ation)?)?|eval(?:uation)?|test|dev)"
     r"(?:[ _](?:metrics?|stats|results?))?(?:\]|['\"]?\s?[:=]?\s?[{(\[]|\s?[:|>]|\s-)\s*(?=['\"]?[A-Za-z])"
@@ -218,11 +221,13 @@ def _behaved(items: List[Item], shapes: Shapes, line: str, bar: bool) -> List[It
         for item, slot, count in zip(items, slots, counts)
     ]
     growing = [at for at, slot in enumerate(slots) if names[at] and slot.grows]
+    totals = [item for item in items if item.total]
     changed: Dict[int, Dict[str, Any]] = {}
     for at, (item, slot) in enumerate(zip(items, slots)):
         new = ""
         if not counts[at]:
-            shapes.improving = shapes.improving or bool(growing and _improves(item, slot))
+            if growing and not shapes.improving and _improves(item, slot):
+                shapes.improving = all(PHYSICS.isdisjoint(each.words) for each in items)
         elif names[at]:  # a counter that stays or falls beside a growing one is a quantity
             beside = growing not in ([], [at])
             new = "quantity" if names[at] == "step" and not item.total and beside and (slot.still or slot.turns) else ""
@@ -230,7 +235,11 @@ def _behaved(items: List[Item], shapes: Shapes, line: str, bar: bool) -> List[It
             new = "quantity"  # sizes that are tried
         elif item.total and slot.grows and "epoch" in names and item.words and not meaning_of(item, items)[0]:
             new = "" if VALIDATION & {*item.words} else "batch"  # `Epoch: 1/400, Datapoint: 512/4096`
-        elif not any(names) and _grows_evenly(item, slot, lossy and _sole_loss(items), len(items) == 1, line, bar):
+        elif (
+            not any(names)
+            and not (item.total and len(totals) > 1)
+            and _grows_evenly(item, slot, lossy and _sole_loss(items), len(items) == 1, line, bar)
+        ):
             new = names[at] = "step"
             growing.append(at)
         if counts[at] and slot.still and not item.total and not item.unit:  # a total: `it=380 of=5000`
@@ -242,12 +251,13 @@ def _behaved(items: List[Item], shapes: Shapes, line: str, bar: bool) -> List[It
             changed.setdefault(at, {})["words"] = (new,)
     counting = growing or any(count and slot.grows for slot, count in zip(slots, counts))
     if counting and not any(not LOSSES.isdisjoint(item.words) for item in items if item.words != ("learn",)):
-        changed.update(_falling(items, slots))
+        changed.update(_falling(items, slots) or _in_no_known_words(items, slots, growing, line))
     return (
         [item._replace(**changed[at]) if at in changed else item for at, item in enumerate(items)] if changed else items
     )
 
 
+NO_LOSS = NO_COUNTER | PHYSICS
 _TRIED = (("epoch",), ("step",))  # counters that may double: epochs 1, 2, 4 are printed
 
 
@@ -258,8 +268,8 @@ def _sole_loss(items: List[Item]) -> bool:
 
 
 def _improves(item: Item, slot: Slot) -> bool:
-    """Return true if this value has fallen, unevenly, and is not a time."""
-    return slot.falls and slot.turns > 1 and bool(item.words) and not item.unit and NO_COUNTER.isdisjoint(item.words)
+    """Return true if this value has fallen, unevenly, and is neither a time nor a quantity of physics."""
+    return slot.learns and not slot.even and bool(item.words) and not item.unit and NO_LOSS.isdisjoint(item.words)
 
 
 def _grows_evenly(item: Item, slot: Slot, lossy: bool, alone: bool, line: str, bar: bool) -> bool:
@@ -268,11 +278,12 @@ def _grows_evenly(item: Item, slot: Slot, lossy: bool, alone: bool, line: str, b
     words = {*item.words}
     if not slot.grows or item.unit:
         return False
+    foreign = words & NO_COUNTER or words & {*NOUNS} or _UNIT_BEHIND.match(line, item.end)
     if item.total:
-        return lossy and words <= NOISE and not bar and not _KERAS.search(line)
+        counts = words <= NOISE or slot.ups > 1 and not foreign and OF_TRIALS.isdisjoint(words)
+        return lossy and counts and not bar and not _KERAS.search(line)
     if words & (STEP | EPOCH) and len(words) < 4 and (lossy or alone):
         return slot.even and slot.ups > 1
-    foreign = words & NO_COUNTER or words & {*NOUNS} or _UNIT_BEHIND.match(line, item.end)
     return lossy and slot.even and slot.ups > 2 and not foreign and (bool(words) or slot.stride >= 10)
 
 
@@ -288,20 +299,48 @@ def _is_total(words: Set[str], counter: Item, item: Item) -> bool:
 def _falling(items: List[Item], slots: List[Slot]) -> Dict[int, Dict[str, Any]]:
     """Return the losses among bare words, if they fall: `Epoch: 10 Train: 0.13 Test: 0.14`, `Score at iteration 10 is 2.1`."""
     floats = [at for at, item in enumerate(items) if item.words and "." in item.text and not item.unit.strip()]
+    floats = [at for at in floats if not meaning_of(items[at], items)[0]]
     splits = [at for at in floats if {*items[at].words} <= VALIDATION | {"train", "training", "learn"}]
-    if len(splits) == len(floats) > 1 or len(floats) == 1 and items[floats[0]].words == ("score",):
+    single = len(floats) == 1 and (items[floats[0]].words == ("score",) or splits and slots[floats[0]].learns)
+    if len(splits) == len(floats) > 1 or single:
         return {
             at: {"words": (*items[at].words[:1], "loss") if splits else ("loss",)} for at in floats if slots[at].falls
         }
     return {}
 
 
+def _in_no_known_words(
+    items: List[Item], slots: List[Slot], growing: List[int], line: str
+) -> Dict[int, Dict[str, Any]]:
+    """Return counter and loss of `चरण 100 हानि 2.31` and `(100, 2.31)`: a number that grows evenly, and the first one beside it
+    that learns."""
+    alone = bool(_TUPLE.fullmatch(line))
+    strange = [alone or not "".join(item.words).isascii() for item in items]
+    if True not in strange:
+        return {}
+    found: Dict[int, Dict[str, Any]] = {}
+    if not growing:
+        even = (at for at, slot in enumerate(slots) if slot.grows and slot.even and slot.ups > 1)
+        even = (at for at in even if NO_COUNTER.isdisjoint(items[at].words))
+        at = next((at for at in even if items[at].text.isdigit() and not items[at].unit), None)
+        if at is None or at > 0 and alone:
+            return {}
+        found[at] = {"words": ("step",)}
+    for at, (item, slot) in enumerate(zip(items, slots)):
+        fine = len(item.text.partition(".")[2]) > 2  # as losses are printed; of a coarser value more has to be seen
+        learns = slot.learns and (fine or slot.turns > 2 and slot.slows and not slot.even)
+        if strange[at] and learns and "." in item.text and not item.unit and not meaning_of(item, items)[0]:
+            return {**found, at: {"words": ("loss",)}}
+    return {}
+
+
+_TUPLE = regex(r"\s*\(\d{1,12}(?:, -?\d{1,9}\.\d[\d.e+-]*){1,6}\)\s*")
 _UNIT_BEHIND = regex(r"\s?[a-zµ]{1,3}[:,;]")  # `1510 nm: loss 0.2`
 _KEYED_COMMA = regex(
-    r"[^\W\d]\w*\s{0,2}[:=]?\s{0,2}-?(?:0,\d{1,9}|[1-9]\d{0,2},(?:\d{1,2}|\d{4,9}))(?=\s*(?:[%;|)-]|$|\s[^\W\d]))"
+    r"[^\W\d]\w*\s{0,2}[:=]?\s{0,2}-?(?:0,\d{1,9}|[1-9]\d{0,2},(?:\d{1,2}|\d{4,9}))(?=\s*(?:[%;|)-]|$|,?\s[^\W\d]))"
 )
 _POINT = regex(r"\d\.\d")
-_COMMA = regex(r"(?<![\d.,])(\d{1,9}),(\d{1,9})(?![\d,])")
+_COMMA = regex(r"(?<![\d.,])(\d{1,9}),(\d{1,9})(?!,?\d)")
 
 
 def _with_points(line: str, shapes: Optional[Shapes]) -> str:
@@ -316,28 +355,20 @@ def _with_points(line: str, shapes: Optional[Shapes]) -> str:
 
 
 _MEMBER = regex(r"""\s*['"]?[A-Za-z][\w.-]*['"]?\s*[:=]\s*[^,:={}()\[\]|]+(?:,|\s*[})\]]+,?)?\s*""")
-_FOR_VALIDATION = regex(
-    r"(?i)(?:.{0,60}?[\])]:?\s)?[\s\[(*|>-]*(?:train )?(?:val(?:id(?:ation|at(?:e|ing))?)?|eval(?:uation|uat(?:e|ing))?"
-    r"|test(?:ing)?|dev)(?![a-z])[\s:\])/|_.-]"
-    r"|.{0,80}[|\]:] ?(?:val(?:id(?:ation)?)?|eval(?:uation)?|test)\s?[|:\]]|\s?\* +[A-Z]"
-)
-_VALIDATING = r"(?:val(?:id(?:ation)?)?|eval(?:uation)?|test)"
+_VALIDATING = r"(?:val(?:id(?:ation|at(?:e|ing))?)?|eval(?:uation|uat(?:e|ing))?|test(?:ing)?|dev)"
 _OF_VALIDATION = regex(  # `"event": "eval"`, `split=val`, `phase: test |`
     rf"(?i)[\w'\"]\s?(?:=\s?['\"]?{_VALIDATING}(?![\w.-])|:\s?['\"]{_VALIDATING}['\"]|:\s?{_VALIDATING}(?=\s*(?:[,;}}\])|]|$)))"
 )
-_TOLD_VALIDATION = regex(rf"(?i)(?<![\w/.-]){_VALIDATING}(?![\w/.-])")  # `Epoch 1 test end 00:03:12, Accuracy=97.3`
+_SUMMED_UP = regex(r"\s?\* +[A-Z]")  # ` * Acc@1 71.2 Acc@5 90.1`
+_TOLD_VALIDATION = regex(
+    rf"(?i)(?<![\w/.=-]){_VALIDATING}(?![\w/.=]|-\w)"
+)  # `[val] loss`, `Epoch 1 test end, Accuracy=97.3`
 
 
-def _is_for_validation(line: str, counted: int, first: int) -> bool:
-    """Return true if the line is about validation: it says so at its start, between its counter and first metric, or as a
-    value."""
-    label = _FOR_VALIDATION.match(line)
-    return bool(
-        label
-        and label.end() <= (first or len(line))
-        or _OF_VALIDATION.search(line)
-        or _TOLD_VALIDATION.search(line, counted, first)
-    )
+def _is_for_validation(line: str, first: int) -> bool:
+    """Return true if the line is about validation: it says so before its first metric, or as a value."""
+    said = _TOLD_VALIDATION.search(line, 0, first or len(line)) or _OF_VALIDATION.search(line)
+    return bool(said or _SUMMED_UP.match(line))
 
 
 def _judged(
@@ -402,7 +433,9 @@ def _judged(
             )
         ):
             return None
-        return Line(values, validation, whose, bar, not done, label)
+        return Line(
+            values, validation, whose, bar, not done, label, unnamed=bool(others) and not _REWARDED.search(line)
+        )
     if set(values) <= {"step", "steps", "lr"} and any({"num", "max", "total"} & {*item.words} for item in items):
         return None  # settings
     return Line(values, validation, whose, bar, False, label)
@@ -451,7 +484,7 @@ def _count(
         if single and "epoch" not in values:
             values["epoch"] = number("step", single[1] or single[2])
         if len(pairs) > 1 and "epoch" not in values:  # `[0/300][10/1251]`
-            values.update(epoch=number("epoch", pairs[0].text), epochs=number("epochs", pairs.pop(0).total))
+            values.update(epoch=number("step", pairs[0].text), epochs=number("epochs", pairs.pop(0).total))
         keras = pairs[0].opened != "[" and not line[: pairs[0].start].strip() and bool(_KERAS.search(line))
         if keras and "/sample" in line:
             return False

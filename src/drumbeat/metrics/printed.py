@@ -17,7 +17,7 @@ from drumbeat.metrics.columns import header, more_of_header, pair, row
 from drumbeat.metrics.grammar import Line, parse
 from drumbeat.metrics.shapes import Shapes
 from drumbeat.metrics.table import owner_of, rules
-from drumbeat.metrics.words import ALIASES, COUNTERS
+from drumbeat.metrics.words import COUNTERS
 
 _TOO_LARGE = 1e15  # for a step
 
@@ -84,7 +84,8 @@ _EVERY = 0.25  # seconds between two reads of the logs
 _UNPROVEN = 256  # steps held back until something shows that this is training
 _BLOCK = 30  # lines that a heading applies to, for values without a counter
 _TABLE = 100  # lines without a row that end a table, and maximum rows of a box
-_WRAPPED = b" " * 20  # continuation of a line that rich has wrapped
+_WIDTH, _OPEN = 50, ("=", ":", ",")  # the least width of a terminal, and ends of lines that it cut
+_FOLLOWS = " " * 20  # continuation of a line that rich has wrapped
 _LOG_NAME = regex(r"rank-(\d{1,7})\.(?:out|err)")
 _LAUNCHER_NAME = regex(r"launcher\.(?:out|err)")
 _BESIDE_LOSS = ("grad_norm", "lr", "step_time", *RATES)
@@ -95,13 +96,14 @@ _BEHIND_BAR = regex(r"(?<=(?:it/s|s/it)\])(?=[^\W\d_])")  # another stream's lin
 _COLOUR = regex(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\].*?(?:\x07|\x1b\\)|\x1b[()][A-Z0-9]")
 # Every line that may be a metric has one of these texts, in small letters; few others have.
 WORDS = (
-    "loss", "cost", "/s", "_s", "/it", "persec=", "acc", "step", "poch", "iter", "complete", "%|", "atch", "time=", "rate", "lr",
-    "training time:", "number of ", "gpus used:", "nll", "xent", "mse", "bpb", "objective", "update", "[l ", " l=", " l:", "ℒ",
-    "learn", " ce", "norm", "memory", "tick ", "round ", "episode", "generation",
-    "verl", "perte", "perd", "strata",
+    "loss", "cost", "/s", "_s", "/it", "persec=", "acc", "step", "ep ", "ep.", "poch", "iter", "complete", "%|", "atch",
+    "time=", "rate", "lr", "training time:", "number of ", "gpus used:", "nll", "xent", "mse", "bpb", "objective", "update",
+    "[l ", " l=", " l:", "ℒ", "learn", " ce", " l ", "norm", "memory", "tick ", "round ", "episode", "generation", "verl",
+    "perte", "perd", "strata",
 )  # fmt: skip
 _WORDS = tuple(word.encode() for word in WORDS)
-_FOREIGN = tuple(text.encode() for word in ALIASES if not word.isascii() for text in {word, word.title()})
+_STRANGE = regex(rb"(?m)^\(\d|[\xc3-\xdf\xe0\xe1\xe3-\xed]")  # a tuple, or a letter that English has not
+_FIGURE = regex(rb"\d")
 _TRAINING = {"epoch", "loss", "validation", "lr", "grad_norm"}
 _TIMED = {"step_time", *RATES}  # values that a benchmark or inference run has too
 _WORTH = {"loss", "validation", "accuracy", "val_accuracy", *RATES}  # a record without a counter needs one of them
@@ -222,7 +224,7 @@ class Lines:
         self._columns: List[List[str]] = []  # of the table whose header was seen
         self._rows, self._others = 0, 0  # its rows, and the lines since the last one
         self._box: Dict[str, str] = {}  # keys and values of `| loss | 0.5 |`, up to the border
-        self._section = ""
+        self._section = self._cut = ""  # cut: the beginning of a line that goes on in the next one
         self._went_on = False  # the new heading is the previous one, some steps later
         self._headings = self._losses = 0  # consecutive headings that advanced, and losses seen above the last one
         self._guess = -1  # the last number before a loss
@@ -232,13 +234,24 @@ class Lines:
         """Yield start and end of lines worth reading: lines with one of the known words, and all lines of a table."""
         place = 0
         for start, stop in (*_promising(data, end), (end, end)):
-            while (self._columns or self._box) and place < start:
+            while (self._columns or self._box or self._cut) and place < start:
                 after = data.find(b"\n", place, end)
                 yield place, end if after < 0 else after
                 place = end if after < 0 else after + 1
             if place <= start < end:
                 yield start, stop
                 place = stop + 1
+
+    def joined(self, text: str) -> List[str]:
+        """Return the lines that end here: one that a terminal has cut (`{'loss': 0.5, ... 'lr':`) waits for its rest."""
+        cut, self._cut = self._cut, ""
+        follows = text.startswith(_FOLLOWS) if "━" in cut else cut[-1:] in _OPEN[:2] or text[:1].strip()
+        lines = [f"{cut} {text.strip()}"] if cut and follows and len(cut) < _LONGEST else [cut, text]
+        last = lines[-1]
+        bar = "━" in last and "/step" not in last
+        if bar or last[-1:] in _OPEN and len(last) >= _WIDTH and (last[-1] != "," or _is_open(last)):
+            self._cut = lines.pop()
+        return [line for line in lines if line.strip()]
 
     def untabled(self, text: str) -> List[Tuple[str, bool]]:
         """Convert table rows and boxes to keys and values; other lines stay as they are. The flag: its table has a loss."""
@@ -261,6 +274,21 @@ class Lines:
             self._columns = [] if self._others > _TABLE else self._columns
         return [*lines, (text, False)]
 
+    def read_text(self, text: str, tabled: bool) -> List[Record]:
+        """Return the records that a line completes. What only its behaviour shows is read in the lines before it, too."""
+        shapes = self.shapes
+        line = _read(text, shapes, tabled)
+        if not line or not isinstance(line, list) and line.bare:
+            shapes.unread(text)
+            return self.read(line)
+        found: List[Record] = []
+        if shapes.waiting:
+            shapes.replays = True
+            for older in shapes.understood():
+                found += self.read(_read(older, shapes, tabled))
+            shapes.replays = False
+        return found + self.read(line)
+
     def read(self, line: Any) -> List[Record]:
         """Return the records that a line completes. Steps with only a speed, which a benchmark has too, are held back until a
         value that training improves is seen."""
@@ -277,16 +305,16 @@ class Lines:
             or bool(_TRAINS.fullmatch(line.label))
             or not _TRAINING.isdisjoint(line.values)
         )
-        return self._proven(found)
+        return self._proven(found, line.unnamed)
 
-    def _proven(self, records: List[Record]) -> List[Record]:
+    def _proven(self, records: List[Record], unnamed: bool = False) -> List[Record]:
         if self._trains or self.shapes.improving or self.shapes.losses:
             records, self._unproven = self._unproven + records, []
             return records
         timed = [
             record
             for record in records
-            if "step" in record and not _TIMED.isdisjoint(record) and "accuracy" not in record
+            if "step" in record and (unnamed or not _TIMED.isdisjoint(record)) and "accuracy" not in record
         ]
         self._unproven = [*self._unproven, *timed][-_UNPROVEN:]
         return [record for record in records if record not in timed]
@@ -490,6 +518,10 @@ class Lines:
 _MARKS = {*COUNTERS, "kind", "line", "again", "member"}
 
 
+def _is_open(text: str) -> bool:
+    return any(text.count(opening) > text.count(closing) for opening, closing in ("{}", "[]", "()"))
+
+
 def _with_loss(columns: Iterable[str]) -> bool:
     return any("loss" in column.lower() for column in columns)
 
@@ -531,15 +563,21 @@ class Reader:
         self._rest = data[end:][-_KEPT:]
         found: List[Record] = []
         for start, stop in self._lines.chosen(data, end):
-            line = data[start:stop].decode("utf-8", "replace")
-            line = _plain_text(" ".join(line.split()) if "\n" in line else line)  # it was wrapped
+            found += self._read(self._lines.joined(_plain_text(data[start:stop].decode("utf-8", "replace"))))
+        if final:
+            found += self._read([*self._lines.joined(""), ""])
+        return found + self._lines.end(final)
+
+    def _read(self, lines: List[str]) -> List[Record]:
+        found: List[Record] = []
+        for line in lines:
             try:
                 for part in _BEHIND_BAR.split(line) if "/s]" in line or "/it]" in line else (line,):
                     for text, tabled in self._lines.untabled(part):
-                        found += self._lines.read(_read(text, self._lines.shapes, tabled))
+                        found += self._lines.read_text(text, tabled)
             except Exception as error:  # a rank may print anything; the run must not fail because of it
                 self.unread.add(error, line)
-        return found + self._lines.end(final)
+        return found
 
     def close(self) -> List[Record]:
         """Return what is pending: no more lines come."""
@@ -547,10 +585,10 @@ class Reader:
 
 
 def _promising(data: bytes, end: int) -> List[Tuple[int, int]]:
-    """Yield start and end of lines with one of the words, in order; a wrapped bar is one line."""
+    """Return start and end of lines with one of the words, in order; and of those whose words nobody can know."""
     found: Dict[int, int] = {}
     small = data.lower()
-    for word in _WORDS if data.isascii() else _WORDS + _FOREIGN:
+    for word in _WORDS:
         place = small.find(word, 0, end)
         while place >= 0:
             start = data.rfind(b"\n", 0, place) + 1
@@ -558,15 +596,17 @@ def _promising(data: bytes, end: int) -> List[Tuple[int, int]]:
             stop = end if stop < 0 else stop
             found[start] = stop
             place = small.find(word, stop, end)
-    lines: List[Tuple[int, int]] = []
-    for start, stop in sorted(found.items()):
-        if lines and start < lines[-1][1]:
-            continue
-        while data.startswith(_WRAPPED, stop + 1) and stop + 1 < end and b"\xe2\x94\x81" in data[start:stop]:
-            after = data.find(b"\n", stop + 1, end)
-            stop = end if after < 0 else after
-        lines.append((start, stop))
-    return lines
+    stop = 0
+    while data[:1] == b"(" or b"\n(" in data or not data.isascii():
+        strange = _STRANGE.search(data, stop, end)
+        if not strange:
+            break
+        start = data.rfind(b"\n", 0, strange.start()) + 1
+        stop = data.find(b"\n", strange.end(), end)
+        stop = end if stop < 0 else stop
+        if _FIGURE.search(data, start, stop):
+            found[start] = stop
+    return sorted(found.items())
 
 
 class PrintedMetrics:

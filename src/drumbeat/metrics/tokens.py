@@ -13,7 +13,7 @@ from drumbeat.metrics.words import ALIASES, EPOCH, HAS_COUNTED, LINKS, LOSSES, L
 
 TOO_LARGE = 1e15  # for a count, or an epoch
 NUMBER = (
-    r"[-+]?(?:\d{1,3}(?:,\d{3}){1,6}(?!,?\d)(?:\.\d*)?|\d{1,400}(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d{1,4}|[dD][-+]\d\d)?(?:[kKMBT](?![A-Za-z]))?(?![A-Za-z]?\d)"
+    r"[-+]?(?:\d{1,3}(?:[,'_]\d{3}){1,6}(?![,'_]?\d)(?:\.\d*)?|\d{1,400}(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d{1,4}|[dD][-+]\d\d)?(?:[kKMBT](?![A-Za-z]))?(?![A-Za-z]?\d)"
     r"|[-+]?(?:nan|NaN|NAN|[Ii]nf(?:inity)?|INF)(?![A-Za-z])"
 )
 _FACTORS = {"k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
@@ -28,7 +28,9 @@ _STAMP = regex(
     r"|(?<![\w.+=@%/-])(?=[A-Za-z])(?:[\w+@%-]{1,80}[./=]){1,8}[\w+@%-]{0,80}\d\.[A-Za-z][A-Za-z0-9]{1,11}(?![\w/=:])"
 )
 _FIRST_STAMP = regex(r"^\s*(?:[\[(]?<t>[\])]?[\s,|:-]*)+")
-_TOGETHER = regex("|".join(sorted((word for word in ALIASES if word > "\u3000"), key=len, reverse=True)))
+_TOGETHER = regex(
+    " ?(" + "|".join(sorted((word for word in ALIASES if word > "\u3000"), key=len, reverse=True)) + ") ?"
+)
 _SIGNS = str.maketrans(
     {
         "│": "|",
@@ -102,13 +104,16 @@ def masked(text: str) -> str:
     return _FIRST_STAMP.sub("", _STAMP.sub(MASK, text), 1)
 
 
+_DIGITS = regex("[,'_]")  # between groups of digits
+
+
 def number(name: str, text: str) -> Union[int, float]:
     """Parse a number. A count becomes an int, unless it is fractional, not finite or too large."""
     try:
         value = float(text)
     except ValueError:
         factor = _FACTORS.get(text[-1:], 1.0)
-        value = float(text.rstrip("kKMBT").replace(",", "").replace("D", "e").replace("d", "e")) * factor
+        value = float(_DIGITS.sub("", text.rstrip("kKMBT")).replace("D", "e").replace("d", "e")) * factor
     if name not in WHOLE:
         return value
     whole = round(value, 3)  # 1.13K is 1130, and not the float next to it
@@ -127,6 +132,8 @@ def items_of(line: str) -> List[Item]:
         words = words_of(key["key"], key["more"] or "") if key else ()
         leaf = words_of(_LEAF.sub("", key["key"])) if key and " " not in key["key"] else ()
         text = match["until"] or match["number"]
+        if "," in text or "_" in text or "'" in text:
+            text = _DIGITS.sub("", text)
         opened = left.rstrip()[-1:]
         unit, end = match["unit"] or "", match.end()
         if words and unit[:1].isspace() and "/" in unit and _NEXT_VALUE.match(line, end):
@@ -161,14 +168,14 @@ def _count_behind(line: str, words: Tuple[str, ...], unit: str, end: int) -> Tup
 @lru_cache(maxsize=2048)  # a program prints the same keys again and again
 def words_of(text: str, more: str = "") -> Tuple[str, ...]:
     found = (word.lower() for word in _WORD.findall(f"{_CONTEXT.sub('', text, 1)} {more}"))
-    words = tuple(ALIASES.get(word, word) for word in found)
+    words = tuple(" ".join([ALIASES.get(word, word) for word in found]).split())
     return words if set(words) - {"is", "was"} else ()
 
 
 def spelled(text: str) -> str:
     """Normalise signs, and add spaces between words that some languages write together."""
     if not text.isascii():
-        text = _TOGETHER.sub(r" \g<0> ", text.translate(_SIGNS).replace("d'", ""))
+        text = _TOGETHER.sub(r" \1 ", _ACCENTS.sub("", text.translate(_SIGNS)).replace("d'", "")).replace("  ", " ")
         text = _COUNTED_IN_CJK.sub(r"\2 \1", _DIGITS_IN_CJK.sub(" ", text))
     if "):" in text or ")=" in text:
         text = _OVER.sub("", text)
@@ -185,6 +192,7 @@ def spelled(text: str) -> str:
     return _GLUED_VALUE.sub(r"\1 \2", _ORDINAL.sub(r"\2 \1", _GLUED.sub(r"\1 \2", text))).replace("'s ", " ")
 
 
+_ACCENTS = regex("(?![\\w\\s])[\u0300-\u036f\u0590-\u0eff\u3099\u309a]")  # marks, which are part of a word
 _TOP = regex(r"(?i)(?<![a-z])top-(?=\d)")
 _OVER = regex(r"(?<=[A-Za-z]) ?\([^()\d]{0,30}\d[^()]{0,30}\)(?=\s?[:=]\s?-?\d*\.\d)")  # `loss (last 100): 0.5`
 _NORM = regex(r"(?<![\w|])(\|{1,2})g(?:rad)?\1(?!\|)")  # `|g| 1.2`
@@ -193,7 +201,7 @@ _NO_TOTAL = regex(r"(?<![\w.])(\d{1,12})(?:/Unknown|it (?=\[[^\]]{0,80}(?:loss|a
 _DIGITS_IN_CJK = regex("(?<=[\u3040-\u9fff\uac00-\ud7af])(?=\\d)|(?<=\\d)(?=[\u3040-\u9fff\uac00-\ud7af])")
 _COUNTED_IN_CJK = regex("第\\s*(\\d{1,12})\\s*([步轮])")
 _GLUED = regex(
-    r"(?i)(?<![\w/.-])(epoch|step|iter|iteration|batch|it|ep|upd)[_-]?(\d{1,12})(?=[\s:,;|)\]=]|$)"
+    r"(?i)(?<![\w/.-])(epoch|step|iter|iteration|batch|it|ep|upd|[ebis](?=\d{1,9}/\d))[_-]?(\d{1,12})(?=[\s:,;|)\]=/]|$)"
 )  # `step20`
 _GLUED_VALUE = regex(r"(?i)(?<![\w/.-])((?:train_?|val_?)?(?:loss|acc|lr))(\d{1,9}\.\d)")  # `loss0.059`
 _ORDINAL = regex(r"(?i)\b(\d{1,12})(?:st|nd|rd|th) (iteration|step|epoch|update)\b")

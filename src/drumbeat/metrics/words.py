@@ -30,14 +30,17 @@ ALIASES = {
     for name, words in {
         "step": "upd iterate schritt étape etape paso passo stap krok adım шаг 步数 步 ステップ 단계",
         "round": "runde ronde ronda rodada",
-        "epoch": "epoka epok epocha epoche époque epoque época epoca эпоха pass 轮次 轮数 轮 エポック 에포크",
+        "epoch": "epoka epok epocha epoche époque epoque época epoca эпоха pass durchlauf 轮次 轮数 轮 エポック 에포크",
         "iteration": "itération iteración iterazione итерация 迭代次数 迭代",
         "loss": "trainloss avgloss verlust trainingsverlust verlies strata kayıp "
         "perte pérdida perdida perda perdita потери потеря 损失值 损失 損失 손실",
         "lr": "lernrate 学习率 学習率 학습률",
-        "accuracy": "genauigkeit précision precisión acurácia exactitud dokładność точность 准确率 精度 정확도",
-        "train": "tr trn trainings entraînement entrenamiento treino addestramento 训练 訓練",
-        "val": "va vl validierung validación validação validazione 验证",
+        "val loss": "validierungsverlust testverlust",
+        "accuracy": "genauigkeit précision precisión acurácia exactitud exactitude accuratezza precisione dokładność doğruluk "
+        "точность 准确率 精度 정확도",
+        "mean": "mittlerer moyenne media média средние средняя 平均 평균",
+        "train": "tr trn trainings entraînement entrenamiento treino addestramento обучения обучении 训练 訓練 훈련",
+        "val": "va vl vld validierung validación validação validazione валидации проверке 验证 驗證 検証 검증",
         "after": "nach",
     }.items()
     for word in words.split()
@@ -62,9 +65,7 @@ OTHER_LOSSES = (
     {"negative", "log", "likelihood"},
 )
 OF_ENTROPY = _set("avg average mean softmax with logits sparse categorical")
-QUALITIES = _set(
-    "ppl perplexity err error rmse mae reward return score residual fitness psnr iou dice wer cer bleu auc"
-)
+QUALITIES = _set("ppl perplexity err error rmse mae reward return score fitness psnr iou dice wer cer bleu auc")
 _REWARDS = _set("reward rewards")
 IMPROVED = LOSSES | _REWARDS
 OBJECTIVES = _set(
@@ -74,7 +75,9 @@ BATCH = _set("batch batches minibatch")
 EPOCH = _set("epoch epochs ep")
 VALIDATION = _set("val valid validation eval evaluation evaluate evaluating test testing dev validate cv holdout")
 # Words that do not change what a key names.
-NOISE = _set("info debug main root current cur train training trainer global completed end of perf")
+NOISE = _set(
+    "info debug main root current cur train training trainer global completed end of perf de du des di en na на в"
+)
 BEFORE = _set("at after")  # the words before them belong to something else: `loss at iteration`
 LOSS = NOISE | _set(
     "total tot avg avr ave average mean running reduced smoothed smooth batch epoch step lm ce cross entropy per iter mini "
@@ -104,7 +107,12 @@ COUNTED_WITH = _set("of max total num n nb out planned target all")
 OF_TRIALS = _set("trial trials fold folds client clients")
 NO_COUNTER = _set(
     "client worker fold trial run model layer head seed rank size params time t elapsed seconds sec s eta mem memory gpu gpus "
-    "seen world node nodes pid port bs"
+    "seen world node nodes pid port bs remaining left"
+)
+# Quantities of simulations and solvers, which count steps too.
+PHYSICS = _set(
+    "energy etot epot ekin eptot ektot toteng poteng kineng pot kin potential kinetic enthalpy temp temperature press pressure "
+    "volume density residual residuals courant cfl drag lift displacement velocity fmax magnetization virial rms rmsd ns fs ps"
 )
 COUNTING = frozenset("ebis") | STEP | EPOCH | BATCH
 MORE_OF_A_COUNTER: FrozenSet[str] = _set(
