@@ -169,6 +169,8 @@ class ShellState:
             return ""
         if name == "#":
             return str(len(self.arguments)) if self.arguments is not None else self.mark("$#", SUBMIT)
+        if name == "BASH_SOURCE":  # all is in one file
+            return self.lookup("0")
         if name == "PWD":
             return self.cwd or self.mark("${PWD}", SUBMIT)
         if name in self.own - EACH_TIME and not self.foreign and name not in self.known and self.unset(name, ""):
@@ -190,7 +192,7 @@ class ShellState:
 
     def _argument(self, name: str) -> Value:
         if name == "0":
-            return self.zero or self.mark("$0", JOB)
+            return self.zero or self.mark("$0", JOB, False)
         if self.arguments is None:
             if name in ("@", "*"):  # nobody gave any
                 self.defaults.setdefault("$@", "")
@@ -204,8 +206,7 @@ class ShellState:
         return self.marks.mark(Unknown(text, kind, names_read(text), stable))
 
     def _assign_default(self, name: str, value: str) -> None:
-        raw = f'"{value}"' if MARK.search(value) else f'"${{{name}:={value}}}"'
-        self.assign(name, value, raw, 0, False)
+        self.assign(name, value, self.marks.quoted(value), 0, False)
 
     def assign(self, name: str, value: Value, raw: str, line: int, exported: bool) -> None:
         before, declared = self.variables.get(name), ("export",) if exported else ()
@@ -527,7 +528,8 @@ class ShellState:
         if node.heredocs and words[0] in ("cat", "tee"):
             path = self.words.text(targets[0].raw) if targets else words[-1] if len(words) > 1 else ""
             document = node.heredocs[0]
-            self.files[path] = document.text if document.literal else self.words.heredoc(document.text)
+            # a child process expands it: what `:=` sets there is gone afterwards
+            self.files[path] = document.text if document.literal else self.apart().words.heredoc(document.text)
 
     # Builtins
 

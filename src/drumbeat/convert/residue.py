@@ -17,7 +17,7 @@ from drumbeat.commands.events import Event, options_at
 from drumbeat.commands.syntax import arguments_read, names_read
 from drumbeat.commands.values import HEAD, HOSTS, JOB, MARK, ONCE, SUBMIT, TASK, Marks, Unknown, at_submission
 from drumbeat.convert.draft import Draft, LeftOut
-from drumbeat.convert.job_shell import JobShell
+from drumbeat.convert.job_shell import OWN_PATH, JobShell
 from drumbeat.convert.launch import AS_TEXT, OURS, PLACE, WORKED_OUT, Launch
 
 _VERBS = (
@@ -96,6 +96,8 @@ class _Residue:
 
     def _only_once(self, event: Event) -> bool:
         """Return true for a statement that `setup` cannot take: its effect is lost in a container, or differs by rank."""
+        if OWN_PATH.search(event.text):
+            return True
         if event.kind == "assign":
             value = "".join(event.value or "")
             found = list(self.marks.of(value))
@@ -168,6 +170,9 @@ class _Residue:
                 why = "the script submits itself: array, dependency and requeues of the job file do that, or a line after submit"
                 self.draft.question(event.line, event.text, why)
                 continue
+            if event.kind == "once" and any(self.marks.resolved(word) == "$0" for word in event.words[1:]):
+                why = "$0 is drumbeat's batch script here, and Slurm's copy of yours there: name the file"
+                self.draft.question(event.line, event.text, why)
             if event.kind == "cd" and not ours and not self._cd_in_setup(place):
                 continue
             if place < self.launch.outside and not self.arguments and _arguments(event) - _NUMBERED:
@@ -250,6 +255,8 @@ class _Residue:
         now = frozenset("e")
         for event in events:
             text = self._assignment(event, moved) if event.kind == "assign" else event.text
+            if self._outside(event) and "<<" not in text:  # bash -c has no file of its own, but the same $0
+                text = OWN_PATH.sub(lambda found: found[0][: 1 + found[0].startswith("${")] + "0", text)
             moved = moved or event.kind == "cd" and self.places[id(event)] >= 0
             chooses = any(name == "e" for _, name, _ in self.launch.options)  # the script says itself from where on
             environment = not event.words or JobShell.environments.match(event.text)  # one that fails stops the job

@@ -534,7 +534,11 @@ _SUBMITS_ITSELF = regex(r"(?:^|\s)sbatch\s.*\$\{?0(?!\w)")
 
 def submits_itself(context: Context) -> Iterator[Hit]:
     """Find a job that submits $0, except a script that does so only outside a job."""
-    lines = [each.line for each in context.script.commands if _SUBMITS_ITSELF.search(each.text)]
+    lines = [
+        each.line
+        for each in context.script.commands
+        if _SUBMITS_ITSELF.search(each.text) and any(name.rsplit("/", 1)[-1] == "sbatch" for name in each.names)
+    ]
     if not lines:
         return
 
@@ -547,6 +551,32 @@ def submits_itself(context: Context) -> Iterator[Hit]:
     except Problem:
         outside = set()
     yield from (Hit(line) for line in lines if line not in outside)
+
+
+_OWN_FOLDER = regex(
+    r"\b(?:dirname|realpath|readlink)\s+(?:-\S+\s+)*[\"']?\$(?:0\b|\{?(?:0|BASH_SOURCE)\b)[^\s)]*"
+    r"|\$\{(?:0|BASH_SOURCE(?:\[0\])?)%[^}]*/[^}]*\}"
+)
+
+
+def beside_the_script(context: Context) -> Iterator[Hit]:
+    """Find paths made from $0 in statements that a job reaches."""
+    if not _OWN_FOLDER.search(context.script.text):
+        return
+    inside = {"SLURM_JOB_ID": "1", "SLURM_JOBID": "1", "SLURM_SUBMIT_DIR": "/"}
+    shell = Shell(inside, lambda words: False, None)
+    try:
+        events = shell.run(without_marks(context.script.text), context.script.line).events
+    except Problem:
+        return
+    told: Set[int] = set()
+    for event in events:
+        words = [event.value] if isinstance(event.value, str) else event.value or event.words
+        text = shell.marks.resolved(" ".join(words)) if words else event.text
+        found = _OWN_FOLDER.search(text)
+        if found and event.line not in told:
+            told.add(event.line)
+            yield Hit(event.line, {"shown": re.sub("[\"']", "", found[0])})
 
 
 def scontrol_in_container(context: Context) -> Iterator[Hit]:
@@ -578,6 +608,7 @@ def gpus_task_by_task(context: Context) -> Iterator[Hit]:
 SLURM_CHECKS = {
     "interpreter-not-first": interpreter_not_first,
     "submits-itself": submits_itself,
+    "beside-script": beside_the_script,
     "gpus-task-by-task": gpus_task_by_task,
     "sbatch-late": sbatch_late,
     "sbatch-misspelt": sbatch_misspelt,
