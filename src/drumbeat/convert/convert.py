@@ -477,7 +477,7 @@ def _command(draft: Draft, launch: Launch) -> FrozenSet[str]:
         for each in unknown
         if "[" in each.text
         for name in each.reads
-        if f"{{{name}[" in each.text
+        if re.search(rf"\{{[!#]?{name}\[", each.text)
     }
     given = {name: items for name, items in lists.items() if items is not None}
     unknown += [each for items in given.values() for item in items for each in marks.of(item)]
