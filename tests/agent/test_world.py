@@ -72,8 +72,8 @@ def test_run_lengths():
 
 def test_the_lowest_member_with_a_fast_network_is_the_one_that_others_compare_with():
     common = Common()
-    common.add(0, "n0", Network(("10.0.0.0/24",), "ethernet"))
+    common.add(0, "n0", Network(("10.0.0.1/24",), "ethernet"))
     assert not common.fast
     for member in (3, 1, 2):
-        common.add(member, f"n{member}", Network(("10.0.0.0/24", f"10.0.{member}.0/24"), "infiniband"))
+        common.add(member, f"n{member}", Network((f"10.0.0.{member + 1}/24", f"10.0.{member}.9/24"), "infiniband"))
     assert list(common.fast) == [1] and common.subnets == {"10.0.0.0/24"}

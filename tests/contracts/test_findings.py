@@ -145,3 +145,10 @@ def test_templates():
     assert filled("set env: {A: 1}[, {why}]", {"why": "now"}) == "set env: {A: 1}, now"
     with pytest.raises(KeyError):
         filled("{missing}", {})
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_values_are_named_unlike_other_fields(file):
+    """A value named like a field sets it: `local` is a bool, and a text there makes the finding unreadable."""
+    used = {name for entry in entries(file).values() for text in entry.values() for name, _ in NAME.findall(text)}
+    assert used & FIELDS <= {"node", "host", "rank"}

@@ -213,6 +213,17 @@ SCRIPTS = {
     "prefix of a prefix": 'A=1 B="$A-x" srun python t.py',
     "name of an inner shell": 'srun bash -c "bash -c \'python \\"\\$0\\" x\'"',
     "stops at a failure": "set -e\n[ -d none ] && A=1\n[ -d none ] || B=1\nif [ 1 = 2 ]; then C=1; fi\n! true\nsrun python \"$A\" $B",
+    "arguments of a command": 'X=$(printf "%s " 1e-3 32 a)\nset -- $X\nLR=$1; BS=$2; shift 2\nsrun python --lr $LR --bs "$BS" $# "$@"',
+    "arguments by eval": 'X=$(echo "--a \\"b c\\" d")\neval "set -- $X"\nexport FIRST=$1\nsrun python "$@" $2',
+    "read by name": 'opt() { [[ -n ${!1} ]] && echo "--$2 ${!1}"; }\nLR=0.1\nget() { eval "echo \\$$1"; }\nBS=32\nsrun python $(opt LR lr) $(opt NOPE nope) $(get BS)',
+    "waited for": 'mkdir -p w\n(sleep 0.5; echo done > w/flag) &\nP=$!\nwait $P\n(sleep 0.4; echo two > w/second) &\nwait %1 2> /dev/null || wait\nsrun python $(cat w/flag) "$(cat w/second)"',
+    "numbers": "declare -i N=3+4\nexport N\ntypeset -ix M=N*2\nsrun python $N $M",
+    "getopt": 'O=$(getopt -o a: -- -a 5 rest)\neval set -- "$O"\nwhile true; do case "$1" in -a) A=$2; shift 2;; --) shift; break;; esac; done\nexport A\nsrun python --a $A "$@"',
+    "keys of a mapping": 'declare -A M=([k]=v)\nsrun python "${!M[@]}" "${M[k]}" ${#M[@]}',
+    "words of defaults": 'A=1\nX=x\nsrun python ${A:+--a "$A  b" \'c  d\'} ${NO:+--no "$A"} ${NO:-"two  words" "${X:-"y"}"} "${Q:="a \\"b\\" $X"}" "$Q" "${R:=\'$X y\'}" ${S:-}',
+    "default of what a command gave": 'X=$(cat none 2> /dev/null)\n: "${X:=fall back}"\nY=$(echo one)\nexport Z=${Y:=two}-$Y\nsrun python "$X" ${W:=$X} $W',
+    "default of Slurm's own": 'export T=${SLURM_TMPDIR:=/tmp/x}\nsrun python $SLURM_TMPDIR ${SLURM_LOCALDIR:=/l} $SLURM_LOCALDIR',
+    "default in a document": 'cat > /dev/null <<E\n${IN:=doc}\nE\nexport OUT=${IN:-none}\nsrun python t.py',
     "errors": "false\nls /nonexistent 2>/dev/null\nmkdir -p out\nsrun python t.py",
 }  # fmt: skip
 

@@ -408,3 +408,37 @@ def test_no_exit_code_is_spoken_of_where_the_training_is_the_last_command_of_a_b
 def test_arguments_that_the_script_gives_itself_are_not_asked_for(lines, numbers):
     command = convert(script(*lines)).keys["command"]
     assert command[:2] == ["bash", "-c"] and len(command[4:]) == numbers
+
+
+def test_the_name_of_the_script_is_that_of_the_batch_script(tmp_path):
+    lines = [
+        'HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"',
+        "srun python ${0%/*}/t.py --out $HERE/x ${BASH_SOURCE##*/}",
+    ]
+    made = job(script(*lines, sbatch=TWO_NODES))
+    shown = 'printf "%s\\n" "$HERE" "$VALUE_1" "$VALUE_2"'
+    argv = ["bash", "-c", f"set -e; {made.on_start}\n{shown}", "/spool/job7/slurm_script"]
+    (tmp_path / "dirname").write_text("#!/bin/sh\necho /tmp\n")  # there is no such folder here
+    (tmp_path / "dirname").chmod(0o755)
+    seen = subprocess.run(argv, env={"PATH": f"{tmp_path}:{os.environ['PATH']}"}, capture_output=True, text=True)
+    assert seen.stdout.split() == ["/tmp", "/spool/job7", "slurm_script"], seen
+    assert "spool folder" in job_file(convert(script(*lines, sbatch=TWO_NODES)), "x") and "$0" not in made.command[2]
+
+
+def test_a_copy_of_the_script_is_named():
+    assert "drumbeat's batch script" in job_file(convert(script("cp $0 run/", "srun python t.py")), "x")
+
+
+def test_options_of_srun_in_variables():
+    lines = ["export SLURM_CPU_BIND=none SLURM_MPI_TYPE=pmix", "srun --network=disable_rdzv_get python t.py"]
+    made = job(script(*lines, sbatch=TWO_NODES))
+    assert made.cpu_bind == ("none",) and "SLURM_CPU_BIND" not in made.env
+    assert "SLURM_MPI_TYPE=pmix" in made.on_start and "SLURM_NETWORK=disable_rdzv_get" in made.on_start
+
+
+def test_loops_that_wait_for_what_is_not_started():
+    wait = "until ray status; do sleep 5; done"
+    draft = convert(script("srun -n1 ray start --head --block &", wait, "python t.py", sbatch=TWO_NODES))
+    assert wait in job_file(draft, "x") and any("waits in on-start" in note.why for note in draft.to_check)
+    draft = convert(script("until [ -e ready ]; do sleep 5; done", "srun python t.py", sbatch=TWO_NODES))
+    assert "until [ -e ready ]" in draft.on_start[-1] and not draft.to_check

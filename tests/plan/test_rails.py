@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import ipaddress
 import os
 import tempfile
 from pathlib import Path
@@ -13,7 +14,7 @@ from drumbeat.doctor.examine import judged_plan
 from drumbeat.machine.gather import gather
 from drumbeat.machine.model import Gid
 from drumbeat.machine.replay import FolderHost
-from drumbeat.plan.network import compute_nics, swapped
+from drumbeat.plan.network import choose, compute_nics, narrowed, swapped
 from tests.plan.archetype import facts_of, order_of, peers_of
 from tests.trees.archetypes import mi300x
 from tests.trees.tree import roce_gids
@@ -97,6 +98,39 @@ def test_what_counts_as_swapped():
     assert swapped([list("abcd"), list("acbd"), list("abcd")]) == {"b", "c"}
     assert swapped([list("abcd"), list("xdbc"), []]) == set(), "one node shows none of its subnets"
     assert swapped([]) == set() and swapped([["a", "a"], ["a", "a"]]) == set()
+    assert swapped([list("aabb"), list("abb")]) == set(), "a NIC is missing in a subnet that has several"
+    assert swapped([list("abab"), list("aabb")]) == {"a", "b"}
+
+
+def test_a_subnet_may_be_given_different_lengths():
+    """Nodes reach each other without a router where the addresses of all are in the narrowest."""
+
+    def common(*nodes):
+        found = None
+        for node in nodes:
+            found = narrowed(found, map(ipaddress.ip_interface, node))
+        return {str(net) for net in found}
+
+    wide, narrow = ["10.1.0.5/16", "10.2.0.5/16"], ["10.1.0.7/20", "10.2.0.7/16"]
+    assert common(wide, narrow) == common(narrow, wide) == common(wide, narrow, wide) == {"10.1.0.0/20", "10.2.0.0/16"}
+    assert common(["10.1.200.5/16"], ["10.1.0.7/20"]) == set() == common(["10.1.0.7/20"], ["10.1.200.5/16"])
+    assert common(["10.1.0.5/16"], ["10.1.200.6/16"], ["10.1.0.7/20"]) == set(), "the second is outside the narrowest"
+    assert common(["10.1.0.5/16", "10.1.0.6/16"], ["10.1.0.7/16"]) == {"10.1.0.0/16"}, "two rails in one subnet"
+    assert common(["fd00::5/64"], ["fd00::6/56"], ["10.0.0.1/8"]) == set()
+    assert common(["fd00::5/64"], ["fd00::6/56"]) == {"fd00::/64"}
+
+
+def test_rails_of_other_length_are_used_and_met_on():
+    facts = [facts_with("none", node) for node in (0, 1)]
+    odd = tuple(
+        dataclasses.replace(one, addresses=tuple(each.replace("/24", "/22") for each in one.addresses))
+        for one in facts[1].interfaces
+    )
+    facts[1] = dataclasses.replace(facts[1], interfaces=odd)
+    for order in (facts, facts[::-1]):
+        assert all(len(compute_nics(each, peers_of(order)).devices) == 8 for each in order)
+        chosen = [choose(each, peers_of(order), node, compute_nics(each)) for node, each in enumerate(order)]
+        assert [each.shared for each in chosen] == [True, True], chosen
 
 
 @pytest.mark.parametrize("fault, left", [("none", set()), ("other subnet", {5}), ("swapped", {2, 5})])

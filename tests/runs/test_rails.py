@@ -17,12 +17,13 @@ pytestmark = pytest.mark.skipif(
 FAULTS = ("none", "isolated", "dropped", "large packets")
 SIDE = """
 import json, sys
-from drumbeat.agent.wire.meet import Doors, unreached
+from drumbeat.agent.wire.meet import Doors, doors_in, unreached
 from drumbeat.machine.gather import gather
 from drumbeat.machine.host import LiveHost
 doors = Doors(gather(LiveHost()))
 print(json.dumps(doors.places), flush=True)
-print(json.dumps(unreached(doors.places, json.loads(sys.stdin.readline()))), flush=True)
+theirs = doors_in(json.loads(sys.argv[1]), json.loads(sys.stdin.readline()))
+print(json.dumps(unreached(doors.places, theirs)), flush=True)
 sys.stdin.readline()
 """
 
@@ -95,7 +96,8 @@ def test_a_subnet_counts_only_where_bytes_arrive(pairs, seed):
     faults = ["none", *drawn.sample(FAULTS, 4), drawn.choice(FAULTS)]
     pair = pairs(faults)
     run = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    sides = [subprocess.Popen(pair.argv(side, sys.executable, "-c", SIDE), **run) for side in (0, 1)]
+    shared = json.dumps([f"10.77.{rail}.0/24" for rail in range(len(faults))])
+    sides = [subprocess.Popen(pair.argv(side, sys.executable, "-c", SIDE, shared), **run) for side in (0, 1)]
     try:
         places = [side.stdout.readline() for side in sides]
         for side, theirs in zip(sides, reversed(places)):
@@ -110,6 +112,27 @@ def test_a_subnet_counts_only_where_bytes_arrive(pairs, seed):
     finally:
         for side in sides:
             side.communicate("\n", timeout=30)
+
+
+def test_subnets_of_other_length_and_two_rails_in_one(pairs):
+    """The second side takes all rails for one subnet, 10.77.0.0/16: each address is tried, and one that fails counts."""
+    pair = pairs(["none", "none", "isolated"])
+    for rail in range(3):
+        for side, length in ((0, 24), (1, 23)):
+            place = ("dev", f"rail{rail}")
+            ip("-n", pair.sides[side], "addr", "del", f"10.77.{rail}.{1 + side}/24", *place)
+            ip("-n", pair.sides[side], "addr", "add", f"10.77.{rail}.{1 + side}/{length}", *place)
+    run = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    for shared, bad in ((["10.77.0.0/24", "10.77.1.0/24", "10.77.2.0/24"], {"10.77.2.0/24"}), (["10.77.0.0/16"],) * 2):
+        argv = [sys.executable, "-c", SIDE, json.dumps(shared)]
+        sides = [subprocess.Popen(pair.argv(side, *argv), **run) for side in (0, 1)]
+        places = [side.stdout.readline() for side in sides]
+        for side, theirs in zip(sides, reversed(places)):
+            print(theirs.strip(), file=side.stdin, flush=True)
+        answers = [json.loads(side.stdout.readline()) for side in sides]
+        for side in sides:
+            side.communicate("\n", timeout=30)
+        assert set(answers[0]) == set(bad), answers
 
 
 def test_ranks_start_in_the_networks_that_connect_them(pairs, drumbeat):

@@ -123,6 +123,17 @@ def test_a_folder_that_only_one_node_has_is_questioned():
         ("time: 150s\n", ""),  # Slurm rounds it up to three minutes
         ("time: 2m\nstop-grace: 20s\n", ""),
         ("", ""),
+        ("time: 1h\nsubmit-options: ['--time=2']\n", "more than 00:02:30 (hours:minutes:seconds), or stop-grace: 20s"),
+        (
+            "submit-options: ['-t1:30']\nstop-grace: 40s",
+            "more than 00:02:10 (hours:minutes:seconds), or stop-grace: 20s",
+        ),
+        (
+            "time: 1h\nsubmit-options: ['--time-min=00:01:00']\nstop-grace: 5s",
+            "more than 00:01:35 (hours:minutes:seconds)",
+        ),
+        ("time: 1m\nsubmit-options: ['--time=0-1']", ""),
+        ("submit-options: ['--time=UNLIMITED']", ""),
     ],
 )
 def test_a_limit_that_leaves_no_time_to_train_is_refused(words, fix):

@@ -10,9 +10,9 @@ from typing import Callable, Dict, List, Optional, Tuple
 from drumbeat.commands.control import arithmetic
 from drumbeat.commands.events import Event, Exit, Next, Return, Trap, Unclear
 from drumbeat.commands.expand import calculated
-from drumbeat.commands.state import ShellState
+from drumbeat.commands.state import ARGUMENTS, LATE, ShellState
 from drumbeat.commands.syntax import DECLARING, Node, assignment, into_file, names_read, parse
-from drumbeat.commands.values import HEAD, JOB, MARK, SUBMIT, whole_marks
+from drumbeat.commands.values import HEAD, JOB, MARK, SUBMIT, outside_quotes, whole_marks
 
 
 def _declare(shell: ShellState, words: List[str], node: Node, text: str) -> Optional[bool]:
@@ -35,6 +35,8 @@ def _declare(shell: ShellState, words: List[str], node: Node, text: str) -> Opti
             shell.locals.setdefault(name, (shell.variables.get(name), name in shell.exports))
     for word in node.words[1:]:
         parts = assignment(word)
+        if parts and "i" in flags and parts[3][:1] not in ("", "("):  # a number
+            parts = (*parts[:3], f"$(({parts[3]}))")
         if parts:
             shell.assign_parts(parts, node.line, exports)
             if exports:
@@ -89,11 +91,16 @@ def _set_builtin(shell: ShellState, words: List[str], node: Node, text: str) -> 
     rest = shell.set_options(words[1:])
     if "--" in rest:
         shell.arguments = rest[rest.index("--") + 1 :]
+        if any(map(outside_quotes, MARK.findall("".join(shell.arguments)))):  # how many, only the job knows
+            shell.late_arguments(text, '"$@"', node.line)
     return True
 
 
 def _shift(shell: ShellState, words: List[str], node: Node, text: str) -> Optional[bool]:
-    if shell.arguments is not None:
+    if shell.arguments is LATE:
+        by = words[1] if len(words) > 1 else "1"
+        shell.late_arguments(text, f'"${{{ARGUMENTS}[@]:{by}}}"', node.line)
+    elif shell.arguments is not None:
         count = int(words[1]) if len(words) > 1 and words[1].isdigit() else 1
         del shell.arguments[:count]
     return True
@@ -111,6 +118,9 @@ def _eval(shell: ShellState, words: List[str], node: Node, text: str) -> Optiona
     said = " ".join(words[1:])
     if MARK.match(said) and shell.marks.get(said[0]).text.startswith("$("):
         return _source(shell, words, node, text)
+    if re.match(r"set\s+--", said) and MARK.search(said):
+        shell.late_arguments(text, '"$@"', node.line)
+        return True
     outer, shell.text = shell.text, said
     try:
         return shell.body(parse(shell.text, node.line))

@@ -36,6 +36,12 @@ _GLOB = regex(r"[*?]|\[[^\s\]'\"$]+\]")
 Value = Union[str, List[str]]
 
 
+class _Word(str):
+    """The word of ${name:-word} outside quotes, where its own quotes hold."""
+
+    pieces: List[Tuple[Union[str, List[str]], bool]]
+
+
 class Variables(NamedTuple):
     """Access to a shell's variables during expansion."""
 
@@ -99,7 +105,7 @@ class Expander:
                 pieces.append((part, quoted))
         return done if empty and not any(text for text, _ in pieces) else done + fields_of(pieces, self._separators())
 
-    def _pieces(self, raw: str, globs: bool = False) -> List[Tuple[Union[str, List[str]], bool]]:
+    def _pieces(self, raw: str, globs: bool = False, whole: bool = True) -> List[Tuple[Union[str, List[str]], bool]]:
         found: List[Tuple[Union[str, List[str]], bool]] = []
         at, plain = 0, ""
         if raw[:1] == "~" and (len(raw) == 1 or raw[1] == "/"):
@@ -113,23 +119,23 @@ class Expander:
                 at += 2
                 continue
             if char in "'\"$`" or raw.startswith(("<(", ">("), at):
-                found += [(plain, True)] if plain else []
+                found += [(plain, whole)] if plain else []
                 plain = ""
                 at = self._special(raw, at, brackets, found)
                 continue
             if MARK.match(char):  # put in by an outer shell
-                found += [*([(plain, True)] if plain else []), (split_marks(char), True)]
+                found += [*([(plain, whole)] if plain else []), (split_marks(char), True)]
                 plain, at = "", at + 1
                 continue
             pattern = _GLOB.match(raw, at) if globs and not re.match(r"\S*=", raw[:at]) else None
             if pattern:
-                found += [(plain, True)] if plain else []
+                found += [(plain, whole)] if plain else []
                 plain, at = "", pattern.end()
                 found.append((split_marks(self.marks.mark(Unknown(pattern[0], JOB))), True))
                 continue
             plain += char
             at += 1
-        return [*found, (plain, True)] if plain else found
+        return [*found, (plain, whole)] if plain else found
 
     def _special(self, raw: str, at: int, brackets: Brackets, found: List[Tuple[Union[str, List[str]], bool]]) -> int:
         char = raw[at]
@@ -149,9 +155,10 @@ class Expander:
             self._quoted(raw[at + 1 : end - 1], found)
             return end
         text, end = self._expansion(raw, at, brackets)
-        if isinstance(text, list):
-            text = " ".join(text)
-        found.append((text, False))
+        if isinstance(text, _Word):
+            found += text.pieces
+        else:
+            found.append((" ".join(text) if isinstance(text, list) else text, False))
         return end
 
     def _quoted(self, text: str, found: List[Tuple[Union[str, List[str]], bool]]) -> None:
@@ -164,7 +171,7 @@ class Expander:
             elif char in "$`":
                 found.append((plain, True))  # also where it is empty: these are quotes
                 plain = ""
-                part, at = self._expansion(text, at, brackets)
+                part, at = self._expansion(text, at, brackets, True)
                 found.append((part, True))
             else:
                 plain += char
@@ -176,7 +183,9 @@ class Expander:
         self._quoted(text.replace('\\"', '\\\\"'), found)
         return "".join(" ".join(part) if isinstance(part, list) else part for part, _ in found)
 
-    def _expansion(self, raw: str, at: int, brackets: Brackets) -> Tuple[Union[str, List[str]], int]:
+    def _expansion(
+        self, raw: str, at: int, brackets: Brackets, quoted: bool = False
+    ) -> Tuple[Union[str, List[str]], int]:
         if raw[at] == "`":
             end = brackets.backtick(at) or len(raw) + 1
             return self._substitute(raw[at + 1 : end - 1].replace("\\`", "`")), end
@@ -191,7 +200,7 @@ class Expander:
             return self._substitute(raw[at + 2 : end - 1]), end
         if raw.startswith("${", at):
             end = brackets.brace(at + 1) or len(raw) + 1
-            return self._braces(raw[at + 2 : end - 1]), end
+            return self._braces(raw[at + 2 : end - 1], quoted), end
         name = _NAME.match(raw, at + 1)
         if not name:
             return "$", at + 1
@@ -207,7 +216,7 @@ class Expander:
     def _joined(self, items: List[str]) -> str:
         return self._separators()[:1].join(items)
 
-    def _braces(self, inside: str) -> Union[str, List[str]]:
+    def _braces(self, inside: str, quoted: bool = False) -> Union[str, List[str]]:
         written = "${" + inside + "}"
         found = _INSIDE.fullmatch(inside)
         if not found:
@@ -244,7 +253,8 @@ class Expander:
         if not op:
             return value if value is not None else ""
         if op.lstrip(":") in "-=+?" and op != ":":
-            return self._default(name, value, op, rest, written)
+            given = self._between_quotes if quoted else self._word
+            return self._default(name, value, op, rest, written, given)
         if value is None:
             return ""
         if isinstance(value, list) and op == ":":  # a part of the list; arguments count from 1
@@ -279,7 +289,20 @@ class Expander:
             return items[place] if counted and len(items) > place else self.unknown(written, stable=False)
         return items[place] if -len(items) <= place < len(items) else ""
 
-    def _default(self, name: str, value: Optional[Value], op: str, rest: str, written: str) -> Union[str, List[str]]:
+    def _between_quotes(self, raw: str) -> str:
+        """Expand the word of "${name:-word}": double quotes in it go, single ones stay."""
+        plain = re.sub(r'\\([}"])|(\\.)|"', r"\1\2", raw, flags=re.DOTALL)
+        return self.heredoc(plain)
+
+    def _word(self, raw: str) -> _Word:
+        pieces = self._pieces(raw, self._globs(), whole=False)
+        word = _Word("".join(" ".join(part) if isinstance(part, list) else part for part, _ in pieces))
+        word.pieces = pieces
+        return word
+
+    def _default(
+        self, name: str, value: Optional[Value], op: str, rest: str, written: str, given: Callable[[str], str]
+    ) -> Union[str, List[str]]:
         text = value if isinstance(value, str) else " ".join(value) if value else ""
         known_unset = value is None or (not text and op[0] == ":")
         if value is not None and MARK.search(text):
@@ -288,31 +311,37 @@ class Expander:
                 for unknown in self.marks.of(text)
                 if unknown.text in (f"${{{name}}}", f"${{ARG_{name}}}") and unknown.kind == SUBMIT
             ]
-            if plain and len(text) == 1:  # not of the script: what the submitting shell has
+            if plain and len(text) == 1 and op[-1] != "?":  # not of the script: what the submitting shell has
                 taken = self._unset(name, rest)
                 if taken is None:
-                    if op[-1] == "=":
-                        self._assign(name, self.unknown(f"${{{name}{op[:-1]}-{rest}}}"))
-                    return self.unknown(written)
+                    return self._undecided(name, op, rest, written, True)
                 known_unset = taken
-            elif MARK.sub("", text):
-                known_unset = False  # some text is there in any case
+            elif MARK.sub("", text) or op[-1] == "?":
+                known_unset = False  # some text is there in any case, or the script ends
             elif all(
                 unknown.kind in ("head", "hosts") or unknown.text == "${SLURM_JOB_ID}"
                 for unknown in self.marks.of(text)
             ):
                 known_unset = False
             else:
-                return self.unknown(written, stable=self.marks.stable(text))
+                return self._undecided(name, op, rest, written, self.marks.stable(text))
         kind = op[-1]
         if kind == "+":
-            return "" if known_unset else self.text(rest)
+            return "" if known_unset else given(rest)
         if known_unset and kind in "-=":
-            given = self.text(rest)
+            new = given(rest)
             if kind == "=":
-                self._assign(name, given)
-            return given
+                new = whole_marks(new)
+                self._assign(name, new)
+            return new
         return text if not isinstance(value, list) else value
+
+    def _undecided(self, name: str, op: str, rest: str, written: str, stable: bool) -> Union[str, List[str]]:
+        """Leave a default to the running job. `:=` is an assignment of its own, before the statement."""
+        if op[-1] != "=":
+            return self.unknown(written, stable=stable)
+        self._assign(name, self.unknown(f"${{{name}{op[:-1]}-{rest}}}", stable=stable))
+        return self._variable(name)
 
     def _edited(self, text: str, op: str, rest: str, written: str) -> str:
         if MARK.search(text):

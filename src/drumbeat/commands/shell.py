@@ -140,14 +140,14 @@ class Brackets:
             elif self.text.startswith("$(", at):
                 at = self.paren(at + 1, depth + 1) or at + 2
             elif self.text.startswith("${", at):
-                at = self.brace(at + 1) or at + 2
+                at = self.brace(at + 1, depth + 1) or at + 2
             elif char == "`":
                 at = self.backtick(at) or at + 1
             else:
                 at += 1
         return 0
 
-    def brace(self, at: int) -> int:
+    def brace(self, at: int, depth: int = 0) -> int:
         """Search from the { of ${; it does not reach over a line's end."""
         if self.given_up:
             return 0
@@ -155,9 +155,10 @@ class Brackets:
         while at < end:
             char = self.text[at]
             if char == '"':  # ${x:-"}"}
-                at = self.text.find('"', at + 1, end)
-                if at < 0:
+                at = self.quoted(at, depth + 1)
+                if not at:
                     break
+                continue
             level += (char == "{") - (char == "}")
             at += 2 if char == "\\" else 1
             if not level:

@@ -56,6 +56,9 @@ EACH_TIME = frozenset((
     "RANDOM", "SRANDOM", "SECONDS", "EPOCHSECONDS", "EPOCHREALTIME", "BASHPID", "PPID", "LINENO", "$", "!", "?",
 ))  # fmt: skip
 
+ARGUMENTS = "ARGUMENTS"  # a list of the arguments that only the job knows
+LATE: List[str] = ["\0"]  # `ShellState.arguments` then
+
 S = TypeVar("S", bound="ShellState")
 
 
@@ -167,8 +170,12 @@ class ShellState:
             return self._argument(name)
         if name in self.hidden:
             return ""
+        if name == "#" and self.arguments is LATE:
+            return self.mark(f"${{#{ARGUMENTS}[@]}}", JOB, False)
         if name == "#":
             return str(len(self.arguments)) if self.arguments is not None else self.mark("$#", SUBMIT)
+        if name == "BASH_SOURCE":  # all is in one file
+            return self.lookup("0")
         if name == "PWD":
             return self.cwd or self.mark("${PWD}", SUBMIT)
         if name in self.own - EACH_TIME and not self.foreign and name not in self.known and self.unset(name, ""):
@@ -188,9 +195,19 @@ class ShellState:
         """Return true to treat an outside variable as unset, None if it may be set. Subclasses decide."""
         return True
 
+    def late_arguments(self, text: str, items: str, line: int) -> None:
+        """Leave the arguments that a statement sets to the job, in a list beside them."""
+        self._keep_copies(ARGUMENTS)
+        self.leave_list(ARGUMENTS, f"{text}\n{ARGUMENTS}=({items})", line)
+        self.arguments = LATE
+
     def _argument(self, name: str) -> Value:
         if name == "0":
-            return self.zero or self.mark("$0", JOB)
+            return self.zero or self.mark("$0", JOB, False)
+        if self.arguments is LATE:
+            number = f"[{int(name) - 1}]" if name.isdigit() else "[@]"
+            mark = self.mark(f"${{{ARGUMENTS}{number}}}", JOB, False)
+            return mark if name.isdigit() else [mark]
         if self.arguments is None:
             if name in ("@", "*"):  # nobody gave any
                 self.defaults.setdefault("$@", "")
@@ -204,14 +221,13 @@ class ShellState:
         return self.marks.mark(Unknown(text, kind, names_read(text), stable))
 
     def _assign_default(self, name: str, value: str) -> None:
-        raw = f'"{value}"' if MARK.search(value) else f'"${{{name}:={value}}}"'
-        self.assign(name, value, raw, 0, False)
+        self.assign(name, value, self.marks.quoted(value), 0, False)
 
     def assign(self, name: str, value: Value, raw: str, line: int, exported: bool) -> None:
         before, declared = self.variables.get(name), ("export",) if exported else ()
         exported = exported or self.exports_all or name in self.exports or bool(before and before.exported)
         joined = value if isinstance(value, str) else "\0".join(value)
-        own = f"${{{name}}}"
+        own, late = f"${{{name}}}", self.marks.reads(joined) & {ARGUMENTS}
         if isinstance(value, str) and re.search(r"\s", joined) and not self.marks.named(joined):
             value = joined = self.with_names(value, line)
             raw = self.marks.quoted(value)
@@ -228,7 +244,8 @@ class ShellState:
             elif len(joined) > MAX_VALUE or kind in (ONCE, TASK, HEAD):
                 value = [self.marks.mark(Unknown(f"${{{name}[@]}}", kind, frozenset((name,)), False, raw))]
         self._keep_copies(name)
-        self.events.append(Event("assign", line, f"{name}={raw}", self.reads(raw), frozenset((name,)), value, declared))
+        reads = self.reads(raw) | late
+        self.events.append(Event("assign", line, f"{name}={raw}", reads, frozenset((name,)), value, declared))
         self.variables[name] = Variable(value, exported, len(self.events) - 1, bool(before and before.maybe))
 
     def _keep_copies(self, name: str) -> None:
@@ -366,7 +383,11 @@ class ShellState:
         quiet = names <= self.prints and "once" not in kinds and not writes and not any(map(into_file, inside))
         quiet = quiet and not self.acts.search(text)
         kind = "print" if quiet else "shell" if state and node.kind not in ("subshell", "pipeline") else "once"
-        self.events.append(Event(kind, node.line, text, self.reads(text), writes))
+        if self.arguments is LATE and kind == "shell" and re.search(r"\bshift\b|\bset\s+--", text):
+            self.late_arguments(text, '"$@"', node.line)
+        else:
+            self.events.append(Event(kind, node.line, text, self.reads(text), writes))
+        self.events[-1].writes |= writes
         for name in writes:
             old = self.variables.get(name)
             is_list = old is not None and not isinstance(old.value, str)
@@ -527,7 +548,8 @@ class ShellState:
         if node.heredocs and words[0] in ("cat", "tee"):
             path = self.words.text(targets[0].raw) if targets else words[-1] if len(words) > 1 else ""
             document = node.heredocs[0]
-            self.files[path] = document.text if document.literal else self.words.heredoc(document.text)
+            # a child process expands it: what `:=` sets there is gone afterwards
+            self.files[path] = document.text if document.literal else self.apart().words.heredoc(document.text)
 
     # Builtins
 

@@ -335,6 +335,11 @@ def _carry_over(draft: Draft, chosen: Started, batch: Shell, script: Script, ray
     _from_outside(draft, script)
     account(draft, batch, chosen, launch)
     _compare(draft, launch, ranks, batch, chosen)
+    gone = [int(each.what[5:]) for each in draft.differences if each.job == "not started" and each.what[5:].isdigit()]
+    for event in batch.events[: chosen.before]:
+        if gone and event.line > min(gone) and event.text.startswith(("until ", "while ")):
+            why = "waits in on-start, perhaps for what is not started here: take it out if so"
+            draft.question(event.line, event.text, why)
 
 
 _OF_THE_JOB = ("SLURM_", "CUDA_", "ROCR_", "HIP_", "RANK", "LOCAL_", "WORLD_", "MASTER_", AS_TEXT)
@@ -472,7 +477,7 @@ def _command(draft: Draft, launch: Launch) -> FrozenSet[str]:
         for each in unknown
         if "[" in each.text
         for name in each.reads
-        if f"{{{name}[" in each.text
+        if re.search(rf"\{{[!#]?{name}\[", each.text)
     }
     given = {name: items for name, items in lists.items() if items is not None}
     unknown += [each for items in given.values() for item in items for each in marks.of(item)]
@@ -571,7 +576,10 @@ def _ranks(draft: Draft, launch: Launch, tasks: Optional[int]) -> Optional[int]:
         draft.set("launcher", "once", launch.line)
         draft.keys.pop("ranks-per-node", None)
     elif launch.alone and not launch.launcher and nodes > 1:
-        draft.question(launch.line, "", f"the script starts it on its first node alone; here it starts on all {nodes}")
+        words = draft.marks.shown(" ".join(launch.words))
+        draft.question(
+            launch.line, words, f"the script starts it on its first node alone; here it starts on all {nodes}"
+        )
     return count
 
 

@@ -62,6 +62,7 @@ _SITE = re.compile(
     r"(?:HOME|USER|PATH|TMPDIR|SCRATCH|WORK|PWD|SHELL|LANG|LOGNAME)|\w*PATH|XDG_\w+|CONDA_\w+|(?:SLURM|PBS)_\w+"
 )
 
+OWN_PATH = re.compile(r"(?<!\\)\$\{?(?:0|BASH_SOURCE(?:\[0\])?)(?![\w\[])")  # of the batch script
 _READS_A_PROGRAM = re.compile(r"(?:\S*/)?(?:python[\d.]*|(?:ba)?sh)")
 
 
@@ -121,7 +122,7 @@ class JobShell(Shell):
     def with_names(self, text: str, line: int) -> str:
         def variable(found: re.Match[str]) -> str:
             unknown = self.marks.get(found[0])
-            late = unknown.kind in (ONCE, TASK, HEAD) or unknown.text.startswith("$(")
+            late = unknown.kind in (ONCE, TASK, HEAD) or unknown.text.startswith("$(") or OWN_PATH.match(unknown.text)
             if self.marks.named(found[0]) or not late or "[@]" in unknown.text:
                 return found[0]
             name = f"VALUE_{1 + sum(any(each.startswith('VALUE_') for each in event.writes) for event in self.events)}"

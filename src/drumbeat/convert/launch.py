@@ -227,7 +227,7 @@ def peel(draft: Draft, started: Started, batch: Shell) -> Launch:
     image = draft.keys.get("container") or ""
     if draft.marks.kind(image) not in ("", SUBMIT):
         draft.question(launch.line, image, "an image known only in the job: write its name, or export it and submit")
-    _binds(draft, launch)
+    _binds(draft, launch, started.variables)
     launch.words = found_on_path(draft.marks, launch.words)
     words = [_met_at(draft.marks, word, before) for before, word in zip(["", *launch.words], launch.words)]
     for ours, own in zip(words, launch.words):
@@ -252,15 +252,19 @@ def _met_at(marks: Marks, word: str, before: str) -> str:
     return word.replace(found["host"], split_marks(ours) if outside_quotes(found["host"]) else ours) if meets else word
 
 
-def _binds(draft: Draft, launch: Launch) -> None:
+def _binds(draft: Draft, launch: Launch, variables: Mapping[str, Variable]) -> None:
     """Leave variables of the job in `binds` to the batch script; ask about all else that only it knows."""
 
     def written(found: re.Match[str]) -> str:
         unknown = draft.marks.get(found[0])
-        if unknown.kind == SUBMIT or not re.fullmatch(r"\$\{\w+\}", unknown.text):
+        if unknown.kind == SUBMIT:
             return found[0]
-        launch.in_binds |= unknown.reads & set(batch)
-        return unknown.text
+        holds = [name for name, each in variables.items() if each.value == whole_marks(found[0]) and each.event >= 0]
+        if not re.fullmatch(r"\$\{\w+\}", unknown.text) and not holds:
+            return found[0]
+        names = holds[:1] or unknown.reads
+        launch.in_binds |= set(names) & set(batch)
+        return f"${{{holds[0]}}}" if holds else unknown.text
 
     batch = launch.shell.hidden | set(launch.shell.variables)
     binds = [MARK.sub(written, each) for each in draft.keys.get("binds", ())]
@@ -341,11 +345,29 @@ _FATES: Dict[str, Dict[str, str]] = {
             "launcher bootstrap iface nooversubscribe", _ITS_OWN),
     },
 }  # fmt: skip
+_SRUN = {*_FATES["srun"], "mpi", "network", "gpu-bind", "gpus-per-task", "ntasks-per-gpu"}
 PER_NODE = {"ntasks-per-node", "tasks-per-node", "npernode", "ppr", "ppn", "perhost"}
+
+
+# srun reads its options from variables too: SLURM_CPU_BIND is --cpu-bind. Those with another name than their option:
+_BY_NAME = {"MPI_TYPE": "mpi", "KILL_BAD_EXIT": "kill-on-bad-exit", "UNBUFFEREDIO": "unbuffered", "LABELIO": "label"}
+
+
+def _from_variables(draft: Draft, launch: Launch) -> List[Tuple[str, str]]:
+    """Take the options of srun that the script exports."""
+    found = []
+    for name, variable in list(launch.shell.variables.items()):
+        option = _BY_NAME.get(name[6:], name[6:].lower().replace("_", "-"))
+        if name.startswith("SLURM_") and option in _SRUN and isinstance(variable.value, str) and variable.event >= 0:
+            found.append((option, variable.value))
+            draft.carried.add(launch.shell.events[variable.event].line)
+            del launch.shell.variables[name]
+    return found
 
 
 def _starter(draft: Draft, launch: Launch, program: str) -> None:
     found, at = options(launch.words[1:], program)
+    found[:0] = _from_variables(draft, launch) if program == "srun" else []
     fates, is_srun = _FATES["srun" if program == "srun" else "mpirun"], program == "srun"
     launch.mpi = launch.mpi if is_srun else program
     for name, value in found:
@@ -374,6 +396,8 @@ def _starter(draft: Draft, launch: Launch, program: str) -> None:
             _give(launch, {f"OMPI_MCA_{value.split(' ')[0]}": value.partition(" ")[2]})
         elif name == "mpi":
             launch.mpi = value if value != "none" else ""
+        elif name == "network":
+            launch.before.append(f"export SLURM_NETWORK={draft.marks.quoted(value)}  # srun --network")
         elif name == "export":
             _give(launch, dict(_pair(each) for each in value.split(",") if "=" in each))
             if value.split(",")[0] == "NONE":

@@ -14,16 +14,18 @@ from typing import Callable, FrozenSet, List, Optional, Set
 
 from drumbeat.base.redact import is_secret
 from drumbeat.commands.events import Event, options_at
+from drumbeat.commands.state import ARGUMENTS
 from drumbeat.commands.syntax import arguments_read, names_read
 from drumbeat.commands.values import HEAD, HOSTS, JOB, MARK, ONCE, SUBMIT, TASK, Marks, Unknown, at_submission
 from drumbeat.convert.draft import Draft, LeftOut
-from drumbeat.convert.job_shell import JobShell
+from drumbeat.convert.job_shell import OWN_PATH, JobShell
 from drumbeat.convert.launch import AS_TEXT, OURS, PLACE, WORKED_OUT, Launch
 
 _VERBS = (
     "load", "add", "purge", "reset", "use", "unuse", "unload", "rm", "del", "swap", "switch", "restore", "save", "list", "avail",
     "spider", "show", "refresh", "try-load", "--force", "-q",
 )  # fmt: skip
+_BY_NAME = re.compile(r"\$\{!\w+\}|\\\$\{?\$")  # ${!1}, eval echo \$$1: which variable it is, only the job knows
 _LIMITS = ("ulimit", "umask", "stty")  # of a process: they do not come back from on-start
 OF_TASKS = (
     "SLURM_NTASKS",
@@ -50,6 +52,7 @@ class _Residue:
         self.exported = self.shown | wanted
         self.in_env: Set[str] = set()
         self.places = {id(event): place for place, event in enumerate(launch.events)}
+        self.late = next((place for place, event in enumerate(launch.events) if ARGUMENTS in event.writes), 1 << 30)
         self.once = bool(launch.in_binds)  # what the batch script runs goes into on-start
         self.given = dict(draft.env)
         self.arguments = " ".join(
@@ -74,6 +77,12 @@ class _Residue:
     def _outside(self, event: Event) -> bool:
         return self.places[id(event)] < self.launch.outside
 
+    def _arguments(self, event: Event) -> Set[str]:
+        """Return the arguments of the script that a statement reads, before it gets others that only the job knows."""
+        early = self.places[id(event)] < self.late
+        acts = early and event.kind in ("shell", "once") and "()" not in event.text
+        return arguments_read(event.text) if acts else set()
+
     def _settled(self) -> List[Event]:
         later: Set[str] = set()
         while True:
@@ -96,6 +105,8 @@ class _Residue:
 
     def _only_once(self, event: Event) -> bool:
         """Return true for a statement that `setup` cannot take: its effect is lost in a container, or differs by rank."""
+        if OWN_PATH.search(event.text):
+            return True
         if event.kind == "assign":
             value = "".join(event.value or "")
             found = list(self.marks.of(value))
@@ -144,10 +155,12 @@ class _Residue:
 
     def _slice(self, needed: Set[str]) -> List[Event]:
         kept: List[Event] = []
+        if any(_BY_NAME.search(event.text) for event in self.launch.events[: self.launch.outside]):
+            needed |= {name for event in self.launch.events for name in event.writes if event.kind == "assign"} - OURS
         for place in range(len(self.launch.events) - 1, -1, -1):
             event = self.launch.events[place]
             ours = self.once and place < self.launch.outside  # written down with all that it needs
-            if event.kind in ("print", "started", "part"):
+            if event.kind in ("started", "part") or event.kind == "print" and not self._waits(place):
                 continue
             if event.kind in ("assign", "export"):
                 names = event.writes & needed - {name for name, value in self.draft.env.items() if value == "pass"}
@@ -168,15 +181,24 @@ class _Residue:
                 why = "the script submits itself: array, dependency and requeues of the job file do that, or a line after submit"
                 self.draft.question(event.line, event.text, why)
                 continue
+            if event.kind == "once" and any(self.marks.resolved(word) == "$0" for word in event.words[1:]):
+                why = "$0 is drumbeat's batch script here, and Slurm's copy of yours there: name the file"
+                self.draft.question(event.line, event.text, why)
             if event.kind == "cd" and not ours and not self._cd_in_setup(place):
                 continue
-            if place < self.launch.outside and not self.arguments and _arguments(event) - _NUMBERED:
+            if place < self.launch.outside and not self.arguments and self._arguments(event) - _NUMBERED:
                 why = "looks at the batch script's own arguments: give them to convert, after the script's name"
                 self.draft.question(event.line, event.text, why)
                 continue
             kept.append(event)
             needed |= self._reads(event)
         return kept[::-1]
+
+    def _waits(self, place: int) -> bool:
+        """Return true for a `wait` after something that on-start leaves in the background."""
+        before = self.launch.events[:place] if place < self.launch.outside else []
+        left = any(each.kind in ("once", "shell") and each.text.rstrip().endswith("&") for each in before)
+        return left and bool(re.match(r"wait\b", self.launch.events[place].text))
 
     def _reads(self, event: Event) -> Set[str]:
         text = self._known(event)
@@ -250,6 +272,8 @@ class _Residue:
         now = frozenset("e")
         for event in events:
             text = self._assignment(event, moved) if event.kind == "assign" else event.text
+            if self._outside(event) and "<<" not in text:  # bash -c has no file of its own, but the same $0
+                text = OWN_PATH.sub(lambda found: found[0][: 1 + found[0].startswith("${")] + "0", text)
             moved = moved or event.kind == "cd" and self.places[id(event)] >= 0
             chooses = any(name == "e" for _, name, _ in self.launch.options)  # the script says itself from where on
             environment = not event.words or JobShell.environments.match(event.text)  # one that fails stops the job
@@ -283,7 +307,7 @@ class _Residue:
         known = self.launch.shell.known
         tasks = [f"{name}={known[name]}  # as in the script" for name in OF_TASKS
                  if self.once and known.get(name) and (step or name in reads)]  # fmt: skip
-        used = {each for event in events if self._outside(event) for each in _arguments(event)}
+        used = {each for event in events if self._outside(event) for each in self._arguments(event)}
         if used:
             tasks.insert(
                 0, f"set -- {self.arguments or ' '.join(f'${{ARG_{n}?}}' for n in range(1, int(max(used)) + 1))}"
@@ -333,12 +357,6 @@ def changed(before: FrozenSet[str], after: FrozenSet[str]) -> str:
         words += [f"{sign}{letters}"] if letters else []
         words += [f"{sign}o {name}" for name in names if len(name) > 1]
     return " ".join(words)
-
-
-def _arguments(event: Event) -> Set[str]:
-    """Return the arguments of the script that a statement reads."""
-    acts = event.kind in ("shell", "once") and "()" not in event.text
-    return arguments_read(event.text) if acts else set()
 
 
 def _module(event: Event) -> bool:

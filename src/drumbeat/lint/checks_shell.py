@@ -511,7 +511,11 @@ _SUBMITS_ITSELF = regex(r"(?:^|\s)sbatch\s.*\$\{?0(?!\w)")
 
 def submits_itself(context: Context) -> Iterator[Hit]:
     """Find a job that submits $0, except a script that does so only outside a job."""
-    lines = [each.line for each in context.script.commands if _SUBMITS_ITSELF.search(each.text)]
+    lines = [
+        each.line
+        for each in context.script.commands
+        if _SUBMITS_ITSELF.search(each.text) and any(name.rsplit("/", 1)[-1] == "sbatch" for name in each.names)
+    ]
     if not lines:
         return
 
@@ -524,6 +528,32 @@ def submits_itself(context: Context) -> Iterator[Hit]:
     except Problem:
         outside = set()
     yield from (Hit(line) for line in lines if line not in outside)
+
+
+_OWN_FOLDER = regex(
+    r"\b(?:dirname|realpath|readlink)\s+(?:-\S+\s+)*[\"']?\$(?:0\b|\{?(?:0|BASH_SOURCE)\b)[^\s)]*"
+    r"|\$\{(?:0|BASH_SOURCE(?:\[0\])?)%[^}]*/[^}]*\}"
+)
+
+
+def beside_script(context: Context) -> Iterator[Hit]:
+    """Find paths made from $0 in statements that a job reaches."""
+    if not _OWN_FOLDER.search(context.script.text):
+        return
+    inside = {"SLURM_JOB_ID": "1", "SLURM_JOBID": "1", "SLURM_SUBMIT_DIR": "/"}
+    shell = Shell(inside, lambda words: False, None)
+    try:
+        events = shell.run(without_marks(context.script.text), context.script.line).events
+    except Problem:
+        return
+    told: Set[int] = set()
+    for event in events:
+        words = [event.value] if isinstance(event.value, str) else event.value or event.words
+        text = shell.marks.resolved(" ".join(words)) if words else event.text
+        found = _OWN_FOLDER.search(text)
+        if found and event.line not in told:
+            told.add(event.line)
+            yield Hit(event.line, {"shown": re.sub("[\"']", "", found[0])})
 
 
 def scontrol_in_container(context: Context) -> Iterator[Hit]:
@@ -556,7 +586,7 @@ CHECKS = by_name(
     comment_in_command, blanks_around_equals, never_set, typographic, continuation, joined_lines, quote_unclosed,
     script_cut, carriage_returns, variable_as_command, missing_semicolon, exit_code_lost, dollar_escaped, placeholder,
     clone_then_cd, export_of_itself, export_of_prose, stops_all_containers, appended_to, interpreter_not_first,
-    submits_itself, gpus_task_by_task, sbatch_late, sbatch_misspelt, cores_for_one_task, masks_overlap, rank_frozen,
+    submits_itself, beside_script, gpus_task_by_task, sbatch_late, sbatch_misspelt, cores_for_one_task, masks_overlap, rank_frozen,
     not_exported, launched_on_one_node, monitor_on_one_node, staged_on_one_node, output_folder_too_late, not_waited_for,
     scontrol_in_container,
 )  # fmt: skip

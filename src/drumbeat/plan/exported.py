@@ -98,7 +98,7 @@ def _interfaces(mine: Mapping[str, str], here: Scene, facts: Facts) -> List[Find
             findings.append(find("interface-down", name=name, down=", ".join(down), evidence=shown))
         local = [each for each in found if each == "lo" or each.startswith("docker")]
         if local and here.nodes == "many" and here.fabric != "loopback":
-            findings.append(find("interface-local", name=name, local=", ".join(local), evidence=shown))
+            findings.append(find("interface-local", name=name, shown=", ".join(local), evidence=shown))
         if here.fabric == "slingshot" and not all(each.startswith("hsn") for each in found):
             findings.append(find("interface-not-fast", name=name, evidence=shown))
     return findings

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import ipaddress
 import re
-from typing import Any, Callable, Dict, FrozenSet, List, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Optional, Sequence, Set, Tuple, Union
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.regex import regex
@@ -88,39 +88,39 @@ def compute_nics(facts: Facts, peers: Optional[Peers] = None) -> ComputeNics:
 def _alone(devices: Sequence[RdmaDevice], facts: Facts, peers: Optional[Peers]) -> List[Tuple[RdmaDevice, Network]]:
     """Return devices in a subnet that not all nodes are in, and that subnet."""
     known = [peer.facts for peer in (peers.nodes if peers else ()) if peer.facts.interfaces]
-    everywhere = _common_networks(known) - swapped([rails_of(each) for each in known]) if len(known) > 1 else set()
+    everywhere = _common_networks(known) - crossed([rails_of(each) for each in known]) if len(known) > 1 else set()
     found = []
     for device in devices:
-        own = subnets_of(device, facts)
-        if own and not everywhere & set(own):
-            found.append((device, own[0]))
+        own = places_of(device, facts)
+        if own and not any(map(within(everywhere), own)):
+            found.append((device, own[0].network))
     return found if len(found) < len(devices) else []
 
 
-def rails_of(facts: Facts) -> List[Network]:
-    """Return the subnets of the compute NICs, in the order in which NCCL pairs them."""
-    return [network for device in compute_nics(facts).devices for network in subnets_of(device, facts)[:1]]
+def rails_of(facts: Facts) -> List[Address]:
+    """Return addresses of the compute NICs, in the order in which NCCL pairs them."""
+    return [address for device in compute_nics(facts).devices for address in places_of(device, facts)[:1]]
 
 
-def subnets_of(device: RdmaDevice, facts: Facts) -> List[Network]:
-    """Return the IP subnets of a device's interfaces; of InfiniBand, which needs no IP, the subnet prefixes of its ports."""
+def places_of(device: RdmaDevice, facts: Facts) -> List[Address]:
+    """Return the IP addresses of a device's interfaces; of InfiniBand, which needs no IP, the subnet prefixes of its ports."""
     if _layers(device) == {"InfiniBand"}:
         return _prefixes(device)
     own = [one for one in facts.interfaces if one.name in device.netdevs]
-    return [network for one in own for network in networks(one)]
+    return [address for one in own for address in usable_addresses(one)]
 
 
-def _prefixes(device: RdmaDevice) -> List[Network]:
+def _prefixes(device: RdmaDevice) -> List[Address]:
     ports = [port for port in active_ports(device) if port.link_layer == "InfiniBand"]
     found = [_prefix(gid.gid) for port in ports for gid in port.gids[:1]]
     return [prefix for prefix in found if prefix]
 
 
 @functools.lru_cache(maxsize=1 << 16)
-def _prefix(gid: str) -> Optional[Network]:
+def _prefix(gid: str) -> Optional[Address]:
     """Return the InfiniBand subnet in the upper half of a GID; fe80::/64 is the default of subnet managers."""
     try:
-        return ipaddress.IPv6Network((int(ipaddress.IPv6Address(gid.strip())) >> 64 << 64, 64))
+        return ipaddress.IPv6Interface((int(ipaddress.IPv6Address(gid.strip())) >> 64 << 64, 64))
     except ValueError:
         return None
 
@@ -129,7 +129,21 @@ def swapped(nodes: Sequence[Sequence[Any]]) -> Set[Any]:
     """Return subnets that all nodes have, but in different order: NICs at the same position cannot reach each other."""
     everywhere = set.intersection(*map(set, nodes)) if nodes else set()
     orders = [[subnet for subnet in rails if subnet in everywhere] for rails in nodes if rails]
+    if len(set(map(len, orders))) > 1:  # a NIC is missing in a subnet that has several
+        orders = [list(dict.fromkeys(rails)) for rails in orders]
     return {subnet for place in zip(*orders) if len(set(place)) > 1 for subnet in place}
+
+
+def crossed(nodes: Sequence[Sequence[Address]]) -> Set[Network]:
+    """Return the subnets that are swapped between nodes with these rails."""
+    plain = [[one.network for one in rails] for rails in nodes]
+    if all(rails == plain[0] for rails in plain):  # as nearly always
+        return set()
+    common: Optional[Spans] = None
+    for rails in nodes:
+        common = narrowed(common, rails) if rails else common
+    found = within(common or ())
+    return swapped([[net for net in map(found, rails) if net] for rails in nodes])
 
 
 def lone_subnets(nics: ComputeNics, host: str) -> List[Finding]:
@@ -259,6 +273,8 @@ def _beside_gpus(devices: List[RdmaDevice], gpus: Sequence[Gpu]) -> List[RdmaDev
 
 Network = Union[ipaddress.IPv4Network, ipaddress.IPv6Network]
 Address = Union[ipaddress.IPv4Interface, ipaddress.IPv6Interface]
+_Ip = Union[ipaddress.IPv4Address, ipaddress.IPv6Address]
+Spans = Dict[Network, Tuple[_Ip, _Ip]]
 
 # Bridges and tunnels of container engines and virtual machines: other nodes cannot reach their addresses.
 _LOCAL_ONLY = regex(r"(lo|docker|br-|virbr|veth|cni|flannel|cali|podman|lxc|lxd|vnet|tap|kube-|nerdctl|cilium)")
@@ -303,8 +319,8 @@ def choose(facts: Facts, peers: Peers, node: int, nics: ComputeNics, fastest: bo
     if not found:
         return InterfaceChoice(None, "no interface is up with an address that another node could reach")
     others = [peer for peer in peers.nodes if peer.node != node and peer.facts.interfaces]
-    everywhere = _common_networks([peer.facts for peer in others])
-    shared = [one for one in found if not others or everywhere & set(networks(one))]
+    everywhere = within(_common_networks([*(peer.facts for peer in others), facts]))
+    shared = [one for one in found if not others or any(map(everywhere, usable_addresses(one)))]
     pool = shared or found
     mine = next((peer.address for peer in peers.nodes if peer.node == node), "")
     rails = {netdev for device in nics.devices for netdev in device.netdevs}
@@ -360,10 +376,40 @@ def holds(interface: Interface, address: str) -> bool:
     return bool(address) and any(text.split("/")[0] == address for text in interface.addresses)
 
 
+def usable_addresses(interface: Interface) -> List[Address]:
+    """Return an interface's addresses, without link-local ones, which do not leave the link."""
+    return [one for one in map(_parse, interface.addresses) if one is not None]
+
+
 def networks(interface: Interface) -> List[Network]:
-    """Return the subnets of an interface's addresses, without link-local ones, which do not leave the link."""
-    found = [_parse(text) for text in interface.addresses]
-    return [one.network for one in found if one is not None]
+    """Return the subnets of an interface's usable addresses."""
+    return [one.network for one in usable_addresses(interface)]
+
+
+# Nodes may give one subnet different lengths: ib0 is a /16 here and a /20 there. They reach each other without a router where
+# the addresses of all are in the narrowest, so that one counts.
+
+
+def narrowed(common: Optional[Spans], mine: Iterable[Address]) -> Spans:
+    """Return the subnets that one more node is in too, with the lowest and the highest address of all nodes in each."""
+    found: Spans = {}
+    for one in mine:
+        own, at = one.network, (one.ip, one.ip)
+        alike = common is None or own in common  # as nearly always
+        for net, span in [(own, (common or {}).get(own, at))] if alike else list((common or {}).items()):
+            if not alike and (net.version != one.version or not net.overlaps(own)):
+                continue
+            narrow = net if alike else max(net, own, key=lambda each: each.prefixlen)
+            known = [*span, one.ip, *found.get(narrow, ())]
+            if alike or all(address in narrow for address in known):
+                found[narrow] = (min(known), max(known))
+    return found
+
+
+def within(shared: Iterable[Network]) -> Callable[[Address], Optional[Network]]:
+    """Return a function that finds the shared subnet of an address."""
+    known = list(shared)
+    return lambda address: next((net for net in known if address.ip in net), None)
 
 
 @functools.lru_cache(maxsize=1 << 16)  # a job of a thousand nodes parses each address several times
@@ -377,18 +423,17 @@ def _parse(text: str) -> Optional[Address]:
 
 def address_of(interface: Interface) -> Optional[str]:
     """Return the interface's address: IPv4 before IPv6, never link-local."""
-    usable = [one.ip for one in map(_parse, interface.addresses) if one is not None]
+    usable = [one.ip for one in usable_addresses(interface)]
     return str(min(usable, key=lambda ip: ip.version)) if usable else None
 
 
 def _common_networks(nodes: Sequence[Facts]) -> Set[Network]:
     """Return the subnets that every one of these nodes is in."""
-    common: Optional[Set[Network]] = None
+    common: Optional[Spans] = None
     for facts in nodes:
-        mine = {network for interface in candidates(facts) for network in networks(interface)}
-        mine |= {prefix for device in facts.rdma for prefix in _prefixes(device)}
-        common = mine if common is None else common & mine
-    return common or set()
+        mine = [address for interface in candidates(facts) for address in usable_addresses(interface)]
+        common = narrowed(common, [*mine, *(prefix for device in facts.rdma for prefix in _prefixes(device))])
+    return set(common or ())
 
 
 def _state(interface: Interface) -> str:

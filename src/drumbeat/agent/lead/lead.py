@@ -35,7 +35,7 @@ from drumbeat.agent.lead.model import (
 )
 from drumbeat.agent.watchers.kernel_log import FAULT
 from drumbeat.agent.wire import messages as wire
-from drumbeat.agent.wire.meet import FIRST_NOTICE, NOTICE_EVERY
+from drumbeat.agent.wire.meet import FIRST_NOTICE, NOTICE_EVERY, doors_in
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import Order
 from drumbeat.base.processes import IN_KERNEL
@@ -67,7 +67,7 @@ class Muster:
     def __init__(self, order: Order, members: Dict[int, Member]) -> None:
         self.order, self.members = order, members
         self.common = wire.Common()
-        self.doors: Dict[int, Dict[str, Tuple[str, int]]] = {}  # where members listen for each other
+        self.doors: Dict[int, Tuple[wire.Place, ...]] = {}  # where members listen for each other
         self.gone = 0  # members that ended before they could join
         self.starts = 0  # most earlier starts that any member knows of
         self.seconds = 0.0  # duration, once it is over
@@ -378,7 +378,7 @@ class Lead:
         self.phase, self.resume, self.answers = "trying", (now + _TRYING, assignment), {}
         partners = zip(assignment, assignment[1:] + assignment[:1])
         return [
-            Tell((number,), wire.Try({subnet: place for subnet, place in doors[other].items() if subnet in shared}))
+            Tell((number,), wire.Try(doors_in(shared, doors[other])))
             for number, other in sorted(partners, key=lambda pair: -pair[0])  # the lead's own takes long: last
         ]
 
@@ -397,13 +397,13 @@ class Lead:
             for subnet, why in sorted(self.answers.get(number, {}).items()):
                 here, there = self.members[number].host, self.members[other].host
                 apart.setdefault(subnet, {"here": here, "there": there, "why": why})
-        others = set(common.subnets or ()) - common.apart - set(apart)
+        others = set(common.subnets or ()) - set(apart)
         words = "others" if others else "only"
         acts: List[Act] = [
             record_finding(find("subnet-apart", words, subnet=subnet, **said)) for subnet, said in apart.items()
         ]
         if others:
-            common.apart |= set(apart)
+            common.leave_out(apart)
         return acts + self._start(assignment, now)
 
     # -- running -----------------------------------------------------------------------------------------------------

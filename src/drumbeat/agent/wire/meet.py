@@ -24,10 +24,10 @@ from contextlib import suppress
 from typing import Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
 from drumbeat.agent.wire.channel import Channel, plain_address
-from drumbeat.agent.wire.messages import Message, WireError
+from drumbeat.agent.wire.messages import Message, Place, WireError
 from drumbeat.base.processes import in_child
 from drumbeat.machine.model import Facts
-from drumbeat.plan.network import candidates, networks
+from drumbeat.plan.network import candidates, usable_addresses
 
 PROVE_WITHIN = 3.0  # seconds, if strangers hold more than half of the places
 _UNHURRIED = 15.0  # seconds otherwise: a node of a large job may be slow to start
@@ -372,81 +372,88 @@ def is_held(port: int) -> bool:
 # each other is not used.
 
 
-Places = Dict[str, Tuple[str, int]]  # subnet -> this node's address in it, and a port
-
 SECONDS = 2.0  # for all exchanges of a node, which run in parallel
 _MOST = 64  # subnets
 _BYTES = b"\0" * 24_000  # several packets of any size, so that a switch that drops large ones is noticed
 
 
 class Doors:
-    """Listeners on this node's addresses, one per subnet, until ranks start. The kernel acknowledges data; we never read it."""
+    """Listeners on this node's addresses until ranks start. The kernel acknowledges data; we never read it."""
 
     def __init__(self, facts: Facts) -> None:
-        self.sockets: Dict[str, socket.socket] = {}
-        for interface in candidates(facts):
-            for one in map(ipaddress.ip_interface, interface.addresses):
-                if one.network in networks(interface) and len(self.sockets) < _MOST:
-                    self._open(str(one.network), str(one.ip))
-
-    def _open(self, subnet: str, address: str) -> None:
-        sock = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
-        try:
-            sock.bind((address, 0))
-            sock.listen(8)
-            self.sockets.setdefault(subnet, sock)
-        except OSError:  # the address has just gone
-            sock.close()
+        self.sockets: List[socket.socket] = []
+        for one in [one for interface in candidates(facts) for one in usable_addresses(interface)][:_MOST]:
+            sock = socket.socket(socket.AF_INET6 if one.version == 6 else socket.AF_INET, socket.SOCK_STREAM)
+            try:
+                sock.bind((str(one.ip), 0))
+                sock.listen(8)
+                self.sockets.append(sock)
+            except OSError:  # the address has just gone
+                sock.close()
 
     @property
-    def places(self) -> Places:
-        return {subnet: sock.getsockname()[:2] for subnet, sock in self.sockets.items()}
+    def places(self) -> Tuple[Place, ...]:
+        return tuple(sock.getsockname()[:2] for sock in self.sockets)
 
     def close(self) -> None:
-        for sock in self.sockets.values():
+        for sock in self.sockets:
             sock.close()
         self.sockets.clear()
 
 
-def unreached(own: Mapping[str, Tuple[str, int]], theirs: Mapping[str, Tuple[str, int]]) -> Dict[str, str]:
-    """Return the shared subnets in which the other node does not acknowledge data sent from our address, and why."""
+def doors_in(subnets: Iterable[str], places: Sequence[Place]) -> Dict[str, Tuple[Place, ...]]:
+    """Return the places in each of these subnets."""
+    known = {text: ipaddress.ip_network(text) for text in subnets}
+    found = {
+        text: tuple(each for each in places if ipaddress.ip_address(each[0]) in net) for text, net in known.items()
+    }
+    return {text: inside for text, inside in found.items() if inside}
+
+
+def unreached(own: Sequence[Place], theirs: Mapping[str, Sequence[Place]]) -> Dict[str, str]:
+    """Return the shared subnets in which the other node does not acknowledge data sent from our addresses, and why. With
+    several addresses there, the first tries the first, the second the second, ..."""
     why: Dict[str, str] = {}
-    open_ones: Dict[str, socket.socket] = {}
-    for subnet in sorted(set(own) & set(theirs)):
-        sock = open_ones[subnet] = socket.socket(socket.AF_INET6 if ":" in subnet else socket.AF_INET)
-        sock.setblocking(False)
-        try:
-            sock.bind((own[subnet][0], 0))
-            code = sock.connect_ex(tuple(theirs[subnet]))
-        except OSError as error:
-            code = error.errno or errno.EIO
-        if code not in (0, errno.EINPROGRESS):
-            why[subnet] = os.strerror(code)
+    mine = doors_in(theirs, own)
+    open_ones: Dict[socket.socket, str] = {}
+    for subnet, here in sorted(mine.items()):
+        there = theirs[subnet]
+        for turn in range(max(len(here), len(there))):
+            sock = socket.socket(socket.AF_INET6 if ":" in subnet else socket.AF_INET)
+            open_ones[sock] = subnet
+            sock.setblocking(False)
+            try:
+                sock.bind((here[turn % len(here)][0], 0))
+                code = sock.connect_ex(tuple(there[turn % len(there)]))
+            except OSError as error:
+                code = error.errno or errno.EIO
+            if code not in (0, errno.EINPROGRESS):
+                why[subnet] = os.strerror(code)
     sent = set()
     deadline = time.monotonic() + SECONDS
-    going = [subnet for subnet in open_ones if subnet not in why]
+    going = [sock for sock, subnet in open_ones.items() if subnet not in why]
     while going and time.monotonic() < deadline:
         time.sleep(0.005)
-        for subnet in list(going):
-            sock = open_ones[subnet]
+        for sock in list(going):
+            subnet = open_ones[sock]
             code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             try:
-                if not code and subnet not in sent:
+                if not code and sock not in sent:
                     sock.send(_BYTES)
-                    sent.add(subnet)
+                    sent.add(sock)
                 elif not code and not _unanswered(sock):
-                    going.remove(subnet)
+                    going.remove(sock)
             except BlockingIOError:
                 continue  # not connected yet
             except OSError as error:
                 code = error.errno or errno.EIO
             if code:
                 why[subnet] = os.strerror(code)
-                going.remove(subnet)
-    for subnet in going:
-        lost = "large packets are lost" if subnet in sent else "no answer"
-        why[subnet] = f"{lost} within {SECONDS:g} s"
-    for sock in open_ones.values():
+                going.remove(sock)
+    for sock in going:
+        lost = "large packets are lost" if sock in sent else "no answer"
+        why[open_ones[sock]] = f"{lost} within {SECONDS:g} s"
+    for sock in open_ones:
         sock.close()
     return why
 

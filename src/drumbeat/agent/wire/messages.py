@@ -11,7 +11,22 @@ import json
 import os
 import signal as signals
 from dataclasses import field, fields, replace
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Type, Union
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    FrozenSet,
+    Iterable,
+    Iterator,
+    List,
+    Mapping,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+    Type,
+    Union,
+)
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import Order
@@ -21,7 +36,17 @@ from drumbeat.findings.model import Finding, Verdict
 from drumbeat.inspector.ras import RasNote
 from drumbeat.inspector.record import RankLook, Row
 from drumbeat.machine.model import CxiDevice, Facts, Gpu, Interface, Peer, Peers, RdmaDevice
-from drumbeat.plan.network import candidates, compute_nics, networks, rails_of, swapped
+from drumbeat.plan.network import (
+    Address,
+    Spans,
+    candidates,
+    compute_nics,
+    crossed,
+    narrowed,
+    rails_of,
+    usable_addresses,
+)
+from drumbeat.plan.network import Network as Subnet
 from drumbeat.plan.scene import own_fabric
 from drumbeat.runfolder.files import append, create
 from drumbeat.runfolder.layout import NodeFolder
@@ -33,16 +58,19 @@ from drumbeat.runfolder.progress import Progress
 _SLOW = ("ethernet", "unknown")
 
 
+Place = Tuple[str, int]  # address and port
+
+
 @dataclass(frozen=True)
 class Network:
     """One member's network, as far as the others' plans depend on it."""
 
-    subnets: Optional[Tuple[str, ...]] = None  # of interfaces that others could reach; None: unknown
+    addresses: Optional[Tuple[str, ...]] = None  # by which others could reach it, with prefix length; None: unknown
     fabric: str = "unknown"
     rdma: Tuple[RdmaDevice, ...] = ()  # without their GIDs
     cxi: Tuple[CxiDevice, ...] = ()
-    rails: Tuple[str, ...] = ()  # subnets of the compute NICs, in order
-    doors: Dict[str, Tuple[str, int]] = field(default_factory=dict)  # subnet -> where it listens for `Try`
+    rails: Tuple[str, ...] = ()  # addresses of the compute NICs, in order
+    doors: Tuple[Place, ...] = ()  # where it listens for `Try`
 
 
 @dataclass(frozen=True)
@@ -75,35 +103,51 @@ class World:
 def network_of(facts: Facts) -> Network:
     nics = compute_nics(facts)
     fabric = own_fabric(facts, nics)[0]
-    subnets = None
+    own = None
     if facts.interfaces:
-        subnets = tuple(sorted({str(net) for interface in candidates(facts) for net in networks(interface)}))
+        own = tuple(sorted({str(one) for interface in candidates(facts) for one in usable_addresses(interface)}))
     if fabric in _SLOW:
-        return Network(subnets, fabric)
+        return Network(own, fabric)
     rdma = tuple(
         replace(device, ports=tuple(replace(port, gids=()) for port in device.ports)) for device in nics.devices
     )
-    return Network(subnets, fabric, rdma, facts.cxi, tuple(map(str, rails_of(facts))))
+    return Network(own, fabric, rdma, facts.cxi, tuple(map(str, rails_of(facts))))
 
 
 class Common:
     """The subnets that all members share, updated as they join; and the first node with a fast network."""
 
     def __init__(self) -> None:
-        self.subnets: Optional[frozenset[str]] = None
+        self._spans: Optional[Spans] = None
         self.fast: Dict[int, Fast] = {}  # only the lowest member
-        self.apart: Set[str] = set()  # subnets in which members do not reach each other
-        self._rails: Tuple[str, ...] = ()  # of the first member that has any
+        self._apart: Set[Subnet] = set()  # subnets in which members do not reach each other
+        self._rails: List[Address] = []  # of the first member that has any
+
+    @property
+    def subnets(self) -> Optional[FrozenSet[str]]:
+        """Return the subnets that all members share and reach each other in; None: unknown."""
+        if self._spans is None:
+            return None
+        return frozenset(str(net) for net in self._spans if not any(map(_overlaps(net), self._apart)))
+
+    def leave_out(self, subnets: Iterable[str]) -> None:
+        self._apart |= set(map(ipaddress.ip_network, subnets))
 
     def add(self, member: int, host: str, network: Network) -> None:
-        if network.subnets is not None:
-            mine = frozenset(network.subnets)
-            self.subnets = mine if self.subnets is None else self.subnets & mine
+        parsed: Dict[str, Address] = {}
+        if network.addresses is not None:
+            parsed = {text: ipaddress.ip_interface(text) for text in network.addresses}
+            self._spans = narrowed(self._spans, parsed.values())
         if network.rails:
-            self._rails = self._rails or network.rails
-            self.apart |= swapped([self._rails, network.rails])
+            rails = [parsed.get(text) or ipaddress.ip_interface(text) for text in network.rails]
+            self._rails = self._rails or rails
+            self._apart |= crossed([self._rails, rails])
         if network.fabric not in _SLOW and member < min(self.fast, default=member + 1):
             self.fast = {member: Fast(member, host, network.rdma, network.cxi)}
+
+
+def _overlaps(net: Subnet) -> Callable[[Subnet], bool]:
+    return lambda other: other.version == net.version and net.overlaps(other)
 
 
 def make_world(
@@ -115,7 +159,7 @@ def make_world(
 ) -> World:
     """Return the world. `ranks` are in the order of node ranks; `nodes`: member -> node rank."""
     fast = next((replace(fast, node=nodes[member]) for member, fast in common.fast.items() if member in nodes), None)
-    subnets = None if common.subnets is None else tuple(sorted(common.subnets - common.apart))
+    subnets = None if common.subnets is None else tuple(sorted(common.subnets))
     return World(tuple(run_lengths(ranks)), *master, subnets, fast, replaced)
 
 
@@ -372,7 +416,7 @@ class Stop:
 class Try:
     """Try to reach another member in these subnets, and report."""
 
-    doors: Dict[str, Tuple[str, int]]
+    doors: Dict[str, Tuple[Place, ...]]  # subnet -> where it listens
 
 
 @dataclass(frozen=True)

@@ -200,6 +200,7 @@ def hopeless(handle: str, environ: Mapping[str, str]) -> str:
     """Return why a job that was just queued can never start, with what to do; empty if nothing says so. Slurm 24.11 and newer
     give a reason only when their scheduler has looked at the job, by default within 3 s; 22.05 gives it at once."""
     never, deadline = "never starts: ", time.monotonic() + _LOOKED_AT  # `never` is in reasons.yaml
+    pause = 0.1
     while True:
         try:
             found = statuses([handle], environ)[handle]
@@ -208,7 +209,8 @@ def hopeless(handle: str, environ: Mapping[str, str]) -> str:
         words = [task.detail for task in found.tasks or (found,)]
         if "pending" not in words or time.monotonic() > deadline:
             return next((text[len(never) :] for text in words if text.startswith(never)), "")
-        time.sleep(0.2)
+        pause = min(2 * pause, 1.0)  # each look is a call to the controller
+        time.sleep(pause)
 
 
 def _prefix(handle: str) -> str:

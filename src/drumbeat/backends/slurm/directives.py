@@ -22,6 +22,7 @@ _EARLY = 60  # seconds: Slurm may send its signal this much earlier (sbatch(1), 
 _WORD = regex(r"[^\s'\"\\`$]{1,500}")
 _GPUS = regex(r"--gpus-per-node=|--gres=(?:\S*,)?gpu\b")  # the job's own request for GPUs, which may name a type
 _ASKS_GPUS = regex(r"--gpus|-G|--gres=\S*gpu|--tres-per-\w+=\S*gpu")
+_TIME = regex(r"(?:--(time|time-min)=|-t)(\S+)")
 _LOCAL = regex(r"/(?:tmp|var/tmp|dev/shm)(?:/|$)")
 _BAD_PATH = regex(r"[\s'\"\\`$:,]")
 
@@ -52,9 +53,26 @@ def check(order: Order, where: Callable[[str], str]) -> None:
 
 
 def _check_time(order: Order, place: str) -> None:
-    problem = too_short(order.time_limit or 0, order.stop_grace, place)
-    if problem:
-        raise problem
+    """Refuse a limit that leaves no time, whoever gives it: the job, or an option, which comes last and wins."""
+    limits = {"time": (order.time_limit or 0.0, place)}
+    for option in order.resources.options:
+        found = _TIME.fullmatch(option.text)
+        if found:
+            limits[found[1] or "time"] = (seconds_of(found[2]), f"{option.place or place}: {option.text}")
+    for limit, said in limits.values():  # with --time-min, Slurm may lower the limit to that
+        problem = too_short(limit, order.stop_grace, said)
+        if problem:
+            raise problem
+
+
+def seconds_of(text: str) -> float:
+    """Return a time of Slurm's in seconds, 0 for one without an end."""
+    days, _, rest = text.rpartition("-")
+    parts = rest.split(":")
+    if not all(each.isdigit() for each in [days or "0", *parts]) or len(parts) > 3:
+        return 0.0
+    hours, minutes, seconds = [*map(int, parts), 0, 0][:3] if days or len(parts) == 3 else [0, *map(int, parts), 0][:3]
+    return float(((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 
 def too_short(time_limit: float, stop_grace: float, place: str) -> Optional[Problem]:
@@ -65,8 +83,9 @@ def too_short(time_limit: float, stop_grace: float, place: str) -> Optional[Prob
         return None
     shorter = int(limit - _MARGIN - _EARLY - 1) // 10 * 10
     other = f", or stop-grace: {shorter}s" if shorter > 0 else ""
+    rounded = f" (Slurm counts {limit:g})" if limit != time_limit else ""
     return Problem(
-        f"{place}: {limit:g} s leave no time to train: Slurm tells the ranks to stop {told} s before the end "
+        f"{place}: {time_limit:g} s{rounded} leave no time to train: Slurm tells the ranks to stop {told} s before the end "
         f"(stop-grace and {_MARGIN} s), and may do so {_EARLY} s earlier",
         f"ask for more than {clock(told + _EARLY)} (hours:minutes:seconds){other}",
     )
