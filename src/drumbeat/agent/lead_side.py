@@ -295,6 +295,12 @@ class LeadSide:
         return bool(self.outbox)
 
     @property
+    def calm(self) -> bool:
+        node = self.agent.node
+        going = node is not None and node.calm and self.lead.phase == "running" and not self.outbox
+        return going and self.lead.attempts[-1].first_failure is None
+
+    @property
     def patient(self) -> bool:
         """Return true while the ranks of a large job run: most messages are heartbeats. In the muster clocks are compared, so
         no delay."""

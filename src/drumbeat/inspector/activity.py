@@ -151,19 +151,18 @@ def read_ranks(
     begin, spares = time.monotonic(), earlier is not None and earlier.spares
     carried, before = _carried(), _all_usage(ranks, seen)
     for index in range(_ASKS):
-        sending = {inode for inode, (_, packets) in tcp_sockets().items() if packets}
         for rank in ranks:
             about, answer = proc.stat(rank.main), None
             if rank.sock and not rank.silent and not (spares and about and about.state == "R"):
                 answer = stacks.ask(folder, rank.sock, _ANSWER)
                 rank.silent = answer is None
                 rank.answers += [answer] if answer else []
-            held = seen.sockets(rank.main) or {}
-            rank.moments.append(_moment(rank.main, about.state if about else "", answer, not sending.isdisjoint(held)))
+            rank.moments.append(_moment(rank.main, about.state if about else "", answer))
+        _tell_senders([rank for rank in ranks if rank.moments[-1] == PEERS], seen)
         time.sleep(max(0.0, begin + _APART * (index + 1) / _ASKS - time.monotonic()))
     now = time.monotonic()
     network = round(max(0, _carried() - carried) / (now - begin))
-    then = Snapshot()
+    then = seen.later(below(seen.parents, [pid for rank in ranks for pid in rank.pids]))
     devices = Sampler(LiveHost(), gpus).sample()["gpus"] if gpus else []
     looks, last = [], _all_usage(ranks, then)
     places: Dict[int, Tuple[str, ...]] = {}
@@ -269,8 +268,8 @@ def in_loader(stack: Sequence[str]) -> bool:
     return any("torch/utils/data" in frame or "data/dataloader" in frame for frame in stack[:6])
 
 
-def _moment(pid: int, state: str, answer: Optional[Mapping[str, Any]], sends: bool) -> str:
-    """Classify what a main thread does at one moment: it runs, reads, sends, waits for its peers or rests for another reason."""
+def _moment(pid: int, state: str, answer: Optional[Mapping[str, Any]]) -> str:
+    """Classify what a main thread does at one moment: it runs, reads, waits for its peers or rests for another reason."""
     if state != "S":
         return READS if state == "D" else RUNS
     stack = [_words(frame) for frame in (answer or {}).get("stack") or ()]
@@ -278,8 +277,16 @@ def _moment(pid: int, state: str, answer: Optional[Mapping[str, Any]], sends: bo
     if in_loader(stack) or waits_in.startswith(_FILE_WAITS):
         return READS
     if in_collective(stack) if stack else waits_in.startswith((*_SOCKET_WAITS, *_POLL_WAITS, "futex")):
-        return SENDS if sends else PEERS
+        return PEERS
     return RESTS
+
+
+def _tell_senders(waiting: Sequence[RankProcesses], seen: Snapshot) -> None:
+    """Mark those of the waiting ranks that have data under way to a peer as sending."""
+    under_way = {inode for inode, (_, packets) in tcp_sockets().items() if packets} if waiting else set()
+    for rank in waiting:
+        if not under_way.isdisjoint(seen.sockets(rank.main) or {}):
+            rank.moments[-1] = SENDS
 
 
 def _waits(look: RankLook, moments: Sequence[str], used: Usage, seconds: float) -> Optional[float]:

@@ -32,7 +32,7 @@ from drumbeat.runfolder.progress import median
 DEADLINE = 9.0  # seconds for one look
 _WORDS_WITHIN = 1.0  # seconds to read the ranks' logs
 ROUTINE = 0  # number of a look that was not requested
-_FIRST, _EVERY, _SLOWER, _RARELY = 10.0, 30.0, 1.2, 60.0  # seconds until the first one; intervals, growing
+_FIRST, _EVERY, _SLOWER, _RARELY = 10.0, 30.0, 1.5, 60.0  # seconds until the first one; intervals, growing
 
 
 class Looker:
