@@ -6,12 +6,14 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drumbeat.agent.member.progress import RankProgress
+from drumbeat.agent.ranks.handles import install_adapters
 from drumbeat.agent.watchers.contract import AskLook, Emit, Saw, Stop, Warn
 from drumbeat.agent.watchers.hang import Hang, in_words
 from drumbeat.agent.watchers.hang_verdict import Ended, Silence, class_of, doing, judge, say_of
@@ -484,18 +486,21 @@ ANSWERS = {
         "its own process"
     ),
     "socket.create_connection(server).recv(1)": "process ",
+    "socket.create_connection(elsewhere).recv(1)": "rank 7",
     "threading.Event().wait()": "",
 }
 
 
 @pytest.mark.parametrize("text", ANSWERS)
 def test_whose_answer_a_rank_waits_for(tmp_path, text):
-    """Another rank, a process of its own, or one that is no rank: whoever holds the other end."""
+    """Another rank, also of another node on this machine, a process of its own, or one that is no rank: whoever holds the
+    other end."""
     serve = "import socket, time; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=True); "
     serve += "c, _ = s.accept(); time.sleep(600)"
-    others = [subprocess.Popen([sys.executable, "-S", "-c", serve], stdout=subprocess.PIPE) for _ in range(2)]
+    started = partial(subprocess.Popen, [sys.executable, "-S", "-c", serve], stdout=subprocess.PIPE)
+    others = [started(), started(), started(env={**os.environ, "DRUMBEAT_RUN": "r", "NODE_RANK": "1", "RANK": "7"})]
     places = [("127.0.0.1", int(other.stdout.readline())) for other in others]
-    code = f"import os, socket, subprocess, threading; address, server = {places}; open('up', 'w').close(); {text}"
+    code = f"import os, socket, subprocess, threading; address, server, elsewhere = {places}; open('up', 'w').close(); {text}"
     rank = subprocess.Popen([sys.executable, "-S", "-c", code], cwd=tmp_path, start_new_session=True)
     try:
         wait_for((tmp_path / "up").exists, what="the process")
@@ -513,6 +518,42 @@ def test_whose_answer_a_rank_waits_for(tmp_path, text):
         for each in (rank, *others):
             each.kill()
             each.wait()
+
+
+SPAWNS = """
+import sys, time, torch.distributed as dist, torch.multiprocessing as mp
+def work(rank):
+    dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=rank, world_size=2)
+    dist.barrier()
+    open(f"up-{rank}", "w").close()
+    time.sleep(600)
+if __name__ == "__main__":
+    mp.spawn(work, nprocs=2)
+"""
+
+
+def test_the_rank_that_a_framework_gave_is_known_also_of_a_process_that_has_stopped(tmp_path):
+    """Workers of mp.spawn have no number in their environment: they tell it, and that is remembered."""
+    (tmp_path / "spawns.py").write_text(SPAWNS)
+    adapters = {each.name: each.value for each in install_adapters(str(tmp_path), {}, "")}
+    environ = {**os.environ, **adapters, "DRUMBEAT_METRICS": str(tmp_path / "metrics")}
+    argv = [sys.executable, "spawns.py", str(tmp_path / "store")]
+    program = subprocess.Popen(argv, cwd=tmp_path, env=environ, start_new_session=True)
+    try:
+        wait_for(lambda: len(list(tmp_path.glob("up-*"))) == 2, 120, "the workers")
+        about = ("r", 0, {program.pid: 0}, True, str(tmp_path), [])
+        looks, *_ = read_ranks(*about)
+        assert sorted((look.rank, look.unnumbered) for look in looks) == [(0, False), (1, False)], looks
+        os.killpg(program.pid, signal.SIGSTOP)
+        wait_for(lambda: all(proc.stat(look.pid).state == "T" for look in looks), what="the stop")
+        numbers = {look.pid: look.rank for look in looks}
+        looks, *_ = read_ranks(*about, None, numbers)
+        assert {look.pid: look.rank for look in looks if doing(look).startswith("stopped")} == numbers, looks
+        looks, *_ = read_ranks(*about)
+        assert all(look.unnumbered for look in looks), "nobody has told"
+    finally:
+        os.killpg(program.pid, 9)
+        program.wait()
 
 
 def test_who_waits_for_a_process_of_its_own_holds_up_whoever_waits_for_it():

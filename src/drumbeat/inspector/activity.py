@@ -9,6 +9,7 @@ import subprocess
 import threading
 import time
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from drumbeat.base import proc
@@ -140,11 +141,11 @@ class Reading(NamedTuple):
 
 def read_ranks(
     run_id: str, node: int, mains: Mapping[int, int], commands: bool, folder: str, gpus: Sequence[Gpu],
-    earlier: Optional[Earlier] = None,
+    earlier: Optional[Earlier] = None, numbers: Mapping[int, int] = MappingProxyType({}),
 ) -> Reading:  # fmt: skip
     """Look at this node's ranks. `mains`: processes that were started for the ranks, pid -> rank; `commands`: these are
     commands that start ranks, not ranks; `folder`: where ranks answer questions; `earlier`: the last reading, or what
-    `read_usage` returned when the silence began."""
+    `read_usage` returned when the silence began; `numbers`: the ranks of processes that told them at earlier looks."""
     seen = Snapshot()
     ranks = find_ranks(seen, run_id, node, mains, commands, folder)
     asked = _AskRas([seen.environ(rank.main) for rank in ranks]) if node == 0 else None  # its answer covers all nodes
@@ -160,7 +161,7 @@ def read_ranks(
             rank.moments.append(_moment(rank.main, about.state if about else "", answer))
         _tell_senders([rank for rank in ranks if rank.moments[-1] == PEERS], seen)
         time.sleep(max(0.0, begin + _APART * (index + 1) / _ASKS - time.monotonic()))
-    now = time.monotonic()
+    now, told = time.monotonic(), {**numbers, **_told(ranks)}
     network = round(max(0, _carried() - carried) / (now - begin))
     then = seen.later(below(seen.parents, [pid for rank in ranks for pid in rank.pids]))
     devices = Sampler(LiveHost(), gpus).sample()["gpus"] if gpus else []
@@ -180,12 +181,22 @@ def read_ranks(
             still = -seconds
         places[rank.main] = (place,) if progress else tuple(dict.fromkeys((*been, place)))[-_FEW_PLACES:]
         if not (look.waits_for or (earlier and earlier.spares)):
-            look = replace(look, waits_for=other_end(rank, ranks, then))
+            look = replace(look, waits_for=other_end(rank, ranks, then, run_id, told))
+        if rank.unnumbered and rank.main in told:
+            look = replace(look, rank=told[rank.main], unnumbered=False)
         looks.append(replace(look, signs=signs, still=round(still + seconds, 1)))
     stood = {look.pid: look.still for look in looks}
     own = [(rank, (then.sockets(rank.main) or {}).values()) for rank in ranks if not (rank.command or rank.unnumbered)]
     links = [(rank.number, rank.pids, [ports for ports in each if ports[1]][:MOST_LINKS]) for rank, each in own]
     return Reading(looks, asked.notes() if asked else [], Earlier(now, last, places, stood), links)
+
+
+def _told(ranks: Sequence[RankProcesses]) -> Dict[int, int]:
+    """Return the ranks that frameworks have given to processes whose environment has none, as these processes say."""
+    last = {rank.main: rank.answers[-1].get("rank") for rank in ranks if rank.unnumbered and rank.answers}
+    return {
+        pid: number for pid, number in last.items() if isinstance(number, int) and [*last.values()].count(number) == 1
+    }
 
 
 def _place(look: RankLook) -> str:
@@ -405,9 +416,11 @@ def waits_for(function: str, call: Sequence[str], pid: int) -> str:
     return ", ".join(filter(None, (words, path if path.startswith("/") else "")))
 
 
-def other_end(rank: RankProcesses, ranks: Sequence[RankProcesses], seen: Snapshot) -> str:
-    """Name the process on this machine that holds the other end of the pipe or connection that a rank's main thread reads
-    from; '' if unknown."""
+def other_end(
+    rank: RankProcesses, ranks: Sequence[RankProcesses], seen: Snapshot, run_id: str, told: Mapping[int, int]
+) -> str:  # fmt: skip
+    """Name the rank or process on this machine that holds the other end of the pipe or connection that a rank's main thread
+    reads from; '' if unknown. A rank of another node may be on this machine, too."""
     call = proc.word(rank.main, "syscall").split()
     if not (call and call[0].isdigit() and _CALLS.get(int(call[0])) in _RECEIVES and len(call) > 1):
         return ""
@@ -429,8 +442,12 @@ def other_end(rank: RankProcesses, ranks: Sequence[RankProcesses], seen: Snapsho
     others = [pid for pid in holders if pid != rank.main]
     own = next((pid for pid in others if pid in rank.pids), None)
     owner = next((each for each in ranks if not set(others).isdisjoint(each.pids)), None)
-    if own is None and owner and not (owner.command or owner.unnumbered):
-        return f"{RANK_AT_END}{owner.number}"
+    if own is None and owner and (owner.main in told or not (owner.command or owner.unnumbered)):
+        return f"{RANK_AT_END}{told[owner.main] if owner.unnumbered else owner.number}"
+    elsewhere = [seen.environ(pid) for pid in others] if owner is None else []
+    numbers = {identity_in(each).rank for each in elsewhere if each.get("DRUMBEAT_RUN") == run_id} - {None}
+    if len(numbers) == 1:
+        return f"{RANK_AT_END}{numbers.pop()}"
     pid = own or (others[0] if others else None)
     return f"{'its own ' if own else ''}process {pid} ({seen.processes[pid].program})" if pid else ""
 
