@@ -479,6 +479,37 @@ def test_a_rank_that_computes_while_the_others_wait_is_stated_as_a_fact():
     assert sum(isinstance(action, Emit) and action.kind == "activity" for _, action in world.actions) == 2
 
 
+def meets(rank, port=29500, **more):
+    stack = ("distributed/rendezvous.py:189 _create_c10d_store", "train.py:5 main")
+    return look(rank, stack=stack, place="train.py:5 main", call="nanosleep", meets=f"node0:{port}", **more)
+
+
+def test_a_rank_that_waits_where_nobody_can_meet_it_is_named_before_the_first_step():
+    missed = meets(1, 29501, missed="where nobody listens")
+    found = judge([meets(0), missed, meets(2)], Silence(12.0, False))
+    assert (found.code, found.rank) == ("hang-missed", 1)
+    assert found.title == (
+        "nothing moves for 12 s: rank 1 is waiting for the other ranks at node0:29501, where nobody listens, at train.py:5 "
+        "main; ranks 0,2 are waiting for the other ranks at node0:29500, at train.py:5 main"
+    )
+    late = [look(0, place="train.py:3 load", stack=("train.py:3 load",), cpu=1.0, state="R"), missed]
+    assert judge(late, Silence(12.0, False)) is None, "rank 0 may still come"
+    other = replace(missed, missed="where process 7 (nginx) answers, which is not of this run")
+    assert judge([late[0], other], Silence(12.0, False)).code == "hang-missed"
+
+
+def test_ranks_that_have_not_met_are_looked_at_early_three_times():
+    hang = Hang("warn")
+    hang.on(Saw("attempt", {"number": 0, "members": {0: {"host": "a", "ranks": 2}}}), 0.0)
+    asked = []
+    for now in range(1, 61):
+        found = hang.on(Saw("tick", {"unmet": now > 8}), float(now))
+        if any(isinstance(action, AskLook) for action in found):
+            asked.append(now)
+            hang.on(Saw("looked", {"member": 0, "looks": [look(0), look(1)]}), now + 0.5)
+    assert asked == [9, 21, 33], asked
+
+
 ANSWERS = {
     "socket.create_connection(address).recv(1)": "rank 1",
     "i, out = os.pipe(); subprocess.Popen(['sleep', '600'], pass_fds=[out]); os.close(out); os.read(i, 1)": "its own process",
@@ -547,7 +578,7 @@ def test_the_rank_that_a_framework_gave_is_known_also_of_a_process_that_has_stop
         os.killpg(program.pid, signal.SIGSTOP)
         wait_for(lambda: all(proc.stat(look.pid).state == "T" for look in looks), what="the stop")
         numbers = {look.pid: look.rank for look in looks}
-        looks, *_ = read_ranks(*about, None, numbers)
+        looks, *_ = read_ranks(*about, Earlier(time.monotonic(), {}, numbers=numbers))
         assert {look.pid: look.rank for look in looks if doing(look).startswith("stopped")} == numbers, looks
         looks, *_ = read_ranks(*about)
         assert all(look.unnumbered for look in looks), "nobody has told"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import threading
 import time
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from drumbeat.base import proc
@@ -38,6 +38,7 @@ _FEW_PLACES = 4  # lines between which a rank that stands still may alternate
 _OFTEN = 1.5  # times per second: a wait that ends more often may be work
 _TIMED_WAITS = ("poll", "ppoll", "select", "pselect6", "futex")  # asleep in none of them: that is a rank's own will
 _GPU_FULL, _GPU_AT_WORK, _LITTLE = 90.0, 0.4, 2.0  # per cent of the time; share of the power cap; per cent of the time
+_DIAL = 1.0  # seconds for a rank's meeting point to answer
 _DUMP = 3.0  # seconds for py-spy
 _RAS_WAIT = 1.5  # seconds more than the look takes
 _MOST_FRAMES = 12
@@ -129,6 +130,7 @@ class Earlier(NamedTuple):
     usage: Mapping[int, Usage]
     places: Mapping[int, Tuple[str, ...]] = {}  # where each one has been since its last progress
     still: Mapping[int, float] = {}  # seconds without progress until then
+    numbers: Mapping[int, int] = {}  # the ranks of processes that told them at earlier looks
     spares: bool = False  # the next look asks no running rank for its stack, so that nothing slows it down
 
 
@@ -141,11 +143,11 @@ class Reading(NamedTuple):
 
 def read_ranks(
     run_id: str, node: int, mains: Mapping[int, int], commands: bool, folder: str, gpus: Sequence[Gpu],
-    earlier: Optional[Earlier] = None, numbers: Mapping[int, int] = MappingProxyType({}),
+    earlier: Optional[Earlier] = None,
 ) -> Reading:  # fmt: skip
     """Look at this node's ranks. `mains`: processes that were started for the ranks, pid -> rank; `commands`: these are
     commands that start ranks, not ranks; `folder`: where ranks answer questions; `earlier`: the last reading, or what
-    `read_usage` returned when the silence began; `numbers`: the ranks of processes that told them at earlier looks."""
+    `read_usage` returned when the silence began."""
     seen = Snapshot()
     ranks = find_ranks(seen, run_id, node, mains, commands, folder)
     asked = _AskRas([seen.environ(rank.main) for rank in ranks]) if node == 0 else None  # its answer covers all nodes
@@ -161,7 +163,7 @@ def read_ranks(
             rank.moments.append(_moment(rank.main, about.state if about else "", answer))
         _tell_senders([rank for rank in ranks if rank.moments[-1] == PEERS], seen)
         time.sleep(max(0.0, begin + _APART * (index + 1) / _ASKS - time.monotonic()))
-    now, told = time.monotonic(), {**numbers, **_told(ranks)}
+    now, told = time.monotonic(), {**(earlier.numbers if earlier else {}), **_told(ranks)}
     network = round(max(0, _carried() - carried) / (now - begin))
     then = seen.later(below(seen.parents, [pid for rank in ranks for pid in rank.pids]))
     devices = Sampler(LiveHost(), gpus).sample()["gpus"] if gpus else []
@@ -184,6 +186,8 @@ def read_ranks(
             look = replace(look, waits_for=other_end(rank, ranks, then, run_id, told))
         if rank.unnumbered and rank.main in told:
             look = replace(look, rank=told[rank.main], unnumbered=False)
+        if look.meets:
+            look = replace(look, missed=_missed(rank, look.meets, then, run_id))
         looks.append(replace(look, signs=signs, still=round(still + seconds, 1)))
     stood = {look.pid: look.still for look in looks}
     own = [(rank, (then.sockets(rank.main) or {}).values()) for rank in ranks if not (rank.command or rank.unnumbered)]
@@ -404,6 +408,7 @@ def _look(
         ails=_ails(device, next((gpu for gpu in gpus if opened == (gpu.index,)), None)),
         command=rank.command,
         unnumbered=rank.unnumbered,
+        meets=_meets(rank.answers),
     )
 
 
@@ -450,6 +455,33 @@ def other_end(
         return f"{RANK_AT_END}{numbers.pop()}"
     pid = own or (others[0] if others else None)
     return f"{'its own ' if own else ''}process {pid} ({seen.processes[pid].program})" if pid else ""
+
+
+def _meets(answers: Sequence[Mapping[str, Any]]) -> str:
+    """Return host:port at which a rank has waited for the others during the whole look."""
+    places = {str(answer.get("meets") or "") for answer in answers}
+    return places.pop() if len(places) == 1 else ""
+
+
+def _missed(rank: RankProcesses, place: str, seen: Snapshot, run_id: str) -> str:
+    """Describe why nobody can meet a rank at `place`, host:port; '' if it has reached somebody there who may be right."""
+    host, _, text = place.rpartition(":")
+    port = int(text) if text.isdecimal() else 0
+    link = next((each for each in (seen.sockets(rank.main) or {}).values() if each[1] == port), None)
+    if link:
+        holders = [pid for pid in seen.processes if link[::-1] in (seen.sockets(pid) or {}).values()]
+        known = any(seen.environ(pid).get("DRUMBEAT_RUN") == run_id for pid in holders)
+        other = "" if known or not holders else f"process {holders[0]} ({seen.processes[holders[0]].program})"
+        return f"where {other} answers, which is not of this run" if other else ""
+    try:
+        socket.create_connection((host.strip("[]"), port), _DIAL).close()
+    except ConnectionRefusedError:
+        return "where nobody listens"
+    except socket.gaierror:
+        return "a name without an address"
+    except OSError:
+        return "which does not answer"
+    return ""
 
 
 def _ails(device: Mapping[str, Any], gpu: Optional[Gpu]) -> str:

@@ -61,8 +61,9 @@ class Looker:
         that arrive meanwhile get the same answer."""
 
         def work() -> Dict[str, Any]:
-            about = (self.run_id, node, mains, commands, self.folder, self.gpus, earlier, self.numbers)
-            looks, notes, last, links = read_ranks(*about)
+            before = (earlier or Earlier(time.monotonic(), {}))._replace(numbers=self.numbers)
+            about = (self.run_id, node, mains, commands, self.folder, self.gpus)
+            looks, notes, last, links = read_ranks(*about, before)
             looks = _LastWords(looks).added()
             if commands and had_ranks():
                 looks = [replace(look, had_ranks=look.command) for look in looks]
