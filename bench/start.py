@@ -90,8 +90,9 @@ while True:
 
 
 def steady_share(folder, ranks=2, every=0.1, seconds=60, settled=30):
-    """CPU of an agent while its ranks work: its own, and that of its children that have ended (looks, sampling). Read from /proc
-    at two moments, so that the start does not count."""
+    """CPU of an agent while its ranks work: its own, that of its children that have ended (looks), and that of its guard and
+    of the processes beside it (samples, the run folder, the ranks' output). Read from /proc at two moments, so that the start
+    does not count."""
     command = [*DRUMBEAT, "run", "--ranks-per-node", str(ranks), "--oversubscribe", "64", "--runs", folder, "--"]
     process = subprocess.Popen(
         [*command, sys.executable, "-c", RANKS, str(every)],
@@ -103,13 +104,19 @@ def steady_share(folder, ranks=2, every=0.1, seconds=60, settled=30):
         time.sleep(0.1)
     time.sleep(settled)
     agent = next(pid for pid in _all_pids() if _is_agent(pid, process.pid))
-    before, begin = _cpu(agent), time.monotonic()
+    beside = [_parent(agent), *(pid for pid in _all_pids() if _parent(pid) == agent and b"_agent" in _words(pid))]
+    before, begin = _shares(agent, beside), time.monotonic()
     time.sleep(seconds)
     took = time.monotonic() - begin
-    own, children = ((now - then) / took for now, then in zip(_cpu(agent), before))
+    shares = [(now - then) / took for now, then in zip(_shares(agent, beside), before)]
     process.terminate()
     process.wait()
-    return own, children
+    return shares
+
+
+def _shares(agent, beside):
+    """Seconds of CPU time of the agent, of its looks, and of the processes beside it that still run."""
+    return (*_cpu(agent), sum(_cpu(pid)[0] for pid in beside if _parent(pid)))
 
 
 def _all_pids():
@@ -160,9 +167,9 @@ def main():
     args = parser.parse_args()
     if args.agent:
         with tempfile.TemporaryDirectory(prefix="drumbeat-bench-") as folder:
-            own, children = steady_share(folder, args.agent, args.every)
-        load = os.getloadavg()[0]
-        print(f"agent beside {args.agent} ranks: {own:.2%} of a core, its looks {children:.2%}; load {load:.0f}")
+            own, looks, beside = steady_share(folder, args.agent, args.every)
+        about = f"its looks {looks:.2%}, its guard and helpers {beside:.2%}; load {os.getloadavg()[0]:.0f}"
+        print(f"agent beside {args.agent} ranks: {own:.2%} of a core, {about}")
         return
     compileall.compile_dir(str(HERE.parent / "src"), quiet=1)
     report = {"rounds": args.rounds, "steps": args.steps}
@@ -180,7 +187,7 @@ def main():
             report[f"{nodes}x2"] = compare(got)
         cpu, seconds = agents_share(runs)
         report["agents of the last run"] = {"cpu_seconds": cpu, "seconds": seconds}
-        report["agent share"], report["its looks"] = steady_share(folder)
+        report["agent share"], report["its looks"], report["its helpers"] = steady_share(folder)
     rounds = 20
     bare = times([sys.executable, "-c", "pass"], rounds)
     program = Path(sys.executable).parent / "drumbeat"
@@ -213,7 +220,10 @@ def text(report):
             f"with drumbeat ({got['drumbeat later by s']:+.2f} s); step {got['torchrun ms a step']:.2f} and "
             f"{got['drumbeat ms a step']:.2f} ms, ratio {got['step ratio']:.4f} (A/A {got['A/A spread']:.4f})"
         )
-    lines.append(f"agent, while ranks work: {report['agent share']:.2%} of a core, its looks {report['its looks']:.2%}")
+    lines.append(
+        f"agent, while ranks work: {report['agent share']:.2%} of a core, its looks {report['its looks']:.2%}, its "
+        f"guard and helpers {report['its helpers']:.2%}"
+    )
     lines.append(f"drumbeat --help: {report['drumbeat --help over python -c pass']:.2f} x python -c pass")
     return "\n".join(lines)
 

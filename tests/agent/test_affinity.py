@@ -361,8 +361,29 @@ def test_a_variable_that_a_script_has_changed_is_named():
     (warning,) = [action.finding for action in actions if isinstance(action, Warn)]
     assert warning.title == "2 of 2 ranks have NCCL_IB_GID_INDEX=1, planned was 3"
     assert warning.seen == ("the environment of ranks 0-1 in /proc",)  # and of no other
-    (verdict,) = [action.data["verdict"] for action in actions if isinstance(action, Emit)]
-    assert verdict.answer == "mismatch" and "rank 1" in verdict.seen[-1]
+    placed, verdict = [action.data["verdict"] for action in actions if isinstance(action, Emit)]
+    assert (placed.check, placed.answer) == ("affinity", "as planned"), "the cores are right"
+    assert (verdict.check, verdict.answer, verdict.summary) == ("environment", "mismatch", warning.title)
+
+
+def test_a_variable_that_differs_between_ranks_is_a_verdict_of_its_own_and_withdrawn():
+    def seen(*environs):
+        rows = [(RankSeen(rank, 10 + rank, cpus, gpus, gpus), has) for (rank, cpus, gpus), has in zip(GOOD, environs)]
+        return Saw("ranks", {"seen": rows})
+
+    watch = placement(TWO, BOUND, BOUND, (), "warn", 2)
+    plain, other = {"NCCL_IB_HCA": "mlx5_0", "NCCL_DEBUG": "INFO"}, {"NCCL_IB_HCA": "mlx5_1", "NCCL_ALGO": "Tree"}
+    actions = watch.on(seen(plain, other), 1.0) + watch.on(seen(plain, other), 3.0)
+    (warning,) = [action.finding for action in actions if isinstance(action, Warn)]
+    assert (warning.code, warning.title) == ("environment-mismatch", "rank 1 has NCCL_ALGO=Tree, elsewhere unset"), (
+        warning
+    )
+    checks = [action.data["verdict"] for action in actions if isinstance(action, Emit)]
+    assert [(each.check, each.answer) for each in checks] == [("affinity", "as planned"), ("environment", "mismatch")]
+    again = [action.data["verdict"] for action in watch.on(seen(plain, plain), 5.0)]
+    assert [each.answer for each in again] == ["as planned", "as planned"]
+    assert again[1].summary == "the ranks have the planned variables; the earlier warning (mismatch) no longer holds"
+    assert "earlier" not in again[0].summary
 
 
 MINORS = "config 1\nmonitor 2\ngpu0/gi3/access 30\ngpu0/gi3/ci0/access 31\ngpu0/gi5/access 48\ngpu0/gi5/ci0/access 49\n"

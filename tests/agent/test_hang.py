@@ -6,12 +6,14 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drumbeat.agent.member.progress import RankProgress
+from drumbeat.agent.ranks.handles import install_adapters
 from drumbeat.agent.watchers.contract import AskLook, Emit, Saw, Stop, Warn
 from drumbeat.agent.watchers.hang import Hang, in_words
 from drumbeat.agent.watchers.hang_verdict import Ended, Silence, class_of, doing, judge, say_of
@@ -487,6 +489,37 @@ def test_a_rank_that_computes_while_the_others_wait_is_stated_as_a_fact():
     assert sum(isinstance(action, Emit) and action.kind == "activity" for _, action in world.actions) == 2
 
 
+def meets(rank, port=29500, **more):
+    stack = ("distributed/rendezvous.py:189 _create_c10d_store", "train.py:5 main")
+    return look(rank, stack=stack, place="train.py:5 main", call="nanosleep", meets=f"node0:{port}", **more)
+
+
+def test_a_rank_that_waits_where_nobody_can_meet_it_is_named_before_the_first_step():
+    missed = meets(1, 29501, missed="where nobody listens")
+    found = judge([meets(0), missed, meets(2)], Silence(12.0, False))
+    assert (found.code, found.rank) == ("hang-missed", 1)
+    assert found.title == (
+        "nothing moves for 12 s: rank 1 is waiting for the other ranks at node0:29501, where nobody listens, at train.py:5 "
+        "main; ranks 0,2 are waiting for the other ranks at node0:29500, at train.py:5 main"
+    )
+    late = [look(0, place="train.py:3 load", stack=("train.py:3 load",), cpu=1.0, state="R"), missed]
+    assert judge(late, Silence(12.0, False)) is None, "rank 0 may still come"
+    other = replace(missed, missed="where process 7 (nginx) answers, which is not of this run")
+    assert judge([late[0], other], Silence(12.0, False)).code == "hang-missed"
+
+
+def test_ranks_that_have_not_met_are_looked_at_early_three_times():
+    hang = Hang("warn")
+    hang.on(Saw("attempt", {"number": 0, "members": {0: {"host": "a", "ranks": 2}}}), 0.0)
+    asked = []
+    for now in range(1, 61):
+        found = hang.on(Saw("tick", {"unmet": now > 8}), float(now))
+        if any(isinstance(action, AskLook) for action in found):
+            asked.append(now)
+            hang.on(Saw("looked", {"member": 0, "looks": [look(0), look(1)]}), now + 0.5)
+    assert asked == [9, 21, 33], asked
+
+
 ANSWERS = {
     "socket.create_connection(address).recv(1)": "rank 1",
     "i, out = os.pipe(); subprocess.Popen(['sleep', '600'], pass_fds=[out]); os.close(out); os.read(i, 1)": "its own process",
@@ -494,18 +527,21 @@ ANSWERS = {
         "its own process"
     ),
     "socket.create_connection(server).recv(1)": "process ",
+    "socket.create_connection(elsewhere).recv(1)": "rank 7",
     "threading.Event().wait()": "",
 }
 
 
 @pytest.mark.parametrize("text", ANSWERS)
 def test_whose_answer_a_rank_waits_for(tmp_path, text):
-    """Another rank, a process of its own, or one that is no rank: whoever holds the other end."""
+    """Another rank, also of another node on this machine, a process of its own, or one that is no rank: whoever holds the
+    other end."""
     serve = "import socket, time; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=True); "
     serve += "c, _ = s.accept(); time.sleep(600)"
-    others = [subprocess.Popen([sys.executable, "-S", "-c", serve], stdout=subprocess.PIPE) for _ in range(2)]
+    started = partial(subprocess.Popen, [sys.executable, "-S", "-c", serve], stdout=subprocess.PIPE)
+    others = [started(), started(), started(env={**os.environ, "DRUMBEAT_RUN": "r", "NODE_RANK": "1", "RANK": "7"})]
     places = [("127.0.0.1", int(other.stdout.readline())) for other in others]
-    code = f"import os, socket, subprocess, threading; address, server = {places}; open('up', 'w').close(); {text}"
+    code = f"import os, socket, subprocess, threading; address, server, elsewhere = {places}; open('up', 'w').close(); {text}"
     rank = subprocess.Popen([sys.executable, "-S", "-c", code], cwd=tmp_path, start_new_session=True)
     try:
         wait_for((tmp_path / "up").exists, what="the process")
@@ -523,6 +559,42 @@ def test_whose_answer_a_rank_waits_for(tmp_path, text):
         for each in (rank, *others):
             each.kill()
             each.wait()
+
+
+SPAWNS = """
+import sys, time, torch.distributed as dist, torch.multiprocessing as mp
+def work(rank):
+    dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=rank, world_size=2)
+    dist.barrier()
+    open(f"up-{rank}", "w").close()
+    time.sleep(600)
+if __name__ == "__main__":
+    mp.spawn(work, nprocs=2)
+"""
+
+
+def test_the_rank_that_a_framework_gave_is_known_also_of_a_process_that_has_stopped(tmp_path):
+    """Workers of mp.spawn have no number in their environment: they tell it, and that is remembered."""
+    (tmp_path / "spawns.py").write_text(SPAWNS)
+    adapters = {each.name: each.value for each in install_adapters(str(tmp_path), {}, "")}
+    environ = {**os.environ, **adapters, "DRUMBEAT_METRICS": str(tmp_path / "metrics")}
+    argv = [sys.executable, "spawns.py", str(tmp_path / "store")]
+    program = subprocess.Popen(argv, cwd=tmp_path, env=environ, start_new_session=True)
+    try:
+        wait_for(lambda: len(list(tmp_path.glob("up-*"))) == 2, 120, "the workers")
+        about = ("r", 0, {program.pid: 0}, True, str(tmp_path), [])
+        looks, *_ = read_ranks(*about)
+        assert sorted((look.rank, look.unnumbered) for look in looks) == [(0, False), (1, False)], looks
+        os.killpg(program.pid, signal.SIGSTOP)
+        wait_for(lambda: all(proc.stat(look.pid).state == "T" for look in looks), what="the stop")
+        numbers = {look.pid: look.rank for look in looks}
+        looks, *_ = read_ranks(*about, Earlier(time.monotonic(), {}, numbers=numbers))
+        assert {look.pid: look.rank for look in looks if doing(look).startswith("stopped")} == numbers, looks
+        looks, *_ = read_ranks(*about)
+        assert all(look.unnumbered for look in looks), "nobody has told"
+    finally:
+        os.killpg(program.pid, 9)
+        program.wait()
 
 
 def test_who_waits_for_a_process_of_its_own_holds_up_whoever_waits_for_it():

@@ -43,6 +43,10 @@ class Side(Protocol):
         """Return true if the last turn left messages unsent."""
 
     @property
+    def calm(self) -> bool:
+        """Return true while all ranks only work, so that turns may be fewer."""
+
+    @property
     def patient(self) -> bool:
         """Return true if incoming messages may wait a moment, so that several are read in one turn."""
 

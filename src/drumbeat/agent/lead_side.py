@@ -83,7 +83,8 @@ class LeadWatching:
         )
 
     def tick(self, now: float) -> List[Act]:
-        return self._feed(Saw("tick"), now)
+        world = self.lead.attempts[-1].world if self.lead.attempts else None
+        return self._feed(Saw("tick", {"unmet": world is not None and world.unmet}), now)
 
     def recorded(self, kind: str, now: float) -> List[Act]:
         """Tell the watchers of the lead's decision: an attempt begins, or its ranks are being ended."""
@@ -293,6 +294,12 @@ class LeadSide:
     @property
     def busy(self) -> bool:
         return bool(self.outbox)
+
+    @property
+    def calm(self) -> bool:
+        node = self.agent.node
+        going = node is not None and node.calm and self.lead.phase == "running" and not self.outbox
+        return going and self.lead.attempts[-1].first_failure is None
 
     @property
     def patient(self) -> bool:

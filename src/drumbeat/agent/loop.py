@@ -18,7 +18,7 @@ from drumbeat.agent.lead_side import LeadSide
 from drumbeat.agent.member_side import MemberSide
 from drumbeat.agent.place import placed, task_meeting
 from drumbeat.agent.wire.messages import Found, RankExited, RankStarted, StopAsked, WireError
-from drumbeat.base import proc
+from drumbeat.base import clock, proc
 from drumbeat.base.order import load_order
 from drumbeat.base.problem import Problem
 from drumbeat.base.processes import die_with_parent, reap
@@ -40,6 +40,7 @@ _SERVE = 0.2  # seconds for messages in one turn
 _PATIENCE, _FEW = 0.02, 64  # seconds to wait for more after a turn with at most this many messages
 _AFTER_GRACE = 20.0  # seconds for all nodes to end after their ranks' grace, if nothing can be written any more
 _NODE_TICK = 0.1  # seconds between two ticks of our own node, however often the members of a large job wake us
+_CALM_TICK = 0.5  # seconds between two turns in which something is done, while all ranks only work
 
 
 class Loop:
@@ -150,6 +151,8 @@ class Loop:
         self._serve(ready)
         reaped = self._reap()
         node, now = self.agent.node, time.monotonic()
+        if not (ready or reaped) and self.side.calm and now - self.last_tick < _CALM_TICK:
+            return  # what a turn does costs twenty times as much as to see that nobody has ended
         if node and (reaped or now - self.last_tick >= _NODE_TICK):
             self.last_tick = now
             node.tick(now)
@@ -168,10 +171,11 @@ class Loop:
 
     def _reap(self) -> bool:
         """Reap children; return true if one has ended."""
-        node, reaped = self.agent.node, list(reap())
+        node, now, reaped = self.agent.node, clock.now(), list(reap())
         if node:
             for pid, status in node.ranks.in_order(reaped):
                 node.on_exit(pid, status)
+            node.reaped_at = now
         return bool(reaped)
 
     def _on_signals(self) -> None:

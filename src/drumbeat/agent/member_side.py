@@ -107,6 +107,11 @@ class MemberSide:
 
     busy = patient = False  # a member's messages are sent at once, and it has only one connection
 
+    @property
+    def calm(self) -> bool:
+        node = self.agent.node
+        return node is not None and node.calm and not (self.alone or self.stopping or self.unanswered)
+
     def send_some(self) -> None:
         if self.up is not None:
             self.up.flush()

@@ -184,7 +184,8 @@ def _answer(listener: socket.socket, starter: int) -> None:
             with connection:
                 connection.settimeout(_SECONDS)
                 frame = sys._current_frames().get(_main_thread(starter))
-                answer = {"pid": os.getpid(), "stack": _stack(frame), "flight": _flight()}
+                answer = {"pid": os.getpid(), "stack": _stack(frame), "flight": _flight(), "rank": _number()}
+                answer["meets"] = _meets(frame)
                 del frame
                 connection.sendall(json.dumps(answer).encode())
         except Exception:  # noqa: BLE001, S112 - whatever a half-imported torch does here, the training goes on
@@ -253,6 +254,26 @@ def _stays(inside: Dict[int, str], jumps: Dict[int, int], begin: int) -> Set[int
                 found.add(step)
             following = step
     return found
+
+
+def _number() -> Optional[int]:
+    """Return the rank that a framework has given this process; None if it has given none."""
+    torch, jax = (sys.modules.get(name) for name in ("torch.distributed", "jax._src.distributed"))
+    if torch is not None and torch.is_available() and torch.is_initialized():
+        return int(torch.get_rank())
+    return jax.global_state.process_id if jax is not None and jax.global_state.client is not None else None
+
+
+def _meets(frame: Optional[FrameType]) -> str:
+    """Return host:port at which torch or JAX waits for the other ranks now; '' if it does not."""
+    while frame is not None:
+        name, path = frame.f_code.co_name, frame.f_code.co_filename
+        if name == "_create_c10d_store" and path.endswith("rendezvous.py"):
+            return "{hostname}:{port}".format_map(frame.f_locals)
+        if name == "initialize" and path.endswith(os.path.join("jax", "_src", "distributed.py")):
+            return str(frame.f_locals.get("coordinator_address") or "")
+        frame = frame.f_back
+    return ""
 
 
 def _flight() -> Dict[str, List[Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import threading
 import time
@@ -37,6 +38,7 @@ _FEW_PLACES = 4  # lines between which a rank that stands still may alternate
 _OFTEN = 1.5  # times per second: a wait that ends more often may be work
 _TIMED_WAITS = ("poll", "ppoll", "select", "pselect6", "futex")  # asleep in none of them: that is a rank's own will
 _GPU_FULL, _GPU_AT_WORK, _LITTLE = 90.0, 0.4, 2.0  # per cent of the time; share of the power cap; per cent of the time
+_DIAL = 1.0  # seconds for a rank's meeting point to answer
 _DUMP = 3.0  # seconds for py-spy
 _RAS_WAIT = 1.5  # seconds more than the look takes
 _MOST_FRAMES = 12
@@ -128,6 +130,7 @@ class Earlier(NamedTuple):
     usage: Mapping[int, Usage]
     places: Mapping[int, Tuple[str, ...]] = {}  # where each one has been since its last progress
     still: Mapping[int, float] = {}  # seconds without progress until then
+    numbers: Mapping[int, int] = {}  # the ranks of processes that told them at earlier looks
     spares: bool = False  # the next look asks no running rank for its stack, so that nothing slows it down
 
 
@@ -151,19 +154,18 @@ def read_ranks(
     begin, spares = time.monotonic(), earlier is not None and earlier.spares
     carried, before = _carried(), _all_usage(ranks, seen)
     for index in range(_ASKS):
-        sending = {inode for inode, (_, packets) in tcp_sockets().items() if packets}
         for rank in ranks:
             about, answer = proc.stat(rank.main), None
             if rank.sock and not rank.silent and not (spares and about and about.state == "R"):
                 answer = stacks.ask(folder, rank.sock, _ANSWER)
                 rank.silent = answer is None
                 rank.answers += [answer] if answer else []
-            held = seen.sockets(rank.main) or {}
-            rank.moments.append(_moment(rank.main, about.state if about else "", answer, not sending.isdisjoint(held)))
+            rank.moments.append(_moment(rank.main, about.state if about else "", answer))
+        _tell_senders([rank for rank in ranks if rank.moments[-1] == PEERS], seen)
         time.sleep(max(0.0, begin + _APART * (index + 1) / _ASKS - time.monotonic()))
-    now = time.monotonic()
+    now, told = time.monotonic(), {**(earlier.numbers if earlier else {}), **_told(ranks)}
     network = round(max(0, _carried() - carried) / (now - begin))
-    then = Snapshot()
+    then = seen.later(below(seen.parents, [pid for rank in ranks for pid in rank.pids]))
     devices = Sampler(LiveHost(), gpus).sample()["gpus"] if gpus else []
     looks, last = [], _all_usage(ranks, then)
     places: Dict[int, Tuple[str, ...]] = {}
@@ -181,12 +183,24 @@ def read_ranks(
             still = -seconds
         places[rank.main] = (place,) if progress else tuple(dict.fromkeys((*been, place)))[-_FEW_PLACES:]
         if not (look.waits_for or (earlier and earlier.spares)):
-            look = replace(look, waits_for=other_end(rank, ranks, then))
+            look = replace(look, waits_for=other_end(rank, ranks, then, run_id, told))
+        if rank.unnumbered and rank.main in told:
+            look = replace(look, rank=told[rank.main], unnumbered=False)
+        if look.meets:
+            look = replace(look, missed=_missed(rank, look.meets, then, run_id))
         looks.append(replace(look, signs=signs, still=round(still + seconds, 1)))
     stood = {look.pid: look.still for look in looks}
     own = [(rank, (then.sockets(rank.main) or {}).values()) for rank in ranks if not (rank.command or rank.unnumbered)]
     links = [(rank.number, rank.pids, [ports for ports in each if ports[1]][:MOST_LINKS]) for rank, each in own]
     return Reading(looks, asked.notes() if asked else [], Earlier(now, last, places, stood), links)
+
+
+def _told(ranks: Sequence[RankProcesses]) -> Dict[int, int]:
+    """Return the ranks that frameworks have given to processes whose environment has none, as these processes say."""
+    last = {rank.main: rank.answers[-1].get("rank") for rank in ranks if rank.unnumbered and rank.answers}
+    return {
+        pid: number for pid, number in last.items() if isinstance(number, int) and [*last.values()].count(number) == 1
+    }
 
 
 def _place(look: RankLook) -> str:
@@ -271,8 +285,8 @@ def in_loader(stack: Sequence[str]) -> bool:
     return any("torch/utils/data" in frame or "data/dataloader" in frame for frame in stack[:6])
 
 
-def _moment(pid: int, state: str, answer: Optional[Mapping[str, Any]], sends: bool) -> str:
-    """Classify what a main thread does at one moment: it runs, reads, sends, waits for its peers or rests for another reason."""
+def _moment(pid: int, state: str, answer: Optional[Mapping[str, Any]]) -> str:
+    """Classify what a main thread does at one moment: it runs, reads, waits for its peers or rests for another reason."""
     if state != "S":
         return READS if state == "D" else RUNS
     stack = [_words(frame) for frame in (answer or {}).get("stack") or ()]
@@ -280,8 +294,16 @@ def _moment(pid: int, state: str, answer: Optional[Mapping[str, Any]], sends: bo
     if in_loader(stack) or waits_in.startswith(_FILE_WAITS):
         return READS
     if in_collective(stack) if stack else waits_in.startswith((*_SOCKET_WAITS, *_POLL_WAITS, "futex")):
-        return SENDS if sends else PEERS
+        return PEERS
     return RESTS
+
+
+def _tell_senders(waiting: Sequence[RankProcesses], seen: Snapshot) -> None:
+    """Mark those of the waiting ranks that have data under way to a peer as sending."""
+    under_way = {inode for inode, (_, packets) in tcp_sockets().items() if packets} if waiting else set()
+    for rank in waiting:
+        if not under_way.isdisjoint(seen.sockets(rank.main) or {}):
+            rank.moments[-1] = SENDS
 
 
 def _waits(look: RankLook, moments: Sequence[str], used: Usage, seconds: float) -> Optional[float]:
@@ -388,6 +410,7 @@ def _look(
         ails=_ails(device, next((gpu for gpu in gpus if opened == (gpu.index,)), None)),
         command=rank.command,
         unnumbered=rank.unnumbered,
+        meets=_meets(rank.answers),
     )
 
 
@@ -400,9 +423,11 @@ def waits_for(function: str, call: Sequence[str], pid: int) -> str:
     return ", ".join(filter(None, (words, path if path.startswith("/") else "")))
 
 
-def other_end(rank: RankProcesses, ranks: Sequence[RankProcesses], seen: Snapshot) -> str:
-    """Name the process on this machine that holds the other end of the pipe or connection that a rank's main thread reads
-    from; '' if unknown."""
+def other_end(
+    rank: RankProcesses, ranks: Sequence[RankProcesses], seen: Snapshot, run_id: str, told: Mapping[int, int]
+) -> str:  # fmt: skip
+    """Name the rank or process on this machine that holds the other end of the pipe or connection that a rank's main thread
+    reads from; '' if unknown. A rank of another node may be on this machine, too."""
     call = proc.word(rank.main, "syscall").split()
     if not (call and call[0].isdigit() and _CALLS.get(int(call[0])) in _RECEIVES and len(call) > 1):
         return ""
@@ -424,10 +449,41 @@ def other_end(rank: RankProcesses, ranks: Sequence[RankProcesses], seen: Snapsho
     others = [pid for pid in holders if pid != rank.main]
     own = next((pid for pid in others if pid in rank.pids), None)
     owner = next((each for each in ranks if not set(others).isdisjoint(each.pids)), None)
-    if own is None and owner and not (owner.command or owner.unnumbered):
-        return f"{RANK_AT_END}{owner.number}"
+    if own is None and owner and (owner.main in told or not (owner.command or owner.unnumbered)):
+        return f"{RANK_AT_END}{told[owner.main] if owner.unnumbered else owner.number}"
+    elsewhere = [seen.environ(pid) for pid in others] if owner is None else []
+    numbers = {identity_in(each).rank for each in elsewhere if each.get("DRUMBEAT_RUN") == run_id} - {None}
+    if len(numbers) == 1:
+        return f"{RANK_AT_END}{numbers.pop()}"
     pid = own or (others[0] if others else None)
     return f"{'its own ' if own else ''}process {pid} ({seen.processes[pid].program})" if pid else ""
+
+
+def _meets(answers: Sequence[Mapping[str, Any]]) -> str:
+    """Return host:port at which a rank has waited for the others during the whole look."""
+    places = {str(answer.get("meets") or "") for answer in answers}
+    return places.pop() if len(places) == 1 else ""
+
+
+def _missed(rank: RankProcesses, place: str, seen: Snapshot, run_id: str) -> str:
+    """Describe why nobody can meet a rank at `place`, host:port; '' if it has reached somebody there who may be right."""
+    host, _, text = place.rpartition(":")
+    port = int(text) if text.isdecimal() else 0
+    link = next((each for each in (seen.sockets(rank.main) or {}).values() if each[1] == port), None)
+    if link:
+        holders = [pid for pid in seen.processes if link[::-1] in (seen.sockets(pid) or {}).values()]
+        known = any(seen.environ(pid).get("DRUMBEAT_RUN") == run_id for pid in holders)
+        other = "" if known or not holders else f"process {holders[0]} ({seen.processes[holders[0]].program})"
+        return f"where {other} answers, which is not of this run" if other else ""
+    try:
+        socket.create_connection((host.strip("[]"), port), _DIAL).close()
+    except ConnectionRefusedError:
+        return "where nobody listens"
+    except socket.gaierror:
+        return "a name without an address"
+    except OSError:
+        return "which does not answer"
+    return ""
 
 
 def _ails(device: Mapping[str, Any], gpu: Optional[Gpu]) -> str:

@@ -59,7 +59,9 @@ class Own:
         a rank's."""
         self.seen, self.pids = seen, below(seen.parents, mains)
         if run_id:
-            self.pids |= {pid for pid in seen.processes if _is_ours(seen.environ(pid), run_id, node)}
+            agent = proc.stat(os.getppid())  # or an older process: none of the run's is older
+            young = [pid for pid, each in seen.processes.items() if not agent or each.age >= (int(agent.started), 0)]
+            self.pids |= {pid for pid in young if _is_ours(seen.environ(pid), run_id, node)}
         environs = {pid: seen.processes[pid].environ for pid in self.pids}
         self.identities = {pid: None if own is None else identity_in(own) for pid, own in environs.items()}
         self.carried = carries(seen.parents, self.identities, commands)

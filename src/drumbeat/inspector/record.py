@@ -60,6 +60,8 @@ class RankLook:
     had_ranks: bool = False  # a command that had ranks: it may go on for as long as it likes
     raised: str = ""  # the exception, if the last thing it wrote is a traceback
     raised_for: float = 0.0  # seconds since then
+    meets: str = ""  # host:port at which it waits for the other ranks in the rendezvous
+    missed: str = ""  # why nobody can meet it there
     ras: str = ""  # what NCCL's RAS says about it
     # from RAS: true if it has launched fewer collectives than others of its communicator, false if more
     behind: Optional[bool] = None

@@ -6,7 +6,7 @@ import os
 import signal
 from contextlib import suppress
 from functools import cached_property
-from typing import Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Callable, Container, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
 
 from drumbeat.base import proc
 from drumbeat.base.proc import Ports, Stat, start_time
@@ -66,6 +66,12 @@ class Snapshot:
         self.parents = {pid: stat.parent for pid, stat in stats.items()}
         self._sockets: Dict[int, Optional[Dict[str, Ports]]] = {}
         self._tables: Dict[Optional[str], Optional[Dict[str, Ports]]] = {}  # by network namespace
+
+    def later(self, changing: Container[int]) -> Snapshot:
+        """Return a second snapshot, seconds later: only `changing` and new processes are read again."""
+        kept = {pid: each.stat for pid, each in self.processes.items() if pid not in changing}
+        found = ((pid, kept.get(pid) or proc.stat(pid)) for pid in proc.pids())
+        return Snapshot({pid: one for pid, one in found if one and one.alive})
 
     def environ(self, pid: int) -> Mapping[str, str]:
         """Return the environment of a process; empty if it is not readable or the process is gone."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import Collection, Container, Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
 
@@ -234,9 +235,9 @@ find = Catalog("plan")
 _SHOWN = 8  # ranks listed in a finding
 
 
-def verdict(table: Sequence[Row], facts: Facts, bound: Binding, more: Sequence[Finding] = ()) -> Verdict:
-    """Answer 'as planned', 'not pinned', 'mismatch' or 'unknown'; `more` are findings about the same ranks."""
-    findings = (*_findings(table, facts, bound), *more)
+def verdict(table: Sequence[Row], facts: Facts, bound: Binding) -> Verdict:
+    """Answer 'as planned', 'not pinned', 'mismatch' or 'unknown'."""
+    findings = tuple(_findings(table, facts, bound))
     gpus = any(not gpu.integrated for gpu in facts.gpus)
     seen = tuple(_looked_at(row, gpus) for row in table if row.cpus is not None)
     unseen = tuple(f"{_rank_name(row)}: {row.note}" for row in table if row.verdict == UNKNOWN)
@@ -381,6 +382,24 @@ def _row_words(row: Row, name: str) -> str:
 # Compare the ranks' environment with the planned one. A command, its setup or a container may change it.
 
 
+_OF_ALL = (
+    "NCCL_",
+    "RCCL_",
+    "TORCH_NCCL_",
+    "GLOO_",
+    "FI_",
+    "UCX_",
+    "CXI_",
+)  # of libraries by which ranks exchange data;
+_MAY_DIFFER = (
+    "DEBUG",
+    "LOG",
+    "DEVICE",
+    "_HCA",
+    "IFNAME",
+    "IFACE",
+    "DOMAIN",
+)  # but not their output, and each one's NICs
 # Each process has its own value: an MPI launcher's variables about a task.
 _OF_ONE_PROCESS = ("OMPI_MCA_ess_", "OMPI_MCA_orte_", "PMIX_", "PMI_")
 
@@ -388,7 +407,8 @@ _OF_ONE_PROCESS = ("OMPI_MCA_ess_", "OMPI_MCA_orte_", "PMIX_", "PMI_")
 def changed(
     environments: Mapping[int, Mapping[str, str]], expected: Sequence[EnvVar], binding: Binding, first_rank: int
 ) -> List[Finding]:
-    """Return one finding per variable whose value in some ranks is not the planned one."""
+    """Return one finding per variable whose value in some ranks is not the planned one or, if none is planned, not that of
+    most ranks."""
     own = {first_rank + slot.local_rank: {each.name: each.value for each in slot.env} for slot in binding.slots}
     wrong: Dict[str, List[Tuple[int, str, str]]] = {}
     for rank, environ in sorted(environments.items()):
@@ -397,14 +417,39 @@ def changed(
         for name, value in planned.items():
             if environ.get(name) != value and not name.startswith(_OF_ONE_PROCESS):
                 wrong.setdefault(name, []).append((rank, environ.get(name, "unset"), value))
-    return [_finding(name, ranks, sorted(environments)) for name, ranks in wrong.items()]
+    names = {name for environ in environments.values() for name in environ if name.startswith(_OF_ALL)}
+    names -= {variable.name for variable in expected}.union(*own.values())
+    odd = {name: _odd(name, environments) for name in sorted(names) if not any(part in name for part in _MAY_DIFFER)}
+    looked_at = sorted(environments)
+    found = [_finding(name, ranks, looked_at, "own" if name in IDENTITY else "") for name, ranks in wrong.items()]
+    return found + [_finding(name, ranks, looked_at, "apart") for name, ranks in odd.items() if ranks]
 
 
-def _finding(name: str, ranks: Sequence[Tuple[int, str, str]], looked_at: Sequence[int]) -> Finding:
+def _odd(name: str, environments: Mapping[int, Mapping[str, str]]) -> List[Tuple[int, str, str]]:
+    """Return the ranks with another value than most ranks have. A value for each rank, such as a NIC, is meant."""
+    values = {rank: environ.get(name, "unset") for rank, environ in sorted(environments.items())}
+    usual, count = Counter(values.values()).most_common(1)[0]
+    lone = len(values) == 2 and "unset" in values.values()
+    return [
+        (rank, value, usual) for rank, value in values.items() if value != usual and (lone or 2 * count > len(values))
+    ]
+
+
+def environment(findings: Sequence[Finding]) -> Verdict:
+    """Return the verdict about the ranks' variables, from the findings about them."""
+    if not findings:
+        return Verdict("environment", "as planned", "certain", "the ranks have the planned variables")
+    rest = f", and {len(findings) - 1} more" if findings[1:] else ""
+    return Verdict(
+        "environment", "mismatch", "certain", f"{findings[0].title}{rest}", tuple(findings), findings[0].seen
+    )
+
+
+def _finding(name: str, ranks: Sequence[Tuple[int, str, str]], looked_at: Sequence[int], variant: str) -> Finding:
     rank, value, planned = ranks[0]
     who = f"rank {rank} has" if len(ranks) == 1 else f"{len(ranks)} of {len(looked_at)} ranks have"
     return find(
-        "environment-mismatch", "own" if name in IDENTITY else "", who=who, name=name, value=value, planned=planned, rank=rank,
+        "environment-mismatch", variant, who=who, name=name, value=value, planned=planned, rank=rank,
         evidence=[f"rank {each}: {name}={now}" for each, now, _ in ranks[:_SHOWN]],
         seen=(f"the environment of {named_ranks(looked_at, _SHOWN)} in /proc",),
     )  # fmt: skip

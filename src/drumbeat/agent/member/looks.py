@@ -32,7 +32,7 @@ from drumbeat.runfolder.progress import median
 DEADLINE = 9.0  # seconds for one look
 _WORDS_WITHIN = 1.0  # seconds to read the ranks' logs
 ROUTINE = 0  # number of a look that was not requested
-_FIRST, _EVERY, _SLOWER, _RARELY = 10.0, 30.0, 1.2, 60.0  # seconds until the first one; intervals, growing
+_FIRST, _EVERY, _SLOWER, _RARELY = 10.0, 30.0, 1.5, 60.0  # seconds until the first one; intervals, growing
 
 
 class Looker:
@@ -45,6 +45,8 @@ class Looker:
         self.run_id, self.folder, self.done = run_id, folder, done
         self.gpus = [gpu for gpu in gpus if not gpu.integrated]
         self.known = Known()
+        self.numbers: Dict[int, int] = {}  # process -> rank, as looks have shown
+        self.unknown = False  # the last look showed processes whose rank is unknown
         self.last: Optional[Earlier] = None  # the last look at this silence
         self.routine: Optional[Earlier] = None  # the last routine look
         self._child = Asked(DEADLINE)
@@ -59,7 +61,9 @@ class Looker:
         that arrive meanwhile get the same answer."""
 
         def work() -> Dict[str, Any]:
-            looks, notes, last, links = read_ranks(self.run_id, node, mains, commands, self.folder, self.gpus, earlier)
+            before = (earlier or Earlier(time.monotonic(), {}))._replace(numbers=self.numbers)
+            about = (self.run_id, node, mains, commands, self.folder, self.gpus)
+            looks, notes, last, links = read_ranks(*about, before)
             looks = _LastWords(looks).added()
             if commands and had_ranks():
                 looks = [replace(look, had_ranks=look.command) for look in looks]
@@ -79,6 +83,8 @@ class Looker:
             for pid in pids:
                 self.known.note(pid, rank, map(tuple, links))
         self.end()
+        self.unknown = any(look.unnumbered or look.command for look in looks)
+        self.numbers.update((look.pid, look.rank) for look in looks if not (look.unnumbered or look.command))
         if numbers == [ROUTINE]:
             first, self.routine = self.routine is None, last
             if first:
@@ -186,6 +192,7 @@ class NodeLooks:
 
     def begin_attempt(self, attempt: int, node_rank: int, node: int, known: Known) -> None:
         self.attempt, self.node_rank, self.node, self._looker.known = attempt, node_rank, node, known
+        self._looker.numbers, self._looker.unknown, self._known_by = {}, False, time.monotonic() + _RARELY
         self._next, self._wait, self._looker.routine = time.monotonic() + _FIRST, _EVERY, None
         self.waits_least: Optional[Pace] = None
         self.waits: Optional[float] = None
@@ -206,6 +213,8 @@ class NodeLooks:
         if not resting and self.metrics.ranks.reporting:  # else the next look itself shows whether they went on
             self._looker.last = None
         self._earlier.poll(resting, read)
+        if self._looker.unknown and now < self._known_by:  # a stopped rank cannot tell its number any more
+            self._next = min(self._next, now + _FIRST)
         if self._watched and now >= self._next and self._looker.idle:
             self._next, self._wait = now + self._wait, min(self._wait * _SLOWER, _RARELY)
             self.start(ROUTINE, ranks, launcher)

@@ -54,8 +54,9 @@ def monitor(folder: NodeFolder, facts: Facts, order: Order, open_textfile: OpenT
         if textfile:
             textfile.update()
         due = max(due + EVERY, time.monotonic())
-        while time.monotonic() < due and not ended:
-            time.sleep(0.2)
+        with stops_held_back():  # else a request between the check and the wait would be noticed late
+            if not ended and signal.sigtimedwait([signal.SIGTERM], max(0.0, due - time.monotonic())):
+                ended.append(signal.SIGTERM)
 
 
 def _line(node: int, host: str, found: Dict[str, Any]) -> str:

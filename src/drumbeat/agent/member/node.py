@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import time
@@ -165,6 +166,7 @@ class NodeWatch:
 
 
 _MAKE_FOLDERS, _KEEP = 30.0, 30.0  # seconds to create an attempt's folders, and to keep logs at its end
+_SETTLED = 30.0  # seconds after the start of an attempt in which much happens
 _TOLD_WITHIN = 2.0  # seconds that a task's message may take
 _SWEEP = 20.0  # seconds after which a killed process that waits in the kernel counts as stuck
 _DYING = 30.0  # the same for a killed process that only takes long to end
@@ -202,7 +204,7 @@ class Node:
         self.stopped_by_us = False
         self.kill_at: Optional[float] = None  # end of the grace period
         self.sweep_until: Optional[float] = None  # all is being killed; whatever is left at this time is stuck
-        self.ranks, self.known, self.ticked = Ranks(tasks), Known(), clock.now()
+        self.ranks, self.known, self.reaped_at = Ranks(tasks), Known(), clock.now()
         self.watch = NodeWatch(order, member, facts, self.local, self.events.write, tell)
         self.reaped = 0
         self.logs = folder
@@ -214,6 +216,7 @@ class Node:
         self.metrics = NodeMetrics(folder, self.local, shipping, child)
         self.launcher = launcher_of(order, folder, self.logs, bundle, self.local)
         self.starter = Starter(order, folder, self.launcher, tasks, self.events)
+        self._calm_from = math.inf
         self.ends = self._new_ends()
         self.looks = NodeLooks(order, facts, self.local, folder, self.metrics, child, tell)
         self._first_step_told = False
@@ -226,6 +229,7 @@ class Node:
         self.node_rank = node_rank
         self.active, self.kill_at, self.sweep_until, self.stopped_by_us = True, None, None, False
         self.ranks = Ranks(self.tasks)
+        self._calm_from = time.monotonic() + _SETTLED
         self.known = Known()
         self.looks.begin_attempt(attempt, node_rank, self.member, self.known)
         on_storage(lambda: self._make_folders(attempt), _MAKE_FOLDERS, self.beat, self.folder.path)
@@ -271,7 +275,7 @@ class Node:
         self.reaped += 1
         rank = self.ranks.own_ended(pid)
         if rank:
-            self._process_ended(rank, status, self.ticked)
+            self._process_ended(rank, status, self.reaped_at)
 
     def on_task_started(self, local_id: int, pid: int) -> None:
         rank = self.ranks.guarded(local_id)
@@ -283,10 +287,9 @@ class Node:
     def on_task_ended(self, local_id: int, status: int) -> None:
         rank = self.ranks.task_ended(local_id)
         if rank:  # its task reaped it, and told us later
-            self._process_ended(rank, status, self.ticked - _TOLD_WITHIN)
+            self._process_ended(rank, status, self.reaped_at - _TOLD_WITHIN)
 
     def tick(self, now: float) -> None:
-        self.ticked = clock.now()
         self._ship()
         if not self.active:
             return
@@ -301,6 +304,11 @@ class Node:
             self.tasks.kill()
         if self.sweep_until is not None:
             self._sweep(now)
+
+    @property
+    def calm(self) -> bool:
+        """Return true if the ranks have worked for a while, and none has ended or been asked to."""
+        return self.active and not (self.stopped_by_us or self.ends) and time.monotonic() > self._calm_from
 
     def kill(self) -> None:
         """End everything now, without the lead, which may be gone."""
@@ -401,6 +409,7 @@ class Node:
         self.ends.add(Exit(rank.process, status, clock.now(), since, seconds, self.stopped_by_us))
 
     def _rank_ended(self, ended: RankExit) -> None:
+        self._calm_from = math.inf
         end, finding = ended.end, ended.end.finding
         about = {"rank": end.rank, "exit_code": end.exit_code, "signal": end.signal, "of_command": end.of_command}
         self.events.write("rank-exited", {**about, "seconds": ended.seconds, "core_dumped": end.core_dumped})

@@ -158,7 +158,7 @@ class RankProgress:
         return round(median(own), 4) if own else None
 
 
-_LOOK_EVERY = 0.25  # seconds between two reads of the ranks' output
+_LOOK_EVERY = 0.5  # seconds between two reads of the ranks' output
 _SO_FAR_EVERY = 8 << 10  # bytes of metrics; readers of large runs read at least the last 12 KiB of a file
 _PACES_EVERY = 8  # factor on their own size, in bytes of metrics
 _LAST_LOOK = 10.0  # seconds for the last read

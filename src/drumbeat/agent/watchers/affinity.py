@@ -14,7 +14,7 @@ from drumbeat.inspector.record import RankSeen
 from drumbeat.machine.model import Facts, Gpu
 from drumbeat.machine.vendors import vendor_of
 from drumbeat.machine.vendors.contract import Users
-from drumbeat.plan.placement import UNKNOWN, changed, rows, text_table, verdict
+from drumbeat.plan.placement import UNKNOWN, changed, environment, rows, text_table, verdict
 from drumbeat.plan.variables import steers
 
 _FIRST = 1.0  # seconds from the start to the first look
@@ -118,6 +118,7 @@ class Placement:
         self._environ: Dict[int, Mapping[str, str]] = {}
         self._ended: Set[int] = set()  # ranks; what was seen of them still counts
         self._wrong: Tuple[str, ...] = ()  # codes of the last mismatch
+        self._mismatches: Set[str] = set()  # checks that were reported as mismatches
         self._said_at: Optional[float] = None  # when it was reported
 
     def on(self, saw: Saw, now: float) -> List[Action]:
@@ -177,8 +178,8 @@ class Placement:
         # A command that starts the ranks itself sets their addresses, numbers and cores.
         expected = self.expected if self.ranks else [each for each in self.expected if steers(each.name)]
         more = changed(self._environ, expected, self.bound, self.first_rank)
-        answer = verdict(table, self.facts, self.bound, more)
-        wrong = [each for each in answer.findings if each.severity in (WARNING, ERROR)]
+        answer, variables = verdict(table, self.facts, self.bound), environment(more)
+        wrong = [each for each in (*answer.findings, *more) if each.severity in (WARNING, ERROR)]
         before, self._wrong = self._wrong, tuple(each.code for each in wrong)
         stops = self.level == "stop" and not ended
         if stops and wrong and self._wrong != before:
@@ -187,10 +188,18 @@ class Placement:
             self.done = not wrong or now - self._said_at > _REFUTED
             if wrong or answer.answer == UNKNOWN:
                 return []
-            answer = replace(answer, summary=f"{answer.summary}; the earlier warning (mismatch) no longer holds")
-        self._said_at = now
+            answer, variables = (
+                replace(each, summary=f"{each.summary}; the earlier warning (mismatch) no longer holds")
+                if each.check in self._mismatches
+                else each
+                for each in (answer, variables)
+            )
+        told = {each.check for each in (answer, variables) if each.answer == "mismatch"}
+        about_variables = bool(more) or variables.check in self._mismatches
+        self._said_at, self._mismatches = now, told
         self.done = self.done or ended or stops or not wrong
         actions: List[Action] = [Emit("verdict", {"verdict": answer, "table": text_table(table), "rows": table})]
+        actions += [Emit("verdict", {"verdict": variables})] if about_variables else []
         for finding in wrong:
             located = replace(finding, node=self.node, host=self.facts.host)
             actions.append(Stop(located) if stops else Warn(located))

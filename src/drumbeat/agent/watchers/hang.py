@@ -41,7 +41,8 @@ _ANSWERS = 11.0  # seconds for all members to answer
 _LOOKS = (10.0, 20.0, PATIENCE + 2.0)  # seconds of silence at which the agents look again; then every half minute
 _AGAIN = 30.0
 _NUMBERS = regex(r"\d+")
-_EVERY = 60.0  # seconds between looks before the first step
+_EVERY = 60.0  # seconds between looks before the first step;
+_EARLY, _APART = 3, 12.0  # the first ones, and the seconds between them, if the ranks have loaded all and have not met
 
 
 class Hang:
@@ -71,6 +72,8 @@ class Hang:
             self._answers[saw.data["member"]] = saw.data["looks"]
             self._ras += saw.data.get("ras", [])
         elif saw.kind == "tick" and self._running:
+            if saw.data.get("unmet") and self._looks < _EARLY and self._silence(now) is None:
+                self._next_look = min(self._next_look, self._looked + _APART)
             return self._tick(now)
         return []
 
@@ -89,6 +92,7 @@ class Hang:
         self._ras: List[RasNote] = []
         self._next_look = 0.0
         self._looks = 0  # at this silence
+        self._looked = -_APART  # when the last look began
         self._said: Optional[Finding] = None
         self._last_words = ""
         self._told = ""  # what the ranks do in this silence
@@ -196,7 +200,7 @@ class Hang:
         )
 
     def _look(self, now: float) -> List[Action]:
-        self._waiting, self._answers, self._ras = now, {}, []
+        self._waiting, self._looked, self._answers, self._ras = now, now, {}, []
         return [AskLook(tuple(self.members))]
 
     # -- verdicts ----------------------------------------------------------------------------------------------------
@@ -264,7 +268,7 @@ class Hang:
             self._last_words = plain
             actions.append(Emit("activity", {"seconds": round(seconds, 1), "what": words}))
         finding = judge(_expected(looks), Silence(seconds, False, ended=self._ended_well(now), again=same))
-        if finding and (same or finding.code in ("hang-stopped", "hang-early-exit", "hang-raised")):
+        if finding and (same or finding.code in ("hang-stopped", "hang-early-exit", "hang-raised", "hang-missed")):
             actions += self._say(finding, may_stop=False)
         return actions
 

@@ -33,9 +33,9 @@ _MOVES = 64_000.0  # bytes per second read or written by a rank that is loading 
 _GPU_BUSY, _GPU_AT_WORK = 10.0, 0.4  # per cent of the time; share of the power cap: below it, a busy GPU only waits
 _SLEEPS = ("nanosleep", "clock_nanosleep")
 
-STOPPED, KERNEL, ASLEEP, LOOP, INPUT, WAITS, BUSY, EARLY, DESYNC, ALL_IDLE, SILENT, RAISED, GPU = (
+STOPPED, KERNEL, ASLEEP, LOOP, INPUT, WAITS, BUSY, EARLY, DESYNC, ALL_IDLE, SILENT, RAISED, GPU, MISSED = (
     "stopped", "kernel", "asleep", "loop", "input", "waits", "busy", "early-exit", "desync", "all-idle", "no-answer", "raised",
-    "gpu-kernel",
+    "gpu-kernel", "missed",
 )  # fmt: skip
 _IDLE = (WAITS, ASLEEP, INPUT, SILENT)
 
@@ -105,12 +105,15 @@ def doing(look: RankLook) -> str:
         )
     if look.raised:
         return f"waiting after it raised {look.raised}"
+    if look.missed:
+        return f"waiting for the other ranks at {look.meets}, {look.missed}{at and ','}{at}"
     if word == INPUT:
         return f"waiting for its data loader{at}"
-    if word == ASLEEP:
+    if word == ASLEEP and not look.meets:
         return f"asleep{at}"
-    if any(frame.endswith(("init_process_group", "_create_c10d_store")) for frame in look.stack):
-        return f"waiting for the other ranks in the rendezvous{at}"
+    if look.meets or any(frame.endswith(("init_process_group", "_create_c10d_store")) for frame in look.stack):
+        where = f"at {look.meets}" if look.meets else "in the rendezvous"
+        return f"waiting for the other ranks {where}{at and ','}{at}"
     pending = next((each for each in look.collectives if not each.over), None)
     if in_collective(look):
         return f"waiting in {f'{pending.operation} {pending.number}' if pending else 'a collective'}{at}"
@@ -277,6 +280,9 @@ def judge(looks: Sequence[RankLook], silence: Silence) -> Optional[Finding]:
     raised = _raised(looks, what, silence)
     if raised:
         return held_up(RAISED, [raised], looks, silence)
+    missed = _missed(looks)
+    if missed:
+        return held_up(MISSED, missed, looks, silence)
     if silence.done and not any(in_collective(look) for look in looks):
         return None  # no rank waits for another
     if silence.others_go_on:
@@ -324,6 +330,13 @@ def _raised(looks: Sequence[RankLook], what: Mapping[Key, str], silence: Silence
     over = [look for look in idle if look.raised and look.raised_for >= _RAISED and not look.command]
     patient = len(idle) == len(looks) or silence.seconds >= _WORKING_PATIENCE
     return max(over, key=lambda look: look.raised_for) if over and patient and not silence.others_go_on else None
+
+
+def _missed(looks: Sequence[RankLook]) -> List[RankLook]:
+    """Return the ranks that wait at a meeting point where nobody can meet them. Rank 0 listens once it waits itself; before
+    that nobody else can."""
+    there = any(look.rank == 0 and look.meets and not look.unnumbered for look in looks)
+    return [look for look in looks if look.missed and (there or "answers," in look.missed)]
 
 
 def _parted(looks: Sequence[RankLook]) -> Optional[Tuple[str, List[RankLook]]]:

@@ -73,6 +73,11 @@ class Place:
     def named(self) -> Dict[str, Any]:
         return {"node": self.node, "host": self.host}
 
+    @property
+    def alone(self) -> bool:
+        """Return true if all ranks are on this machine, so that no counter tells anything."""
+        return self.emulated or self.nodes == 1
+
 
 def mismatch(expect: Expect, path: Path, nodes: int) -> str:
     """Describe how the network differs from the expected one; '' if it does not, or is unknown."""
@@ -142,13 +147,12 @@ class Traffic:
         below = sum(net.get(name, 0) for name in place.over_ib)
         direct = max(0, sum(rdma.values()) - below)
         total = sum(net.values()) + direct
-        here = place.emulated or place.nodes == 1
         says_rdma = path is not None and path.answer in (RDMA, OFI)
-        if here or total < (_AGAINST_LOG if says_rdma else _ENOUGH):
+        if place.alone or total < (_AGAINST_LOG if says_rdma else _ENOUGH):
             if not final:
                 return None
             words = "too little crossed the network to say where it goes"
-            if here or looped >= _ENOUGH:
+            if place.alone or looped >= _ENOUGH:
                 words = "the ranks are on one machine: nothing has to cross a network"
             return Verdict("traffic", UNKNOWN, UNKNOWN, words), None
         top = max(net, key=lambda name: net[name], default="")
@@ -400,7 +404,7 @@ class OpenGate:
             shown_in = f"nodes/{self.node}/{os.path.basename(attempt_folder)}"
             self.log = LogFiles(folder, asked, self.rank_of, self.out_of, self._wanted, shown_in)
             self.sensors.append(self.log)
-        self.sensors.append(Counters(LiveHost(), self._wanted))
+        self.sensors.append(Counters(LiveHost(), lambda: self._wanted() and not self.watcher.place.alone))
         return variables
 
     @property
