@@ -586,7 +586,7 @@ CHECKS = by_name(
     comment_in_command, blanks_around_equals, never_set, typographic, continuation, joined_lines, quote_unclosed,
     script_cut, carriage_returns, variable_as_command, missing_semicolon, exit_code_lost, dollar_escaped, placeholder,
     clone_then_cd, export_of_itself, export_of_prose, stops_all_containers, appended_to, interpreter_not_first,
-    submits_itself, beside_script, gpus_task_by_task, sbatch_late, sbatch_misspelt, cores_for_one_task, masks_overlap, rank_frozen,
-    not_exported, launched_on_one_node, monitor_on_one_node, staged_on_one_node, output_folder_too_late, not_waited_for,
-    scontrol_in_container,
+    submits_itself, beside_script, gpus_task_by_task, sbatch_late, sbatch_misspelt, cores_for_one_task, masks_overlap,
+    rank_frozen, not_exported, launched_on_one_node, monitor_on_one_node, staged_on_one_node, output_folder_too_late,
+    not_waited_for, scontrol_in_container,
 )  # fmt: skip
