@@ -245,13 +245,17 @@ class Lines:
     def joined(self, text: str) -> List[str]:
         """Return the lines that end here: one that a terminal has cut (`{'loss': 0.5, ... 'lr':`) waits for its rest."""
         cut, self._cut = self._cut, ""
-        follows = text.startswith(_FOLLOWS) if "━" in cut else cut[-1:] in _OPEN[:2] or text[:1].strip()
+        follows = cut[-1:] in _OPEN[:2] or (text.startswith(_FOLLOWS) if "━" in cut else text[:1].strip())
         lines = [f"{cut} {text.strip()}"] if cut and follows and len(cut) < _LONGEST else [cut, text]
         last = lines[-1]
         bar = "━" in last and "/step" not in last
         if bar or last[-1:] in _OPEN and len(last) >= _WIDTH and (last[-1] != "," or _is_open(last)):
             self._cut = lines.pop()
         return [line for line in lines if line.strip()]
+
+    def rest(self) -> List[str]:
+        """Return what waits at the end: a line that was cut, and an empty one that closes a box."""
+        return [*self.joined(""), *([""] if self._box else [])]
 
     def untabled(self, text: str) -> List[Tuple[str, bool]]:
         """Convert table rows and boxes to keys and values; other lines stay as they are. The flag: its table has a loss."""
@@ -565,7 +569,7 @@ class Reader:
         for start, stop in self._lines.chosen(data, end):
             found += self._read(self._lines.joined(_plain_text(data[start:stop].decode("utf-8", "replace"))))
         if final:
-            found += self._read([*self._lines.joined(""), ""])
+            found += self._read(self._lines.rest())
         return found + self._lines.end(final)
 
     def _read(self, lines: List[str]) -> List[Record]:
