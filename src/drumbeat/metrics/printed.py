@@ -103,7 +103,7 @@ WORDS = (
 )  # fmt: skip
 _WORDS = tuple(word.encode() for word in WORDS)
 _STRANGE = regex(rb"(?m)^\(\d|[\xc3-\xdf\xe0\xe1\xe3-\xed]")  # a tuple, or a letter that English has not
-_FIGURE = regex(rb"\d")
+_FIGURE = regex(rb"\d[.,/]\d")
 _TRAINING = {"epoch", "loss", "validation", "lr", "grad_norm"}
 _TIMED = {"step_time", *RATES}  # values that a benchmark or inference run has too
 _WORTH = {"loss", "validation", "accuracy", "val_accuracy", *RATES}  # a record without a counter needs one of them
@@ -600,16 +600,15 @@ def _promising(data: bytes, end: int) -> List[Tuple[int, int]]:
             stop = end if stop < 0 else stop
             found[start] = stop
             place = small.find(word, stop, end)
-    stop = 0
-    while data[:1] == b"(" or b"\n(" in data or not data.isascii():
-        strange = _STRANGE.search(data, stop, end)
-        if not strange:
-            break
+    odd = data[:1] == b"(" or b"\n(" in data or not data.isascii()
+    strange = _STRANGE.search(data, 0, end) if odd else None
+    while strange:
         start = data.rfind(b"\n", 0, strange.start()) + 1
         stop = data.find(b"\n", strange.end(), end)
         stop = end if stop < 0 else stop
         if _FIGURE.search(data, start, stop):
             found[start] = stop
+        strange = _STRANGE.search(data, stop, end)
     return sorted(found.items())
 
 
