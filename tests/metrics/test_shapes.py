@@ -114,6 +114,9 @@ def test_counter_and_loss_in_words_that_nobody_listed(line, step, loss):
 def test_a_line_that_a_terminal_has_cut_is_read_as_one():
     tqdm = " 1{i}%|█▏        | {i}20/1000 [00:12<01:28, 10.0it/s, loss=0.5{i}, acc=\n0.7{i}]"
     assert last([tqdm.format(i=i) for i in R], "step", "loss", "accuracy") == (820, 0.58, 0.78)
+    keras = "157/157 ━━━━━━━━━━━━━━━━━━━━ 1s 4ms/step - accuracy: 0.8123 - loss:\n 0.5{i}23 - val_loss: 0.6{i}11"
+    shown = [each for i in R for each in (f"Epoch {i}/10", keras.format(i=i))]
+    assert last(shown, "epoch", "loss", "val_loss") == (8, 0.5823, 0.6811)
     table = "{{'loss': 1.{i}, 'grad_norm': 0.5123412, 'learning_rate': 1e-05,\n'epoch': 0.{i}}}"
     assert last([table.format(i=i) for i in R], "epoch", "loss") == (0.8, 1.8)
 

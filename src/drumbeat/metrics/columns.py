@@ -66,5 +66,5 @@ _LETTERS = regex(r"[^\W\d]")
 _WIDE = regex(r"\s{2,}")
 _LIST = regex(r"\[[^\[\]]*\]")
 _ALONE = regex(r"(?<![\w.@-])-?\.?\d")  # a number of its own
-_FIELD = regex(rf"|-+|[A-Za-z/]{{1,4}}|\d[\d:.]*|\d+/\d+|(?:{NUMBER})\s?(?:%|s|ms|[GM]i?B?)?")
+_FIELD = regex(rf"|-+|[A-Za-z/]{{1,4}}|\d[\d:._/-]*|\d+/\d+|(?:{NUMBER})\s?(?:%|s|ms|[GM]i?B?)?")
 _COLUMNS = {"#": "step", "E": "epoch"}

@@ -159,6 +159,8 @@ def _time(item: Item, unit: str, rest: Set[str], items: List[Item]) -> Optional[
     counted = own & (STEP | BATCH | EPOCH)
     rest = rest - set(TIMES) - {"elapsed", "per", "average", "avg"}
     value = float(number("step_time", item.text)) * factor
+    if value > 1e8:  # a date
+        return None
     if not unit and rest and rest <= STEP and own & SECOND:
         if item.words[-1] in SECOND:  # `steps/s: 1.2`; inverted, it is the time itself
             return round(1 / value, 12) if value > 0 else None

@@ -103,7 +103,7 @@ WORDS = (
 )  # fmt: skip
 _WORDS = tuple(word.encode() for word in WORDS)
 _STRANGE = regex(rb"(?m)^\(\d|[\xc3-\xdf\xe0\xe1\xe3-\xed]")  # a tuple, or a letter that English has not
-_FIGURE = regex(rb"\d")
+_FIGURE = regex(rb"\d[.,/]\d")
 _TRAINING = {"epoch", "loss", "validation", "lr", "grad_norm"}
 _TIMED = {"step_time", *RATES}  # values that a benchmark or inference run has too
 _WORTH = {"loss", "validation", "accuracy", "val_accuracy", *RATES}  # a record without a counter needs one of them
@@ -245,13 +245,17 @@ class Lines:
     def joined(self, text: str) -> List[str]:
         """Return the lines that end here: one that a terminal has cut (`{'loss': 0.5, ... 'lr':`) waits for its rest."""
         cut, self._cut = self._cut, ""
-        follows = text.startswith(_FOLLOWS) if "━" in cut else cut[-1:] in _OPEN[:2] or text[:1].strip()
+        follows = cut[-1:] in _OPEN[:2] or (text.startswith(_FOLLOWS) if "━" in cut else text[:1].strip())
         lines = [f"{cut} {text.strip()}"] if cut and follows and len(cut) < _LONGEST else [cut, text]
         last = lines[-1]
         bar = "━" in last and "/step" not in last
         if bar or last[-1:] in _OPEN and len(last) >= _WIDTH and (last[-1] != "," or _is_open(last)):
             self._cut = lines.pop()
         return [line for line in lines if line.strip()]
+
+    def rest(self) -> List[str]:
+        """Return what waits at the end: a line that was cut, and an empty one that closes a box."""
+        return [*self.joined(""), *([""] if self._box else [])]
 
     def untabled(self, text: str) -> List[Tuple[str, bool]]:
         """Convert table rows and boxes to keys and values; other lines stay as they are. The flag: its table has a loss."""
@@ -565,7 +569,7 @@ class Reader:
         for start, stop in self._lines.chosen(data, end):
             found += self._read(self._lines.joined(_plain_text(data[start:stop].decode("utf-8", "replace"))))
         if final:
-            found += self._read([*self._lines.joined(""), ""])
+            found += self._read(self._lines.rest())
         return found + self._lines.end(final)
 
     def _read(self, lines: List[str]) -> List[Record]:
@@ -596,16 +600,15 @@ def _promising(data: bytes, end: int) -> List[Tuple[int, int]]:
             stop = end if stop < 0 else stop
             found[start] = stop
             place = small.find(word, stop, end)
-    stop = 0
-    while data[:1] == b"(" or b"\n(" in data or not data.isascii():
-        strange = _STRANGE.search(data, stop, end)
-        if not strange:
-            break
+    odd = data[:1] == b"(" or b"\n(" in data or not data.isascii()
+    strange = _STRANGE.search(data, 0, end) if odd else None
+    while strange:
         start = data.rfind(b"\n", 0, strange.start()) + 1
         stop = data.find(b"\n", strange.end(), end)
         stop = end if stop < 0 else stop
         if _FIGURE.search(data, start, stop):
             found[start] = stop
+        strange = _STRANGE.search(data, stop, end)
     return sorted(found.items())
 
 
