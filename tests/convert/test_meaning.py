@@ -223,6 +223,7 @@ SCRIPTS = {
     "words of defaults": 'A=1\nX=x\nsrun python ${A:+--a "$A  b" \'c  d\'} ${NO:+--no "$A"} ${NO:-"two  words" "${X:-"y"}"} "${Q:="a \\"b\\" $X"}" "$Q" "${R:=\'$X y\'}" ${S:-}',
     "default of what a command gave": 'X=$(cat none 2> /dev/null)\n: "${X:=fall back}"\nY=$(echo one)\nexport Z=${Y:=two}-$Y\nsrun python "$X" ${W:=$X} $W',
     "default of Slurm's own": 'export T=${SLURM_TMPDIR:=/tmp/x}\nsrun python $SLURM_TMPDIR ${SLURM_LOCALDIR:=/l} $SLURM_LOCALDIR',
+    "default of an exported variable": ': ${SCRATCH:=/tmp/s} ${SLURM_TMPDIR:=/t}\nsrun python $SCRATCH $SLURM_TMPDIR',
     "default in a document": 'cat > /dev/null <<E\n${IN:=doc}\nE\nexport OUT=${IN:-none}\nsrun python t.py',
     "errors": "false\nls /nonexistent 2>/dev/null\nmkdir -p out\nsrun python t.py",
 }  # fmt: skip

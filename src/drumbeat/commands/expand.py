@@ -340,7 +340,9 @@ class Expander:
         """Leave a default to the running job. `:=` is an assignment of its own, before the statement."""
         if op[-1] != "=":
             return self.unknown(written, stable=stable)
-        self._assign(name, self.unknown(f"${{{name}{op[:-1]}-{rest}}}", stable=stable))
+        given = f"${{{name}{op[:-1]}-{rest}}}"
+        if self.marks.resolved("".join(self._variable(name))) != given:  # a word may be expanded twice
+            self._assign(name, self.unknown(given, stable=stable))
         return self._variable(name)
 
     def _edited(self, text: str, op: str, rest: str, written: str) -> str:

@@ -221,7 +221,10 @@ class ShellState:
         return self.marks.mark(Unknown(text, kind, names_read(text), stable))
 
     def _assign_default(self, name: str, value: str) -> None:
+        outside = name not in self.variables and name in self.marks.reads(value)
         self.assign(name, value, self.marks.quoted(value), 0, False)
+        if outside:  # exported if it was
+            self.variables[name] = self.variables[name]._replace(exported=True, maybe=True)
 
     def assign(self, name: str, value: Value, raw: str, line: int, exported: bool) -> None:
         before, declared = self.variables.get(name), ("export",) if exported else ()

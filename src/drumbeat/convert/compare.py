@@ -11,7 +11,7 @@ from drumbeat.commands.interpret import Shell
 from drumbeat.commands.launch import find_launcher, runs_text, started_per_node
 from drumbeat.commands.values import JOB, MARK, SUBMIT, Marks, Unknown, whole_marks
 from drumbeat.convert.draft import Difference
-from drumbeat.convert.job_shell import JobShell
+from drumbeat.convert.job_shell import JobShell, by_own_name
 from drumbeat.convert.launch import (
     AS_TEXT,
     CONTAINERS,
@@ -45,8 +45,13 @@ class Reached(NamedTuple):
 
 
 def from_script(launch: Launch) -> Reached:
-    shell = launch.shell
-    given = {name: str(each.value) for name, each in _exported(shell.variables).items() if each.event >= 0}
+    shell, events = launch.shell, launch.events
+
+    def as_before(each: Variable) -> bool:  # `:=`, which has no line, leaves one from outside exported if it was
+        return each.maybe and each.event < len(events) and not events[each.event].line
+
+    own = {name: each for name, each in _exported(shell.variables).items() if each.event >= 0}
+    given = {name: str(each.value) for name, each in own.items() if not as_before(each)}
     return Reached(list(launch.in_rank) or launch.words, given, launch.workdir or shell.cwd)
 
 
@@ -171,7 +176,7 @@ def differences(
     script: Reached, job: Reached, marks: Marks, secrets: Dict[str, str], ours: FrozenSet[str]
 ) -> List[Difference]:
     def value(unknown: Unknown) -> str:  # what drumbeat works out counts by its name
-        return unknown.text if unknown.text[2:-1] in OURS - {PLACE} else unknown.made or unknown.text
+        return unknown.text if unknown.text[2:-1] in OURS - {PLACE} else by_own_name(unknown.made or unknown.text)
 
     def shown(text: Optional[str]) -> str:
         return _UNSET if text is None else marks.shown(whole_marks(text), value)

@@ -66,6 +66,11 @@ OWN_PATH = re.compile(r"(?<!\\)\$\{?(?:0|BASH_SOURCE(?:\[0\])?)(?![\w\[])")  # o
 _READS_A_PROGRAM = re.compile(r"(?:\S*/)?(?:python[\d.]*|(?:ba)?sh)")
 
 
+def by_own_name(text: str) -> str:
+    """Return the text with $0 for BASH_SOURCE, which `bash -c` does not have."""
+    return OWN_PATH.sub(lambda found: found[0][: 1 + found[0].startswith("${")] + "0", text)
+
+
 class JobShell(Shell):
     prints, state, asks, environments = _PRINTS, _STATE, _ASKING, _ENVIRONMENTS
     acts = re.compile(

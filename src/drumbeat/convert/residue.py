@@ -18,7 +18,7 @@ from drumbeat.commands.state import ARGUMENTS
 from drumbeat.commands.syntax import arguments_read, names_read
 from drumbeat.commands.values import HEAD, HOSTS, JOB, MARK, ONCE, SUBMIT, TASK, Marks, Unknown, at_submission
 from drumbeat.convert.draft import Draft, LeftOut
-from drumbeat.convert.job_shell import OWN_PATH, JobShell
+from drumbeat.convert.job_shell import OWN_PATH, JobShell, by_own_name
 from drumbeat.convert.launch import AS_TEXT, OURS, PLACE, WORKED_OUT, Launch
 
 _VERBS = (
@@ -272,8 +272,8 @@ class _Residue:
         now = frozenset("e")
         for event in events:
             text = self._assignment(event, moved) if event.kind == "assign" else event.text
-            if self._outside(event) and "<<" not in text:  # bash -c has no file of its own, but the same $0
-                text = OWN_PATH.sub(lambda found: found[0][: 1 + found[0].startswith("${")] + "0", text)
+            if self._outside(event) and "<<" not in text:  # a heredoc may be of another script
+                text = by_own_name(text)
             moved = moved or event.kind == "cd" and self.places[id(event)] >= 0
             chooses = any(name == "e" for _, name, _ in self.launch.options)  # the script says itself from where on
             environment = not event.words or JobShell.environments.match(event.text)  # one that fails stops the job

@@ -546,13 +546,13 @@ def beside_script(context: Context) -> Iterator[Hit]:
         events = shell.run(without_marks(context.script.text), context.script.line).events
     except Problem:
         return
-    told: Set[int] = set()
+    told: Set[str] = set()
     for event in events:
         words = [event.value] if isinstance(event.value, str) else event.value or event.words
         text = shell.marks.resolved(" ".join(words)) if words else event.text
         found = _OWN_FOLDER.search(text)
-        if found and event.line not in told:
-            told.add(event.line)
+        if found and found[0] not in told:
+            told.add(found[0])
             yield Hit(event.line, {"shown": re.sub("[\"']", "", found[0])})
 
 
