@@ -199,7 +199,7 @@ def run(row: Row) -> str:
                 event = json.loads(line)
                 told = event.get("verdict") or event.get("finding") or {}
                 name = told.get("check") or told.get("code", "")
-                if event["kind"] == "verdict" and name in ("world", "affinity"):
+                if event["kind"] == "verdict" and name in ("world", "affinity", "environment"):
                     answers.append(f"{name} {told['answer']}")
                     if told["answer"] not in ("as planned", "unknown", "not pinned") and told.get("severity") not in (
                         "ok",

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from drumbeat.agent.watchers.world import WorldCount
-from drumbeat.inspector.ranks import Identity, rows_of
+from drumbeat.inspector.ranks import Identity, _versions, rows_of
 from drumbeat.inspector.record import Row
 from drumbeat.plan.world_seen import Planned, copies, judge, silent
 from drumbeat.runfolder.events import FindingMade, VerdictGiven
@@ -605,3 +605,25 @@ def test_no_exchange_is_not_said_of_what_cannot_be_seen_or_goes_on():
     )  # fmt: skip
     one_speaks = [(at, step, (replace(a, out=9000), b)) for at, step, (a, b) in map(rows, every)]
     assert told(one_speaks)[-1][1] == "no exchange"  # to a tracker
+
+
+def test_ranks_that_loaded_another_version_are_named_once():
+    """Of a library that a rank has not loaded yet nothing is known."""
+    count = WorldCount(PLAN, "warn")
+    usual, other = ("torch 2.13.0", "NCCL 2.27.3"), ("torch 2.4.0", "NCCL 2.27.3")
+    count.add(0, tuple(replace(row, versions=usual) for row in world()[:2]), 1.0)
+    count.add(1, tuple(replace(row, versions=usual[:1]) for row in world()[2:]), 1.0)
+    assert count.versions() is None
+    count.add(1, tuple(replace(row, versions=other) for row in world()[2:3]), 2.0)
+    verdict = count.versions()
+    assert (verdict.check, verdict.answer) == ("environment", "mismatch")
+    assert verdict.summary == "rank 2 loaded torch 2.4.0, the others torch 2.13.0"
+    assert verdict.findings[0].code == "versions-differ" and count.versions() is None
+
+
+def test_the_versions_are_those_of_the_packages(tmp_path):
+    for name in ("torch-2.4.0+cu121.dist-info", "torchvision-0.19.dist-info", "nvidia_nccl_cu12-2.20.5.dist-info"):
+        (tmp_path / name).mkdir()
+    loaded = {f"{tmp_path}/torch/lib/libtorch_cpu.so", f"{tmp_path}/nvidia/nccl/lib/libnccl.so.2", "/usr/lib/libc.so"}
+    assert _versions(loaded) == ("torch 2.4.0+cu121", "NCCL 2.20.5")
+    assert _versions({"/gone/torch/lib/libtorch.so"}) == ()

@@ -5,7 +5,9 @@ A RANK in the environment is only a hint: a process may have inherited it from a
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import field, replace
+from functools import cache
 from typing import Any, Callable, Container, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 from drumbeat.base import proc
@@ -19,6 +21,9 @@ MOST_LINKS = 64  # connections kept per process, and reported to the lead
 _MPI = ("PMIX_RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK")
 # Keras and other layers load several frameworks: the first one in this list is the one that connects ranks.
 _FRAMEWORKS = (("paddle", "/paddle/"), ("jax", "/jaxlib/"), ("tensorflow", "/tensorflow/"), ("torch", "/torch/lib/"))
+# Name, a part of the library's path below its package's place, and how the name of that package begins.
+_PACKAGES = (("torch", "/torch/lib/", "torch-"), ("NCCL", "/nvidia/nccl/lib/", "nvidia_nccl"))
+_INFO = ".dist-info"
 _LOOPBACK = ("localhost", "127.", "::1", "0.0.0.0")  # noqa: S104
 
 
@@ -195,6 +200,7 @@ def added(row: Row, before: Optional[Row]) -> Row:
     meeting, inner = row.meeting or before.meeting, max(row.inner, before.inner)
     row = replace(row, meeting=meeting, alone=alone, joined=joined, links=links[-MOST_LINKS:], inner=inner)
     row = replace(row, hidden=row.hidden or before.hidden, framework=row.framework or before.framework)
+    row = replace(row, versions=row.versions or before.versions)
     if not before.has_sent or row.exchanged + row.out >= before.exchanged + before.out:
         return row
     return replace(row, met=before.met, sent=before.sent, out=before.out, ends=before.ends)
@@ -234,7 +240,25 @@ def _with_work(row: Row, branch: Sequence[int], seen: Snapshot) -> Row:
     mapped = [proc.mapped(pid) for pid in branch]
     loaded = (name for name, library in _FRAMEWORKS if any(library in path for paths in mapped for path in paths))
     cpu = round(sum(seen.processes[pid].stat.cpu for pid in branch), 2)
-    return replace(row, cpu=cpu, mapped=sum(map(len, mapped)), framework=next(loaded, ""))
+    found = _versions(set().union(*mapped))
+    return replace(row, cpu=cpu, mapped=sum(map(len, mapped)), framework=next(loaded, ""), versions=found)
+
+
+def _versions(mapped: Set[str]) -> Tuple[str, ...]:
+    """Return the versions of the packages from which a process has loaded torch and NCCL, as far as they are found."""
+    found = []
+    for name, part, package in _PACKAGES:
+        site = next((path.partition(part)[0] for path in sorted(mapped) if part in path), "")
+        found += [f"{name} {version}" for version in _installed(site, package)] if site else []
+    return tuple(found)
+
+
+@cache  # for the time of one look, which is a process of its own
+def _installed(site: str, package: str) -> List[str]:
+    with suppress(OSError):
+        names = sorted(name for name in os.listdir(site) if name.startswith(package) and name.endswith(_INFO))
+        return [name[: -len(_INFO)].partition("-")[2] for name in names[:1]]
+    return []
 
 
 def _inner(top: int, branch: Mapping[int, Optional[Dict[str, Ports]]]) -> int:

@@ -95,6 +95,7 @@ class Row:
     cpu: float = 0.0  # seconds of CPU time that it and its helpers have used
     mapped: int = 0  # mapped files: more and more while a program is importing
     framework: str = ""  # that it has loaded
+    versions: Tuple[str, ...] = ()  # of its torch and NCCL so far, as its packages say: `torch 2.4.0`
     met: int = 0  # bytes over its connections to the meeting point, so far
     sent: int = 0  # bytes over its other connections to ranks of this node
     out: int = 0  # bytes over connections that leave the node

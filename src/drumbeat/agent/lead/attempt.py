@@ -242,7 +242,9 @@ class Attempt:
         if self.world is not None and self.world.is_due(now):
             verdict, findings, stop = self.world.judge()
             acts: List[Act] = [Record("verdict", {"verdict": to_plain(verdict), "peer": 0})] if verdict else []
-            acts += map(record_finding, findings)
+            mixed = self.world.versions()
+            acts += [Record("verdict", {"verdict": to_plain(mixed), "peer": 0})] if mixed else []
+            acts += map(record_finding, [*findings, *(mixed.findings if mixed else ())])
             if acts:
                 return acts, findings[0] if stop else None
         left = self.left_behind(order, now)

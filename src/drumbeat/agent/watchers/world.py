@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import replace
 from typing import Callable, Dict, FrozenSet, Iterable, List, Optional, Sequence, Tuple
 
@@ -10,6 +11,7 @@ from drumbeat.agent.watchers.contract import Action, Emit, Saw, Warn, WatchedAtt
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.proc import start_time
 from drumbeat.base.processes import Asked
+from drumbeat.base.ranges import named_ranks
 from drumbeat.base.record import from_plain
 from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import CERTAIN, ERROR, LIKELY, UNKNOWN, WARNING, Finding, Verdict
@@ -276,6 +278,7 @@ class WorldCount:
         self._count = 0  # ranks that it named
         self._confidence = ""
         self._summary = ""
+        self._versions_said = False
         self._little = False  # it said that the ranks exchange little per step
         self._copies_said = False
         self._changed = False
@@ -457,6 +460,32 @@ class WorldCount:
         return any(more > then for more, then in zip(now.bytes, before.bytes)) or any(
             row.met - then > (most if row.framework else 0) for row, then in zip(rows, before.met)
         )
+
+    def versions(self) -> Optional[Verdict]:
+        """Return the verdict, once, that ranks have loaded different versions of torch or NCCL."""
+        rows = [row for _, each in self.rows.values() for row in each if row.rank is not None]
+        usual: Dict[
+            str, str
+        ] = {}  # package -> the version of most ranks; one that a rank has not loaded yet is unknown
+        for version, _ in Counter(each for row in rows for each in row.versions).most_common():
+            usual.setdefault(version.split()[0], version)
+        loaded = [(row.rank or 0, each) for row in rows for each in row.versions]
+        odd = sorted((rank, each) for rank, each in loaded if each != usual[each.split()[0]])
+        if self._versions_said or not odd or self.level == "off":
+            return None
+        self._versions_said = True
+        shown = [f"rank {rank}: {versions}" for rank, versions in odd[:8]]
+        who = named_ranks([rank for rank, versions in odd if versions == odd[0][1]], 8)
+        found = find(
+            "versions-differ",
+            who=who,
+            versions=odd[0][1],
+            usual=usual[odd[0][1].split()[0]],
+            evidence=shown,
+            rank=odd[0][0],
+        )
+        seen = ("the packages from which the ranks have loaded their libraries",)
+        return Verdict("environment", "mismatch", CERTAIN, found.title, (found,), seen)
 
     def at_end(self) -> Optional[Verdict]:
         """Return the verdict after all ranks have ended, if none was given before."""
