@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from dataclasses import replace
-from typing import Callable, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.agent.ranks.launchers import Direct
 from drumbeat.agent.ranks.stages import STAGE_FAILED
@@ -22,6 +22,7 @@ from drumbeat.base.regex import regex
 from drumbeat.causes.table import CONSEQUENCES
 from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import CAUGHT, CERTAIN, ERROR, LIKELY, PEER_LOST, WARNING, Evidence, Finding, shown
+from drumbeat.inrank.adapters.sitecustomize import read_missing
 from drumbeat.inrank.stacks import read_note
 from drumbeat.inspector.kernel_log import node_oom_kills, oom_kills
 from drumbeat.inspector.ranks import MOST_LINKS
@@ -411,7 +412,8 @@ class Ends:
         found = []
         for ended in self._reading:
             for each in read_exit(self.launcher, self.explainer, self.attempt, ended):
-                end = replace(each.end, since=ended.since)
+                lacks = read_missing(self.notes, each.end.rank) if each.end.finding else []
+                end = replace(each.end, since=ended.since, finding=_with_python(each.end.finding, lacks))
                 noted = self._noted(end)
                 if noted.own and noted.signal and ended.by_us:  # it had raised before the signal reached it
                     raised = replace(noted, exit_code=1, signal=None)
@@ -460,6 +462,20 @@ def read_exit(launcher: Direct, explainer: Explainer, attempt: int, ended: Exit)
             finding = _with_cause(finding, launcher, explainer, end)
         found.append(RankExit(replace(end, finding=finding), ended.seconds, by_us))
     return found
+
+
+def _with_python(finding: Optional[Finding], notes: Sequence[Mapping[str, Any]]) -> Optional[Finding]:
+    """Say of a missing module which Python lacks it, and which environment in reach has it, as the rank noted."""
+    note = next((each for each in notes if finding and finding.title.endswith(f" '{each.get('module')}'")), None)
+    if note is None or finding is None:
+        return finding
+    python, have = printable(str(note.get("python"))), [printable(str(each)) for each in note.get("have") or ()]
+    known = find(
+        "import-error", "elsewhere" if have else "nowhere", what="", python=python, other=have[0] if have else ""
+    )
+    _, raised, place = finding.cause.partition("; raised at ")
+    own = not have and note["module"].partition(".")[0] == "drumbeat"  # it is not to be had by its name
+    return replace(finding, cause=f"{known.cause}{raised}{place}", fix=finding.fix if own else known.fix)
 
 
 def _with_cause(finding: Finding, launcher: Direct, explainer: Explainer, end: End) -> Finding:
