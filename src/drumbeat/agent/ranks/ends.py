@@ -217,6 +217,11 @@ class Explainer:
         if self.no_gpu:
             found = without_gpu(found)
         found = for_place(found, self.identity)
+        if found.code == "file-missing" and _RELATIVE.fullmatch(found.title):
+            found = replace(
+                found, title=f"{found.title} (workdir {printable(self.order.workdir)})",
+                fix=f"check the path, and workdir: in the job file; {found.fix}",
+            )  # fmt: skip
         behind = _behind(found.seen, {"err": lines, "out": printed})
         steps = any(read_line(line) for line in behind)
         if steps and end.exit_code is not None and found.confidence == CERTAIN:
@@ -302,6 +307,9 @@ class Explainer:
         if self._node_kills is None or more <= 0:
             return ""
         return f"out-of-memory kills on this node since the ranks started: {more}; in the run's own memory group: 0"
+
+
+_RELATIVE = regex(r"no such file '[^/'].*'")  # as FileNotFoundError names it
 
 
 def _raised_before(found: Finding, lines: Sequence[str]) -> Sequence[str]:
