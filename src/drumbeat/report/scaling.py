@@ -134,6 +134,7 @@ class Row:
     outcome: str = FINISHED  # how the run ended
     no_error: str = ""  # why there is no interval, or no efficiency
     loss: Optional[float] = None  # the last one that is finite
+    source: str = ""  # its run folder or file
 
 
 @dataclass(frozen=True)
@@ -273,7 +274,7 @@ def _row(run: Figures, baseline: Figures, kind: str) -> Row:
         baseline.speed.value * ideal if ideal else None,
         run.training_s or run.seconds, run.accuracy, run.target_reached, step, lost,
         () if run is baseline else losses(run.phases, baseline.phases, (grown or ratio) / ratio, lost, baseline.ranks == 1),
-        run.outcome, no_error, run.loss[1] if run.loss else None,
+        run.outcome, no_error, run.loss[1] if run.loss else None, run.source,
     )  # fmt: skip
 
 

@@ -186,7 +186,7 @@ def csv_text(comparison: Comparison) -> str:
         "run": "name", "nodes": "nodes", comparison.size_is.lower(): "size", "throughput": "throughput", "unit": "",
         "speedup": "speedup", "efficiency": "efficiency", "efficiency_error": "error", "ideal_throughput": "ideal",
         "seconds": "seconds", "loss": "loss", "accuracy": "accuracy", "target_reached": "target_reached", "step_ms": "step_ms",
-        "lost_ms": "lost_ms", "end": "outcome",
+        "lost_ms": "lost_ms", "end": "outcome", "source": "source",
     }  # fmt: skip
     writer.writerow(fields)
     for row in comparison.rows:
