@@ -124,6 +124,14 @@ def test_a_missing_module_names_the_python_that_lacks_it_and_the_environment_tha
     shown = drumbeat("run", "--ranks-per-node", "1", "--", sys.executable, "train.py").stderr
     assert f"does not have it; {drumbeat.folder}/venv does; raised at {drumbeat.folder}/train.py:1" in shown
     assert f"begin the command with {drumbeat.folder}/venv/bin/python" in shown
+    (drumbeat.folder / "train.py").write_text("import json.not_there")
+    shown = drumbeat("run", "--ranks-per-node", "1", "--", sys.executable, "train.py").stderr
+    assert "cause      by likelihood: it is not installed in this Python" in shown  # its package is
+    (drumbeat.folder / "train.py").write_text(
+        "try:\n    import not_there\nexcept ImportError as error:\n    raise RuntimeError('no data') from error\n"
+    )
+    shown = drumbeat("run", "--ranks-per-node", "1", "--", sys.executable, "train.py").stderr
+    assert f"does not have it; {drumbeat.folder}/venv does" in shown
 
 
 def test_it_can_be_switched_off(asked, monkeypatch):

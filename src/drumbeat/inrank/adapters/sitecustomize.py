@@ -107,9 +107,13 @@ def note_first(show: Any) -> Any:
     """Return an excepthook that notes a missing module before `show` prints it."""
 
     def note_and_show(kind: Any, value: Any, trace: Any) -> None:
+        reason = value  # a missing module may be the reason of another exception
         try:
-            if isinstance(value, ModuleNotFoundError) and value.name:
-                note_missing(value.name)
+            for _ in range(20):
+                name = str(reason.name or "") if isinstance(reason, ModuleNotFoundError) else ""
+                if name and name.partition(".")[0] not in sys.modules:  # else its package is there, in another version
+                    note_missing(name)
+                reason = reason.__cause__ or reason.__context__
         except Exception:  # noqa: BLE001, S110 - the exception's own words must come out
             pass
         show(kind, value, trace)
