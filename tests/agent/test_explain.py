@@ -28,6 +28,19 @@ def test_a_missing_working_directory_is_named_as_such(tmp_path):
     assert "No such file or directory" in finding.evidence[0].text and "python" not in finding.title
 
 
+@pytest.mark.parametrize("path, told", [("data/train.pt", True), ("/data/train.pt", False)])
+def test_a_missing_file_with_a_relative_path_names_the_folder_it_is_looked_for_in(tmp_path, path, told):
+    folder = NodeFolder(str(tmp_path / "nodes" / "0"), 0)
+    os.makedirs(folder.attempt(0))
+    asked = order(workdir=str(tmp_path), command=(sys.executable, "-c", f"open({path!r})"))
+    launcher = launcher_of(asked, folder, folder, "", str(tmp_path))
+    pid = start(asked.command, os.environ, asked.workdir, folder.log(0, 3, "out"), folder.log(0, 3, "err"))
+    (end,) = launcher.ends(0, type("Process", (), {"rank": 3})(), os.waitpid(pid, 0)[1], 0.0)
+    found = Explainer(asked, folder, launcher, 0, str(tmp_path)).explain(end, False)
+    assert found.title == f"no such file '{path}'" + (f" (workdir {tmp_path})" if told else "")
+    assert found.fix.startswith("check the path, and workdir:" if told else "list it")
+
+
 @pytest.mark.parametrize(
     "after,doubted",
     [

@@ -75,6 +75,36 @@ def test_runs_sites_and_presets_are_looked_up(tmp_path, monkeypatch):
     assert complete(script, "drumbeat", "site", "sho") == ["show"]
 
 
+# What each shell offers for a line: fish says it itself, and zsh's compadd gets the words.
+ASKED = {
+    "fish": "source {script}; complete -C (string join ' ' -- {words})",
+    "zsh": "compadd() {{ shift; print -l -- $@ }}; _files() {{ : }}; compdef() {{ : }}; source {script}\n"
+    "words=({words}); CURRENT=${{#words}}; _drumbeat",
+}
+
+
+@pytest.mark.parametrize("shell, script", [("zsh", zsh), ("fish", fish)])
+def test_other_shells_offer_runs_sites_and_presets(shell, script, tmp_path, monkeypatch):
+    if not shutil.which(shell):
+        pytest.skip(f"no {shell} here")
+    tool, file = tmp_path / "drumbeat", tmp_path / "completion"
+    tool.write_text("#!/bin/sh\nprintf '%s-1\\n%s-2\\n' $3 $3\n")
+    tool.chmod(0o755)
+    file.write_text(script(offers()))
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for line, kind in (
+        ("status", "runs"),
+        ("run --site", "sites"),
+        ("plan --preset", "presets"),
+        ("site show", "sites"),
+    ):
+        code = ASKED[shell].format(script=file, words=f"drumbeat {line} ''")
+        done = subprocess.run([shell, "-c", code], capture_output=True, text=True, timeout=60)
+        offered = {word.partition("\t")[0] for word in done.stdout.splitlines()}
+        assert {f"{kind}-1", f"{kind}-2"} <= offered, (line, done)
+
+
 @pytest.mark.parametrize("shell, script", [("zsh", zsh), ("fish", fish)])
 def test_other_shells_read_it(shell, script):
     if not shutil.which(shell):

@@ -64,6 +64,12 @@ def test_a_job_for_a_scheduler_is_submitted_on_the_cluster(drumbeat):
     [
         ({}, "nothing here trains"),
         ({"plot.py": "print(1)\n"}, "nothing here trains"),
+        (
+            {"plot.py": "", "my book.ipynb": '["loss.backward()"]'},
+            "my book.ipynb trains, but ranks cannot be started from",
+        ),
+        ({"my book.ipynb": '["loss.backward()"]'}, "jupyter nbconvert --to script 'my book.ipynb'"),
+        ({"plots.ipynb": '["plot()"]'}, "nothing here trains"),
         ({"a.py": LOOP, "b.py": LOOP}, "2 files could be the job: a.py, b.py"),
         ({"a.sbatch": "#SBATCH -N1\nls\n"}, "a.sbatch: no line starts a program"),
     ],
@@ -78,6 +84,8 @@ def test_a_script_that_is_named(drumbeat):
     fill(drumbeat.folder, {"a.py": LOOP, "b.py": DDP})
     assert "command: python b.py" in drumbeat.here("init", "b.py", "--print").stdout
     assert drumbeat.here("init", "c.py").returncode == 2
+    fill(drumbeat.folder, {"d.ipynb": "{}"})
+    assert "nbconvert --to script d.ipynb" in drumbeat.here("init", "d.ipynb").stderr
 
 
 def test_copies_are_told_at_every_run(drumbeat):

@@ -48,8 +48,10 @@ def test_one_two_and_four_nodes_scale(drumbeat, capsys):
         assert row["throughput"] == figures["speed"]["value"] == state["throughput"]["value"]
         assert figures["ledger"] == state["summary"]["ledger"] and figures["batch"] == 64
         assert row["speedup"] == pytest.approx(row["throughput"] / plain["rows"][0]["throughput"])
+    assert [row["name"] for row in plain["rows"]] == ["scale-1", "scale-2", "scale-4"]
+    assert read("report", plain["rows"][2]["source"], "--json") == read("report", "scale-4", "--json")
     mixed = read("compare", "scale-1", "other-batch")
-    assert "NOT A FAIR COMPARISON" in mixed and "scaling: neither" in mixed and "command: 64 (scale-1" in mixed
+    assert "NOT A FAIR COMPARISON" in mixed and "scaling: neither" in mixed and "command: 64 (scale-1)" in mixed
 
 
 @pytest.fixture

@@ -243,3 +243,27 @@ def test_steps_and_nodes_have_whole_numbers_on_their_axis():
         assert all(mark == round(mark) for mark in marks) and marks[0] == 0 and marks[-1] >= high
     drawn = line_chart("Loss", {"": [(1, 3.0), (2, 2.5), (5, 2.0)]}, "step", "loss")
     assert re.findall(r'text-anchor="middle" class="t">([\d.]+)<', drawn) == ["1", "2", "3", "4", "5"]
+
+
+def test_the_last_losses_are_a_column_and_repeated_runs_have_a_mean_with_its_interval():
+    def told(name, gpus, loss, **setting):
+        return dataclasses.replace(run(gpus, 1000.0 * gpus, name=name, **setting), loss=(5.0, loss), step=100)
+
+    seeds = [told(f"a{seed}", 4, 2.0 + seed / 10, command=f"python t.py --lr 1 --seed {seed}") for seed in (1, 2, 3)]
+    other, larger = told("b", 4, 1.5, command="python t.py --lr 2"), told("c", 8, 2.2, command="python t.py --lr 1")
+    found = compare([*seeds, larger])
+    assert found.fair and [each.runs for each in found.repeats] == [("a1", "a2", "a3")]
+    assert found.repeats[0].loss == pytest.approx(2.2) and found.repeats[0].loss_error == pytest.approx(
+        0.2484, abs=1e-3
+    )
+    shown = markdown(found)
+    assert "| loss |" in shown.splitlines()[0] and "accuracy" not in shown and "target" not in shown
+    assert "| mean of a1 and 2 more | 1 | 4 | 4,000 ± 0 |  |  |  | 2.2 ± 0.25 |" in shown
+    assert any(line.startswith("means of repeated runs") for line in said(found))
+    assert list(csv.DictReader(io.StringIO(csv_text(found))))[0]["loss"] == "2.1"
+    apart = compare([seeds[0], other])
+    assert not apart.fair and not apart.repeats and "mean of" not in page(apart)
+    assert not any("after different steps" in each for each in apart.questions)
+    early = compare([seeds[0], dataclasses.replace(seeds[1], step=50)])
+    assert "losses after different steps: 100 (a1), 50 (a2)" in early.questions
+    assert not compare([run(4, 4000.0), run(4, 4100.0, name="again")]).repeats  # nobody knows what they ran

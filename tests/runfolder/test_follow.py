@@ -239,3 +239,15 @@ def test_logs_are_those_of_the_runs_last_attempt(tmp_path):
     assert run.attempts() == [0, 1] and run.attempts(1) == [0]
     (tmp_path / "run/nodes/1/attempt-0/nccl-rank1.log").touch()
     assert run.nccl_logs() == []
+
+
+def test_a_progress_bar_is_shown_as_a_terminal_leaves_it(tmp_path):
+    run = make_run(tmp_path / "run")
+    bar = "".join(f"\repoch 0: {at}%|   | {at}/100 [loss=0.{at}]" for at in range(101))
+    log(run, 0, f"{bar}\nRuntimeError: boom\nwindows\r\n", stream="err")
+    log(run, 0, "\n", stream="out")
+    left = ["", "epoch 0: 100%|   | 100/100 [loss=0.100]", "RuntimeError: boom", "windows"]
+    assert sorted(texts(Follower(run).poll())) == sorted(left)
+    assert [line.text for each in run.logs() for line in run.lines(each)] == left
+    assert [line.text for each in run.logs() for line in run.last_lines(each)] == left
+    assert [line.text for each in run.logs() for line in run.last_lines(each, 60)][1:] == left[2:]  # cut inside the bar

@@ -115,6 +115,25 @@ def test_a_setup_that_sets_the_path_anew_keeps_the_adapter(asked, drumbeat):
     assert seen["answer"][0] == "drumbeat" and "/elsewhere" in seen["path"]
 
 
+def test_a_missing_module_names_the_python_that_lacks_it_and_the_environment_that_has_it(drumbeat):
+    (drumbeat.folder / "train.py").write_text("import json, not_there.part")
+    shown = drumbeat("run", "--ranks-per-node", "1", "--", sys.executable, "train.py").stderr
+    assert f"cause      {sys.executable}, which ran this rank, does not have it: it is not installed there" in shown
+    assert f"{drumbeat.folder}/train.py:1" in shown and f"fix        {sys.executable} -m pip install NAME" in shown
+    (drumbeat.folder / "venv" / "lib" / "python3.9" / "site-packages" / "not_there").mkdir(parents=True)
+    shown = drumbeat("run", "--ranks-per-node", "1", "--", sys.executable, "train.py").stderr
+    assert f"does not have it; {drumbeat.folder}/venv does; raised at {drumbeat.folder}/train.py:1" in shown
+    assert f"begin the command with {drumbeat.folder}/venv/bin/python" in shown
+    (drumbeat.folder / "train.py").write_text("import json.not_there")
+    shown = drumbeat("run", "--ranks-per-node", "1", "--", sys.executable, "train.py").stderr
+    assert "cause      by likelihood: it is not installed in this Python" in shown  # its package is
+    (drumbeat.folder / "train.py").write_text(
+        "try:\n    import not_there\nexcept ImportError as error:\n    raise RuntimeError('no data') from error\n"
+    )
+    shown = drumbeat("run", "--ranks-per-node", "1", "--", sys.executable, "train.py").stderr
+    assert f"does not have it; {drumbeat.folder}/venv does" in shown
+
+
 def test_it_can_be_switched_off(asked, monkeypatch):
     monkeypatch.setenv("DRUMBEAT_ADAPTERS", "off")
     (seen,) = asked("--ranks-per-node", 1).values()

@@ -3,6 +3,7 @@
 import json
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -202,3 +203,19 @@ def test_hooks_and_layouts_of_a_script_by_its_places(drumbeat):
     ], done.stderr  # fmt: skip
     assert [each["point"]["layout"] for each in answer["refused"]] == ["dp_replicate=2", "dp_shard=2"]
     assert "3 samples per step do not divide by 2" in answer["refused"][0]["why"]
+
+
+def test_a_submitted_tuning_waits_in_this_machines_queue_and_is_cancelled_by_its_handle(tune, drumbeat):
+    words = ("--start", 1, "--largest", 2, "--submit")
+    shown, _ = tune(flags=(*words, "--dry-run"))
+    assert shown.returncode == 0 and "_tune" in shown.stdout and "becomes this command" in shown.stdout
+    first, second = (tune(flags=words)[1] for _ in range(2))
+    assert first["handle"].startswith("local://") and not list(drumbeat.folder.glob("runs/*batch*/tune.json"))[1:]
+    done = drumbeat.here("cancel", second["handle"])
+    assert done.returncode == 0, done.stderr
+    results = Path(first["folder"]) / "tune.json"
+    wait_for(lambda: results.exists() and json.loads(results.read_text())["ended"], 200, "the tuning")
+    answer = json.loads(results.read_text())
+    assert [trial["outcome"] for trial in answer["trials"]][:2] == ["ok", "ok"] and answer["recommended"]
+    assert "recommended" in (results.parent / "desk.log").read_text()
+    assert not (Path(second["folder"]) / "tune.json").exists()

@@ -47,6 +47,7 @@ class Request:
     backend: str
     order: Order
     text: str
+    command: Tuple[str, ...] = ()  # of the local queue, if it is one of drumbeat's own commands that waits
 
 
 @dataclass(frozen=True)

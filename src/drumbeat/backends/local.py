@@ -6,8 +6,10 @@ runs at a time. The queue is a folder of this user with one file per waiting or 
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -23,6 +25,7 @@ from drumbeat.base.problem import Problem
 from drumbeat.base.proc import start_time
 from drumbeat.base.record import RecordError, from_json, to_json
 from drumbeat.bundle.build import cached_bundle
+from drumbeat.bundle.pinned import start_argv
 from drumbeat.machine.model import Gpu
 from drumbeat.runfolder.files import replace
 from drumbeat.runfolder.summary import Desk
@@ -44,10 +47,15 @@ class Local(Backend):
         what = f"# {order.run_id}: waits for its turn on this machine, then drumbeat starts this order.\n"
         return Request(self.name, order, what + dump_order(order))
 
+    def render_command(self, order: Order, word: str, request: str, text: str, why: str) -> Request:
+        command = start_argv(sys.executable, os.path.join(order.folder, request), text, word)
+        what = f"# {why} It waits for its turn on this machine, and becomes this command.\n"
+        return Request(self.name, order, f"{what}{shlex.join(command)}\n", command)
+
     def submit(self, request: Request, environ: Mapping[str, str]) -> str:
         """Start the process that waits and then runs the order. It gets the order itself: the folder's copy may be changed
         by others while the run waits."""
-        argv = [sys.executable, "-I", "-S", cached_bundle(environ), "_queued"]
+        argv = [sys.executable, "-I", "-S", cached_bundle(environ), "_queued", *request.command]
         done = subprocess.run(
             argv, env=dict(environ), input=dump_order(request.order), stdout=subprocess.PIPE, text=True, check=False
         )
@@ -157,6 +165,7 @@ class Queue:
     def join(self, run_id: str) -> str:
         """Add this process at the end and return its ticket's path; the caller removes it when the run is over."""
         os.makedirs(self.folder, mode=0o700, exist_ok=True)
+        self._clear()
         path = os.path.join(self.folder, f"{time.time_ns():020d}.json")
         replace(path, to_json(Ticket(own_process(), run_id)))
         return path
@@ -182,6 +191,17 @@ class Queue:
             old = tickets[path]
             replace(path, to_json(Ticket(old.process, old.run_id, tuple(gpu.index for gpu in given), waits=False)))
             return given
+
+    def _clear(self) -> None:
+        """Remove the tickets of processes that could not do it: they were killed, or became a command."""
+        alive = self._read()
+        names = (os.path.join(self.folder, name) for name in os.listdir(self.folder) if name.endswith(".json"))
+        for path in names:
+            with contextlib.suppress(OSError):
+                if (
+                    path not in alive and os.path.getmtime(path) < time.time() - 60
+                ):  # else it may be about to be written
+                    os.unlink(path)
 
     def _read(self) -> Dict[str, Ticket]:
         """Map path to ticket for live processes."""

@@ -28,6 +28,11 @@ def visible(text: str) -> str:
     return "".join(parts)
 
 
+def last_state(text: str) -> str:
+    """Return what a terminal still shows of a line that was written over again and again, as progress bars do."""
+    return text.rstrip("\r").rpartition("\r")[2] if "\r" in text else text
+
+
 def indented(text: str) -> str:
     """Remove control characters and indent all lines but the first, so that a line inside a name does not look like one of
     ours."""

@@ -20,12 +20,21 @@ def add_arguments(parser: Any) -> None:
 
 
 def run(args: Any) -> int:
+    from drumbeat import backends
     from drumbeat.backends.contract import ALIVE, QUEUED
     from drumbeat.desk.cancel import cancel, end_job, remove_ended, wait_ended
-    from drumbeat.desk.runs import find_running
+    from drumbeat.desk.runs import NoSuchRun, find_running
     from drumbeat.desk.status import end_leftovers, leftovers, status
 
-    found = find_running(args.run, os.environ, lambda each: status(each).state in ALIVE)
+    try:
+        found = find_running(args.run, os.environ, lambda each: status(each).state in ALIVE)
+    except NoSuchRun:
+        backend = backends.of_handle(args.run)
+        if backend is None:
+            raise
+        backend.cancel(args.run, os.environ)  # a tuning: a job without a run of its own
+        print(f"{args.run} was asked to end")
+        return 0
     if status(found).state not in ALIVE and leftovers(found):
         print(f"ended {end_leftovers(found)} processes that {found.run_id} had left behind")
         return 0

@@ -20,7 +20,7 @@ def main(arguments: List[str]) -> int:
     if word == "_queued":
         from drumbeat.desk.start.run import run_queued
 
-        return run_queued()
+        return run_queued(arguments[1:])
     if word == "_tune":
         from drumbeat.bundle.pinned import removed_after
         from drumbeat.cli.tune import run_submitted

@@ -69,7 +69,9 @@ def add_arguments(parser: Any) -> None:
     )
     group.add_argument("--dry-run", action="store_true", help="show the cost and stop")
     group.add_argument(
-        "--submit", action="store_true", help="run all trials in one job of the scheduler; with --dry-run: show it"
+        "--submit",
+        action="store_true",
+        help="run all trials in one job of the scheduler, or of this machine's queue; with --dry-run: show it",
     )
     add_json(group)
     parser.usage = f"{parser.prog} {{{','.join(_HELP)}}} [JOB.yaml] [options] [-- COMMAND...]"
@@ -109,7 +111,10 @@ def _submit(args: Any, job: Any, asked: Any) -> int:
         print_json({"handle": handle, "job": handle.rpartition("/")[2], "folder": tuning.folder}, None)
         return 0
     print(f"{'submitted':<10} {handle}")
-    print(f"{'folder':<10} {tuning.folder}: tune.json holds the results so far, the job's output the details")
+    print(
+        f"{'folder':<10} {tuning.folder}: tune.json holds the results so far, the job's output (desk.log here) the details"
+    )
+    print(f"{'cancel':<10} drumbeat cancel {handle}")
     return 0
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from drumbeat.base.problem import Problem
@@ -21,6 +22,7 @@ MOST_FILES = 500
 _PLAIN_NAME = regex(r"[\w./+@%=,-]+")
 _OTHERS = ("runs", "node_modules", "build", "dist", "wandb", "mlruns", "tests", "test", "docs", "site-packages")
 _SHELL = (".sh", ".bash", ".sbatch", ".slurm")
+_NOTEBOOK = ".ipynb"
 _USUAL = ("train.py", "main.py", "pretrain.py", "finetune.py", "run.py")  # the first that is there
 _TRAINS = regex(r"\.backward\(|\bTrainer\(|\.fit\(|value_and_grad\(|GradientTape\(")
 _RUNS = regex(r"__main__|^(?:for|while|with)\b|^[\w.]+\(", re.M)
@@ -113,14 +115,28 @@ def choose(names: Sequence[str], read: Read) -> Tuple[str, str, List[str]]:
             raise Problem(
                 f"{len(here)} files could be the job: {shown}", f"name one: drumbeat init {printable(here[0])}"
             )
+    notebooks = [name for name in names if name.endswith(_NOTEBOOK) and _TRAINS.search(read(name))]
+    if notebooks:
+        raise _no_script(notebooks[0])
     raise Problem(
         "nothing here trains: no batch script, no script that starts a launcher, no Python program with a training loop",
         "name the script: drumbeat init SCRIPT; or put its command after --: drumbeat run -- COMMAND",
     )
 
 
+def _no_script(notebook: str) -> Problem:
+    name = printable(notebook)
+    return Problem(
+        f"{name} trains, but ranks cannot be started from a notebook",
+        f"make it a script: jupyter nbconvert --to script {shlex.quote(name)}; or move the training into a function: "
+        "docs/api.md#functions",
+    )
+
+
 def job_of(name: str, names: Sequence[str], read: Read, kind: Optional[str] = None) -> str:
     """Return the job file for a script, with comments. `names`: what lies beside it."""
+    if name.endswith(_NOTEBOOK):
+        raise _no_script(name)
     text = read(name)
     if not text.strip():
         raise Problem(f"{printable(name)} is empty, or cannot be read as text", "name the script: drumbeat init SCRIPT")

@@ -374,7 +374,8 @@ class Reader:
     def _last_step(self) -> str:
         """Return the last line with a step and a loss among the last lines of the files."""
         lines = (raw for file in reversed(self._tails.files()) for _, raw in reversed(self._tails.of(file)))
-        return clipped(clean(decode(last_step(lines))).text.strip(), MAX_TEXT)
+        states = (state for raw in lines for state in reversed(split_carriage_returns(raw)))
+        return clipped(clean(decode(last_step(states))).text.strip(), MAX_TEXT)
 
     def _read_ends(self, begins: Mapping[str, int]) -> None:
         """Add the last lines of each file that say that it failed, or why."""

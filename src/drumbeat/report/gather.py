@@ -204,9 +204,18 @@ def read_figures(wanted: Optional[str], environ: Mapping[str, str]) -> Figures:
     return figures
 
 
+_STAMP = regex(r"-\d{8}-\d{6}-\w+")  # what a run id adds to the name
+
+
 def compare_named(wanted: Sequence[str], environ: Mapping[str, str]) -> Comparison:
-    """Compare runs or logs. Files of the same name are told apart by their paths; a run given twice counts once."""
-    unique = list({each.source: each for each in (read_figures(name, environ) for name in wanted)}.values())
+    """Compare runs or logs. Runs are called as they were given if that is their name; files of the same name are told apart by
+    their paths; a run given twice counts once."""
+    found = [(name, read_figures(name, environ)) for name in wanted]
+    called = (
+        replace(each, name=name) if _STAMP.fullmatch(each.name, len(name)) and each.name.startswith(name) else each
+        for name, each in found
+    )
+    unique = list({each.source: each for each in called}.values())
     names = [each.name for each in unique]
     return compare([each if names.count(each.name) == 1 else replace(each, name=each.source) for each in unique])
 

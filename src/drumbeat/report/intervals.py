@@ -149,11 +149,11 @@ def _is_number(value: Any) -> bool:
     return real and abs(value) < _LARGEST  # NaN compares false
 
 
-def error_of_mean(values: Sequence[float]) -> Optional[float]:
+def error_of_mean(values: Sequence[float], fewest: int = _FEWEST) -> Optional[float]:
     """Return half of the 95 % confidence interval of the mean, from the means of up to 20 blocks; None for too few values."""
     size = max(1, len(values) // _BLOCKS)
     blocks = [statistics.fmean(values[at : at + size]) for at in range(0, len(values) - size + 1, size)]
-    if len(blocks) < _FEWEST:
+    if len(blocks) < fewest:
         return None
     student = _STUDENT[len(blocks) - 2] if len(blocks) - 2 < len(_STUDENT) else 2.0
     return student * statistics.stdev(blocks) / math.sqrt(len(blocks))

@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import field
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.problem import Problem
 from drumbeat.base.regex import regex
 from drumbeat.report.figures import NOT_RECORDED, Figures, Phases
+from drumbeat.report.intervals import error_of_mean
 from drumbeat.runfolder.progress import AS_PRINTED
 
 # Differences between runs besides their size. Pure.
 
 
-# Options of a command that only change with the size of a job.
-_SIZES = regex(
-    r"--?(?:nnodes|nproc[-_]per[-_]node|node[-_]rank|nodes|ranks[-_]per[-_]node|num[-_]processes|num[-_]machines|gpus)"
-    r"(?:[= ]\S+)?|--(?:master|rdzv)[-_]\w+(?:[= ]\S+)?"
+# Options of a command that only change with the size of a job, or tell repetitions apart.
+_SIZE_OR_SEED = regex(
+    r"--?(?:nnodes|nproc[-_]per[-_]node|node[-_]rank|nodes|ranks[-_]per[-_]node|num[-_]processes|num[-_]machines|gpus"
+    r"|(?:\w+[-_])?seed)(?:[= ]\S+)?|--(?:master|rdzv)[-_]\w+(?:[= ]\S+)?|(?<!\S)seed=\S+"
 )
 _MOST = 60  # characters of a value
 _MINOR = ("cores",)  # part of a node's description that may change with its ranks
@@ -52,11 +53,15 @@ def differences(runs: Sequence[Figures], batch_is_explained: bool) -> List[Diffe
     for what in ("precision", "code", "image", "site"):
         values = {name: str(getattr(setting, what)) for name, setting in settings.items()}
         found += _difference(what, values, breaks=what != "site")
-    commands = {name: " ".join(_SIZES.sub("", setting.command).split()) for name, setting in settings.items()}
+    commands = {name: _without_size(setting.command) for name, setting in settings.items()}
     found += _difference("command", _cut_alike(commands), breaks=True)
     found += _each("hardware", {name: setting.hardware for name, setting in settings.items()})
     found += _each("software", {name: setting.software for name, setting in settings.items()})
     return found
+
+
+def _without_size(command: str) -> str:
+    return " ".join(_SIZE_OR_SEED.sub("", command).split())
 
 
 def _each(room: str, values: Mapping[str, Mapping[str, str]]) -> List[Difference]:
@@ -128,6 +133,21 @@ class Row:
     losses: Tuple[Loss, ...] = ()
     outcome: str = FINISHED  # how the run ended
     no_error: str = ""  # why there is no interval, or no efficiency
+    loss: Optional[float] = None  # the last one that is finite
+    source: str = ""  # its run folder or file
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """Runs of one size that differ in nothing but the seed: their means, with half of the 95 % interval."""
+
+    runs: Tuple[str, ...]
+    nodes: Optional[int]
+    size: int
+    throughput: float
+    throughput_error: Optional[float]
+    loss: Optional[float]
+    loss_error: Optional[float]
 
 
 @dataclass(frozen=True)
@@ -141,6 +161,7 @@ class Comparison:
     differences: Tuple[Difference, ...] = ()
     questions: Tuple[str, ...] = ()
     left_out: Dict[str, str] = field(default_factory=dict)  # run -> why
+    repeats: Tuple[Repeats, ...] = ()
 
     @property
     def fair(self) -> bool:
@@ -169,7 +190,26 @@ def compare(runs: Sequence[Figures]) -> Comparison:
     found = differences(ordered, same or kind in (STRONG, WEAK))
     size_is = "GPUs" if all(run.gpus for run in ordered) else "ranks"
     questions = tuple(_questions(rows, ordered, kind))
-    return Comparison(units.pop(), size_is, baseline.name, kind, why, rows, tuple(found), questions, left_out)
+    repeats = tuple(repeated(ordered))
+    return Comparison(units.pop(), size_is, baseline.name, kind, why, rows, tuple(found), questions, left_out, repeats)
+
+
+def repeated(runs: Sequence[Figures]) -> Iterator[Repeats]:
+    """Yield the groups of runs that repeat one another, if what they ran is known."""
+    groups: Dict[object, List[Figures]] = {}
+    for run in runs:
+        own, work = run.setting, round(run.batch) if run.batch else None
+        same = (run.size, run.nodes, work, own.precision, own.layout, own.code, own.image, own.site)
+        groups.setdefault((_without_size(own.command) or run.name, same), []).append(run)
+    for group in groups.values():
+        speeds = [run.speed.value for run in group if run.speed]
+        last = [run.loss[1] for run in group if run.loss]
+        if len(group) > 1:
+            loss = sum(last) / len(last) if len(last) == len(group) else None
+            yield Repeats(
+                tuple(run.name for run in group), group[0].nodes, group[0].size or 0, sum(speeds) / len(speeds),
+                error_of_mean(speeds, fewest=2), loss, error_of_mean(last, fewest=2) if loss is not None else None,
+            )  # fmt: skip
 
 
 def scaling_kind(runs: Sequence[Figures]) -> Tuple[str, str]:
@@ -234,7 +274,7 @@ def _row(run: Figures, baseline: Figures, kind: str) -> Row:
         baseline.speed.value * ideal if ideal else None,
         run.training_s or run.seconds, run.accuracy, run.target_reached, step, lost,
         () if run is baseline else losses(run.phases, baseline.phases, (grown or ratio) / ratio, lost, baseline.ranks == 1),
-        run.outcome, no_error,
+        run.outcome, no_error, run.loss[1] if run.loss else None, run.source,
     )  # fmt: skip
 
 
@@ -326,6 +366,9 @@ def _questions(rows: Sequence[Row], runs: Sequence[Figures], kind: str) -> List[
             found.append(f"{run.name} hung for {run.speed.hung:.0f} s, which are part of the time of its throughput")
         if run.loss_not_finite:
             found.append(f"{run.name}: loss {run.loss_not_finite}")
+    steps = {run.name: run.step for run in runs if run.loss and run.step}
+    if len(set(steps.values())) > 1:
+        found.append(f"losses after different steps: {', '.join(f'{step} ({name})' for name, step in steps.items())}")
     if any(run.emulated for run in runs):
         found.append("emulated nodes share one machine: their speed-up says nothing about a cluster")
     brief = [run.name for run in runs if run.training_s is not None and run.training_s < _LONG_ENOUGH]

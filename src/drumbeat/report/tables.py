@@ -13,7 +13,7 @@ from typing import Callable, Dict, List, Optional, Sequence, Tuple
 from drumbeat.base.text import columns, duration
 from drumbeat.findings.model import ERROR
 from drumbeat.report.figures import LOSS, NOT_RECORDED, VALIDATION, Figures
-from drumbeat.report.scaling import FINISHED, NOT, NOT_KNOWN, STRONG, WEAK, Comparison, Row
+from drumbeat.report.scaling import FINISHED, NOT, NOT_KNOWN, STRONG, WEAK, Comparison, Repeats, Row
 from drumbeat.report.text import end_words, rows, size_words, speed_words
 from drumbeat.runfolder.lines import part_words
 from drumbeat.verify.chart import Look, line_chart, share_bar
@@ -123,27 +123,53 @@ _WORDS = {True: "yes", False: "no", None: "not known"}
 
 
 def cells(comparison: Comparison) -> Tuple[List[str], List[List[str]]]:
-    """Return the table for a paper: header and one row per run. Columns without any known value are left out."""
+    """Return the table for a paper: header, one row per run, and one per group of repeated runs with their means. Columns without
+    any known value are left out."""
     header = ["run", "nodes", comparison.size_is, f"throughput ({comparison.unit})", "speed-up", "efficiency", "time"]
-    header.append("target reached")
+    header += ["loss", "accuracy", "target reached", "end"]
     rows = [_cells(row) for row in comparison.rows]
-    ends = [_WORDS[None] if row.outcome == NOT_RECORDED else row.outcome for row in comparison.rows]
-    if not {*ends} <= {FINISHED, _WORDS[None]}:
-        header, rows = [*header, "end"], [[*cells, end] for cells, end in zip(rows, ends)]
-    shown = [at for at in range(len(header)) if not {row[at] for row in rows} <= {_WORDS[None], NOT}]
+    if {row.outcome for row in comparison.rows} <= {FINISHED, NOT_RECORDED}:
+        header, rows = header[:-1], [row[:-1] for row in rows]
+    rows += [_means(each, len(header)) for each in comparison.repeats]
+    shown = [at for at in range(len(header)) if not {row[at] for row in rows} <= {_WORDS[None], NOT, ""}]
     return [header[at] for at in shown], [[row[at] for at in shown] for row in rows]
 
 
 def _cells(row: Row) -> List[str]:
-    interval = f" ± {100 * row.error:.1f}" if row.error is not None and row.error > 0 else ""
-    accuracy = f" ({row.accuracy:.4g})" if row.accuracy is not None else ""
-    efficiency = "not known" if row.efficiency is None else f"{100 * row.efficiency:.1f}{interval} %"
     return [
-        row.name,
-        str(row.nodes) if row.nodes else "not known", str(row.size), f"{row.throughput:,.0f}" if row.throughput >= 100 else
-        f"{row.throughput:.3g}", "not known" if row.speedup is None else f"{row.speedup:.2f}", efficiency,
-        duration(row.seconds) if row.seconds is not None else NOT, _WORDS[row.target_reached] + accuracy,
+        row.name, str(row.nodes) if row.nodes else _WORDS[None], str(row.size), _rate(row.throughput),
+        _WORDS[None] if row.speedup is None else f"{row.speedup:.2f}",
+        _WORDS[None] if row.efficiency is None else f"{_with_error(100 * row.efficiency, 100 * (row.error or 0), '.1f')} %",
+        duration(row.seconds) if row.seconds is not None else NOT,
+        _WORDS[None] if row.loss is None else f"{row.loss:.4g}",
+        _WORDS[None] if row.accuracy is None else f"{row.accuracy:.4g}", _WORDS[row.target_reached],
+        _WORDS[None] if row.outcome == NOT_RECORDED else row.outcome,
     ]  # fmt: skip
+
+
+def _means(repeats: Repeats, columns: int) -> List[str]:
+    name = f"mean of {repeats.runs[0]} and {len(repeats.runs) - 1} more"
+    loss = "" if repeats.loss is None else _with_error(repeats.loss, repeats.loss_error, ".4g")
+    error = "" if repeats.throughput_error is None else f" ± {_rate(repeats.throughput_error)}"
+    found = [
+        name,
+        str(repeats.nodes or _WORDS[None]),
+        str(repeats.size),
+        _rate(repeats.throughput) + error,
+        "",
+        "",
+        "",
+        loss,
+    ]
+    return found + [""] * (columns - len(found))
+
+
+def _rate(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _with_error(value: float, error: Optional[float], form: str) -> str:
+    return f"{value:{form}} ± {error:{form if 'f' in form else '.2g'}}" if error else f"{value:{form}}"
 
 
 def markdown(comparison: Comparison) -> str:
@@ -159,8 +185,8 @@ def csv_text(comparison: Comparison) -> str:
     fields = {  # column -> field of a row
         "run": "name", "nodes": "nodes", comparison.size_is.lower(): "size", "throughput": "throughput", "unit": "",
         "speedup": "speedup", "efficiency": "efficiency", "efficiency_error": "error", "ideal_throughput": "ideal",
-        "seconds": "seconds", "accuracy": "accuracy", "target_reached": "target_reached", "step_ms": "step_ms",
-        "lost_ms": "lost_ms", "end": "outcome",
+        "seconds": "seconds", "loss": "loss", "accuracy": "accuracy", "target_reached": "target_reached", "step_ms": "step_ms",
+        "lost_ms": "lost_ms", "end": "outcome", "source": "source",
     }  # fmt: skip
     writer.writerow(fields)
     for row in comparison.rows:
@@ -204,6 +230,8 @@ def said(comparison: Comparison) -> List[str]:
     found.append(f"scaling: {comparison.kind} ({comparison.kind_why})")
     if any(row.error for row in comparison.rows):
         found.append("efficiency ± 95 % interval, from the spread within the runs; days and nodes differ by more")
+    if comparison.repeats:
+        found.append("means of repeated runs ± 95 % interval of the mean (Student's t)")
     found += [
         f"efficiency of {row.name}: {row.no_error}"
         for row in comparison.rows if row.no_error and row.efficiency is not None
@@ -222,13 +250,14 @@ def said(comparison: Comparison) -> List[str]:
 
 
 def loss_words(row: Row, comparison: Comparison) -> str:
-    begin, each = f"lost on {row.size} {comparison.size_is}: ", comparison.unit.partition("s/s")[0]
+    on = f"{row.size} {comparison.size_is[: -1 if row.size == 1 else None]}"
+    begin, each = f"lost on {on}: ", comparison.unit.partition("s/s")[0]
     each = each if each == "epoch" else "step"
     if row.lost_ms is None or row.step_ms is None:
         why = f": scaling is {comparison.kind}" if comparison.kind == NOT_KNOWN else ""
         return f"{begin}{NOT} per {each}{why}"
     if row.lost_ms < 0:
-        return f"nothing lost on {row.size} {comparison.size_is}: {-row.lost_ms:.1f} ms per {each} faster than ideal"
+        return f"nothing lost on {on}: {-row.lost_ms:.1f} ms per {each} faster than ideal"
     named = [f"{loss.kind} {loss.ms:+.1f} ms" for loss in row.losses if loss.ms is not None]
     if unknown := [loss.kind for loss in row.losses if loss.ms is None]:
         named.append(f"{' and '.join(', '.join(unknown).rsplit(', ', 1))} {NOT}")

@@ -30,6 +30,7 @@ from typing import (
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import Order, load_order
 from drumbeat.base.record import RecordError, from_plain
+from drumbeat.base.redact import last_state
 from drumbeat.base.regex import regex
 from drumbeat.findings.model import Verdict
 from drumbeat.runfolder import events as kinds
@@ -94,11 +95,12 @@ class Log:
         return (line for line in found if line)
 
     def line(self, text: str) -> Optional[Line]:
-        """Parse one line of this file; None for a torn line of a merged log."""
+        """Parse one line of this file; None for a torn line of a merged log. Of a progress bar only the last state counts,
+        as on a terminal."""
         if not self.merged:
-            return Line(self.node, self.attempt, self.rank, self.stream, text)
+            return Line(self.node, self.attempt, self.rank, self.stream, last_state(text))
         found = _MERGED_LINE.fullmatch(text)
-        return Line(self.node, self.attempt, int(found[1]), found[2], found[3]) if found else None
+        return Line(self.node, self.attempt, int(found[1]), found[2], last_state(found[3])) if found else None
 
 
 def list_logs(files: Files, node: NodeFolder, attempt: int) -> List[Log]:
@@ -288,7 +290,8 @@ class Run:
 
     def last_lines(self, log: Log, size: int = 64 << 10) -> List[Line]:
         """Return the lines in the last `size` bytes of a log."""
-        return list(log.parsed(self.files.end(log.name, size)[0].splitlines()))
+        *whole, rest = self.files.end(log.name, size)[0].split("\n")
+        return list(log.parsed([*whole, rest] if rest else whole))
 
     # -- records -----------------------------------------------------------------------------------------------------
 

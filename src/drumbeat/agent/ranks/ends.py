@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from dataclasses import replace
-from typing import Callable, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.agent.ranks.launchers import Direct
 from drumbeat.agent.ranks.stages import STAGE_FAILED
@@ -22,6 +22,7 @@ from drumbeat.base.regex import regex
 from drumbeat.causes.table import CONSEQUENCES
 from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import CAUGHT, CERTAIN, ERROR, LIKELY, PEER_LOST, WARNING, Evidence, Finding, shown
+from drumbeat.inrank.adapters.sitecustomize import read_missing
 from drumbeat.inrank.stacks import read_note
 from drumbeat.inspector.kernel_log import node_oom_kills, oom_kills
 from drumbeat.inspector.ranks import MOST_LINKS
@@ -216,6 +217,11 @@ class Explainer:
         if self.no_gpu:
             found = without_gpu(found)
         found = for_place(found, self.identity)
+        if found.code == "file-missing" and _RELATIVE.fullmatch(found.title):
+            found = replace(
+                found, title=f"{found.title} (workdir {printable(self.order.workdir)})",
+                fix=f"check the path, and workdir: in the job file; {found.fix}",
+            )  # fmt: skip
         behind = _behind(found.seen, {"err": lines, "out": printed})
         steps = any(read_line(line) for line in behind)
         if steps and end.exit_code is not None and found.confidence == CERTAIN:
@@ -301,6 +307,9 @@ class Explainer:
         if self._node_kills is None or more <= 0:
             return ""
         return f"out-of-memory kills on this node since the ranks started: {more}; in the run's own memory group: 0"
+
+
+_RELATIVE = regex(r"no such file '[^/'].*'")  # as FileNotFoundError names it
 
 
 def _raised_before(found: Finding, lines: Sequence[str]) -> Sequence[str]:
@@ -411,7 +420,8 @@ class Ends:
         found = []
         for ended in self._reading:
             for each in read_exit(self.launcher, self.explainer, self.attempt, ended):
-                end = replace(each.end, since=ended.since)
+                lacks = read_missing(self.notes, each.end.rank) if each.end.finding else []
+                end = replace(each.end, since=ended.since, finding=_with_python(each.end.finding, lacks))
                 noted = self._noted(end)
                 if noted.own and noted.signal and ended.by_us:  # it had raised before the signal reached it
                     raised = replace(noted, exit_code=1, signal=None)
@@ -460,6 +470,20 @@ def read_exit(launcher: Direct, explainer: Explainer, attempt: int, ended: Exit)
             finding = _with_cause(finding, launcher, explainer, end)
         found.append(RankExit(replace(end, finding=finding), ended.seconds, by_us))
     return found
+
+
+def _with_python(finding: Optional[Finding], notes: Sequence[Mapping[str, Any]]) -> Optional[Finding]:
+    """Say of a missing module which Python lacks it, and which environment in reach has it, as the rank noted."""
+    note = next((each for each in notes if finding and finding.title.endswith(f" '{each.get('module')}'")), None)
+    if note is None or finding is None:
+        return finding
+    python, have = printable(str(note.get("python"))), [printable(str(each)) for each in note.get("have") or ()]
+    known = find(
+        "import-error", "elsewhere" if have else "nowhere", what="", python=python, other=have[0] if have else ""
+    )
+    _, raised, place = finding.cause.partition("; raised at ")
+    own = not have and note["module"].partition(".")[0] == "drumbeat"  # it is not to be had by its name
+    return replace(finding, cause=f"{known.cause}{raised}{place}", fix=finding.fix if own else known.fix)
 
 
 def _with_cause(finding: Finding, launcher: Direct, explainer: Explainer, end: End) -> Finding:

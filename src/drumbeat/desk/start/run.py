@@ -14,7 +14,7 @@ import time
 import traceback
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Callable, Dict, List, Mapping, Optional
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 from drumbeat import backends
 from drumbeat.backends.contract import FAILED, FINISHED, job_handle
@@ -438,9 +438,10 @@ _EVERY = 0.5  # seconds between two looks at the queue
 _SUBMITTED = 20.0  # seconds for the desk to record the process that it has started
 
 
-def run_queued() -> int:
-    """Read the order from standard input, print this process for the handle, and go on alone."""
-    order = load_order(sys.stdin.read())
+def run_queued(command: Sequence[str]) -> int:
+    """Read the order from standard input, print this process for the handle, and go on alone. `command`: one of drumbeat's own,
+    to run in place of the order."""
+    order, folder = load_order(sys.stdin.read()), os.getcwd()
     if fork():
         return 0  # the parent exits: the run must not have a parent that could end with it or fail to reap it
     os.setsid()
@@ -450,7 +451,7 @@ def run_queued() -> int:
     try:
         print(own_process(), flush=True)
         _leave_terminal(RunFolder(order.folder).at("desk.log"))
-        return _in_turn(order, queue, ticket)
+        return _become(command, folder, order, queue, ticket) if command else _in_turn(order, queue, ticket)
     except BaseException:
         os.write(2, traceback.format_exc().encode())
         raise
@@ -467,6 +468,20 @@ def _leave_terminal(log: str) -> None:
     for number, target in ((0, nothing), (1, nothing), (2, own)):
         os.dup2(target, number)
     sys.stdout = sys.stderr = os.fdopen(nothing, "w", encoding="utf-8")
+
+
+def _become(command: Sequence[str], folder: str, order: Order, queue: Queue, ticket: str) -> int:
+    """Wait for the turn and run the command as this very process, whose handle and place in the queue it keeps."""
+    for number in STOPS:
+        signal.signal(number, lambda number, frame: sys.exit(128 + number))
+    environ = None
+    while environ is None:
+        environ = _turn(order, queue, ticket)
+        if environ is None:
+            time.sleep(_EVERY)
+    os.dup2(2, 1)
+    os.chdir(folder)
+    os.execve(command[0], [*command], environ)
 
 
 def _in_turn(order: Order, queue: Queue, ticket: str) -> int:

@@ -1,15 +1,17 @@
 """Wait for the import of a framework, then let its adapter tell the framework who this rank is.
 
 Python loads this file at startup, because its folder is the first on PYTHONPATH. It imports nothing of drumbeat, takes its
-folder off sys.path again, and loads the user's own sitecustomize, which it has displaced.
+folder off sys.path again, and loads the user's own sitecustomize, which it has displaced. A rank that ends because a module is
+missing leaves a note: which Python ran it, and which environments in reach have that module.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from typing import Any
+from typing import Any, Dict, List
 
+LACKS = "lacks-"  # prefix of the names of notes
 HERE = os.path.dirname(os.path.abspath(__file__))
 # Module of a framework -> the file beside this one whose adapt(module) runs once that module is loaded.
 ADAPTERS = {
@@ -71,7 +73,56 @@ def load_users_own() -> None:
         sys.modules.setdefault("sitecustomize", own)
 
 
+def note_missing(name: str) -> None:
+    """Append the note about a missing module. Looked through: the active environment, those on PATH, and `.venv` and the like
+    beside the program."""
+    import json
+    from glob import escape, glob
+
+    begin, beside = escape(name.partition(".")[0]), (os.getcwd(), os.path.dirname(os.path.abspath(sys.argv[0])))
+    places = [os.environ.get(each, "") for each in ("VIRTUAL_ENV", "CONDA_PREFIX")]
+    places += [os.path.join(folder, each) for folder in beside for each in (".venv", "venv", "env")]
+    places += [os.path.dirname(each) for each in os.environ.get("PATH", "").split(os.pathsep) if each.endswith("/bin")]
+    others = (each for each in dict.fromkeys(places) if each and os.path.realpath(each) != os.path.realpath(sys.prefix))
+    inside = [f"lib/python3*/*-packages/{begin}{end}" for end in ("", ".py", ".*.so")]
+    have = [each for each in others if any(glob(os.path.join(escape(each), part)) for part in inside)]
+    path = os.path.join(os.path.dirname(os.environ["DRUMBEAT_METRICS"]), LACKS + os.environ["RANK"])
+    note = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+    with open(note, "w") as file:
+        file.write(json.dumps({"module": name, "python": sys.executable, "have": have}) + "\n")
+
+
+def read_missing(folder: str, rank: int) -> List[Dict[str, Any]]:
+    """Return the notes of a rank, the last one first."""
+    import json
+
+    try:
+        with open(os.path.join(folder, f"{LACKS}{rank}"), encoding="utf-8") as file:
+            return [json.loads(line) for line in reversed(file.readlines())]
+    except (OSError, ValueError):
+        return []
+
+
+def note_first(show: Any) -> Any:
+    """Return an excepthook that notes a missing module before `show` prints it."""
+
+    def note_and_show(kind: Any, value: Any, trace: Any) -> None:
+        reason = value  # a missing module may be the reason of another exception
+        try:
+            for _ in range(20):
+                name = str(reason.name or "") if isinstance(reason, ModuleNotFoundError) else ""
+                if name and name.partition(".")[0] not in sys.modules:  # else its package is there, in another version
+                    note_missing(name)
+                reason = reason.__cause__ or reason.__context__
+        except Exception:  # noqa: BLE001, S110 - the exception's own words must come out
+            pass
+        show(kind, value, trace)
+
+    return note_and_show
+
+
 if __name__ == "sitecustomize":
+    sys.excepthook = note_first(sys.excepthook)
     if "socket" in sys.modules:
         adapt("socket", sys.modules["socket"])
     sys.meta_path.insert(0, Hook())
