@@ -210,6 +210,7 @@ def test_a_submitted_tuning_waits_in_this_machines_queue_and_is_cancelled_by_its
     shown, _ = tune(flags=(*words, "--dry-run"))
     assert shown.returncode == 0 and "_tune" in shown.stdout and "becomes this command" in shown.stdout
     first, second = (tune(flags=words)[1] for _ in range(2))
+    assert "no GPU" in shown.stderr or "GPU-hours" in shown.stderr
     assert first["handle"].startswith("local://") and not list(drumbeat.folder.glob("runs/*batch*/tune.json"))[1:]
     done = drumbeat.here("cancel", second["handle"])
     assert done.returncode == 0, done.stderr

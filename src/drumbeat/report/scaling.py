@@ -176,7 +176,9 @@ def compare(runs: Sequence[Figures]) -> Comparison:
     if len({unit.replace(AS_PRINTED, "") for unit in units}) == 1:
         units = {min(units, key=len)}  # one program, which says of some runs whose figure it is
     if len(units) > 1:
-        raise Problem(f"the runs count different things: {', '.join(sorted(units))}", "compare runs of one program")
+        counted = {unit: [run.name for run in usable if run.speed and run.speed.unit == unit] for unit in sorted(units)}
+        words = "; ".join(f"{unit} ({', '.join(names)})" for unit, names in counted.items())
+        raise Problem(f"the runs count different things: {words}", f"compare those of one kind, or {_TELL_BATCH}")
     if len(usable) < 2:
         why = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
         words = f"fewer than two runs can be compared ({why or 'give at least two'})"

@@ -240,17 +240,20 @@ def place_here(job: Job, environ: Mapping[str, str]) -> Place:
         raise Problem("this is one task or one machine of several: a tuning starts its trials on all nodes itself", fix)
     site = site_of(job, place, environ)
     check_not_login(place, site, "tune")
-    own = [gpu for gpu in detect(LiveHost()) if not gpu.integrated]
-    sizes = [gpu.memory_bytes for gpu in own if gpu.memory_bytes]
-    gpu_gib = min(sizes) / 2**30 if sizes else None
     if place.kind == ALLOCATION:
         order = make_order(job, site, place, environ)
         given = place.identity.gpus
-        return Place(order, None if given is None else given * order.nodes, gpu_gib)
+        return Place(order, None if given is None else given * order.nodes, _on_this_machine(order).gpu_gib)
     order = make_order(job, site, dataclasses.replace(place, kind=HERE), environ)
     check_inside(order)
+    return _on_this_machine(order)
+
+
+def _on_this_machine(order: Order) -> Place:
+    own = [gpu for gpu in detect(LiveHost()) if not gpu.integrated]
+    sizes = [gpu.memory_bytes for gpu in own if gpu.memory_bytes]
     gpus = order.gpus if order.gpus is not None else len(own)
-    return Place(order, gpus if order.emulated else gpus * order.nodes, gpu_gib)
+    return Place(order, gpus if order.emulated else gpus * order.nodes, min(sizes) / 2**30 if sizes else None)
 
 
 def seconds_left() -> Optional[float]:
@@ -260,7 +263,9 @@ def seconds_left() -> Optional[float]:
 
 
 def place_in_queue(order: Order) -> Place:
-    """Describe a job that a scheduler will start: GPUs are those that are requested."""
+    """Describe a job that a scheduler will start: GPUs are those that are requested, or this machine's own in its queue."""
+    if order.backend == "local":
+        return _on_this_machine(order)
     gpus = order.resources.gpus
     return Place(order, None if gpus is None else gpus * order.nodes)
 
