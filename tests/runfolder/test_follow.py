@@ -244,9 +244,9 @@ def test_logs_are_those_of_the_runs_last_attempt(tmp_path):
 def test_a_progress_bar_is_shown_as_a_terminal_leaves_it(tmp_path):
     run = make_run(tmp_path / "run")
     bar = "".join(f"\repoch 0: {at}%|   | {at}/100 [loss=0.{at}]" for at in range(101))
-    log(run, 0, f"{bar}\nRuntimeError: boom\nwindows\r\n", stream="err")
+    log(run, 0, f"{bar}\nRuntimeError: boom\nwindows\r\n\x1b[Ktwo\x1b[A\r\n", stream="err")
     log(run, 0, "\n", stream="out")
-    left = ["", "epoch 0: 100%|   | 100/100 [loss=0.100]", "RuntimeError: boom", "windows"]
+    left = ["", "epoch 0: 100%|   | 100/100 [loss=0.100]", "RuntimeError: boom", "windows", "two"]
     assert sorted(texts(Follower(run).poll())) == sorted(left)
     assert [line.text for each in run.logs() for line in run.lines(each)] == left
     assert [line.text for each in run.logs() for line in run.last_lines(each)] == left
