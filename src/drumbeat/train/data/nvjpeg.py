@@ -32,10 +32,11 @@ class NvjpegError(RuntimeError):
 @functools.lru_cache
 def library() -> ctypes.CDLL:
     names: List[str] = []
-    for package, places in (("torchvision", "../torchvision.libs/libnvjpeg*"), ("nvidia", "*/lib/libnvjpeg.so*")):
+    for package in ("torchvision", "torch"):  # it lies beside one of them
         found = importlib.util.find_spec(package)
         for folder in (found.submodule_search_locations if found else None) or []:
-            names += sorted(glob.glob(os.path.join(folder, places)))
+            for place in ("torchvision.libs/libnvjpeg*", "nvidia/*/lib/libnvjpeg.so*"):
+                names += sorted(glob.glob(os.path.join(os.path.dirname(folder), place)))
     for name in [*names, "libnvjpeg.so.13", "libnvjpeg.so.12"]:
         try:
             return ctypes.CDLL(name)
