@@ -396,6 +396,9 @@ def test_a_rank_without_a_gpu_that_is_busy_in_its_backward_pass_computes():
         assert judge([look(0, call="futex", stack=stack)], silence).code == "hang-all-idle"
     reduces = ("torch/distributed/distributed_c10d.py:3001 all_reduce", "train.py:9 main")
     assert judge([look(0, cpu=1.0, stack=reduces)], Silence(400.0, again=True)).code == "hang-all-idle", "MPI spins"
+    waits, computes = look(0, call="futex", stack=reduces), look(1, cpu=1.0, stack=stack)
+    assert judge([waits, computes], Silence(104.0, again=True)) is None, "nor while another rank waits for it"
+    assert judge([waits, computes], Silence(310.0, again=True)).code == "hang-busy"
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.floats(0, 3), st.none() | st.floats(0, 20)), max_size=30))
@@ -575,6 +578,7 @@ if __name__ == "__main__":
 
 def test_the_rank_that_a_framework_gave_is_known_also_of_a_process_that_has_stopped(tmp_path):
     """Workers of mp.spawn have no number in their environment: they tell it, and that is remembered."""
+    pytest.importorskip("torch", reason="its mp.spawn starts the workers: pip install '.[cpu]'")
     (tmp_path / "spawns.py").write_text(SPAWNS)
     adapters = {each.name: each.value for each in install_adapters(str(tmp_path), {}, "")}
     environ = {**os.environ, **adapters, "DRUMBEAT_METRICS": str(tmp_path / "metrics")}

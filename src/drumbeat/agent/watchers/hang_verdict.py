@@ -56,8 +56,8 @@ def class_of(look: RankLook) -> str:
     if on_gpu_alone(look) and not pending:
         return GPU
     if look.cpu >= _BUSY or look.state == "R":
-        if pending and (look.gpu is not None or not look.stack or activity.in_collective(look.stack, backward=False)):
-            return WAITS  # NCCL waits by spinning; without a GPU a rank that is busy in its backward pass computes
+        if pending:
+            return WAITS  # NCCL waits by spinning
         return LOOP if look.spins or (look.asked is False and look.still >= PATIENCE) else BUSY
     if look.asked is False:
         return SILENT
@@ -74,9 +74,11 @@ def moves(look: RankLook) -> bool:
 
 
 def in_collective(look: RankLook) -> bool:
-    """Return true if its stack, or torch's flight recorder, shows it inside a collective."""
+    """Return true if its stack, or torch's flight recorder, shows it inside a collective. Without a GPU a rank that is busy in its
+    backward pass computes."""
     if look.stack:
-        return activity.in_collective(look.stack)
+        computes = look.gpu is None and (look.cpu >= _BUSY or look.state == "R")
+        return activity.in_collective(look.stack, backward=not computes)
     return look.behind is False or any(not each.over for each in look.collectives)
 
 
