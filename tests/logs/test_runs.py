@@ -169,6 +169,34 @@ def test_a_start_with_a_new_number_begins_another_run(banner):
     assert failure.answer == "port-in-use"
 
 
+MISMATCH = "RuntimeError: Error(s) in loading state_dict for Net: size mismatch for head.weight"
+
+
+@pytest.mark.parametrize(
+    "restart",
+    [
+        "W1118 10:00:01 7 torch/distributed/elastic/agent/server/api.py:984] [default] Worker group FAILED. 2/3 attempts left; "
+        "will restart worker group\nI1118 10:00:02 7 torch/distributed/elastic/agent/server/api.py:972] [default] Restarting "
+        "worker group",
+        "srun: error: n3: task 1: Exited with exit code 1\nRestarting (1 of 3)",
+        "[launcher] try 1/3 failed, leaving n3 out, starting again on n1,n5",
+        "srun: error: n3: task 1: Exited with exit code 1\n### attempt 1 (2026-03-01T10:20), 4 tasks on n9",
+    ],
+)
+def test_all_ranks_started_again_are_another_attempt(restart):
+    failed = [*PROGRESS[:12], "[rank1]: RuntimeError: CUDA error: uncorrectable ECC error encountered", restart]
+    failure = read("\n".join([*failed, *PROGRESS[10:], DONE])).failure
+    assert failure.answer == "none" and [note.code for note in failure.notes] == ["earlier-attempt"]
+    raised = ["[rank2]: Traceback (most recent call last):", '[rank2]:   File "t.py", line 31, in <module>']
+    failure = read("\n".join([*failed, "loading step 10", *raised, f"[rank2]: {MISMATCH}"])).failure
+    assert failure.answer == "checkpoint-mismatch" and failure.finding.rank == 2
+
+
+def test_a_retry_of_one_call_is_no_other_attempt():
+    lines = [f"[rank0]: {MISMATCH}", "connection attempt 2 to n1:29500, trying again in 5 s", "exit status 1"]
+    assert read("\n".join([*PROGRESS[:3], *lines])).failure.answer == "checkpoint-mismatch"
+
+
 def test_a_pod_that_starts_again_and_goes_on():
     worker, master = "[pod/ft-worker-0/main] ", "[pod/ft-master-0/main] "
     start = [f"{master}+ torchrun --nnodes=2 t.py", f"{worker}+ torchrun --nnodes=2 t.py"]

@@ -74,8 +74,8 @@ def moves(look: RankLook) -> bool:
 
 
 def in_collective(look: RankLook) -> bool:
-    """Return true if its stack, or torch's flight recorder, shows it inside a collective. Without a GPU a rank that is busy in its
-    backward pass computes."""
+    """Return true if its stack, or torch's flight recorder, shows it inside a collective. Without a GPU a rank that is busy in
+    its backward pass computes."""
     if look.stack:
         computes = look.gpu is None and (look.cpu >= _BUSY or look.state == "R")
         return activity.in_collective(look.stack, backward=not computes)

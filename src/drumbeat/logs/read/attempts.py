@@ -56,6 +56,13 @@ _BEGINS = re.compile(
     rb"\b(?i:attempt|try|restart|run|job|launch)\b(?: (?:id|number|no\.?))?[ :#=(]{1,3}(?P<number>\d{1,12})\b"
     rb"|^\S.{0,100}?[\]|:] *\++ [\w./]"
 )
+# What a launcher says when it starts all ranks again, or a heading of its script; the next line is the attempt's first.
+_RESTARTS = re.compile(
+    rb"(?i)\bwill restart\b|\bstarting again\b"
+    rb"|\brestarting (?:worker group|(?:the |all )?(?:job|ranks|workers|training)\b|\(?\d+ ?(?:of|/) ?\d)"
+    rb"|^[#=*>-]{2,}.{0,20}?\b(?:attempt|try|restart)\b[ :#]{1,3}\d"
+)
+_RESTART_WORDS = (b"estart", b"tarting again", b"ttempt", b"try ")
 _FRAMES = (b" ", b"\t", b"[rank", b"Traceback ", b"terminate called")  # what several ranks of one run print as they end
 # Ends of runs; a new start counts only after one of them.
 _ENDS = Pieces((
@@ -86,12 +93,17 @@ class Opening:
         if self._left <= 0 and self._shapes.keys().isdisjoint(shapes):
             if self._ended and self._ends > MAX_ENDS:
                 return []
-            if not _ENDS(chunk.shaped) and not (self._ended and b" 0%|" in chunk.shaped):
+            words = (b" 0%|", *_RESTART_WORDS)
+            if not _ENDS(chunk.shaped) and not (self._ended and any(word in chunk.shaped for word in words)):
                 return []
         starts = []
         many = self._ended and self._ends > MAX_ENDS
         for place, (shape, line) in enumerate(zip(shapes, lines)):
             if many and shape not in self._shapes:
+                continue
+            if self._ended and any(word in shape for word in _RESTART_WORDS) and _RESTARTS.search(line):
+                starts.append((first + place + 1, True))
+                self._ended, self._recent, self._repeats, self._left = False, [], {}, 0
                 continue
             if _ENDS(shape):
                 self._ends += 1
