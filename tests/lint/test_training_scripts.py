@@ -119,6 +119,7 @@ def test_a_rank_by_another_name_guards_a_save(text):
         "R, W = int(os.environ['RANK']), int(os.environ['WORLD_SIZE'])\nif W > 1:\n    torch.save({}, 'a.pt')\n",
         "def fit(rank):\n    return 1.0\nloss = fit(dist.get_rank())\nif loss < best:\n    torch.save({}, 'a.pt')\n",
         "model = torch.nn.Sequential(model, dist.get_rank())\nif model.training:\n    torch.save({}, 'a.pt')\n",
+        "loss = torch.distributed.mean_over_ranks(best)\nif loss < best:\n    torch.save({}, 'a.pt')\n",
         "cfg = {'rank': dist.get_rank(), 'keep': 1}\nif cfg['keep']:\n    torch.save({}, 'a.pt')\n",
         "import argparse\nargs = argparse.ArgumentParser('by rank').parse_args()\nif args.keep:\n    torch.save({}, 'a.pt')\n",
     ],

@@ -268,7 +268,7 @@ def _follows(value: ast.AST, ranks: Set[str]) -> bool:
     while left:
         node = left.pop()
         name = _last_name(node)
-        if name in ranks or _RANK.search(name):
+        if name in ranks or _of_one_rank(name):
             return True
         if isinstance(node, ast.Call):
             if any(map(_names_rank, node.args)):
@@ -286,7 +286,12 @@ def _follows(value: ast.AST, ranks: Set[str]) -> bool:
 
 def _names_rank(node: ast.AST) -> bool:
     text = node.value if isinstance(node, ast.Constant) else None
-    return isinstance(text, str) and text.isidentifier() and bool(_RANK.search(text))
+    return isinstance(text, str) and text.isidentifier() and _of_one_rank(text)
+
+
+def _of_one_rank(name: str) -> bool:
+    """Return false for `num_ranks` and `mean_over_ranks` too: these are the same everywhere."""
+    return bool(_RANK.search(name)) and "ranks" not in name.lower()
 
 
 def _asks(node: ast.AST, ranks: Set[str]) -> bool:
