@@ -4,7 +4,19 @@ import signal
 
 import pytest
 
-from drumbeat.agent.lead.model import CANCELLED, FAILED, LAUNCHER, NOW, SIGNAL, TIME_LIMIT, Record, StopRequest, Tell
+from drumbeat.agent.lead.model import (
+    CANCELLED,
+    FAILED,
+    LAUNCHER,
+    NOTICE,
+    NOW,
+    SIGNAL,
+    TIME_LIMIT,
+    USER,
+    Record,
+    StopRequest,
+    Tell,
+)
 from drumbeat.base.signals import EXIT_MUSTER, EXIT_REQUEUE, EXIT_TIME_LIMIT
 from drumbeat.findings.model import ERROR, Finding
 from tests.agent.test_lead import done, ended, finish, mustered, told
@@ -35,6 +47,20 @@ def test_ranks_that_had_to_be_killed_and_a_save_that_failed_are_told():
     assert told == [
         "ranks 2-3 did not end when asked to, and had to be killed", "rank 1 failed after it was asked to stop: disk-full"
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("way, first", [(NOW, SIGNAL), (USER, USER), (NOW, NOTICE)])
+def test_a_second_request_that_cuts_the_grace_short_is_not_the_programs_fault(way, first):
+    lead, _ = mustered()
+    lead.stop(StopRequest(first, signal.SIGINT, "asked"))
+    lead.stop(StopRequest(way, signal.SIGINT, "asked again"))
+    for rank in range(4):
+        lead.rank_ended(rank // 2, ended(rank, number=signal.SIGKILL, by_us=True), 14.0)
+    done(lead, 0, 14.0)
+    found = [act.data["finding"] for act in done(lead, 1, 14.0) if isinstance(act, Record) and act.kind == "finding"]
+    assert [each["code"] for each in found] == ["not-saved"]
+    assert found[0]["title"] == "ranks 0-3 had not ended when the second request to stop came, and were killed"
+    assert found[0]["fix"] == "ask once, and let them end", "stop-grace had time left"
 
 
 def test_a_rank_that_failed_before_anybody_asked_is_the_failure():

@@ -93,6 +93,41 @@ def test_near_misses(text):
     assert codes(text) == []
 
 
+SAVES = "import os, torch, torch.distributed as dist\ndist.init_process_group('gloo')\nmodel, best = torch.nn.Linear(1, 1), 9.0\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "R = int(os.environ['RANK'])\nif R == 0:\n    torch.save({}, 'a.pt')\n",
+        "R, W = int(os.environ['RANK']), int(os.environ['WORLD_SIZE'])\nif not R:\n    torch.save({}, 'a.pt')\n",
+        "if (me := dist.get_rank()) == 0:\n    pass\nfirst = me == 0\nif first and best < 10:\n    torch.save({}, 'a.pt')\n",
+        "R: int = int(os.getenv('RANK', '0'))\ndef keep():\n    if R:\n        return\n    torch.save({}, 'a.pt')\nkeep()\n",
+        "def zero():\n    return dist.get_rank() == 0\nif zero():\n    torch.save({}, 'a.pt')\n",
+        "class T:\n    def __init__(self):\n        self.gpu = int(os.environ['LOCAL_RANK'])\n    def fit(self):\n"
+        "        if self.gpu == 0:\n            torch.save({}, 'a.pt')\n",
+        "R = dist.get_rank()\ntorch.save({}, f'part-{R}.pt')\n",  # a file for each
+    ],
+)
+def test_a_rank_by_another_name_guards_a_save(text):
+    assert codes(SAVES + text) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "R, W = int(os.environ['RANK']), int(os.environ['WORLD_SIZE'])\nif W > 1:\n    torch.save({}, 'a.pt')\n",
+        "def fit(rank):\n    return 1.0\nloss = fit(dist.get_rank())\nif loss < best:\n    torch.save({}, 'a.pt')\n",
+        "model = torch.nn.Sequential(model, dist.get_rank())\nif model.training:\n    torch.save({}, 'a.pt')\n",
+        "loss = torch.distributed.mean_over_ranks(best)\nif loss < best:\n    torch.save({}, 'a.pt')\n",
+        "cfg = {'rank': dist.get_rank(), 'keep': 1}\nif cfg['keep']:\n    torch.save({}, 'a.pt')\n",
+        "import argparse\nargs = argparse.ArgumentParser('by rank').parse_args()\nif args.keep:\n    torch.save({}, 'a.pt')\n",
+    ],
+)
+def test_what_is_only_given_a_rank_guards_nothing(text):
+    assert codes(SAVES + text) == ["save-on-every-rank"]
+
+
 def test_functions_that_call_each_other_end():
     text = "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
     text += "def a():\n    b()\n    torch.save({}, 'x')\ndef b():\n    a()\n"

@@ -18,6 +18,9 @@ _GLOBAL_RANK = regex(
     r"(?:int\()?(?:(?:\w+\.)*get_rank\(\)|os\.environ\[['\"]RANK['\"]\]|os\.environ\.get\(['\"]RANK['\"].*?\)|"
     r"os\.getenv\(['\"]RANK['\"].*?\))\)?"
 )
+_COMPUTES = (
+    ast.BinOp, ast.BoolOp, ast.UnaryOp, ast.Compare, ast.IfExp, ast.NamedExpr, ast.JoinedStr, ast.FormattedValue, ast.Lambda,
+)  # fmt: skip
 _DEEPEST = 5  # callers of callers that are looked at
 _MOST_NODES = 200_000  # a longer program is generated, and nobody's own
 _KNOWN_ELSEWHERE = {"__file__", "__name__", "__doc__", "__path__", "__spec__", "__builtins__", "get_ipython", "display"}
@@ -219,31 +222,99 @@ def save_everywhere(program: Program) -> Iterator[Hit]:
     parents: Dict[ast.AST, ast.AST] = {
         child: node for node in ast.walk(program.tree) for child in ast.iter_child_nodes(node)
     }
-    for call in _calls(program.tree, "save"):
-        if _name(call.func) != "torch.save" or len(call.args) < 2:
-            continue
-        path = ast.unparse(call.args[1])
-        if not _RANK.search(path) and not _guarded(call, parents, program):
+    saves = [call for call in _calls(program.tree, "save") if _name(call.func) == "torch.save" and len(call.args) > 1]
+    ranks = _made_of_rank(program.tree) if saves else set()
+    for call in saves:
+        if not _asks(call.args[1], ranks) and not _guarded(call, parents, program, ranks):
             yield Hit(program.line(call))
 
 
-def _guarded(node: ast.AST, parents: Dict[ast.AST, ast.AST], program: Program, depth: int = 0) -> bool:
+def _made_of_rank(tree: ast.AST) -> Set[str]:
+    """Return the names of variables, attributes and functions whose value is a rank or follows from one."""
+    bound: List[Tuple[ast.AST, ast.AST]] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign):
+            bound += [pair for target in node.targets for pair in _unpacked(target, node.value)]
+        elif isinstance(node, (ast.AnnAssign, ast.NamedExpr)) and node.value:
+            bound.append((node.target, node.value))
+        elif isinstance(node, ast.FunctionDef):
+            returns = (each.value for each in ast.walk(node) if isinstance(each, ast.Return))
+            bound += [(node, value) for value in returns if value and not isinstance(value, ast.Tuple)]
+    ranks: Set[str] = set()
+    for _ in range(_DEEPEST):  # one is made of another
+        bound = [pair for pair in bound if _last_name(pair[0]) not in ranks]
+        ranks |= {_last_name(target) for target, value in bound if _follows(value, ranks)} - {""}
+    return ranks
+
+
+def _unpacked(target: ast.AST, value: ast.AST) -> List[Tuple[ast.AST, ast.AST]]:
+    """Return each target with its value; all of them with the whole value if that is made elsewhere."""
+    if not isinstance(target, (ast.Tuple, ast.List)):
+        return [(target, value)]
+    several = isinstance(value, (ast.Tuple, ast.List)) and len(value.elts) == len(target.elts)
+    values = value.elts if several and isinstance(value, (ast.Tuple, ast.List)) else [value] * len(target.elts)
+    return [pair for each, its in zip(target.elts, values) for pair in _unpacked(each, its)]
+
+
+def _last_name(node: ast.AST) -> str:
+    """Return `b` of `a.b` and of a function b; empty for what has no name."""
+    return next((str(value) for key in ("id", "attr", "name") if (value := getattr(node, key, None))), "")
+
+
+def _follows(value: ast.AST, ranks: Set[str]) -> bool:
+    """Return true if the value is a rank or computed from one. What a function makes of a rank that it is given (a device, a
+    loss) is not; what it makes of a rank's name (`getenv("RANK")`), and what a conversion makes, is."""
+    left = [value]
+    while left:
+        node = left.pop()
+        name = _last_name(node)
+        if name in ranks or _of_one_rank(name):
+            return True
+        if isinstance(node, ast.Call):
+            if any(map(_names_rank, node.args)):
+                return True
+            converts = isinstance(getattr(builtins, _name(node.func), None), type)
+            left += [node.func, *(node.args if converts else ())]
+        elif isinstance(node, ast.Subscript):
+            if _names_rank(node.slice):
+                return True
+            left.append(node.value)
+        elif isinstance(node, _COMPUTES):
+            left += ast.iter_child_nodes(node)
+    return False
+
+
+def _names_rank(node: ast.AST) -> bool:
+    text = node.value if isinstance(node, ast.Constant) else None
+    return isinstance(text, str) and text.isidentifier() and _of_one_rank(text)
+
+
+def _of_one_rank(name: str) -> bool:
+    """Return false for `num_ranks` and `mean_over_ranks` too: these are the same everywhere."""
+    return bool(_RANK.search(name)) and "ranks" not in name.lower()
+
+
+def _asks(node: ast.AST, ranks: Set[str]) -> bool:
+    return bool(_RANK.search(ast.unparse(node))) or any(_last_name(each) in ranks for each in ast.walk(node))
+
+
+def _guarded(node: ast.AST, parents: Dict[ast.AST, ast.AST], program: Program, ranks: Set[str], depth: int = 0) -> bool:
     """Return true if the rank is checked around it, before it in its function, or where that function is called."""
     child: ast.AST = node
     while child in parents:
         parent = parents[child]
-        if isinstance(parent, (ast.If, ast.IfExp)) and _RANK.search(ast.unparse(parent.test)):
+        if isinstance(parent, (ast.If, ast.IfExp)) and _asks(parent.test, ranks):
             return True
         if isinstance(parent, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            if any(_RANK.search(ast.unparse(each)) for each in parent.decorator_list):
+            if any(_asks(each, ranks) for each in parent.decorator_list):
                 return True
             questions = [each for each in ast.walk(parent) if isinstance(each, ast.If)]
-            if any(_RANK.search(ast.unparse(each.test)) and _leaves(each) for each in questions):
+            if any(_asks(each.test, ranks) and _leaves(each) for each in questions):
                 return True
             calls = [call for call in _calls(program.tree, parent.name) if not _within(call, parent)]
             if depth == _DEEPEST or not calls:
                 return False
-            return all(_guarded(call, parents, program, depth + 1) for call in calls)
+            return all(_guarded(call, parents, program, ranks, depth + 1) for call in calls)
         child = parent
     return False
 

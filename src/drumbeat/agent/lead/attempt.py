@@ -568,7 +568,9 @@ def concluded(
     if outcome.finding and outcome.outcome != DOUBTFUL:
         acts.append(record_finding(outcome.finding, "failed"))
     acts += [Record("consequence", to_plain(each)) for each in attempt.affected(outcome.finding)]
-    acts += [record_finding(each) for each in (_not_saved(attempt, members, outcome) if requests.outcome else ())]
+    acts += [
+        record_finding(each) for each in (_not_saved(attempt, members, outcome, requests) if requests.outcome else ())
+    ]
     ended = {"outcome": outcome.outcome, "exit_code": outcome.exit_code, "progress": to_plain(progress)}
     return outcome, [*acts, Record("attempt-ended", ended)]
 
@@ -619,7 +621,9 @@ def _stopped(attempt: Attempt, requests: StopRequests) -> Outcome:
     return Outcome(requests.outcome, requests.exit_code, resumable=EXIT_REQUEUE in codes)
 
 
-def _not_saved(attempt: Attempt, members: Mapping[int, Member], outcome: Outcome) -> List[Finding]:
+def _not_saved(
+    attempt: Attempt, members: Mapping[int, Member], outcome: Outcome, requests: StopRequests
+) -> List[Finding]:
     """Report ranks that were asked to save and end, but were killed, failed or were lost with their node."""
     killed = [end for end in attempt.ends if end.by_us and end.signal == signal.SIGKILL]
     failed = [
@@ -630,7 +634,7 @@ def _not_saved(attempt: Attempt, members: Mapping[int, Member], outcome: Outcome
     ]
     lost = [members[number] for number in attempt.assignment if members[number].lost]
     return [
-        *([find("not-saved", ranks=named(killed))] if killed else ()),
+        *([find("not-saved", "hurried" if requests.hurried else "", ranks=named(killed))] if killed else ()),
         *(find("not-saved", "failed", rank=rank, title=why.title, evidence=why.evidence) for rank, why in failed[:1]),
         *(find("not-saved", "lost", node=member.number, host=member.host) for member in lost[:1]),
     ]

@@ -178,6 +178,7 @@ class StopRequests:
     way: str = ""  # of the first request
     at: Optional[float] = None  # when that came
     cancelled: bool = False
+    hurried: bool = False  # a later request ended the grace period
     _acts: int = 0  # requests made by the user
 
     def on(self, request: StopRequest) -> Optional[str]:
@@ -189,6 +190,7 @@ class StopRequests:
         self.cancelled = self.cancelled or request.way == CANCEL
         self._acts += request.way in (USER, CANCEL)
         if request.way == NOW or (self._acts > 1 and request.way in (USER, CANCEL)):
+            self.hurried = not first
             return END_NOW
         return BEGIN if first else None
 
