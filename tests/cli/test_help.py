@@ -31,6 +31,14 @@ def test_flags_of_torchrun_are_understood():
 
 
 @pytest.mark.parametrize(
+    "given", [["batch", "--dry-run", "a.yaml"], ["batch", "a.yaml"], ["--dry-run", "batch", "a.yaml"]]
+)
+def test_a_job_file_may_come_after_the_options(given):
+    args = parser_for("tune")[0].parse_args(given)
+    assert args.job == "a.yaml" and args.dry_run == ("--dry-run" in given)
+
+
+@pytest.mark.parametrize(
     ("given", "hint"),
     [
         (["--node", "2"], "unknown option --node (did you mean --nodes?)"),
