@@ -67,7 +67,11 @@ class Parser(argparse.ArgumentParser):
             self.error(f"unknown option {name}" + (f" (did you mean {near[0]}?)" if near else ""))
         if getattr(args, "takes_command", False):
             before = getattr(args, "job", None)
+            if before and before.endswith(_JOB_FILES) and first.endswith(_JOB_FILES):
+                self.error(f"unexpected {first}: {before} is the job file already")
+            part = getattr(args, "what", "")  # of tune
+            start = f"{self.prog} {part}".strip()
             command = " ".join([before] if before and not before.endswith((*_JOB_FILES, ".json")) else [])
             words = f"{command} {' '.join(unknown)}".strip()
-            self.error(f"unexpected {first}; put the command after '--': {self.prog} -- {words}")
+            self.error(f"unexpected {first}; put the command after '--': {start} -- {words}")
         self.error(f"unexpected {first}")
