@@ -240,9 +240,12 @@ import json, os
 from drumbeat import api
 
 lines = []
+before = api.submit({"command": "sleep 60", "ranks_per_node": 1})  # fills the queue
 good = api.run({"command": ["sh", "-c", "echo rank $$RANK"], "ranks_per_node": 2}, show=lines.append)
 bad = api.run({"command": ["python3", "-c", "raise ValueError('no labels')"], "ranks_per_node": 1}, show=None)
 value = api.run(os.path.join, "a", "b", job={"ranks_per_node": 1}, show=None).result()
+beside = before.state
+before.cancel()
 figures, report = api.report(bad), api.diagnose(bad)
 queued = api.submit({"command": "true", "ranks_per_node": 1})
 state = queued.wait(240).status.state
@@ -255,7 +258,7 @@ try:
 except api.Problem as problem:
     unmeasured = str(problem)
 print(json.dumps([lines, good.state, good.handle, value, figures.outcome, figures.exit_code,
-                  report.failure.finding.title, state, refused, unmeasured,
+                  report.failure.finding.title, state, refused, unmeasured, beside,
                   [api.status(good).ranks.started, len(api.status(good).ranks.ended)]]))
 """
 
@@ -264,13 +267,15 @@ def test_a_laptop_is_enough(home, tmp_path):
     argv = [sys.executable, "-c", HERE]
     done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
-    lines, state, handle, value, outcome, code, title, queued, refused, unmeasured, ranks = json.loads(done.stdout)
+    said = json.loads(done.stdout)
+    lines, state, handle, value, outcome, code, title, queued, refused, unmeasured, beside, ranks = said
     assert sorted(line for line in lines if "rank " in line[:9]) == ["[1] rank 1", "rank 0"], lines
     words = [line.split()[0] for line in lines]
     assert lines.index("rank 0") < words.index("end") and ranks == [2, 2], lines
     assert words[:3] == ["drumbeat", "launcher", "folder"] and words[-1] == "folder" and "end" in words, lines
     assert state == "finished" and handle.startswith("local://")
     assert value == "a/b" and (outcome, code) == ("failed", 1) and "no labels" in title and queued == "finished"
+    assert beside == "running", "run does not wait for what is in the queue"
     assert "this machine alone" in refused and "fewer than two runs" in unmeasured
 
 

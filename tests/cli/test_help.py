@@ -31,6 +31,18 @@ def test_flags_of_torchrun_are_understood():
 
 
 @pytest.mark.parametrize(
+    "given", [["batch", "--dry-run", "a.yaml"], ["batch", "a.yaml"], ["--dry-run", "batch", "a.yaml"]]
+)
+def test_a_job_file_may_come_after_the_options(given):
+    args = parser_for("tune")[0].parse_args(given)
+    assert args.job == "a.yaml" and args.dry_run == ("--dry-run" in given)
+
+
+def test_the_command_of_tune_goes_after_its_part(capsys):
+    assert "'--': drumbeat tune batch -- train.py" in words(capsys, "tune", "batch", "--dry-run", "train.py")[1]
+
+
+@pytest.mark.parametrize(
     ("given", "hint"),
     [
         (["--node", "2"], "unknown option --node (did you mean --nodes?)"),
@@ -38,6 +50,7 @@ def test_flags_of_torchrun_are_understood():
         (["--doubtful", "ok"], "doubtful is a key of the job file, and not an option"),
         (["python", "train.py"], "put the command after '--': drumbeat run -- python train.py"),
         (["job.yaml", "train.py"], "put the command after '--': drumbeat run -- train.py"),
+        (["a.yaml", "b.yaml"], "unexpected b.yaml: a.yaml is the job file already"),
     ],
 )
 def test_slips_get_the_right_words(capsys, given, hint):

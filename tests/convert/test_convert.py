@@ -189,6 +189,18 @@ def test_arguments_of_the_script_are_given_at_submission():
     assert given.keys["command"] == ["python3", "train.py", "--lr", "5"] and not given.to_check
 
 
+@pytest.mark.parametrize(
+    ("command", "needed"),
+    [
+        ("--lr ${LR:-3e-4} --wd ${WD-0} --batch ${BATCH:=32} --epochs ${EPOCHS=3} --all $EPOCHS ${DEBUG:+--debug}", []),
+        ("--lr ${LR:-$BASE} --wd $WD --steps $((${STEPS:-4} * 2)) --x ${X:?} --y ${Y:-y} --and ${Y}", ["BASE", "WD", "X", "Y"]),
+    ],
+)  # fmt: skip
+def test_a_variable_with_a_default_need_not_be_exported(command, needed):
+    draft = convert(script(f"for s in 1 2; do torchrun train.py --seed $s {command}; done", sbatch=("--nodes=1",)))
+    assert draft.keys["command"][:2] == ["bash", "-c"] and [note.text for note in draft.to_export] == needed
+
+
 def test_a_check_of_the_number_of_arguments_passes_when_they_are_given():
     usage = "if [ $# -lt 1 ]; then echo usage; exit 1; fi"
     draft = convert(script(usage, "srun python train.py $1"))

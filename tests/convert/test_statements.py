@@ -50,8 +50,8 @@ def test_a_step_of_its_own_stays_one():
 @pytest.mark.parametrize(
     ("lines", "expected"),
     [
-        (("set -euo pipefail", "touch a"), ["set -u -o pipefail  # as in the script"]),
-        (("set -o errexit -o nounset", "set -x", "touch a"), ["set -u  # as in the script"]),
+        (("set -euo pipefail", "touch a"), ["set -u -o pipefail  # as in the script; -e is on already"]),
+        (("set -o errexit -o nounset", "set -x", "touch a"), ["set -u  # as in the script; -e is on already"]),
         (("touch a",), ["set +e  # as in the script"]),
         (("touch a", "set -e", "touch b"), ["set +e  # as in the script", "set -e  # as in the script"]),
     ],

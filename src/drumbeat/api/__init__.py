@@ -230,12 +230,13 @@ def run(
     """Run a job, or a function that every rank calls, on this machine and return when it has ended. `show` gets each line
     that `drumbeat run` would print: its own and those of the ranks. An interrupt cancels the run."""
     asked = _on_this_machine(as_job((job or {}) if callable(what) else what))
+    files: Optional[Dict[str, bytes]] = None
     if callable(what):
-        started = submit(what, *args, job=asked, **kwargs)
+        asked, files = with_call(asked, what, [(args, kwargs)])
     elif args or kwargs or job is not None:
         raise Problem("arguments are for a function", "write them into the job: run({'command': ...})")
-    else:
-        started = _submitted(desk.queued_order(asked, os.environ), job_file(what), ())
+    path = job_file(job if callable(what) else what)
+    started = _submitted(desk.queued_order(asked, os.environ), path, (), files, now=True)
     order, patience = started.run.order(), Patience()
     assert order is not None  # submit has written it
     console = Console(order, list(range(order.members)), show=show or (lambda text: None))
@@ -256,7 +257,7 @@ def run(
 
 
 def _on_this_machine(job: Job) -> Job:
-    """Return the job for this machine's own queue, unless that would silently leave other nodes out."""
+    """Return the job for this machine itself, unless that would silently leave other nodes out."""
     place = find_place(LiveHost())
     site = site_of(job, place, os.environ)
     check_not_login(place, site)
@@ -272,10 +273,14 @@ def _on_this_machine(job: Job) -> Job:
 
 
 def _submitted(
-    order: Order, path: Optional[str], after: Sequence[RunLike], files: Optional[Dict[str, bytes]] = None
+    order: Order,
+    path: Optional[str],
+    after: Sequence[RunLike],
+    files: Optional[Dict[str, bytes]] = None,
+    now: bool = False,
 ) -> Submitted:
     order = desk.order_after(order, [_found(each).run for each in after], lambda text: None)
-    handle = desk.submit(order, path, os.environ, files)
+    handle = desk.submit(order, path, os.environ, files, now)
     return Submitted(handle, order.folder)
 
 

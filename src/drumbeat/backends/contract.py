@@ -48,6 +48,7 @@ class Request:
     order: Order
     text: str
     command: Tuple[str, ...] = ()  # of the local queue, if it is one of drumbeat's own commands that waits
+    now: bool = False  # past the local queue: somebody waits for this run's end
 
 
 @dataclass(frozen=True)

@@ -53,9 +53,10 @@ class Local(Backend):
         return Request(self.name, order, f"{what}{shlex.join(command)}\n", command)
 
     def submit(self, request: Request, environ: Mapping[str, str]) -> str:
-        """Start the process that waits and then runs the order. It gets the order itself: the folder's copy may be changed
-        by others while the run waits."""
-        argv = [sys.executable, "-I", "-S", cached_bundle(environ), "_queued", *request.command]
+        """Start the process that waits, if it must, and then runs the order. It gets the order itself: the folder's copy may be
+        changed by others while the run waits."""
+        word = "_now" if request.now else "_queued"
+        argv = [sys.executable, "-I", "-S", cached_bundle(environ), word, *request.command]
         done = subprocess.run(
             argv, env=dict(environ), input=dump_order(request.order), stdout=subprocess.PIPE, text=True, check=False
         )

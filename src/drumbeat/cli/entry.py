@@ -17,10 +17,10 @@ def main(arguments: List[str]) -> int:
         from drumbeat.desk.start.hosted_node import run_host
 
         return run_host()
-    if word == "_queued":
+    if word in ("_queued", "_now"):
         from drumbeat.desk.start.run import run_queued
 
-        return run_queued(arguments[1:])
+        return run_queued(arguments[1:], waits=word == "_queued")
     if word == "_tune":
         from drumbeat.bundle.pinned import removed_after
         from drumbeat.cli.tune import run_submitted

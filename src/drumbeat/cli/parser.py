@@ -9,6 +9,8 @@ from typing import Any, List, NoReturn, Optional, Sequence
 
 from drumbeat.base.redact import printable
 
+_JOB_FILES = (".yaml", ".yml")
+
 
 class Parser(argparse.ArgumentParser):
     """Parser of one command. An action's attribute `rare` leaves it to --help-all; `short` is its text in the short help."""
@@ -22,6 +24,8 @@ class Parser(argparse.ArgumentParser):
             print(super().format_help(), end="")
             self.exit()
         args, unknown = self.parse_known_args(words, namespace)
+        if unknown and getattr(args, "job", "") is None and unknown[0].endswith(_JOB_FILES):
+            args.job = unknown.pop(0)  # argparse takes it for the job file only right after the word before it
         if unknown:
             self._refuse(args, unknown)
         return args
@@ -63,7 +67,11 @@ class Parser(argparse.ArgumentParser):
             self.error(f"unknown option {name}" + (f" (did you mean {near[0]}?)" if near else ""))
         if getattr(args, "takes_command", False):
             before = getattr(args, "job", None)
-            command = " ".join([before] if before and not before.endswith((".yaml", ".yml", ".json")) else [])
+            if before and before.endswith(_JOB_FILES) and first.endswith(_JOB_FILES):
+                self.error(f"unexpected {first}: {before} is the job file already")
+            part = getattr(args, "what", "")  # of tune
+            start = f"{self.prog} {part}".strip()
+            command = " ".join([before] if before and not before.endswith((*_JOB_FILES, ".json")) else [])
             words = f"{command} {' '.join(unknown)}".strip()
-            self.error(f"unexpected {first}; put the command after '--': {self.prog} -- {words}")
+            self.error(f"unexpected {first}; put the command after '--': {start} -- {words}")
         self.error(f"unexpected {first}")

@@ -408,6 +408,15 @@ def names_read(text: str) -> FrozenSet[str]:
     return frozenset(found)
 
 
+_OPTIONAL = regex(r"\$\{([A-Za-z_]\w*)(?:\[[^\]]*\])?(?::?([-=+]))")  # unset, it has a default or is left out
+
+
+def names_needed(text: str) -> FrozenSet[str]:
+    """Return the variables without whose value shell text has no meaning: not those that it gives a default."""
+    assigned = {found[1] for found in _OPTIONAL.finditer(text) if found[2] == "="}
+    return names_read(_OPTIONAL.sub("{", text)) - assigned
+
+
 _POSITIONAL = regex(r"\$(?:\{?([1-9@*#])(?![A-Za-z_{]))")
 
 

@@ -13,7 +13,7 @@ from drumbeat.commands.interpret import Shell
 from drumbeat.commands.program import read_script
 from drumbeat.commands.script import Script, foreign_directives, read
 from drumbeat.commands.shell import Lexer
-from drumbeat.commands.syntax import arguments_read, names_read, parse_loosely
+from drumbeat.commands.syntax import arguments_read, names_needed, names_read, parse_loosely
 from drumbeat.commands.values import JOB, SUBMIT, Unknown, at_submission, without_marks
 from drumbeat.convert.compare import Reached, absolute, differences, from_job, from_script, world, world_of_job
 from drumbeat.convert.directives import (
@@ -360,7 +360,7 @@ def _from_outside(draft: Draft, script: Script) -> None:
             for top in parse_loosely(Lexer(part, 1).run())
             for each in top.walk()
         ]
-        names |= names_read(text) - OURS - {name for each in nodes for name in each.writes()}
+        names |= names_needed(text) - OURS - {name for each in nodes for name in each.writes()}
     for name in sorted(each for each in names - _OF_EVERY_LOGIN if not each.startswith(_OF_THE_JOB)):
         line = next((at for at, text in script.code_lines() if re.search(rf"\$\{{?{name}\b", text)), 0)
         if line:

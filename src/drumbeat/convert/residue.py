@@ -290,7 +290,8 @@ class _Residue:
             wanted = there if acts else there - {"e"} | now & {"e"}
             if wanted != now and (acts or event.kind not in ("assign", "export") or "$" in text):
                 first = wanted < now == {"e"} and not any(line.startswith("set ") for line in lines)
-                lines.insert(0 if first else len(lines), f"set {changed(now, wanted)}  # as in the script")
+                held = "; -e is on already" if "e" in now & wanted and not lines else ""
+                lines.insert(0 if first else len(lines), f"set {changed(now, wanted)}  # as in the script{held}")
                 now = wanted
             lines.append(text)
         written = "\n".join(lines)

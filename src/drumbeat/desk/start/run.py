@@ -433,12 +433,13 @@ def _until_end(process: subprocess.Popen[bytes], came: List[int]) -> None:
 
 
 # `_queued`: the process behind a run that was submitted to this machine. It waits for the run's turn, then becomes its desk.
+# `_now`: the same without a turn, for a run that somebody waits for.
 
 _EVERY = 0.5  # seconds between two looks at the queue
 _SUBMITTED = 20.0  # seconds for the desk to record the process that it has started
 
 
-def run_queued(command: Sequence[str]) -> int:
+def run_queued(command: Sequence[str], waits: bool = True) -> int:
     """Read the order from standard input, print this process for the handle, and go on alone. `command`: one of drumbeat's own,
     to run in place of the order."""
     order, folder = load_order(sys.stdin.read()), os.getcwd()
@@ -447,7 +448,7 @@ def run_queued(command: Sequence[str]) -> int:
     os.setsid()
     os.chdir(os.path.sep)
     queue = Queue(os.environ)
-    ticket = queue.join(order.run_id)
+    ticket = queue.join(order.run_id) if waits else ""
     try:
         print(own_process(), flush=True)
         _leave_terminal(RunFolder(order.folder).at("desk.log"))
@@ -521,8 +522,10 @@ def _record(order: Order, **ended: Any) -> None:
 
 
 def _turn(order: Order, queue: Queue, ticket: str) -> Optional[Dict[str, str]]:
-    """Wait for the run's turn and return its environment, which shows only the GPUs that it was given."""
+    """Return the run's environment once it is its turn, with only the GPUs that it was given. No ticket: at once, with all."""
     environ: Mapping[str, str] = os.environ
+    if not ticket:
+        return dict(environ)
     gpus = [gpu for gpu in detect(LiveHost()) if not gpu.integrated]
     vendor = vendor_of(gpus)
     gpus = vendor.visible(gpus, environ)[0]

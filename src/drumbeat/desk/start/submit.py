@@ -90,10 +90,14 @@ def _wait_for_success(run: Run, say: Callable[[str], None]) -> None:
 
 
 def submit(
-    order: Order, job_file: Optional[str], environ: Mapping[str, str], files: Optional[Mapping[str, bytes]] = None
+    order: Order,
+    job_file: Optional[str],
+    environ: Mapping[str, str],
+    files: Optional[Mapping[str, bytes]] = None,
+    now: bool = False,
 ) -> str:
     """Submit and return the handle of the queued job. A job that is refused leaves nothing behind. `files` are put into
-    the run folder, readable by this user alone."""
+    the run folder, readable by this user alone. `now`: past this machine's queue."""
     backend = backends.get(order.backend)
     if not backend.takes_hosts:  # other machines' files are not looked for here
         check_image(order)
@@ -101,7 +105,7 @@ def submit(
             check_command(order, environ)
     bundle = cached_bundle(environ)
     order = pinned(order, bundle)  # a saved order may be from another version
-    request = backend.render(order)
+    request = replace(backend.render(order), now=now)
     if os.path.exists(order.folder):
         raise Problem(
             f"{order.run_id} has been submitted already: {order.folder} is there", "make a new order: drumbeat plan"
