@@ -621,6 +621,20 @@ def test_an_interpreter_that_computes_and_does_not_answer_is_said_to():
     assert "rank 2 is busy, and its interpreter does not answer" in fact.data["what"]
 
 
+@pytest.mark.parametrize("spins,least", [(True, 0), (False, 300)])
+def test_a_run_is_not_ended_for_one_long_call_that_may_return(spins, least):
+    """A C function that holds the interpreter looks like one that never ends; a loop in Python that nothing can end is proof."""
+    world = World("stop")
+    world.train(20)
+    world.looks = lambda: sorted(others(busy(2, asked=spins, spins=spins)), key=lambda each: each.rank)
+    began = world.now
+    world.run(400)
+    (stopped,) = [at - began for at, action in world.actions if isinstance(action, Stop)]
+    assert least <= stopped <= least + 60
+    warned = [at - began for at, action in world.actions if isinstance(action, Warn)]
+    assert spins or warned and warned[0] < 60, "it is named at once"
+
+
 RESTING = {
     "time.sleep(600)": "",
     "lock = threading.Lock(); lock.acquire(); lock.acquire()": "",

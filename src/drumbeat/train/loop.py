@@ -105,8 +105,10 @@ def _train(
                 gc.collect()
                 gc.freeze()  # what compiling left behind stays: later collections need not look at it
             stopped = (stop.agreed() or done == settings.stop_after) and not last
-            if time.monotonic() - spoke > _QUIET and not (reporting or stopped):
+            quiet = time.monotonic() - spoke > _QUIET
+            if (quiet or done == first + 1) and not (reporting or stopped):
                 reporter.passes(done, settings.steps, unit, _work(stream, gathered) / world.size)
+            if quiet and not (reporting or stopped):
                 reporter.say(f"at step {done}/{settings.steps}, {time.monotonic() - began:.0f} s after the start")
                 spoke = time.monotonic()
             if reporting or stopped:

@@ -14,6 +14,7 @@ from typing import Any, Dict, List, Optional, Tuple
 from drumbeat.agent.watchers.contract import Action, AskLook, Emit, Saw, Stop, Warn
 from drumbeat.agent.watchers.hang_verdict import (
     BUSY,
+    LOOP,
     PATIENCE,
     Ended,
     Silence,
@@ -35,6 +36,7 @@ TIMES = 5.0  # or this factor on the usual time between two reports
 _LEARNED = 1.5  # or this factor on the longest pause that ended well
 _UNKNOWN = 30.0  # seconds without a report while the usual time is unknown
 _PAUSE = 60.0  # seconds that all ranks may wait, for an upload or an external answer, before that ends a run
+_CALL = 300.0  # the same for one long call that a rank computes, in which its interpreter cannot answer
 _FACT = SHORTEST  # seconds after which the ranks' state is reported, although it may be fine
 _ANNOUNCED = 300.0  # seconds that an announced phase may take before the first look
 _ANSWERS = 11.0  # seconds for all members to answer
@@ -238,9 +240,13 @@ class Hang:
         finding = judge(_expected(looks), silence)
         if finding is None and not one_rank:
             return self._state(_expected(looks), seconds)
-        pause = finding is not None and finding.code == "hang-all-idle" and seconds < _PAUSE
+        proven = all(look.spins for look in looks if class_of(look) == LOOP)
+        patience = {"hang-all-idle": _PAUSE, "hang-loop": 0.0 if proven else _CALL}.get(
+            finding.code if finding else "", 0.0
+        )
+        pause = seconds < patience
         if pause:
-            self._next_look = min(self._next_look, now + _PAUSE - seconds)  # then it may end the run
+            self._next_look = min(self._next_look, now + patience - seconds)  # then it may end the run
         once = finding is not None and finding.code == "hang-raised" and not silence.again
         actions = self._say(finding, may_stop=not (pause or once))
         if actions and one_rank:
