@@ -28,6 +28,28 @@ def test_a_missing_working_directory_is_named_as_such(tmp_path):
     assert "No such file or directory" in finding.evidence[0].text and "python" not in finding.title
 
 
+def started(tmp_path, command):
+    """Start a real process, and explain its end."""
+    folder = NodeFolder(str(tmp_path / "nodes" / "0"), 0)
+    os.makedirs(folder.attempt(0))
+    asked = order(workdir=str(tmp_path), command=command)
+    launcher = launcher_of(asked, folder, folder, "", str(tmp_path))
+    pid = start(asked.command, os.environ, asked.workdir, folder.log(0, 3, "out"), folder.log(0, 3, "err"))
+    (end,) = launcher.ends(0, type("Process", (), {"rank": 3})(), os.waitpid(pid, 0)[1], 0.0)
+    return end, Explainer(asked, folder, launcher, 0, str(tmp_path)).explain(end, False)
+
+
+def test_only_a_command_that_is_not_executable_is_called_so(tmp_path):
+    (tmp_path / "plain").write_text("text", encoding="utf-8")
+    end, found = started(tmp_path / "a", (str(tmp_path / "plain"),))
+    assert (end.exit_code, found.code) == (126, "not-executable")
+    end, found = started(tmp_path / "b", (sys.executable, "-c", "#" * 3_000_000))
+    assert end.exit_code == 1 and "not executable" not in found.title
+    assert "Argument list too long" in found.evidence[-1].text
+    end, found = started(tmp_path / "c", (str(tmp_path / "plain" / "x"),))
+    assert (end.exit_code, found.code) == (127, "command-not-found")
+
+
 @pytest.mark.parametrize("path, told", [("data/train.pt", True), ("/data/train.pt", False)])
 def test_a_missing_file_with_a_relative_path_names_the_folder_it_is_looked_for_in(tmp_path, path, told):
     folder = NodeFolder(str(tmp_path / "nodes" / "0"), 0)

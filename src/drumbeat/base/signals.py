@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 from contextlib import contextmanager
 from typing import Any, Callable, Iterator, Sequence
@@ -14,6 +15,7 @@ EXIT_STORAGE = 74  # EX_IOERR: the run folder cannot be written
 EXIT_REQUEUE = 75  # EX_TEMPFAIL: saved after a stop signal, start me again
 EXIT_PREFLIGHT = 78  # EX_CONFIG: a node would have failed
 EXIT_TIME_LIMIT = 124  # as timeout(1)
+EXIT_NOT_EXECUTABLE = 126
 EXIT_NOT_FOUND = 127
 
 # Sent to a rank's main process when it should save and end, unless the job chooses another. USR1 belongs to NCCL.
@@ -22,6 +24,13 @@ STOP_SIGNAL = signal.SIGTERM
 # Each of these asks drumbeat to end a run: Ctrl-C, a kill, a closed terminal, a scheduler's notice before the end.
 STOP_REQUESTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
 STOPS = (*STOP_REQUESTS, signal.SIGQUIT)  # QUIT, by the desk to its agents: without grace
+
+
+def code_of_start(error: OSError) -> int:
+    """Return the code with which a shell reports that a command cannot be started; 1 if that is not the command's fault."""
+    if error.errno in (errno.ENOENT, errno.ENOTDIR):
+        return EXIT_NOT_FOUND
+    return EXIT_NOT_EXECUTABLE if error.errno in (errno.EACCES, errno.EPERM, errno.ENOEXEC) else 1
 
 
 # Signals whose default handling must be restored or held back: in a launcher before its handlers are installed, a forked

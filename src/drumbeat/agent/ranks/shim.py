@@ -10,6 +10,7 @@ from typing import Dict, List
 
 from drumbeat.base.order import Wrap
 from drumbeat.base.record import from_plain, to_plain
+from drumbeat.base.signals import code_of_start
 from drumbeat.machine.identity import rank_variables
 from drumbeat.plan.argv import LOCAL_RANK_LATER, STAND_INS, wrapped
 
@@ -41,7 +42,7 @@ def run_shim(arguments: List[str]) -> int:
         os.execvpe(argv[0], argv, {**environ, **rank_variables(environ)})
     except OSError as error:
         print(f"drumbeat: cannot start: {argv[0]}: {error.strerror}", file=sys.stderr)
-        return 127 if isinstance(error, FileNotFoundError) else 126
+        return code_of_start(error)
 
 
 def without_stand_ins(environ: Dict[str, str]) -> Dict[str, str]:

@@ -23,7 +23,7 @@ from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import EnvVar
 from drumbeat.base.problem import Problem
 from drumbeat.base.record import from_plain, to_plain
-from drumbeat.base.signals import EXIT_NOT_FOUND, EXIT_USAGE
+from drumbeat.base.signals import EXIT_NOT_FOUND, EXIT_USAGE, code_of_start
 from drumbeat.commands import launchers
 from drumbeat.commands.launch import Found, find_launcher, refusal
 from drumbeat.commands.program import Script, interpreter_of
@@ -160,7 +160,7 @@ def run_stand_in(arguments: List[str]) -> int:
         return EXIT_USAGE
     except OSError as error:
         print(f"drumbeat: cannot start: {argv[0]}: {error.strerror}", file=sys.stderr)
-        return EXIT_NOT_FOUND
+        return code_of_start(error)
 
 
 def _argv(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
@@ -11,7 +10,7 @@ from drumbeat.base import clock
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.proc import Closed, Ports
 from drumbeat.base.processes import die_with_parent, fork, redacting
-from drumbeat.base.signals import EXIT_NOT_FOUND, plain_signals
+from drumbeat.base.signals import EXIT_NOT_FOUND, code_of_start, plain_signals
 from drumbeat.findings.model import Finding
 
 NO_WORKDIR = "drumbeat: cannot start: the working directory cannot be entered:"
@@ -68,8 +67,7 @@ def _become(
             return
         os.execvpe(argv[0], list(argv), dict(env))
     except OSError as error:
-        if error.errno not in (errno.ENOENT, errno.ENOTDIR):
-            code = 126
+        code = code_of_start(error)
         what = f"{argv[0]}: {error.strerror}" if error.filename in (None, argv[0]) else str(error)
         os.write(2, f"drumbeat: cannot start: {what}\n".encode())
     except BaseException as error:
