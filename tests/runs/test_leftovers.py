@@ -11,6 +11,7 @@ import time
 import pytest
 
 from drumbeat.backends.local import without_effect
+from drumbeat.base import proc
 from drumbeat.base.order import Container, Option, Resources
 from drumbeat.base.processes import become_subreaper, fork, sweep
 from drumbeat.cli import main
@@ -91,7 +92,8 @@ def test_a_group_that_holds_a_kept_child_is_not_killed_as_a_whole():
             kept = subprocess.Popen(
                 ["sh", "-c", "(sleep 300 & echo $!); exec sleep 300"], stdout=subprocess.PIPE, start_new_session=True
             )
-            orphan = int(kept.stdout.readline())  # in the kept one's group, and ours since the bracket ended
+            orphan = int(kept.stdout.readline())  # in the kept one's group, and ours once the bracket has ended
+            wait_for(lambda: orphan in proc.children(), what="it is ours")
             left = sweep(keep={kept.pid}, seconds=60.0)
             alive = kept.poll() is None
             kept.kill()

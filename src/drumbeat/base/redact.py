@@ -8,7 +8,7 @@ from typing import Iterator, Optional, Sequence, Tuple
 from drumbeat.base.regex import regex
 
 _ESCAPES = regex(r"\x1b(?:\[[0-9;:?]*[ -/]*[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)?|[@-Z\\^_])?")
-_MOVES = regex(r"\x1b\[\d{0,4}[A-GJK]")  # of the cursor; parts of the screen are cleared
+_MOVES = regex(r"\x1b\[\d{0,4}[A-GK]")  # of the cursor; the rest of a line is cleared
 _COLOURS = regex(r"(\x1b\[[0-9;:]*m)")
 _STEERS = regex(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")  # but tabs, line ends, returns
 # Control characters but tabs and line ends, and marks that turn the direction of writing.
