@@ -54,7 +54,8 @@ def test_a_recipe_learns_and_reports(world: GlooWorld, tmp_path: Path, name: str
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     steps = [line for line in lines if line["kind"] == "step"]
     assert {line["rank"] for line in steps} == set(range(ranks))
-    assert all(("loss" in line) == (line["rank"] == 0) for line in steps), "the loss of all goes out once"
+    reports = [line for line in steps if line["step"] % 2 == 0]  # between them ranks only say where they are
+    assert all(("loss" in line) == (line["rank"] == 0) for line in reports), "the loss of all goes out once"
     (last,) = [line for line in lines if line["kind"] == "validation" and line["rank"] == 0][-1:]
     assert last["loss"] == validation["loss"]
 
@@ -111,12 +112,12 @@ def in_fp8(texts: List[str]) -> List[float]:
 
 
 def test_fp8_trains_alike_with_ddp_fsdp_and_a_pipeline(world: GlooWorld) -> None:
-    small = ["model=byte-tiny", "steps=6", "batch=4", "length=16", "report_every=6", "validation=0", "lr=1e-2"]
-    exact = world.run(train_llama, small)[0][-1]
+    small = ["model=byte-tiny", "steps=6", "batch=4", "length=16", "report_every=1", "validation=0", "lr=1e-2"]
+    exact = world.run(train_llama, small)[0]
     for layout, accumulate in (("ddp", 1), ("fsdp", 1), ("pp=2,dp_replicate=2", 2)):
         for got in world.run(in_fp8, [*small, f"layout={layout}", f"accumulate={accumulate}"]):
-            assert got[-1] == pytest.approx(exact, rel=2e-2), layout
-            assert got[-1] != pytest.approx(exact, rel=1e-5), f"{layout}: this was not fp8"
+            assert got == pytest.approx(exact, rel=2e-2), layout
+            assert got != pytest.approx(exact, rel=1e-5), f"{layout}: this was not fp8"
 
 
 @pytest.mark.parametrize(
