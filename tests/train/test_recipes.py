@@ -56,6 +56,7 @@ def test_a_recipe_learns_and_reports(world: GlooWorld, tmp_path: Path, name: str
     assert {line["rank"] for line in steps} == set(range(ranks))
     reports = [line for line in steps if line["step"] % 2 == 0]  # between them ranks only say where they are
     assert all(("loss" in line) == (line["rank"] == 0) for line in reports), "the loss of all goes out once"
+    assert not any("loss" in line for line in steps if line not in reports)
     (last,) = [line for line in lines if line["kind"] == "validation" and line["rank"] == 0][-1:]
     assert last["loss"] == validation["loss"]
 
