@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import struct
 import threading
@@ -234,3 +235,18 @@ def test_cifar100s_python_version_and_nothing_else_that_is_pickled(tmp_path: Pat
         (folder / "train").write_bytes(content)
         with pytest.raises(Refusal, match=words):
             cifar100(str(tmp_path), train=True)
+
+
+def test_the_gpus_queues_are_asked_for_before_cuda_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Started(BaseException):
+        pass
+
+    def join() -> None:
+        raise Started(os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS"))
+
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "")
+    monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS")
+    monkeypatch.setattr("drumbeat.train.world.join", join)  # where a process first touches its GPU
+    monkeypatch.setattr("drumbeat.train.recipes.resnet.join", join)
+    with pytest.raises(Started, match="32"):
+        main(["train", "resnet", "--set", "steps=1"])

@@ -116,13 +116,13 @@ def _train(args: argparse.Namespace) -> int:
     settings = fill(recipe.SettingsClass, texts)
     from drumbeat.train.world import join, leave
 
-    lead = join().lead
     try:
         if args.verify_resume:
             from drumbeat.train.verify_resume import verify_resume
 
             return 0 if verify_resume(recipe, settings) else 1
-        result = recipe.run(settings)
+        result = recipe.run(settings)  # which joins the world itself: some set variables before CUDA starts
+        lead = join().lead
     finally:
         leave()
     if args.json and lead:

@@ -77,7 +77,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 class _Float8CrossEntropy(_LinearCrossEntropy):
-    """The same with logits in 16 bits and the gradient's two products in 8.
+    """The same with all three products in 8 bits; the logits themselves are written in 16.
 
     The gradient of a row of logits is its probabilities, less 1 at the target. There the two nearly cancel, or nearly do not, and
     two bits of fraction would round both to the same few values in every row: an error that does not average out. So the
@@ -91,13 +91,13 @@ class _Float8CrossEntropy(_LinearCrossEntropy):
         at_target = torch.empty(len(hidden), 1, device=hidden.device, dtype=torch.float32)
         d_hidden = torch.empty_like(hidden)
         d_weight = weight  # replaced by the first slice's share
-        _, w8_turned, w_scale = float8.quantize(weight, False)
+        w8, w8_turned, w_scale = float8.quantize(weight, False)
         for part in _slices(hidden, weight):
-            losses, at_target[part], odds8, odds8_turned, scale = float8.odds(
-                hidden[part] @ weight.t(), targets[part], IGNORE
-            )
+            x8, x8_turned, x_scale = float8.quantize(hidden[part], False)
+            logits = float8.product(x8, w8, x_scale, w_scale, hidden.dtype, fast=False)
+            losses, at_target[part], odds8, odds8_turned, scale = float8.odds(logits, targets[part], IGNORE)
+            del logits  # before the next slice's are made
             total += losses.sum()
-            _, x8_turned, x_scale = float8.quantize(hidden[part], False)
             share = float8.product(odds8_turned, x8_turned, scale, x_scale, weight.dtype, fast=False)
             d_weight = share if part.start == 0 else d_weight.add_(share)
             d_hidden[part] = float8.product(odds8, w8_turned, scale, w_scale, hidden.dtype, fast=False)
