@@ -13,8 +13,8 @@ from drumbeat.doctor.case import GIB, Case, alone, find, make_case, seen, worst_
 from drumbeat.findings.model import ERROR, UNKNOWN, WARNING, Finding
 from drumbeat.machine.model import Facts, Peers
 from drumbeat.machine.vendors import VENDORS, vendor_named
-from drumbeat.plan.node_plan import NodePlan, plan_node
 from drumbeat.plan.scene import fits, matches
+from drumbeat.plan.show import NodePlan, plan_node
 
 _PLAN = "the plan for this node: its devices and cores, and what is exported here"
 

@@ -13,8 +13,7 @@ from drumbeat.findings.model import INFO, Finding
 from drumbeat.runfolder.lines import GpuUse, end_words, failure_label, progress_words
 from drumbeat.runfolder.progress import speed
 from drumbeat.runfolder.state import CODES
-from drumbeat.watch.head import Head
-from drumbeat.watch.model import RunView
+from drumbeat.watch.model import Head, RunView
 from drumbeat.watch.node_view import NodeView, memory_percent
 from drumbeat.watch.session import Session
 
