@@ -195,6 +195,7 @@ def package_versions(host: Host) -> Dict[str, str]:
 # Ask a framework about its build: run its report tool and try to import its modules, each with a deadline.
 
 
+_STALE = 600.0  # seconds after which an untouched lock has no owner
 SECONDS = 120.0  # importing torch or asking a driver can take long on a cold file system
 
 MODULES = {
@@ -286,7 +287,7 @@ def _probe(text: Optional[str]) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _stale_locks(host: Host, older_than: float = 600.0) -> Tuple[str, ...]:
+def _stale_locks(host: Host) -> Tuple[str, ...]:
     """List lock files of torch's extension builds untouched for minutes: a process that waits for one waits for ever."""
     environ = host.environ
     root = environ.get("TORCH_EXTENSIONS_DIR") or os.path.join(environ.get("HOME", "/"), ".cache", "torch_extensions")
@@ -295,7 +296,7 @@ def _stale_locks(host: Host, older_than: float = 600.0) -> Tuple[str, ...]:
         for name in host.list(os.path.join(root, version)):
             path = os.path.join(root, version, name, "lock")
             try:
-                if time.time() - os.stat(path).st_mtime > older_than:
+                if time.time() - os.stat(path).st_mtime > _STALE:
                     locks.append(path)
             except OSError:
                 continue

@@ -117,7 +117,7 @@ class Core:
     l3: Optional[int]
 
 
-def usable_cores(cpus: Cpus, reserved: Iterable[int] = (), threads: Optional[int] = None) -> List[Core]:
+def usable_cores(cpus: Cpus, reserved: Iterable[int], threads: Optional[int]) -> List[Core]:
     """Return the cores this process may use without the reserved ones, with at most `threads` hardware threads each (None:
     all)."""
     allowed = set(cpus.allowed or cpus.online) - set(reserved) - set(cpus.reserved)
@@ -384,15 +384,8 @@ def _bound_by(order: Order) -> str:
     return "the job's own cpu-bind put them there" if order.cpu_bind else "drumbeat bound them"
 
 
-def right_binding(
-    order: Order, facts: Facts, node: int, allowed: Sequence[int] = (), peers: Optional[Peers] = None
-) -> Binding:
-    """Return the binding that follows from the facts alone, whatever the job or the scheduler requested.
-
-    `allowed`: all cores of the job on this node, if the facts have only those of one task.
-    """
-    if allowed:
-        facts = replace(facts, cpus=replace(facts.cpus, allowed=tuple(sorted(allowed))))
+def right_binding(order: Order, facts: Facts, node: int, peers: Optional[Peers] = None) -> Binding:
+    """Return the binding that follows from the facts alone, whatever the job or the scheduler requested."""
     if order.launcher == "once":
         order = replace(order, launcher="ranks", ranks_per_node=order.ranks_per_node if order.ranks_per_node > 1 else 0)
     return binding(replace(order, cpu_bind=()), facts, node, peers)

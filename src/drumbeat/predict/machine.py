@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Optional, Tuple
+from typing import Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.problem import Problem
@@ -72,14 +72,14 @@ def precision_named(words: str) -> str:
     raise Problem(f"precision {words[:40]!r} is unknown", "bf16, fp16, fp8, tf32 or fp32")
 
 
-def machine_of(cluster: Cluster, precision: str = "bf16", matmul: Optional[float] = None) -> Machine:
+def machine_of(cluster: Cluster, precision: str) -> Machine:
     """Return the rates for the step model. `precision`: that of the matrix products."""
     peak = peak_of(cluster.gpu)
     assert peak is not None
     products = PRODUCTS.get(precision, precision)
     if products not in peak.tflops:
         raise Problem(f"{cluster.gpu} has no {precision}", f"it computes in {', '.join(peak.tflops)}")
-    share = matmul or peak.matmul
+    share = peak.matmul
     in_32_bits = products in ("fp32", "tf32")
     half = peak.tflops[products] if in_32_bits else peak.tflops.get("bf16", peak.tflops.get("fp16", 0.0))
     # 8-bit products also quantise their inputs: they gain less than the data sheet says.
