@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import datetime
-import re
 import textwrap
 from dataclasses import replace
 from typing import Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import EnvVar, Order
+from drumbeat.base.regex import regex
 from drumbeat.base.text import columns
 from drumbeat.commands.program import ABOUT_MPI
 from drumbeat.findings.catalog import Catalog
@@ -257,7 +257,7 @@ def _later(order: Order, settled: Set[str]) -> Iterator[Tuple[str, str, str, str
         yield rule.name, rule.value, condition, f"{rule.why} ({rule.reference})"
 
 
-_VERSION = re.compile(r"(<|>=)([\d.]+)( or unknown)?")
+_VERSION = regex(r"(<|>=)([\d.]+)( or unknown)?")
 _IF = {
     "fabric": "the network is {}",
     "arch": "the GPUs are {}",
