@@ -1,4 +1,4 @@
-"""A report as text: one matter per line, 80 columns, `not measured` where it was not."""
+"""A report as text: one subject per line, 80 columns, `not measured` where it was not."""
 
 from __future__ import annotations
 

@@ -163,7 +163,8 @@ def column_widths(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> List
 
 
 def fitting(columns: Sequence[str], widths: Sequence[int], width: int, first: Sequence[str] = ()) -> List[int]:
-    """Return the columns that fit into `width` characters: of those with known values, the most important ones, by `first`."""
+    """Return the columns that fit into `width` characters. Columns without known values are left out; if room is short, the
+    most important ones, listed first in `first`, are kept."""
     kept, room = [], width + _GAP
     for title in first or columns:
         place = columns.index(title)
