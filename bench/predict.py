@@ -372,8 +372,7 @@ def others(rows: List[Row], path: Path) -> None:
 
 def searching() -> None:
     from drumbeat.predict.forecast import Case
-    from drumbeat.predict.frameworks import FRAMEWORKS
-    from drumbeat.predict.machine import find_cluster
+    from drumbeat.predict.machine import FRAMEWORKS, find_cluster
     from drumbeat.predict.models import named
     from drumbeat.predict.search import grid, rank
 

@@ -10,9 +10,8 @@ from drumbeat.desk.nodes import LOST, Sighting, Store
 from drumbeat.predict.arguments import from_command
 from drumbeat.predict.cost import Constants, Layout, Work
 from drumbeat.predict.forecast import GPU_HOURS_PER_FAILURE, Case, forecast
-from drumbeat.predict.frameworks import FRAMEWORKS
 from drumbeat.predict.job import Wishes, line_of_command, make_case
-from drumbeat.predict.machine import MEASURED, UNCALIBRATED, find_cluster
+from drumbeat.predict.machine import FRAMEWORKS, MEASURED, UNCALIBRATED, find_cluster
 from drumbeat.predict.models import named
 from drumbeat.predict.past import (
     Seen,

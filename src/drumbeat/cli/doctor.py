@@ -64,8 +64,7 @@ def run(args: Any) -> int:
 
 def _nodes(args: Any) -> Judged:
     from drumbeat.doctor.case import make_case, worst_first
-    from drumbeat.doctor.compare import compare
-    from drumbeat.doctor.examine import examine
+    from drumbeat.doctor.examine import compare, examine
     from drumbeat.doctor.network import compare_with_host
     from drumbeat.machine.gather import gather
     from drumbeat.machine.model import Facts, Peer, Peers

@@ -49,8 +49,7 @@ def run(args: Any) -> int:
 
     from drumbeat.desk.start.submit import ANY_COMMAND, prepare
     from drumbeat.doctor.case import worst_first
-    from drumbeat.doctor.compare import compare
-    from drumbeat.doctor.examine import judged_plan
+    from drumbeat.doctor.examine import compare, judged_plan
     from drumbeat.findings.model import ERROR, worst
     from drumbeat.jobfile.flags import about_preset, load_job
     from drumbeat.jobfile.site import find_paths

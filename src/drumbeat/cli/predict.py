@@ -181,8 +181,7 @@ def _cluster(args: Any, job: Any) -> Any:
 def _learned(args: Any, cluster: Any, described: Any, wishes: Any, environ: Any) -> Tuple[Any, Any, List[Any]]:
     """Return the constants, their basis, and the runs that they were learned from: --calibrate, else the ledger of
     earlier runs."""
-    from drumbeat.predict.frameworks import framework_named
-    from drumbeat.predict.machine import UNCALIBRATED
+    from drumbeat.predict.machine import UNCALIBRATED, framework_named
     from drumbeat.predict.past import calibrated, recall, with_verify
     from drumbeat.predict.shapes import ConvNet
 

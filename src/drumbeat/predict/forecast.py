@@ -10,8 +10,7 @@ from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.problem import Problem
 from drumbeat.predict import cost, memory, shapes
 from drumbeat.predict.cost import Constants, Layout, Work, plain
-from drumbeat.predict.frameworks import Framework, states_of
-from drumbeat.predict.machine import PRODUCTS, UNCALIBRATED, Basis, Cluster, interval, machine_of
+from drumbeat.predict.machine import PRODUCTS, UNCALIBRATED, Basis, Cluster, Framework, interval, machine_of, states_of
 from drumbeat.predict.shapes import ConvNet, Model
 
 ONLY_DATA_PARALLEL = "only data parallelism is modelled for convolutional networks"

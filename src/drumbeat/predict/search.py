@@ -10,8 +10,7 @@ from drumbeat.base.problem import Problem
 from drumbeat.predict import cost, memory
 from drumbeat.predict.cost import Layout, need_numpy, take
 from drumbeat.predict.forecast import ONLY_DATA_PARALLEL, Case, Forecast, forecast
-from drumbeat.predict.frameworks import states_of
-from drumbeat.predict.machine import machine_of
+from drumbeat.predict.machine import machine_of, states_of
 from drumbeat.predict.shapes import ConvNet, Model
 
 SAME = 0.03  # predicted times closer than this are considered equal
