@@ -26,7 +26,7 @@ from typing import Dict, List, Sequence, Tuple
 from drumbeat.agent.lead.decide import Requeue, Restart, decide
 from drumbeat.agent.lead.model import FAILED, Member, Outcome
 from drumbeat.findings.model import ERROR, Finding
-from drumbeat.predict.goodput import goodput
+from drumbeat.predict.forecast import goodput
 
 HOUR, DAY = 3600.0, 86400.0
 MEASURED = Path(__file__).parent.parent / "measured"
@@ -261,7 +261,7 @@ def main() -> None:
     for name, each in shares.items():
         counts = ", ".join(f"{what} {count}" for what, count in sorted(last[name].counts.items()))
         print(f"{name:<24} {statistics.mean(each):>23.1%}   {min(each):>6.1%} {max(each):>7.1%}  {counts}")
-    print(f"{'closed form, in place':<24} {closed_form(system, times):>23.1%}   (drumbeat.predict.goodput)")
+    print(f"{'closed form, in place':<24} {closed_form(system, times):>23.1%}   (drumbeat.predict.forecast)")
     print(
         "assumed: "
         + ", ".join(f"{key} {value:g} s" for key, value in sorted(vars(args).items()) if isinstance(value, float))

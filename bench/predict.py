@@ -21,8 +21,7 @@ import numpy as np
 from predict_rows import Row, folder, number, read, read_resnet, read_single
 
 from drumbeat.predict import cost, memory, shapes
-from drumbeat.predict.calibrate import SPREAD, fit, stack, take
-from drumbeat.predict.cost import Constants
+from drumbeat.predict.cost import SPREAD, Constants, fit, stack, take
 from drumbeat.predict.machine import UNCALIBRATED, interval
 from drumbeat.predict.search import simplest
 
@@ -373,8 +372,7 @@ def others(rows: List[Row], path: Path) -> None:
 
 def searching() -> None:
     from drumbeat.predict.forecast import Case
-    from drumbeat.predict.frameworks import FRAMEWORKS
-    from drumbeat.predict.machine import find_cluster
+    from drumbeat.predict.machine import FRAMEWORKS, find_cluster
     from drumbeat.predict.models import named
     from drumbeat.predict.search import grid, rank
 

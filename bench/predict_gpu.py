@@ -21,8 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from drumbeat.predict.cost import Layout, Work
 from drumbeat.predict.forecast import Case, forecast
-from drumbeat.predict.frameworks import FRAMEWORKS
-from drumbeat.predict.machine import find_cluster
+from drumbeat.predict.machine import FRAMEWORKS, find_cluster
 from drumbeat.predict.memory import CONTEXT
 from drumbeat.predict.models import named
 

@@ -13,9 +13,8 @@ from drumbeat.base.problem import Problem
 from drumbeat.predict import memory
 from drumbeat.predict.cost import Constants, Layout, Machine, Software, Work, conv_step, plain
 from drumbeat.predict.forecast import Case
-from drumbeat.predict.frameworks import FRAMEWORKS, Framework, framework_named
 from drumbeat.predict.job import recompute_named, sharding_named
-from drumbeat.predict.machine import find_cluster, machine_of, precision_named
+from drumbeat.predict.machine import FRAMEWORKS, Framework, find_cluster, framework_named, machine_of, precision_named
 from drumbeat.predict.memory import States
 from drumbeat.predict.models import named
 from drumbeat.predict.shapes import Model, resnet

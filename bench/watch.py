@@ -115,7 +115,7 @@ class Recording:
 
 def watch(path: str) -> int:
     """The reading process: a line on standard input is a second; its answer is what that took."""
-    from drumbeat.watch import page_data
+    from drumbeat.watch import web
     from drumbeat.watch.session import Session
     from drumbeat.watch.web import Hub
 
@@ -134,8 +134,8 @@ def watch(path: str) -> int:
         message = hub.message()
         making = time.process_time() - begin - reading
         if second % 6 == 0:  # the page asks every 5 s
-            json.dumps(page_data.heat(session, "use"))
-            json.dumps(page_data.node_table(session, ""))
+            json.dumps(web.heat_map(session, "use"))
+            json.dumps(web.node_table(session, ""))
         whole = time.process_time() - begin
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         about = {"reading": reading, "making": making, "whole": whole, "bytes": len(message), "peak": peak}

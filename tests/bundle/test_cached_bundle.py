@@ -9,9 +9,8 @@ import pytest
 
 import drumbeat
 from drumbeat.base.problem import Problem
-from drumbeat.bundle import build, cache
-from drumbeat.bundle.build import cached_bundle
-from drumbeat.bundle.cache import remove_old
+from drumbeat.bundle import build
+from drumbeat.bundle.build import cached_bundle, remove_old
 
 MINE, OTHER = os.geteuid(), 12345
 
@@ -30,7 +29,7 @@ def planted(tmp_path, kept, monkeypatch):
     """A cache with a file under the right name; `rebuilt` says whether the bundle was built anew."""
     rebuilt = []
     name, good = kept
-    monkeypatch.setattr(build, "_zipped", lambda sources: rebuilt.append(1) or good[: -len(cache.SEAL) - 2] + b"\0\0")
+    monkeypatch.setattr(build, "_zipped", lambda sources: rebuilt.append(1) or good[: -len(build.SEAL) - 2] + b"\0\0")
     monkeypatch.setattr(build, "_byte_code", lambda sources: {})
     monkeypatch.setattr(build, "_twins", lambda sources: {})
     folder = tmp_path / "drumbeat"
@@ -141,9 +140,9 @@ def test_no_umask_makes_it_writable(planted):
 
 def test_without_home_the_user_database_is_asked(planted, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cache, "home_folder", lambda environ: str(tmp_path / "home"))
+    monkeypatch.setattr(build, "home_folder", lambda environ: str(tmp_path / "home"))
     assert cached_bundle({}).startswith(str(tmp_path / "home" / ".cache"))
-    monkeypatch.setattr(cache, "home_folder", lambda environ: "")
+    monkeypatch.setattr(build, "home_folder", lambda environ: "")
     with pytest.raises(Problem, match="neither HOME nor the user database"):
         cached_bundle({})
     assert not (tmp_path / ".cache").exists()
@@ -157,7 +156,7 @@ def test_old_ones_go_and_those_in_use_stay(tmp_path):
     (tmp_path / "notes.txt").write_text("not ours")
     user = (
         f"import sys; sys.path.insert(0, {os.path.dirname(os.path.dirname(drumbeat.__file__))!r})\n"
-        f"from drumbeat.bundle.cache import hold; hold({str(tmp_path / names[1])!r}); print('held', flush=True); input()"
+        f"from drumbeat.bundle.build import hold; hold({str(tmp_path / names[1])!r}); print('held', flush=True); input()"
     )
     with subprocess.Popen(
         [sys.executable, "-c", user], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from drumbeat.bundle import payload as payload_room
-from drumbeat.bundle.payload import cached_payload, packed, without_docstrings, without_types
+from drumbeat.bundle import build as payload_room
+from drumbeat.bundle.build import cached_payload, packed, without_docstrings, without_types
 
 SOURCE = Path(__file__).parent.parent.parent / "src"
 IMPORT_ALL = """

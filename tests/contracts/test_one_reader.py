@@ -9,7 +9,7 @@ NAMES = re.compile(r"""["'/](?:events|metrics|telemetry)\.jsonl["']|["'/]summary
 LOOK_UP = re.compile(r"""\bevent\[["']""")  # a typed record has attributes
 # An agent follows what its own ranks write, on the node's own disk. Kubernetes has events of its own.
 AGENT = {"agent/member/progress.py", "agent/folder/child.py", "agent/watchers/nccl_log.py"}
-KUBERNETES = {"backends/kubernetes/states.py"}
+KUBERNETES = {"backends/kubernetes/client.py"}
 
 
 def files_with(pattern):

@@ -8,8 +8,7 @@ from drumbeat.agent.watchers.contract import Saw
 from drumbeat.agent.watchers.transport import Gate, Place
 from drumbeat.base.order import Expect, Floor
 from drumbeat.doctor.case import make_case
-from drumbeat.doctor.compare import compare
-from drumbeat.doctor.examine import examine, preflight
+from drumbeat.doctor.examine import compare, examine, preflight
 from drumbeat.doctor.network import compare_with_host
 from drumbeat.findings.model import CERTAIN, OK, UNKNOWN
 from drumbeat.inspector.record import Row

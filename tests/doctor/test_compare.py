@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from drumbeat.doctor.compare import compare
+from drumbeat.doctor.examine import compare
 from drumbeat.machine.model import Peer, Peers
 from tests.plan.archetype import facts_of
 

@@ -9,8 +9,8 @@ import time
 import pytest
 
 from drumbeat.doctor.software import examine_framework
-from drumbeat.machine.frameworks import FRAMEWORKS, FrameworkAnswers, _stale_locks, ask
 from drumbeat.machine.host import LiveHost
+from drumbeat.machine.software import FRAMEWORKS, FrameworkAnswers, _stale_locks, ask_framework
 
 # ds_report of deepspeed 0.19.8 with DS_ACCELERATOR=cpu, shortened.
 DS_REPORT = """
@@ -173,9 +173,11 @@ def test_children_that_are_not_there_or_say_odd_things(tmp_path, monkeypatch):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    answers = ask(LiveHost(), "deepspeed", "python3")
+    answers = ask_framework(LiveHost(), "deepspeed", "python3")
     assert answers.probe == {} and answers.tools == {"ds_report": None}
-    assert all(examine_framework(ask(LiveHost(), each, "/no/such/python")) for each in FRAMEWORKS if each != "mpi")
+    assert all(
+        examine_framework(ask_framework(LiveHost(), each, "/no/such/python")) for each in FRAMEWORKS if each != "mpi"
+    )
 
 
 def test_the_command(tmp_path):

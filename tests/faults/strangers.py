@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Callable, Dict, List
 
 from drumbeat.bundle.build import cached_bundle
-from drumbeat.plan.rendezvous import DEFAULT_EPHEMERAL, ports
+from drumbeat.plan.scene import DEFAULT_EPHEMERAL, ports
 from tests.runs.test_clock import SHIM
 
 Before = Callable[[Path, str], ExitStack]

@@ -7,10 +7,9 @@ import subprocess
 
 import pytest
 
-from drumbeat.backends.kubernetes.client import Cluster, handle_of, problem_of, read_handle
+from drumbeat.backends.kubernetes.client import Cluster, handle_of, problem_of, read_handle, read_pods
 from drumbeat.backends.kubernetes.options import settings_of
 from drumbeat.backends.kubernetes.pod import pod_script
-from drumbeat.backends.kubernetes.states import read_pods
 from drumbeat.backends.kubernetes.submit import documents_of, passed_values
 from drumbeat.base.order import load_order
 from drumbeat.base.problem import Problem

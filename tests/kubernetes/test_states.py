@@ -8,9 +8,18 @@ import pytest
 from drumbeat.backends import kubernetes
 from drumbeat.backends.contract import FAILED, FINISHED, QUEUED, RUNNING
 from drumbeat.backends.kubernetes import About, SubmittedJob
-from drumbeat.backends.kubernetes.client import Cluster, handle_of, problem_of, read_handle
+from drumbeat.backends.kubernetes.client import (
+    Cluster,
+    handle_of,
+    judge,
+    of_run,
+    problem_of,
+    read_handle,
+    read_job,
+    read_pods,
+    reasons_for_pending,
+)
 from drumbeat.backends.kubernetes.options import Settings, settings_of
-from drumbeat.backends.kubernetes.states import judge, of_run, read_job, read_pods, reasons_for_pending
 from drumbeat.backends.kubernetes.submit import check_claims
 from drumbeat.base.problem import Problem
 from tests.kubernetes.rendering import order_of

@@ -2,7 +2,7 @@
 
 import pytest
 
-from drumbeat.machine import network
+from drumbeat.machine import topology
 from drumbeat.machine.model import PciLink
 from drumbeat.machine.replay import FolderHost
 from drumbeat.machine.topology import default_route, nvme_disks, pci_link, virtual_machine
@@ -54,6 +54,6 @@ def test_disks_and_virtual_machines(put):
 
 def test_a_device_whose_file_is_not_in_the_container(put):
     host = put("/sys/class/infiniband/mlx5_0/device/infiniband_verbs/uverbs0/dev", "231:192")
-    assert network.read_rdma(host)[0].openable is None, "no /dev at all: not a running machine"
-    assert network.read_rdma(put("/dev/null", ""))[0].openable is False
-    assert network.read_rdma(put("/dev/infiniband/uverbs0", ""))[0].openable is True
+    assert topology.read_rdma(host)[0].openable is None, "no /dev at all: not a running machine"
+    assert topology.read_rdma(put("/dev/null", ""))[0].openable is False
+    assert topology.read_rdma(put("/dev/infiniband/uverbs0", ""))[0].openable is True

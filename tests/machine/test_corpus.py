@@ -3,7 +3,7 @@
 import xml.etree.ElementTree as ElementTree
 
 from drumbeat.base.ranges import HostlistError, expand
-from drumbeat.machine import identity, network
+from drumbeat.machine import identity, topology
 from drumbeat.machine.libraries import parse_cache
 from drumbeat.machine.model import Gpu, RdmaDevice
 from drumbeat.machine.parse import cpulist, natural, pci_address, properties
@@ -14,11 +14,11 @@ from tests.corpus import corpus
 PARSERS = (
     nvidia.parse_query,
     amd.parse_cards,
-    network.parse_fib_trie,
-    network.parse_routes,
-    network.parse_if_inet6,
-    network.parse_gid,
-    network.parse_rate,
+    topology.parse_fib_trie,
+    topology.parse_routes,
+    topology.parse_if_inet6,
+    topology.parse_gid,
+    topology.parse_rate,
     nvidia.parse_nvidia_csv,
     amd.parse_rocm_smi_table,
     amd.parse_amd_smi_monitor,
@@ -81,7 +81,7 @@ def test_amd_smi_monitor():
 def test_gids_of_a_card_without_version_1_entries():
     text = (corpus("C_topology") / "ib/show_gids_bluefield_v2_only_index1.txt").read_text()
     rows = [line.split() for line in text.splitlines()[2:]]
-    four = [(row[0], int(row[2])) for row in rows if (network.parse_gid(row[3]) or "").startswith("::ffff:")]
+    four = [(row[0], int(row[2])) for row in rows if (topology.parse_gid(row[3]) or "").startswith("::ffff:")]
     assert ("mlx5_2", 1) in four, "the usual index 3 is not there"
 
 

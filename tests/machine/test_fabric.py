@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drumbeat.machine import fabric
 from drumbeat.machine import libraries as elf
+from drumbeat.machine import software
 from drumbeat.machine.host import LiveHost
 from drumbeat.machine.libraries import Loader, parse_cache
 from drumbeat.machine.model import CxiDevice, RdmaDevice
@@ -26,7 +26,9 @@ CXI = (CxiDevice("cxi0"),)
 def libraries(tree, **devices):
     """By name; of several with one name the first, which is the one that would be loaded."""
     tree.done()
-    return {one.name: one for one in reversed(fabric.read(FolderHost(str(tree.root)), tree.arch, **devices))}
+    return {
+        one.name: one for one in reversed(software.read_libraries(FolderHost(str(tree.root)), tree.arch, **devices))
+    }
 
 
 @pytest.fixture
@@ -133,9 +135,9 @@ def test_torchs_own_nccl_comes_before_the_systems(tree):
     tree.file("/opt/torch/.venv/bin/python3", "")
     tree.environ(PATH="/nowhere:/opt/torch/.venv/bin:/usr/bin")
     tree.done()
-    found = fabric.read(FolderHost(str(tree.root)), "x86_64")
+    found = software.read_libraries(FolderHost(str(tree.root)), "x86_64")
     assert [(one.name, one.version) for one in found] == [("libnccl.so.2", "2.28.9"), ("libnccl.so.2", "2.28.3")]
-    assert fabric.versions(found) == {"nccl": "2.28.9"}
+    assert software.versions(found) == {"nccl": "2.28.9"}
 
 
 def test_a_broken_file_is_not_a_library(tree):
@@ -188,11 +190,11 @@ def test_real_libraries_from_a_real_linker(tmp_path):
         environ = {"LD_LIBRARY_PATH": str(tmp_path / "lib")}
 
     arch = elf.architecture(Here(), "/bin/sh")
-    found = {one.name: one for one in fabric.read(Here(), arch)}
+    found = {one.name: one for one in software.read_libraries(Here(), arch)}
     assert found["libnccl.so.2"].version == "2.99.1" and found["libnccl.so.2"].loadable
     assert found["libnccl-net.so"].loadable
     os.unlink(tmp_path / "lib/libnccl.so.2")
-    found = {one.name: one for one in fabric.read(Here(), arch)}
+    found = {one.name: one for one in software.read_libraries(Here(), arch)}
     assert found["libnccl-net.so"].why_not == "libnccl.so.2 is not on the library path (needed by libnccl-net.so)"
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from drumbeat.doctor.case import stand_in
 from drumbeat.doctor.examine import examine
-from drumbeat.machine import fabric
+from drumbeat.machine import software
 from drumbeat.machine.gather import gather, read_container
 from drumbeat.machine.model import Gpu
 from drumbeat.machine.replay import FolderHost
@@ -133,7 +133,7 @@ def test_torch_without_importing_it(put):
     put(f"{site}/deepspeed-0.17.1.dist-info/METADATA")
     host = put(f"{site}/torch/version.py", "__version__ = '2.9.0+rocm6.4'\ncuda: Optional[str] = None\nhip = '6.4.1'\n",
                environ={"VIRTUAL_ENV": "/home/u/venv"})  # fmt: skip
-    assert fabric.package_versions(host) == {"torch": "2.9.0+rocm6.4", "deepspeed": "0.17.1", "torch-rocm": "6.4.1"}
+    assert software.package_versions(host) == {"torch": "2.9.0+rocm6.4", "deepspeed": "0.17.1", "torch-rocm": "6.4.1"}
 
 
 @pytest.mark.parametrize(

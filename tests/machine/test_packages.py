@@ -1,8 +1,8 @@
 """Which packages a run records."""
 
-from drumbeat.machine.fabric import all_versions, package_versions
 from drumbeat.machine.host import LiveHost
 from drumbeat.machine.model import Facts
+from drumbeat.machine.software import all_versions, package_versions
 from drumbeat.machine.table import table
 
 

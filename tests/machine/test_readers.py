@@ -12,7 +12,7 @@ import pytest
 
 from drumbeat.base.ranges import ranges
 from drumbeat.machine import host as netlink
-from drumbeat.machine import network
+from drumbeat.machine import topology
 from drumbeat.machine.gather import acs_on, gather, held_back, read_container, read_cpus, read_kernel, read_limits
 from drumbeat.machine.host import LiveHost
 from drumbeat.machine.model import Gpu, RdmaDevice
@@ -74,12 +74,12 @@ def test_pci_addresses(text, expected):
 
 
 def test_rates_and_gids():
-    assert network.parse_rate("400 Gb/sec (4X NDR)") == 400.0 and network.parse_rate("2.5 Gb/sec (1X SDR)") == 2.5
-    assert network.parse_rate("fast") is network.parse_rate(None) is None
-    assert network.parse_gid("0000:0000:0000:0000:0000:ffff:0a00:0107") == "::ffff:10.0.1.7"
-    assert network.parse_gid("fe80:0000:0000:0000:9c63:c003:0028:4a10") == "fe80::9c63:c003:28:4a10"
-    assert network.parse_gid("0000:0000:0000:0000:0000:0000:0000:0000") is None
-    assert network.parse_gid("fe80:0000:0000:0000:0000:0000:0000:0000") is None
+    assert topology.parse_rate("400 Gb/sec (4X NDR)") == 400.0 and topology.parse_rate("2.5 Gb/sec (1X SDR)") == 2.5
+    assert topology.parse_rate("fast") is topology.parse_rate(None) is None
+    assert topology.parse_gid("0000:0000:0000:0000:0000:ffff:0a00:0107") == "::ffff:10.0.1.7"
+    assert topology.parse_gid("fe80:0000:0000:0000:9c63:c003:0028:4a10") == "fe80::9c63:c003:28:4a10"
+    assert topology.parse_gid("0000:0000:0000:0000:0000:0000:0000:0000") is None
+    assert topology.parse_gid("fe80:0000:0000:0000:0000:0000:0000:0000") is None
 
 
 def test_gfx_names():
@@ -283,14 +283,14 @@ def test_addresses_from_proc_alone(tree):
     tree.file("/proc/net/fib_trie", FIB_TRIE)
     tree.file("/proc/net/route", ROUTE)
     tree.file("/proc/net/if_inet6", "fe800000000000000242acfffe110002 02 40 20 80     eth0\nbroken line")
-    assert network.proc_addresses(host(tree)) == {
+    assert topology.proc_addresses(host(tree)) == {
         "lo": ("127.0.0.1/8",),
         "eth0": ("10.42.3.20/24", "fe80::242:acff:fe11:2/64"),
         "net1": ("192.168.50.20/22",),
     }
     del tree.told["addresses"]
     tree.net("eth0")
-    assert {card.name: card.addresses for card in network.read_interfaces(host(tree))}["eth0"][0] == "10.42.3.20/24"
+    assert {card.name: card.addresses for card in topology.read_interfaces(host(tree))}["eth0"][0] == "10.42.3.20/24"
 
 
 FIB_TRIE = """Main:
@@ -319,7 +319,7 @@ net1	0030A8C0	00000000	0001	0	0	0	00FCFFFF	0	0	0"""
 def test_proc_agrees_with_the_kernel_here():
     live = LiveHost()
     four = {name: tuple(text for text in items if ":" not in text) for name, items in (live.addresses() or {}).items()}
-    from_files = network.proc_addresses(live)
+    from_files = topology.proc_addresses(live)
     for name, items in four.items():
         if len(items) == 1 and not items[0].endswith("/32"):
             assert items[0] in from_files.get(name, ()), name
@@ -333,9 +333,9 @@ def test_an_interface_whose_operstate_does_not_say_all(tree, state, without_carr
     tree.net("eth7")
     base = (tree.root / "sys/class/net/eth7").resolve()
     (base / "operstate").write_text(f"{state}\n")
-    assert {card.name: card.up for card in network.read_interfaces(host(tree))}["eth7"] is without_carrier
+    assert {card.name: card.up for card in topology.read_interfaces(host(tree))}["eth7"] is without_carrier
     (base / "carrier").write_text(f"{carrier}\n")
-    assert {card.name: card.up for card in network.read_interfaces(host(tree))}["eth7"] is with_carrier
+    assert {card.name: card.up for card in topology.read_interfaces(host(tree))}["eth7"] is with_carrier
 
 
 # RDMA
@@ -347,14 +347,14 @@ def test_an_interface_whose_operstate_does_not_say_all(tree, state, without_carr
 )
 def test_rdma_drivers(module, driver, tree):
     tree.rdma("rdma0", "pci0000:10/0000:10:01.0/0000:11:00.0", 0, driver=module)
-    assert [one.driver for one in network.read_rdma(host(tree))] == [driver]
+    assert [one.driver for one in topology.read_rdma(host(tree))] == [driver]
 
 
 def test_software_roce_names_the_interface_below_it(tree):
     for path, text in (("parent", "eth0"), ("ports/1/state", "4: ACTIVE"), ("ports/1/link_layer", "Ethernet")):
         tree.file(f"/sys/devices/virtual/infiniband/rxe0/{path}", text)
     tree.link("/sys/class/infiniband/rxe0", "/sys/devices/virtual/infiniband/rxe0")
-    (one,) = network.read_rdma(host(tree))
+    (one,) = topology.read_rdma(host(tree))
     assert (one.driver, one.pci, one.ports[0].state, one.ports[0].rate_gbps) == ("rxe", None, "ACTIVE", None)
 
 

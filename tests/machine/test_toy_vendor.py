@@ -20,7 +20,7 @@ from drumbeat.machine.replay import FolderHost
 from drumbeat.machine.sample import Sampler
 from drumbeat.machine.vendors import VENDORS, count_shown, vendor_named
 from drumbeat.plan.binding import choose
-from drumbeat.plan.node_plan import plan_node
+from drumbeat.plan.show import plan_node
 from tests.machine.toy_vendor import Toy
 from tests.plan.making import named, order, peers
 from tests.trees.tree import Tree

@@ -12,7 +12,7 @@ from drumbeat.machine.gather import gather
 from drumbeat.machine.model import Peer, Peers
 from drumbeat.machine.replay import FolderHost
 from drumbeat.plan.network import address_of, candidates
-from drumbeat.plan.node_plan import plan_node
+from drumbeat.plan.show import plan_node
 from tests.trees.archetypes import build
 
 SITES = {

@@ -6,8 +6,7 @@ import pytest
 
 from drumbeat.base.ranges import ranges
 from drumbeat.machine.model import Cpus, Facts, Gpu
-from drumbeat.plan import masks
-from drumbeat.plan.binding import Binding, Slot, binding, choose
+from drumbeat.plan.binding import Binding, Slot, binding, choose, from_slurm, mask, parse_mask
 from tests.plan.archetype import facts_of, order_of, peers_of, plans_of
 from tests.plan.making import machine, order
 
@@ -24,11 +23,11 @@ def bind(name, text):
 
 
 def test_masks_and_lists_come_back():
-    assert [masks.mask(masks.parse(each)) for each in LUMI_MASKS] == LUMI_MASKS
-    assert ranges(masks.parse("0xfe")) == "1-7" and masks.parse("1-3,9") == (1, 2, 3, 9)
-    assert [masks.parse(text) for text in ("", "fe", "3-1", "9999-10000", "1,,2", "0x", "1-")] == [None] * 7
-    assert masks.from_slurm("quiet,mask_cpu:0xFE,0xfe00") == ("0xFE", "0xfe00")
-    assert masks.from_slurm("none") == ()
+    assert [mask(parse_mask(each)) for each in LUMI_MASKS] == LUMI_MASKS
+    assert ranges(parse_mask("0xfe")) == "1-7" and parse_mask("1-3,9") == (1, 2, 3, 9)
+    assert [parse_mask(text) for text in ("", "fe", "3-1", "9999-10000", "1,,2", "0x", "1-")] == [None] * 7
+    assert from_slurm("quiet,mask_cpu:0xFE,0xfe00") == ("0xFE", "0xfe00")
+    assert from_slurm("none") == ()
 
 
 def test_a_users_own_masks_are_taken():

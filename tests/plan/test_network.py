@@ -7,7 +7,7 @@ import pytest
 from drumbeat.doctor.examine import examine, preflight
 from drumbeat.machine.model import Interface
 from drumbeat.plan.network import choose, compute_nics
-from drumbeat.plan.node_plan import plan_node
+from drumbeat.plan.show import plan_node
 from tests.plan.archetype import facts_of, order_of, peers_of
 
 

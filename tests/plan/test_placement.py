@@ -6,8 +6,7 @@ import pytest
 
 from drumbeat.inspector.record import RankSeen
 from drumbeat.jobfile.job import job_from_text
-from drumbeat.plan.binding import binding, right_binding
-from drumbeat.plan.masks import mask, typed_by_user
+from drumbeat.plan.binding import binding, mask, right_binding, typed_by_user
 from drumbeat.plan.placement import (
     NO_GPU,
     NOT_PINNED,

@@ -8,8 +8,7 @@ import pytest
 from drumbeat.base.order import dump_order
 from drumbeat.base.record import from_json, to_json
 from drumbeat.cli import main
-from drumbeat.doctor.compare import compare
-from drumbeat.doctor.examine import examine
+from drumbeat.doctor.examine import compare, examine
 from drumbeat.machine.gather import gather
 from drumbeat.machine.model import Facts, Library, Peer, Peers
 from drumbeat.machine.replay import FolderHost

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from drumbeat.machine.model import Cpus, Facts, Gpu
 from drumbeat.plan.binding import binding
-from drumbeat.plan.node_plan import differences, plan_node
-from drumbeat.plan.show import plan_lines
+from drumbeat.plan.show import differences, plan_lines, plan_node
 from drumbeat.plan.variables import COMPUTED, SETTINGS
 from tests.plan.archetype import facts_of, order_of, peers_of
 from tests.plan.damage import damaged

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from drumbeat.plan.node_plan import plan_node
+from drumbeat.plan.show import plan_node
 from drumbeat.plan.variables import steers
 from tests.plan.archetype import facts_of, order_of, peers_of
 from tests.plan.making import machine, order, peers

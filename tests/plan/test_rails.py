@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from drumbeat.doctor.compare import compare
-from drumbeat.doctor.examine import judged_plan
+from drumbeat.doctor.examine import compare, judged_plan
 from drumbeat.machine.gather import gather
 from drumbeat.machine.model import Gid
 from drumbeat.machine.replay import FolderHost

@@ -4,7 +4,7 @@ import dataclasses
 
 from drumbeat.machine.model import Interface, Peer, Peers
 from drumbeat.plan.network import ComputeNics, choose
-from drumbeat.plan.rendezvous import CANDIDATES, ports, rendezvous
+from drumbeat.plan.scene import CANDIDATES, ports, rendezvous
 from tests.plan.archetype import facts_of, order_of, peers_of
 from tests.plan.making import machine, order, peers
 

@@ -5,7 +5,7 @@ from drumbeat.agent.ranks.tasks import Tasks
 from drumbeat.agent.wire.messages import TaskHello
 from drumbeat.commands.program import ABOUT_MPI
 from drumbeat.plan.environment import environment
-from drumbeat.plan.node_plan import plan_node
+from drumbeat.plan.show import plan_node
 from tests.plan.making import machine, named, order, peers
 
 

@@ -9,11 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drumbeat.predict import cost, memory
-from drumbeat.predict.calibrate import SPREAD, fit, stack
-from drumbeat.predict.cost import Constants, Layout, Software, Work, plain
+from drumbeat.predict.cost import SPREAD, Constants, Layout, Software, Work, fit, plain, stack
 from drumbeat.predict.forecast import Case, forecast
-from drumbeat.predict.frameworks import FRAMEWORKS, states_of
-from drumbeat.predict.machine import find_cluster, machine_of
+from drumbeat.predict.machine import FRAMEWORKS, find_cluster, machine_of, states_of
 from drumbeat.predict.models import named
 
 MODEL = named("llama3-8b").model

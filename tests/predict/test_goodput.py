@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from drumbeat.predict.goodput import best_interval, goodput, limit_words, reliability_of
+from drumbeat.predict.forecast import best_interval, goodput, limit_words, reliability_of
 
 
 def test_it_falls_with_size_and_the_best_interval_is_best():

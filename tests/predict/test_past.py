@@ -9,11 +9,9 @@ from drumbeat.cli import main
 from drumbeat.desk.nodes import LOST, Sighting, Store
 from drumbeat.predict.arguments import from_command
 from drumbeat.predict.cost import Constants, Layout, Work
-from drumbeat.predict.forecast import Case, forecast
-from drumbeat.predict.frameworks import FRAMEWORKS
-from drumbeat.predict.goodput import GPU_HOURS_PER_FAILURE
+from drumbeat.predict.forecast import GPU_HOURS_PER_FAILURE, Case, forecast
 from drumbeat.predict.job import Wishes, line_of_command, make_case
-from drumbeat.predict.machine import MEASURED, UNCALIBRATED, find_cluster
+from drumbeat.predict.machine import FRAMEWORKS, MEASURED, UNCALIBRATED, find_cluster
 from drumbeat.predict.models import named
 from drumbeat.predict.past import (
     Seen,
@@ -27,10 +25,10 @@ from drumbeat.predict.past import (
     share_of,
     with_verify,
 )
-from drumbeat.report import calibration
-from drumbeat.report.calibration import failure_rate
+from drumbeat.report import prediction
 from drumbeat.report.figures import Phases
-from drumbeat.report.predicted import _off, compared
+from drumbeat.report.prediction import failure_rate
+from drumbeat.report.setting import _off, compared
 from tests.conftest import need_torch
 
 LLAMA = ("drumbeat", "train", "llama", "--set")
@@ -161,9 +159,9 @@ def test_failures_seen_here_move_the_published_rate(tmp_path, monkeypatch):
     environ = {"XDG_STATE_HOME": str(tmp_path)}
     assert failure_rate(environ)[0] == GPU_HOURS_PER_FAILURE
     sightings = tuple(Sighting(0.0, "site", f"n{i}", "run", LOST) for i in range(4))
-    monkeypatch.setattr(calibration, "read_store", lambda _: Store(sightings))
+    monkeypatch.setattr(prediction, "read_store", lambda _: Store(sightings))
     event = SimpleNamespace(t=0.0), SimpleNamespace(t=3600 * 100.0)
     run = SimpleNamespace(order=lambda: SimpleNamespace(emulated=False, world_size=512), run_events=lambda: event)
-    monkeypatch.setattr(calibration, "all_runs", lambda _: SimpleNamespace(runs=(run,)))
+    monkeypatch.setattr(prediction, "all_runs", lambda _: SimpleNamespace(runs=(run,)))
     hours, source = failure_rate(environ)
     assert hours == pytest.approx((51_200 + 50_000) / 5) and "4 failures of nodes in 51,200 GPU-hours" in source

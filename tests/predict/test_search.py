@@ -12,9 +12,8 @@ import yaml
 from drumbeat.predict.arguments import arguments_of, from_command, with_arguments
 from drumbeat.predict.cost import Layout, Work
 from drumbeat.predict.forecast import Case, forecast
-from drumbeat.predict.frameworks import FRAMEWORKS
 from drumbeat.predict.job import Wishes, make_case
-from drumbeat.predict.machine import find_cluster
+from drumbeat.predict.machine import FRAMEWORKS, find_cluster
 from drumbeat.predict.models import named
 from drumbeat.predict.search import best, grid, pareto, rank, simplest
 from drumbeat.predict.show import arguments_words, layout_words

@@ -144,7 +144,7 @@ def test_rendering_needs_no_client(tmp_path, drumbeat, monkeypatch, backend, mor
 
 
 def test_the_docs_name_the_ports_that_are_listened_on():
-    from drumbeat.plan.rendezvous import DEFAULT_EPHEMERAL, LOW_PORTS, TOP, ports
+    from drumbeat.plan.scene import DEFAULT_EPHEMERAL, LOW_PORTS, TOP, ports
     from drumbeat.watch.web import PORT
 
     text = (ROOT / "docs" / "security.md").read_text()

@@ -13,7 +13,6 @@ from drumbeat.jobfile.resources import fill, places
 from drumbeat.runfolder.records import Metric
 from drumbeat.runfolder.run import Run
 from drumbeat.train.parallel import Layout
-from drumbeat.tune.command import find_recipe, layout_text, own_batch, read_layout, tunable
 from drumbeat.tune.judge import ENDED, INTERRUPTED, SILENCE, STEPS, TIME, Ended, Judgement, Observed, classify, judge
 from drumbeat.tune.search import (
     FAILED,
@@ -33,7 +32,7 @@ from drumbeat.tune.search import (
     ranked,
 )
 from drumbeat.tune.session import _used_gib, closing
-from drumbeat.tune.trial_list import Plan
+from drumbeat.tune.trial_list import Plan, find_recipe, layout_text, own_batch, read_layout, tunable
 from tests.runfolder.folders import make_run
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from drumbeat.base.problem import Problem
 from drumbeat.desk.start.verify import require_mpi_launcher
-from drumbeat.verify.show import mpi_failed, mpi_lines
+from drumbeat.verify.judge import mpi_failed, mpi_lines
 
 
 def results(right=4, hosts=("a", "a", "b", "b")):

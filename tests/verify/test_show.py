@@ -2,7 +2,7 @@
 
 import pytest
 
-from drumbeat.verify.show import mpi_failed, mpi_lines
+from drumbeat.verify.judge import mpi_failed, mpi_lines
 
 
 def results(hosts, right=4):

@@ -108,8 +108,7 @@ def test_the_run_folder_holds_script_results_verdicts_and_a_plot(answer):
 def test_the_table_names_all_of_it(answer):
     from drumbeat.desk.start.verify import peers_of
     from drumbeat.runfolder.run import Run
-    from drumbeat.verify.judge import judge
-    from drumbeat.verify.show import table
+    from drumbeat.verify.judge import judge, table
 
     peers = peers_of(Run.open(answer["folder"]))
     text = table(answer["results"], judge(answer["results"], peers, {}, True))

@@ -2,7 +2,7 @@
 
 import random
 
-from drumbeat.watch.curve import Curve, rates
+from drumbeat.watch.node_view import Curve, rates
 
 
 def test_memory_is_bounded_and_nothing_is_lost():

@@ -13,7 +13,7 @@ from drumbeat.runfolder import run as run_module
 from drumbeat.runfolder.follow import EVENTS, METRICS, Follower
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.records import parse_metric, so_far_line
-from drumbeat.watch import page_data, session
+from drumbeat.watch import session, web
 from drumbeat.watch.model import RunView
 from drumbeat.watch.session import Session
 from drumbeat.watch.text import screen
@@ -146,8 +146,8 @@ def test_the_views_agree_that_a_loss_is_no_number(loss, tmp_path, capsys):
     head = session.head()
     assert (head.loss, head.loss_not_finite) == (None, f"{loss} since step 6")
     assert (head.validation_loss, head.validation_not_finite) == (None, loss)
-    json.dumps(page_data.head_data(session), allow_nan=False)
-    json.dumps(page_data.curves(session, page_data.lines(session)), allow_nan=False)
+    json.dumps(web.head_data(session), allow_nan=False)
+    json.dumps(web.curves(session, web.lines(session)), allow_nan=False)
     seen = {sample.name: sample.value for family in parser.text_string_to_metric_families(
         exposition(session, "")[0].decode()) for sample in family.samples}  # fmt: skip
     assert str(seen["drumbeat_loss"]) == str(seen["drumbeat_validation_loss"]) == loss

@@ -8,7 +8,7 @@ import pytest
 from drumbeat.findings.model import Verdict
 from drumbeat.runfolder.records import Metric, Sample
 from drumbeat.runfolder.run import Run
-from drumbeat.watch import page_data, prometheus
+from drumbeat.watch import prometheus, web
 from drumbeat.watch.model import RunView
 from drumbeat.watch.session import Session
 from drumbeat.watch.text import glance
@@ -157,14 +157,14 @@ def test_what_runs_on_one_machine_without_gpus_uses_no_network(tmp_path):
 
 def test_the_heat_map_gives_nearly_equal_values_nearly_equal_colours(tmp_path):
     def shares(values):
-        low, high = page_data.scale(values)
+        low, high = web.scale(values)
         return [(value - low) / (high - low) for value in values]
 
-    assert shares([96.5, 96.5]) == [0.5, 0.5] and shares([0.0, 0.0]) == [0.5, 0.5] and page_data.scale([]) == (0.0, 1.0)
+    assert shares([96.5, 96.5]) == [0.5, 0.5] and shares([0.0, 0.0]) == [0.5, 0.5] and web.scale([]) == (0.0, 1.0)
     first, second = shares([96.4, 96.5])
     assert 0.45 < first < second < 0.55
     assert shares([50.0, 75.0, 100.0]) == [0.0, 0.5, 1.0], "what differs gets the whole scale"
-    drawn = page_data.heat(loaded(recorded(tmp_path / "r")), "power")  # every GPU takes 500 W
+    drawn = web.heat_map(loaded(recorded(tmp_path / "r")), "power")  # every GPU takes 500 W
     assert (drawn["low"], drawn["high"]) == (475.0, 525.0) and drawn["values"] == [[500, 500], [500, 500]]
 
 
@@ -229,7 +229,7 @@ def test_a_hostile_folder_stays_small(tmp_path):
     events(run, *(("verdict", {"verdict": {**verdict, "check": f"check {n}"}, "peer": 0}) for n in range(100)))
     metrics(run, {"t": run.record.created, "rank": 1 << 40, "kind": "step", "step": 3}, node=1)
     session = loaded(run)
-    message = json.dumps(page_data.head_data(session))
+    message = json.dumps(web.head_data(session))
     assert len(message) < 300_000 and len(session.view.nodes) == 2 and len(session.view.ranks) == 4
     assert len(session.head().checks) <= 30 and session.view.nodes[1].lost
 

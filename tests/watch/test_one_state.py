@@ -18,10 +18,10 @@ from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.state import Course, condition
 from drumbeat.runfolder.summary import AttemptEnd, summarize, write_summary
-from drumbeat.watch.page_data import head_data, heat
 from drumbeat.watch.prometheus import families
 from drumbeat.watch.session import Session
 from drumbeat.watch.text import glance
+from drumbeat.watch.web import head_data, heat_map
 from tests.runfolder.folders import events, make_run, metrics, order
 
 STARTED = ("run-started", {"run_id": "r", "nodes": 2, "ranks_per_node": 1, "launcher": "ranks", "launcher_why": ""})
@@ -107,7 +107,7 @@ def test_every_view_says_the_same_word(tmp_path, word, monkeypatch, capsys):
     assert figures.outcome == word and report_end(figures).startswith(word)
     if word in ENDED:
         assert end_words(state.summary).startswith(word)
-    assert heat(session, "step")["bad"] == (1 if word == "hanging" else None)
+    assert heat_map(session, "step")["bad"] == (1 if word == "hanging" else None)
 
 
 def test_every_view_has_the_same_time_per_step_and_says_that_it_ended_early(tmp_path, monkeypatch, capsys):

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from drumbeat.watch.page_data import outliers
+from drumbeat.watch.web import outliers
 from tests.runfolder.folders import events
 from tests.watch.pages import browser, running, served, until
 from tests.watch.recorded import gpu, recorded, sample

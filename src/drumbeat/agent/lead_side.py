@@ -41,10 +41,10 @@ from drumbeat.base.record import from_plain, to_plain
 from drumbeat.base.signals import EXIT_STORAGE
 from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import Finding
-from drumbeat.machine.fabric import all_versions
 from drumbeat.machine.host import LiveHost
 from drumbeat.machine.model import Facts
-from drumbeat.plan.rendezvous import rendezvous
+from drumbeat.machine.software import all_versions
+from drumbeat.plan.scene import rendezvous
 from drumbeat.runfolder.events import ORPHANED
 from drumbeat.runfolder.files import EventLog, replace_json
 from drumbeat.runfolder.layout import RunFolder, StopFile

@@ -48,7 +48,7 @@ from drumbeat.jobfile.job import Job, job_from_file, job_from_text
 from drumbeat.jobfile.resources import image_of
 from drumbeat.logs.report import Report
 from drumbeat.machine.host import LiveHost
-from drumbeat.plan.node_plan import NodePlan, plan_node
+from drumbeat.plan.show import NodePlan, plan_node
 from drumbeat.report.figures import Figures
 from drumbeat.report.gather import compare_named, read_figures
 from drumbeat.report.scaling import Comparison

@@ -53,8 +53,8 @@ class Local(Backend):
         return Request(self.name, order, f"{what}{shlex.join(command)}\n", command)
 
     def submit(self, request: Request, environ: Mapping[str, str]) -> str:
-        """Start the process that waits, if it must, and then runs the order. It gets the order itself: the folder's copy may be
-        changed by others while the run waits."""
+        """Start the process that waits for its turn and then runs the order. It is given the order itself: others may change
+        the folder's copy while the run waits."""
         word = "_now" if request.now else "_queued"
         argv = [sys.executable, "-I", "-S", cached_bundle(environ), word, *request.command]
         done = subprocess.run(
@@ -94,13 +94,13 @@ class Local(Backend):
         if host != socket.gethostname():
             raise Problem(f"it was started on {host}", "cancel it there")
         if pid is None:
-            raise Problem("it is not running any more")
+            raise Problem("this run has already ended")
         try:
             os.kill(pid, signal.SIGTERM)
         except PermissionError:
             raise Problem(f"process {pid} belongs to another user", "ask its owner to cancel the run") from None
         except ProcessLookupError:
-            raise Problem("it is not running any more") from None
+            raise Problem("this run has already ended") from None
 
     def shell(self, handle: str, host: str, environ: Mapping[str, str], command: Sequence[str] = ()) -> List[str]:
         where, _ = _process(handle)

@@ -46,9 +46,9 @@ def named_ranks(numbers: Iterable[int], most: int = MOST) -> str:
     return f"rank {text}" if text.isdigit() else f"ranks {text}"
 
 
-def named_commands(nodes: Iterable[int], most: int = 8) -> str:
+def named_commands(nodes: Iterable[int]) -> str:
     """Name the commands of nodes that start the ranks themselves: `the command on node 1`."""
-    text = ranges(nodes, most)
+    text = ranges(nodes, 8)
     return f"the command on node {text}" if text.isdigit() else f"the commands on nodes {text}"
 
 

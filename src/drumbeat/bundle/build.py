@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import ast
+import fcntl
 import hashlib
 import importlib.util
 import io
+import itertools
 import json
+import lzma
 import marshal
 import os
 import re
 import sys
+import tempfile
+import time
 import zipfile
-from typing import Any, Dict, Mapping, Sequence
+from typing import Any, Dict, Iterator, List, Mapping, Sequence, Set, Tuple
 
 import drumbeat
 from drumbeat.base.data import parse_yaml
+from drumbeat.base.folders import home_folder, make_private, unsafe
 from drumbeat.base.problem import Problem
 from drumbeat.base.regex import regex
-from drumbeat.bundle.cache import ELSEWHERE, SEAL, cache_folder, hold, intact, keep, remove_old, sealed
 from drumbeat.bundle.pinned import running_bundle
 
 # Rooms that are not bundled: they need torch, numpy or a terminal library.
@@ -27,12 +33,7 @@ _LEFT_OUT = ("metrics/integrations", "train", "watch")
 _BROUGHT = (
     "train/__init__.py", "train/parallel/__init__.py", "train/refusal.py",
     "train/settings.py",
-    *(
-        f"watch/{name}.py"
-        for name in (
-            "__init__", "curve", "head", "model", "node_view", "prometheus", "session", "text",
-        )
-    ),
+    *(f"watch/{name}.py" for name in ("__init__", "model", "node_view", "prometheus", "session", "text")),
 )  # fmt: skip
 
 _ROOT = os.path.dirname(os.path.abspath(drumbeat.__file__))
@@ -203,11 +204,278 @@ def _read(path: str) -> bytes:
         return file.read()
 
 
+# The part of drumbeat.pyz that travels to pods in a config map or a secret, which hold 1 MiB.
+#
+# The list of files is computed: everything that the node's commands import, at the top of a file or inside a function, with the
+# data of every package that those files name. Byte code, docstrings, types and PyYAML are left out; every line keeps its number.
+
+
+# The folder where drumbeat keeps what it builds for the nodes: bundles, and the payloads of pods.
+
+
+# Bundles of earlier versions and other installations in the cache: the newest few stay, and so does every one that
+# is in use. Agents may run from a bundle in the cache for days and read it again and again, also on other machines
+# that share this home. Whoever uses one therefore holds a lock on it for as long as the process lives, and the time
+# of its last use is its time stamp.
+
+
+NEWEST = 5  # bundles that always stay
+_JUST_USED = 3600.0  # seconds: a process that was given the path may be about to open it
+SEAL = hashlib.sha256().hexdigest().encode()  # its length is what counts
+ELSEWHERE = "export XDG_CACHE_HOME=/a/folder/of/yours"
+_held: Dict[str, int] = {}  # path -> a descriptor with a shared lock, until this process ends
+
+
+def hold(path: str) -> None:
+    """Mark the bundle as used by this process, so that nobody removes it."""
+    if path in _held:
+        return
+    try:
+        os.utime(path)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        _held[path] = descriptor
+    except OSError:  # storage without locks: nothing is ever removed there
+        os.close(descriptor)
+
+
+def remove_old(folder: str, ending: str = ".pyz") -> None:
+    """Remove bundles (or payloads) that nobody uses, except the newest. Whatever cannot be inspected stays."""
+    try:
+        names = [name for name in os.listdir(folder) if name.startswith("drumbeat-") and name.endswith(ending)]
+        by_use = sorted((os.lstat(os.path.join(folder, name)).st_mtime, name) for name in names)
+    except OSError:
+        return  # another process tidies up at this moment
+    for used, name in by_use[:-NEWEST]:
+        if time.time() - used > _JUST_USED:
+            _remove_unused(os.path.join(folder, name))
+
+
+def _remove_unused(path: str) -> None:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.unlink(path)
+    except OSError:
+        pass  # in use, or no lock can be had
+    finally:
+        os.close(descriptor)
+
+
+def cache_folder(environ: Mapping[str, str]) -> str:
+    """Return the cache folder. Agents run its files with the run's token, so a folder that others can write to is refused."""
+    home = home_folder(environ)
+    cache = environ.get("XDG_CACHE_HOME") or (home and os.path.join(home, ".cache"))
+    if not cache:
+        raise Problem("neither HOME nor the user database says where this user's files are", ELSEWHERE)
+    folder = os.path.join(os.path.abspath(cache), "drumbeat")
+    try:
+        os.makedirs(os.path.dirname(folder), mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise Problem(f"cannot make {folder}: {error.strerror}", ELSEWHERE) from None
+    if os.stat(os.path.dirname(folder)).st_mode & 0o1002 == 0o002:
+        others = f"{os.path.dirname(folder)} can be written to by everybody"
+        raise Problem(f"no place for drumbeat.pyz: {others}", f"chmod o-w it; or {ELSEWHERE}")
+    own_link = os.path.islink(folder) and os.lstat(folder).st_uid == os.geteuid()  # to a disk with more room, say
+    problem = make_private(os.path.realpath(folder) if own_link else folder)
+    if problem:
+        raise Problem(f"no place for drumbeat.pyz: {problem}", f"remove it if it is yours; or {ELSEWHERE}")
+    return folder
+
+
+def sealed(body: bytes) -> bytes:
+    """Append the SHA-256 of a file to it, so that a truncated or changed file is noticed."""
+    return body + hashlib.sha256(body).hexdigest().encode()
+
+
+def intact(path: str) -> bytes:
+    """Return a sealed file of this user without its seal; nothing if it was changed or belongs to somebody else."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError:
+        return b""
+    with open(descriptor, "rb") as file:
+        if unsafe(os.fstat(descriptor)):
+            return b""
+        data = file.read()
+    body = data[: -len(SEAL)]
+    return body if sealed(body) == data else b""
+
+
+def keep(path: str, data: bytes) -> None:
+    """Write the file completely or not at all, writable by nobody else whatever the umask is."""
+    descriptor, partial = tempfile.mkstemp(dir=os.path.dirname(path), prefix="partial-")
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(data)
+        os.replace(partial, path)
+    except OSError:
+        os.unlink(partial)
+        raise
+
+
+LARGEST = 800_000  # bytes: a config map and a secret hold 1 MiB, and encoded as text it grows by a quarter
+_ENTRY, _WHOLE = "drumbeat.cli.node_entry", "drumbeat.cli.entry"
+# Read as text, copied beside the ranks or run there: no import leads to it.
+_IN_RANKS = "drumbeat/inrank/"
+_YAML = "yaml/"  # stays at the desk: what nodes read of YAML files has a JSON twin
+_DOCSTRING = regex(rb'(\A|:\n([ \t]+))"""(?:[^"\\]|\\.|"(?!""))*"""(?=\n(\n*\2[^\s#.])?)', re.DOTALL)
+_INDENT = regex(rb'("""(?:[^"\\]|\\.|"(?!""))*""")|^(?: {4})+', re.DOTALL | re.MULTILINE)  # not inside a text
+_DATA = regex(rb'"(drumbeat\.[\w.]+)"(?:, "(\w+)"\))?')  # one file of a package, or all of them
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_FINDINGS = "drumbeat/findings"
+_CATALOG = regex(rb'Catalog\("(\w+)"\)')
+_IMPORT = regex(rb"(?m)^[ \t]*from (drumbeat[\w.]*) import (?:\(([^)]*)\)|([^\n]*))")
+
+
+def cached_payload(bundle: str, environ: Mapping[str, str]) -> bytes:
+    """Return the payload of a bundle, packed once (which takes two seconds) and cached. If it cannot be cached, pack it each
+    time."""
+    with open(bundle, "rb") as file:
+        digest = hashlib.sha256(file.read()).hexdigest()
+    try:
+        path = os.path.join(cache_folder(environ), f"drumbeat-{digest[:16]}.payload")
+        data = intact(path)
+        if not data:
+            data = packed(bundle)
+            keep(path, sealed(data))
+            remove_old(os.path.dirname(path), ".payload")
+        return data
+    except (OSError, Problem):
+        return packed(bundle)
+
+
+def packed(bundle: str) -> bytes:
+    """Return the payload of a bundle, compressed: the same bytes for the same bundle."""
+    with zipfile.ZipFile(bundle) as archive:
+        names = [name for name in archive.namelist() if not name.endswith(".pyc") and not name.startswith(_YAML)]
+        files = {name: archive.read(name) for name in names}
+    files["__main__.py"] = files["__main__.py"].replace(_WHOLE.encode(), _ENTRY.encode())
+    files["drumbeat/cli/__init__.py"] = b""  # the table of commands that people type
+    needed = node_files(files)
+    plain = io.BytesIO()
+    with zipfile.ZipFile(plain, "w", zipfile.ZIP_STORED) as target:
+        for name, data in sorted(files.items(), key=lambda item: (item[0].rpartition(".")[2], item[0])):
+            if name in needed or not name.startswith("drumbeat/"):
+                text = without_docstrings(without_types(data)) if name.endswith(".py") else data
+                if name.startswith("drumbeat/logs/rules/") and name.endswith(".json"):
+                    text = _without_sources(data)
+                elif name == "drumbeat/logs/meaning/model.py":  # nodes read by the grammar alone
+                    text = _NO_MODEL
+                elif name == "drumbeat/logs/meaning/weights.json":
+                    text = _other_codes(data, files["drumbeat/logs/meaning/words.json"])
+                target.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), text)
+    whole = lzma.compress(plain.getvalue(), preset=9 | lzma.PRESET_EXTREME)  # a fifth smaller than gzip
+    if len(whole) > LARGEST:
+        raise Problem(f"drumbeat.pyz is {len(whole)} bytes packed, more than travels to pods ({LARGEST})")
+    return whole
+
+
+_NO_MODEL = b"NO_CAUSES = ()\ndef likely(text):\n return {}\ndef guess(text):\n return ''\n"
+
+
+def _other_codes(weights: bytes, words: bytes) -> bytes:
+    """Return the model's codes that no grammar row has: the only values that nodes need from it."""
+    rows = {code for row in json.loads(words)["rows"] for code in row}
+    return json.dumps({"codes": [code for code in json.loads(weights)["codes"] if code not in rows]}).encode()
+
+
+def _without_sources(data: bytes) -> bytes:
+    """Leave out the sources of rules: nodes do not use them."""
+    rules = [{**rule, "source": "-"} for rule in json.loads(data)]
+    for rule in rules:
+        if rule.get("role") == "noise" or rule.get("role") == "note" and "explains" not in rule:  # not shown on nodes
+            rule.update(title="-", cause="-", fix="-")
+    return json.dumps(rules, separators=(",", ":")).encode()
+
+
+def node_files(files: Mapping[str, bytes]) -> Set[str]:
+    """Return the names of the files that a node's commands can reach."""
+    needed: Set[str] = set()
+    modules = [_ENTRY, *(_module(name) for name in files if name.startswith(_IN_RANKS) and name.endswith(".py"))]
+    while modules:
+        module = modules.pop()
+        file = _file(module, files)
+        if not file or file in needed:
+            continue
+        needed.add(file)
+        parts = module.split(".")
+        modules += [".".join(parts[:count]) for count in range(1, len(parts))]
+        modules += _imports(files[file])
+    data = {found.groups() for name in needed for found in _DATA.finditer(files[name])}
+    data |= {(_module(_FINDINGS).encode(), found[1]) for name in needed for found in _CATALOG.finditer(files[name])}
+    for name in files:
+        folder, _, file = name.rpartition("/")
+        package, (stem, _, ending) = _module(folder).encode(), file.partition(".")
+        if ending in ("json", "sh") and {(package, stem.encode()), (package, None)} & data:
+            needed |= {name, f"{folder}/__init__.py"}
+    return needed
+
+
+def without_docstrings(data: bytes) -> bytes:
+    """Replace each docstring by as many empty lines, or by an empty string where it is the whole body; indent with tabs."""
+    data = _DOCSTRING.sub(
+        lambda found: (b":\n" if found[3] else found[1] + b'""') + b"\n" * found[0][len(found[1]) :].count(b"\n"), data
+    )
+    return _INDENT.sub(lambda found: found[1] or b"\t" * (len(found[0]) // 4), data)
+
+
+def without_types(data: bytes) -> bytes:
+    """Remove type annotations of parameters, results and variables of functions. A test compares the syntax trees of all
+    files."""
+    lines = [0, *itertools.accumulate(map(len, data.splitlines(keepends=True)))]
+    spans: List[Tuple[int, int]] = []
+
+    def at(node: ast.AST) -> Tuple[int, int]:
+        return lines[node.lineno - 1] + node.col_offset, lines[node.end_lineno - 1] + node.end_col_offset  # type: ignore
+
+    def visit(node: ast.AST, in_function: bool) -> None:
+        if isinstance(node, ast.arg) and node.annotation:
+            spans.append((at(node)[0] + len(node.arg.encode()), at(node.annotation)[1]))
+        elif (
+            isinstance(node, ast.AnnAssign) and in_function and node.value and node.lineno == node.annotation.end_lineno
+        ):
+            spans.append((at(node.target)[1], at(node.annotation)[1]))
+        elif isinstance(node, _FUNCTIONS) and node.returns:
+            begin, end = at(node.returns)
+            spans.append((data.rindex(b")", 0, data.rindex(b"->", 0, begin)) + 1, end))
+        for child in ast.iter_child_nodes(node):
+            visit(child, isinstance(node, _FUNCTIONS) or in_function and not isinstance(node, ast.ClassDef))
+
+    visit(ast.parse(data), False)
+    parts, end = [], 0
+    for begin, after in sorted(spans):
+        parts += [data[end:begin], b"\n" * data.count(b"\n", begin, after)]
+        end = after
+    return b"".join(parts) + data[end:]
+
+
+def _imports(data: bytes) -> Iterator[str]:
+    for found in _IMPORT.finditer(data):
+        package = found[1].decode()
+        yield package
+        for name in (found[2] or found[3]).decode().split(","):
+            yield f"{package}.{name.split(' as ')[0].strip()}"
+
+
+def _file(module: str, files: Mapping[str, bytes]) -> str:
+    path = module.replace(".", "/")
+    return next((name for name in (f"{path}.py", f"{path}/__init__.py") if name in files), "")
+
+
+def _module(name: str) -> str:
+    return name[: -len(".py")].replace("/", ".") if name.endswith(".py") else name.replace("/", ".")
+
+
 if __name__ == "__main__":
     with open(sys.argv[1], "wb") as target:
         target.write(bundle_bytes())
     os.chmod(sys.argv[1], 0o755)  # noqa: S103 - it is a program for everybody
-    from drumbeat.bundle.payload import packed
-
     size, travels = os.path.getsize(sys.argv[1]), len(packed(sys.argv[1]))
     print(f"{sys.argv[1]}: {size / 1000:,.0f} kB; {travels / 1000:,.0f} kB of it travel to pods")

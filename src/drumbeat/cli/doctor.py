@@ -34,7 +34,7 @@ def add_arguments(parser: Any) -> None:
         metavar="FILE",
         help="inside a container: the output of drumbeat facts --json outside it, to compare the RDMA libraries",
     )
-    from drumbeat.machine.frameworks import FRAMEWORKS
+    from drumbeat.machine.software import FRAMEWORKS
 
     parser.add_argument(
         "--framework",
@@ -64,8 +64,7 @@ def run(args: Any) -> int:
 
 def _nodes(args: Any) -> Judged:
     from drumbeat.doctor.case import make_case, worst_first
-    from drumbeat.doctor.compare import compare
-    from drumbeat.doctor.examine import examine
+    from drumbeat.doctor.examine import compare, examine
     from drumbeat.doctor.network import compare_with_host
     from drumbeat.machine.gather import gather
     from drumbeat.machine.model import Facts, Peer, Peers
@@ -87,8 +86,7 @@ def _dumps(args: Any) -> Judged:
     from drumbeat.doctor.case import worst_first
     from drumbeat.doctor.dumps import judge, passed_over
     from drumbeat.logs.read.pasted_jobs import read_pasted_jobs
-    from drumbeat.machine.dumps import by_node, read
-    from drumbeat.machine.dumps.reports import KERNEL_LOG
+    from drumbeat.machine.dumps import KERNEL_LOG, by_node, read
 
     found: List[Any] = []
     jobs: List[Any] = []
@@ -131,13 +129,13 @@ def _dumps(args: Any) -> Judged:
 
 def _framework(args: Any) -> Judged:
     from drumbeat.doctor.software import examine_framework
-    from drumbeat.machine.frameworks import ask
     from drumbeat.machine.gather import gather
     from drumbeat.machine.host import LiveHost
+    from drumbeat.machine.software import ask_framework
 
     host = LiveHost()
     gpus = tuple(gpu.vendor for gpu in gather(host).gpus if not gpu.integrated)
-    return [(args.framework, examine_framework(ask(host, args.framework, args.python, gpus)))]
+    return [(args.framework, examine_framework(ask_framework(host, args.framework, args.python, gpus)))]
 
 
 def _read(path: str, record: Any) -> Any:

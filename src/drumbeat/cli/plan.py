@@ -49,13 +49,11 @@ def run(args: Any) -> int:
 
     from drumbeat.desk.start.submit import ANY_COMMAND, prepare
     from drumbeat.doctor.case import worst_first
-    from drumbeat.doctor.compare import compare
-    from drumbeat.doctor.examine import judged_plan
+    from drumbeat.doctor.examine import compare, judged_plan
     from drumbeat.findings.model import ERROR, worst
     from drumbeat.jobfile.flags import about_preset, load_job
     from drumbeat.jobfile.site import find_paths
-    from drumbeat.plan.node_plan import differences, plan_node
-    from drumbeat.plan.show import wrapped
+    from drumbeat.plan.show import differences, plan_node, wrapped
 
     if args.against is not None and args.against < 1:
         raise Problem(f"--against {args.against}: a job has at least 1 node")
@@ -162,8 +160,7 @@ def _print_plans(args: Any, order: Any, plans: List[Any], paths: Any, beside: Di
     from dataclasses import replace
 
     from drumbeat.plan.argv import AT_START
-    from drumbeat.plan.node_plan import differences
-    from drumbeat.plan.show import difference_lines, finding_lines, passed_lines, plan_lines, wrapped
+    from drumbeat.plan.show import difference_lines, differences, finding_lines, passed_lines, plan_lines, wrapped
     from drumbeat.predict.job import line_of_command
     from drumbeat.runfolder.summary import gpus_used
 

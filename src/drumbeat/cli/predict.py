@@ -69,10 +69,10 @@ def add_arguments(parser: Any) -> None:
 
 
 def run(args: Any) -> int:
-    from drumbeat.predict.goodput import reliability_of
+    from drumbeat.predict.forecast import reliability_of
     from drumbeat.predict.job import Question, Wishes, node_counts
     from drumbeat.predict.past import error_words
-    from drumbeat.report.calibration import failure_rate
+    from drumbeat.report.prediction import failure_rate
 
     odd = [name for name, value in vars(args).items() if value == [] and name not in ("calibrate", "after")]
     if odd:  # what argparse makes of --seq=--
@@ -109,7 +109,7 @@ def run(args: Any) -> int:
     reliability = reliability_of(last.case.gpus, *failure_rate(os.environ))
     whole = _whole(args, last, described, reliability)
     if args.html:
-        from drumbeat.report.forecast_page import page_of
+        from drumbeat.report.prediction import page_of
 
         around = {max(1, most // 8), max(1, most // 4), max(1, most // 2), most, most * 2, most * 4}
         many = found if len(found) > 1 else _possible(question.cases(around)[0])
@@ -181,8 +181,7 @@ def _cluster(args: Any, job: Any) -> Any:
 def _learned(args: Any, cluster: Any, described: Any, wishes: Any, environ: Any) -> Tuple[Any, Any, List[Any]]:
     """Return the constants, their basis, and the runs that they were learned from: --calibrate, else the ledger of
     earlier runs."""
-    from drumbeat.predict.frameworks import framework_named
-    from drumbeat.predict.machine import UNCALIBRATED
+    from drumbeat.predict.machine import UNCALIBRATED, framework_named
     from drumbeat.predict.past import calibrated, recall, with_verify
     from drumbeat.predict.shapes import ConvNet
 
@@ -190,7 +189,7 @@ def _learned(args: Any, cluster: Any, described: Any, wishes: Any, environ: Any)
     name = wishes.framework or described.framework or usual
     constants, basis = framework_named(name).constants, UNCALIBRATED
     seen = recall(cluster.gpu, environ)
-    from drumbeat.report.calibration import evidence, own_runs
+    from drumbeat.report.prediction import evidence, own_runs
 
     if not args.calibrate:
         found = own_runs(cluster.gpu, {each.run for each in seen}, environ)
@@ -248,7 +247,7 @@ def _naive(found: Any, question: Any) -> float:
 
 
 def _whole(args: Any, found: Any, described: Any, reliability: Any) -> Any:
-    from drumbeat.predict.goodput import affordable, whole_run
+    from drumbeat.predict.forecast import affordable, whole_run
 
     units = quantity(args.tokens, "--tokens") if args.tokens else None
     if args.budget:

@@ -95,7 +95,7 @@ def _write_charts(folder: str, charts: Dict[str, str]) -> None:
 
 def _export(args: Any) -> int:
     from drumbeat.desk.runs import find_run
-    from drumbeat.report.export import export, export_log
+    from drumbeat.report.tables import export, export_log
 
     wanted = args.runs[0] if args.runs else None
     if wanted is not None and os.path.isfile(wanted):

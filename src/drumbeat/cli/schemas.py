@@ -43,16 +43,16 @@ _PREDICTION = {
 }
 _PLAN = {
     "order": "drumbeat.base.order:Order",
-    "nodes": ["drumbeat.plan.node_plan:NodePlan"],
+    "nodes": ["drumbeat.plan.show:NodePlan"],
     "decided here?": ["drumbeat.base.order:EnvVar"],
     "set at the start?": Dict[str, str],
-    "differences?": [{"node": int, "host": str, "changes": ["drumbeat.plan.node_plan:Difference"]}],
+    "differences?": [{"node": int, "host": str, "changes": ["drumbeat.plan.show:Difference"]}],
     "paths?": Dict[str, str],
     "path findings?": [_FINDING],
     "findings?": [_FINDING],
     "predicted?": Union[str, None],
 }
-_AGAINST = {"from nodes": int, "to nodes": int, "changes": ["drumbeat.plan.node_plan:Difference"]}
+_AGAINST = {"from nodes": int, "to nodes": int, "changes": ["drumbeat.plan.show:Difference"]}
 _TUNED = {
     **dict.fromkeys(("schema", "kind", "name", "folder", "ended", "why"), str),
     **dict.fromkeys(("nodes", "ranks"), int),
@@ -111,7 +111,7 @@ SHAPES: Dict[str, Any] = {
         "results": Union[Dict[str, Any], None],
         "failure?": (_FINDING, None),
     },
-    "watch": "drumbeat.watch.head:Head",
+    "watch": "drumbeat.watch.model:Head",
 }
 
 _PLAIN = {str: "string", int: "integer", bool: "boolean", type(None): "null"}

@@ -52,7 +52,7 @@ def run(args: Any) -> int:
     if args.json:
         print_json(plain)
     elif results and judgement:
-        from drumbeat.verify.show import table
+        from drumbeat.verify.judge import table
 
         print(table(results, judgement))
     return code
@@ -60,7 +60,7 @@ def run(args: Any) -> int:
 
 def _mpi(args: Any) -> int:
     from drumbeat.desk.start.verify import mpi_job, mpi_results, require_mpi_launcher, run_verify
-    from drumbeat.verify.show import NOT_MEASURED, mpi_failed, mpi_lines
+    from drumbeat.verify.judge import NOT_MEASURED, mpi_failed, mpi_lines
 
     require_mpi_launcher(os.environ)
     code, folder = run_verify(mpi_job(job_to_start(args), args.quick, args.python), args.node_rank, args.master)

@@ -10,7 +10,7 @@ from drumbeat.base.regex import regex
 from drumbeat.doctor.case import seen, worst_first
 from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import ERROR, INFO, WARNING, Finding
-from drumbeat.machine.frameworks import FrameworkAnswers
+from drumbeat.machine.software import FrameworkAnswers
 
 # Findings on the MPI of this node: its implementation, its support for GPU memory, and a mismatch between mpi4py and mpirun.
 

@@ -24,9 +24,9 @@ from drumbeat.jobfile.site import Site
 from drumbeat.jobfile.yamlfile import shown
 from drumbeat.machine.vendors import count_shown
 from drumbeat.metrics.trackers import MODULES as TRACKERS
-from drumbeat.plan import masks
 from drumbeat.plan.argv import choose_launcher
-from drumbeat.plan.rendezvous import DEFAULT_EPHEMERAL, ports
+from drumbeat.plan.binding import parse_mask
+from drumbeat.plan.scene import DEFAULT_EPHEMERAL, ports
 
 # Default name of a job: that of its script.
 
@@ -271,7 +271,7 @@ def resolve(job: Job, site: Site, here: Here) -> Order:
 
 def _cpu_bind(job: Job) -> Tuple[str, ...]:
     for entry in job.cpu_bind:
-        if job.cpu_bind != ("none",) and masks.parse(entry) is None:
+        if job.cpu_bind != ("none",) and parse_mask(entry) is None:
             raise Problem(
                 f"{job.where('cpu-bind')}: {shown(entry)} is neither a mask nor a list of cores",
                 "write 0xfe or 1-7,9 for each local rank, or [none]",
@@ -281,7 +281,7 @@ def _cpu_bind(job: Job) -> Tuple[str, ...]:
 
 def _reserved(site: Site) -> Tuple[int, ...]:
     text = site.cpus.reserved if site.cpus else ""
-    cpus = masks.parse(text) if text else ()
+    cpus = parse_mask(text) if text else ()
     if cpus is None:
         raise Problem(f"{site.where('cpus.reserved')}: {shown(text)} is not a list of cores", "write 0,8,16-17")
     return cpus

@@ -17,7 +17,7 @@ from drumbeat.commands.syntax import names_read, parse_loosely
 from drumbeat.commands.values import without_marks
 from drumbeat.lint.context import LONGEST_FIXED, Context, Edit, Hit, by_name
 from drumbeat.lint.starts import OF_LAUNCHERS, PER_TASK, STARTERS
-from drumbeat.plan import masks
+from drumbeat.plan.binding import check_masks, from_slurm
 from drumbeat.plan.variables import DEAD, DEBUGGING, SPELT
 
 _DASHES = "‐‑‒–—―−"
@@ -347,7 +347,7 @@ def masks_overlap(context: Context) -> Iterator[Hit]:
     lists: Dict[str, Tuple[int, List[str]]] = {}
     for command in context.script.commands:
         for word in command.words:
-            found = masks.from_slurm(word.text)
+            found = from_slurm(word.text)
             if found and "=$" not in word.text and command.name not in ("export", "declare"):
                 lists[f"{word.line}:{word.column}"] = (word.line, list(found))
         for each in command.assignments:
@@ -357,15 +357,15 @@ def masks_overlap(context: Context) -> Iterator[Hit]:
             ):  # named here, used as mask_cpu=$MASKS below
                 lists[each.name] = (each.line, each.text.split(","))
             elif added and each.name in lists:
-                more = masks.from_slurm("mask_cpu:" + added.group(1).strip(","))
+                more = from_slurm("mask_cpu:" + added.group(1).strip(","))
                 lists[each.name] = (each.line, lists[each.name][1] + list(more))
-            elif masks.from_slurm(each.text):
-                lists[each.name] = (each.line, list(masks.from_slurm(each.text)))
+            elif from_slurm(each.text):
+                lists[each.name] = (each.line, list(from_slurm(each.text)))
     for directive in context.script.directives:
-        if masks.from_slurm(directive.value):
-            lists[f"#{directive.line}"] = (directive.line, list(masks.from_slurm(directive.value)))
+        if from_slurm(directive.value):
+            lists[f"#{directive.line}"] = (directive.line, list(from_slurm(directive.value)))
     for line, entries in lists.values():
-        _, faults = masks.check(entries[:256], len(entries[:256]), ())
+        _, faults = check_masks(entries[:256], len(entries[:256]), ())
         for fault in faults[:1]:
             yield Hit(line, {"title": fault.title, "evidence": fault.evidence[0].text if fault.evidence else ""})
 

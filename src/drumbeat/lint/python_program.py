@@ -183,7 +183,7 @@ def device_missing(program: Program) -> Iterator[Hit]:
 
 
 def rank_variable_as_device(program: Program) -> Iterator[Hit]:
-    """Find a variable with the global rank that chooses the GPU; the direct call is another rule's."""
+    """Find a variable that holds the global rank and selects the GPU. Another rule finds the direct call."""
     globals_: Set[str] = set()
     for node in ast.walk(program.tree):
         if isinstance(node, ast.Assign) and _GLOBAL_RANK.fullmatch(ast.unparse(node.value)):

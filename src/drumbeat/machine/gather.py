@@ -8,7 +8,7 @@ import struct
 from typing import Callable, Dict, Iterable, List, Mapping, Optional, Set, Tuple, TypeVar
 
 from drumbeat.base.redact import is_secret
-from drumbeat.machine import fabric, identity, libraries, network, topology, vendors
+from drumbeat.machine import identity, libraries, software, topology, vendors
 from drumbeat.machine.host import Host
 from drumbeat.machine.model import Container, Cpus, CxiDevice, Facts, Gpu, Identity, Kernel, Library, Limits, RdmaDevice
 from drumbeat.machine.parse import cpulist, integer, line, natural
@@ -89,15 +89,15 @@ def gather(host: Host) -> Facts:
     arch = ask("arch", lambda: line(host, machine) or libraries.architecture(host, "/proc/self/exe"), None)
     gpus: Tuple[Gpu, ...] = ask("gpus", lambda: vendors.detect(host), ())
     found_gpus = ask("gpu health", lambda: vendors.with_health(host, gpus), gpus)
-    found_rdma: Tuple[RdmaDevice, ...] = ask("rdma", lambda: network.read_rdma(host), ())
-    found_cxi: Tuple[CxiDevice, ...] = ask("cxi", lambda: network.read_cxi(host), ())
+    found_rdma: Tuple[RdmaDevice, ...] = ask("rdma", lambda: topology.read_rdma(host), ())
+    found_cxi: Tuple[CxiDevice, ...] = ask("cxi", lambda: topology.read_cxi(host), ())
     devices: Tuple[Device, ...] = (*found_gpus, *found_rdma, *found_cxi)
     paths = [device.pci_path for device in devices]
     found: Tuple[Library, ...] = ask(
-        "libraries", lambda: fabric.read(host, arch, found_gpus, found_rdma, found_cxi), ()
+        "libraries", lambda: software.read_libraries(host, arch, found_gpus, found_rdma, found_cxi), ()
     )
-    versions: Dict[str, str] = ask("versions", lambda: {**vendors.versions(host), **fabric.versions(found)}, {})
-    packages: Dict[str, str] = ask("packages", lambda: fabric.package_versions(host), {})
+    versions: Dict[str, str] = ask("versions", lambda: {**vendors.versions(host), **software.versions(found)}, {})
+    packages: Dict[str, str] = ask("packages", lambda: software.package_versions(host), {})
     facts = Facts(
         host=ask("host", host.hostname, "unknown"),
         arch=arch,
@@ -108,7 +108,7 @@ def gather(host: Host) -> Facts:
         gpus=found_gpus,
         rdma=found_rdma,
         cxi=found_cxi,
-        interfaces=ask("interfaces", lambda: network.read_interfaces(host), ()),
+        interfaces=ask("interfaces", lambda: topology.read_interfaces(host), ()),
         libraries=found,
         versions={**versions, **packages},
         limits=ask("limits", lambda: read_limits(host), Limits()),

@@ -10,7 +10,7 @@ from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.regex import regex
-from drumbeat.machine.host import Host
+from drumbeat.machine.model import Host
 from drumbeat.machine.parse import natural
 
 # Symbol versions: a library built on a newer system needs GLIBC_2.38, and the loader refuses it if that is missing, as when a

@@ -2,22 +2,108 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import field, replace
-from typing import Dict, Iterable, List, Optional, Sequence, Tuple, Union
+from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import EnvVar, Order
 from drumbeat.base.ranges import ranges
+from drumbeat.base.regex import regex
 from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import Finding
 from drumbeat.machine.model import Cpus, CxiDevice, Facts, Gpu, Peers, RdmaDevice
-from drumbeat.machine.parse import natural
+from drumbeat.machine.parse import cpulist, natural
 from drumbeat.machine.topology import distance, nearest
 from drumbeat.machine.vendors import vendor_of
-from drumbeat.plan import masks
 from drumbeat.plan.network import compute_nics
 
+# Sets of CPUs as text: parse and format Slurm's `mask_cpu` form and core lists; check a user's own.
+
+
 find = Catalog("plan")
+MOST_CPUS = 8192  # the kernel's own bound; a longer text is not a mask
+_LIST = regex(r"\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?)*")
+
+
+def mask(cpus: Iterable[int]) -> str:
+    """Return the mask of these CPUs: bit n is CPU n."""
+    return hex(sum(1 << cpu for cpu in set(cpus)))
+
+
+def parse_mask(text: str) -> Optional[Tuple[int, ...]]:
+    """Parse a mask (0xfe) or a list (1-7,9); None if it is neither."""
+    text = text.strip()
+    if re.fullmatch(r"0[xX][0-9a-fA-F]{1,2048}", text):
+        bits = int(text, 16)
+        return tuple(cpu for cpu in range(bits.bit_length()) if bits >> cpu & 1)
+    if not _LIST.fullmatch(text):
+        return None
+    cpus = cpulist(text)
+    return cpus if cpus and cpus[-1] < MOST_CPUS else None
+
+
+def from_slurm(value: str) -> Tuple[str, ...]:
+    """Return the masks or cores in SLURM_CPU_BIND ('quiet,mask_cpu:0xfe,0xfe00', 'map_cpu:49,57'), if any."""
+    cores = re.search(r"map_cpu:(\d{1,4}(?:,\d{1,4})*)", value)
+    if cores:
+        return tuple(cores.group(1).split(","))
+    found = re.search(r"mask_cpu:((?:0[xX])?[0-9a-fA-F]+(?:,(?:0[xX])?[0-9a-fA-F]+)*)", value)
+    if not found:
+        return ()
+    return tuple(part if part[:2].lower() == "0x" else "0x" + part for part in found.group(1).split(","))
+
+
+def bound_by_user(environment: Mapping[str, str]) -> bool:
+    """Return true if the user told this job's launcher where to place its tasks."""
+    return typed_by_user(environment.get("SLURM_CPU_BIND", ""))
+
+
+def typed_by_user(value: str) -> bool:
+    """Return true if SLURM_CPU_BIND holds masks or cores that a person wrote.
+
+    Slurm also sets the variable for its own default, with masks of equal width, zero-padded, in capitals.
+    """
+    if "map_cpu:" in value:
+        return True
+    found = re.search(r"mask_cpu:([^\s]+)", value)
+    if not found:
+        return False
+    entries = found.group(1).split(",")
+    slurms_own = all(re.fullmatch(r"0x[0-9A-F]{8,}", entry) for entry in entries)
+    return not slurms_own or len({len(entry) for entry in entries}) > 1
+
+
+def check_masks(
+    entries: Sequence[str], ranks: int, allowed: Iterable[int]
+) -> Tuple[List[Tuple[int, ...]], List[Finding]]:
+    """Parse a user's list, one entry per local rank, repeated if shorter; return the CPU sets and findings."""
+    sets: List[Tuple[int, ...]] = []
+    findings: List[Finding] = []
+    for place, entry in enumerate(entries):
+        cpus = parse_mask(entry)
+        if not cpus:
+            findings.append(find("mask-unreadable", place=place, evidence=[entry]))
+            return [], findings
+        sets.append(cpus)
+    everything = set(allowed)
+    chosen = [sets[rank % len(sets)] for rank in range(ranks)]
+    for rank, cpus in enumerate(chosen):
+        outside = set(cpus) - everything if everything else set()
+        if outside:
+            entry, may = entries[rank % len(entries)], ranges(everything)
+            findings.append(
+                find("mask-outside", outside=ranges(outside), local_rank=rank, allowed=may, evidence=[entry])
+            )
+        for before in range(rank):
+            both = set(cpus) & set(chosen[before])
+            if both:
+                kind = "the same mask" if set(cpus) == set(chosen[before]) else f"CPUs {ranges(both)} in common"
+                masks = f"{entries[before % len(entries)]} and {entries[rank % len(entries)]}"
+                findings.append(find("mask-overlap", first=before, second=rank, kind=kind, evidence=[masks]))
+                break
+    return chosen, findings
+
 
 # Cores: the unit that ranks are bound to, and how a set of them is divided among ranks.
 
@@ -31,7 +117,7 @@ class Core:
     l3: Optional[int]
 
 
-def usable_cores(cpus: Cpus, reserved: Iterable[int] = (), threads: Optional[int] = None) -> List[Core]:
+def usable_cores(cpus: Cpus, reserved: Iterable[int], threads: Optional[int]) -> List[Core]:
     """Return the cores this process may use without the reserved ones, with at most `threads` hardware threads each (None:
     all)."""
     allowed = set(cpus.allowed or cpus.online) - set(reserved) - set(cpus.reserved)
@@ -218,7 +304,7 @@ class Slot:
 
     @property
     def mask(self) -> str:
-        return masks.mask(self.cpus)
+        return mask(self.cpus)
 
     @property
     def cores(self) -> str:
@@ -298,15 +384,8 @@ def _bound_by(order: Order) -> str:
     return "the job's own cpu-bind put them there" if order.cpu_bind else "drumbeat bound them"
 
 
-def right_binding(
-    order: Order, facts: Facts, node: int, allowed: Sequence[int] = (), peers: Optional[Peers] = None
-) -> Binding:
-    """Return the binding that follows from the facts alone, whatever the job or the scheduler requested.
-
-    `allowed`: all cores of the job on this node, if the facts have only those of one task.
-    """
-    if allowed:
-        facts = replace(facts, cpus=replace(facts.cpus, allowed=tuple(sorted(allowed))))
+def right_binding(order: Order, facts: Facts, node: int, peers: Optional[Peers] = None) -> Binding:
+    """Return the binding that follows from the facts alone, whatever the job or the scheduler requested."""
     if order.launcher == "once":
         order = replace(order, launcher="ranks", ranks_per_node=order.ranks_per_node if order.ranks_per_node > 1 else 0)
     return binding(replace(order, cpu_bind=()), facts, node, peers)
@@ -385,7 +464,7 @@ def _cpus(
     if order.cpu_bind:
         # A list is for one node and reused on the next: emulated nodes then share their cores, unless it covers all ranks.
         width = total if len(order.cpu_bind) >= total else max(1, total // (order.nodes if order.emulated else 1))
-        sets, findings = masks.check(order.cpu_bind, width, facts.cpus.allowed or facts.cpus.online)
+        sets, findings = check_masks(order.cpu_bind, width, facts.cpus.allowed or facts.cpus.online)
         sets = sets * (total // width)
         threads = min((_count_cores(cpus, cores) for cpus in sets), default=fair)
         return sets or nothing, max(1, threads), "the job's own masks", findings

@@ -9,7 +9,7 @@ from drumbeat.base.order import EnvVar
 from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import Finding
 from drumbeat.machine.model import Facts
-from drumbeat.plan import masks
+from drumbeat.plan.binding import check_masks, from_slurm
 from drumbeat.plan.network import active_ports, own_addresses, usable_gids
 from drumbeat.plan.scene import Scene, matches
 from drumbeat.plan.variables import DEAD, DEBUGGING, OLD, SPELT, steers
@@ -236,9 +236,9 @@ def _slurm(facts: Facts, here: Scene, final: Mapping[str, EnvVar]) -> List[Findi
     """Check the scheduler's own variables: masks that overlap, the network option that alt_read needs."""
     findings = []
     bind = facts.environment.get("SLURM_CPU_BIND", "")
-    entries = masks.from_slurm(bind)
+    entries = from_slurm(bind)
     if len(entries) > 1:
-        findings += masks.check(entries, len(entries), ())[1]
+        findings += check_masks(entries, len(entries), ())[1]
     proto: Optional[EnvVar] = final.get(ALT_READ)
     if proto is not None and proto.value == "alt_read" and facts.identity.scheduler == "slurm":
         network = facts.environment.get("SLURM_NETWORK", "")

@@ -42,7 +42,7 @@ def active_ports(device: RdmaDevice) -> List[RdmaPort]:
 def compute_nics(facts: Facts, peers: Optional[Peers] = None) -> ComputeNics:
     """Choose the compute NICs: active ports, one link type, no bond beside real ports, the fast ones, those beside a GPU.
 
-    `peers`: only NICs whose subnet every node has, unless there are none: then the fabric is routed.
+    With `peers`, keep only NICs whose subnet every node has. If there are none, the fabric is routed, and all are kept.
     """
     left: Dict[str, str] = {}
     devices = sorted(facts.rdma, key=lambda device: natural(device.name))

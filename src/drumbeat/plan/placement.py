@@ -15,8 +15,7 @@ from drumbeat.findings.model import Finding, Verdict
 from drumbeat.inspector.record import RankSeen
 from drumbeat.machine.model import Facts, Gpu
 from drumbeat.plan.argv import IDENTITY
-from drumbeat.plan.binding import Binding, Slot, right_binding
-from drumbeat.plan.masks import mask
+from drumbeat.plan.binding import Binding, Slot, mask, right_binding
 
 RIGHT, WRONG, SHARED, NO_GPU, NOT_PINNED, UNKNOWN = "right", "wrong", "shared GPU", "no GPU", "not pinned", "unknown"
 

@@ -13,8 +13,7 @@ from drumbeat.base.problem import Problem
 from drumbeat.predict.arguments import from_command, parse_layout, scheduled
 from drumbeat.predict.cost import Constants, Layout, Work
 from drumbeat.predict.forecast import Case, forecast
-from drumbeat.predict.frameworks import framework_named
-from drumbeat.predict.machine import OWN, UNCALIBRATED, Basis, Cluster, find_cluster, precision_named
+from drumbeat.predict.machine import OWN, UNCALIBRATED, Basis, Cluster, find_cluster, framework_named, precision_named
 from drumbeat.predict.models import Described
 from drumbeat.predict.shapes import ConvNet
 from drumbeat.predict.show import one_line

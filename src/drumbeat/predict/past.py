@@ -14,11 +14,9 @@ from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.problem import Problem
 from drumbeat.base.record import to_plain
 from drumbeat.predict import shapes
-from drumbeat.predict.calibrate import fit, need_numpy, stack
-from drumbeat.predict.cost import Constants, Layout, Work, step
+from drumbeat.predict.cost import Constants, Layout, Work, fit, need_numpy, stack, step
 from drumbeat.predict.forecast import Case
-from drumbeat.predict.frameworks import FRAMEWORKS
-from drumbeat.predict.machine import CALIBRATED, MEASURED, UNCALIBRATED, Basis, Cluster, machine_of
+from drumbeat.predict.machine import CALIBRATED, FRAMEWORKS, MEASURED, UNCALIBRATED, Basis, Cluster, machine_of
 from drumbeat.predict.shapes import ConvNet, Model
 from drumbeat.runfolder.files import Files, decode, replace
 

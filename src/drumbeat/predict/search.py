@@ -8,11 +8,9 @@ from typing import Any, List, Optional, Sequence, Tuple
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.problem import Problem
 from drumbeat.predict import cost, memory
-from drumbeat.predict.calibrate import need_numpy, take
-from drumbeat.predict.cost import Layout
+from drumbeat.predict.cost import Layout, need_numpy, take
 from drumbeat.predict.forecast import ONLY_DATA_PARALLEL, Case, Forecast, forecast
-from drumbeat.predict.frameworks import states_of
-from drumbeat.predict.machine import machine_of
+from drumbeat.predict.machine import machine_of, states_of
 from drumbeat.predict.shapes import ConvNet, Model
 
 SAME = 0.03  # predicted times closer than this are considered equal

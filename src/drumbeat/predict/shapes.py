@@ -227,8 +227,9 @@ def activation_bytes(m: Model, tp: Number, sp: Number, flash: Number, seq: Numbe
     return m.classic * classic + (1 - m.classic) * modern + scores
 
 
-def resnet(depth: int = 50, width: int = 64, size: int = 224, classes: int = 1000, wide: int = 1) -> ConvNet:
-    """Count a ResNet (v1.5: the stride is in the 3 x 3 convolution) layer by layer."""
+def resnet(depth: int, wide: int = 1) -> ConvNet:
+    """Count a ResNet (v1.5: the stride is in the 3 x 3 convolution) for ImageNet, layer by layer."""
+    width, size, classes = 64, 224, 1000
     plans = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
     blocks, expansion = plans[depth], 1 if depth < 50 else 4
     total = [0.0, 0.0, 0.0, 0]  # parameters, multiply-adds, activations, layers

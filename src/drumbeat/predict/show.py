@@ -9,8 +9,7 @@ from drumbeat.base.text import columns, duration, labelled, step_time
 from drumbeat.predict import shapes
 from drumbeat.predict.arguments import RECOMPUTE, arguments_of
 from drumbeat.predict.cost import NETWORK, Layout, schedule_name
-from drumbeat.predict.forecast import Case, Forecast
-from drumbeat.predict.goodput import Reliability, Whole, limit_words
+from drumbeat.predict.forecast import Case, Forecast, Reliability, Whole, limit_words
 from drumbeat.predict.search import Ranking
 from drumbeat.predict.shapes import ConvNet
 

@@ -38,10 +38,9 @@ from drumbeat.report.figures import (
     of_whole_job,
 )  # fmt: skip
 from drumbeat.report.intervals import CLOSE, Reports, error_of_mean, quantile, thinned
-from drumbeat.report.predicted import compared, remember_run
 from drumbeat.report.printed_log import figures_of_log
 from drumbeat.report.scaling import Comparison, compare
-from drumbeat.report.setting import gpus_of, setting_of, target_of
+from drumbeat.report.setting import compared, gpus_of, remember_run, setting_of, target_of
 from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.events import Event
 from drumbeat.runfolder.files import decode

@@ -164,8 +164,9 @@ def quantile(values: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
 
 
-def thinned(points: Sequence[Tuple[float, float]], most: int = 400) -> List[Tuple[float, float]]:
+def thinned(points: Sequence[Tuple[float, float]]) -> List[Tuple[float, float]]:
     """Return means of neighbouring points, so that a plot of any run stays small."""
+    most = 400
     if len(points) <= most:
         return list(points)
     ends = [number * len(points) // most for number in range(most + 1)]

@@ -1,4 +1,4 @@
-"""A report as text: one matter per line, 80 columns, `not measured` where it was not."""
+"""A report as text: one subject per line, 80 columns, `not measured` where it was not."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import List, Optional, Tuple
 
 from drumbeat.base.redact import printable
 from drumbeat.base.text import count, duration, traffic
-from drumbeat.predict.goodput import FAILURE_SOURCE, reliability_of
+from drumbeat.predict.forecast import FAILURE_SOURCE, reliability_of
 from drumbeat.report.figures import Figures, Foreseen, GpuUse, Steps
 from drumbeat.runfolder.lines import WHOSE_RATE, ledger_words, loss_text, part_words
 from drumbeat.runfolder.progress import AS_PRINTED, speed

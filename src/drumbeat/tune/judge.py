@@ -281,7 +281,7 @@ class Observed:
         return max((error for error in found if error is not None), default=None)
 
     def _after_warm_up(self, seen: List[TrialReport]) -> Optional[Tuple[TrialReport, List[TrialReport]]]:
-        """Return the report at which the clock starts, and those after it. In a short trial, half of it is warm-up."""
+        """Return the reports from the one at which measuring starts. Half of a short trial is warm-up."""
         steps = seen[-1].step - seen[0].step + 1
         first = seen[0].step + min(self.warm_up, max(1, steps // 2)) - 1
         ref = next((report for report in seen if report.step >= first), seen[0])

@@ -25,11 +25,10 @@ from drumbeat.jobfile.job import Job
 from drumbeat.jobfile.resources import NAMES, fill
 from drumbeat.runfolder.files import read_json, replace, replace_json
 from drumbeat.runfolder.run import Run
-from drumbeat.tune.command import Tunable, own_batch, tunable
 from drumbeat.tune.judge import Judgement, Observed, classify, judge
 from drumbeat.tune.search import FAILED, HANG, NAN, OK, OOM, REFUSED, STOPPED, Cost, Done, Result
 from drumbeat.tune.trial import GRACE, Interruption, run_trial
-from drumbeat.tune.trial_list import VARIED, WARM_UP, Asked, Place, Plan, Trial, make_plan
+from drumbeat.tune.trial_list import VARIED, WARM_UP, Asked, Place, Plan, Trial, Tunable, make_plan, own_batch, tunable
 
 SCHEMA = "1.0"
 _BROKEN = {"batch": (FAILED, HANG, NAN, REFUSED), "hooks": (FAILED, HANG, NAN, REFUSED, OOM), "layout": (FAILED, NAN)}

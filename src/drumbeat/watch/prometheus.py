@@ -21,8 +21,7 @@ from drumbeat.runfolder.files import replace
 from drumbeat.runfolder.follow import EVENTS, METRICS, TELEMETRY, Follower
 from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.state import GOING_ON, end_state
-from drumbeat.watch.head import Head, Standing, head_of
-from drumbeat.watch.model import RunView
+from drumbeat.watch.model import Head, RunView, Standing, head_of
 from drumbeat.watch.node_view import NodeView
 
 GAUGE, COUNTER = "gauge", "counter"

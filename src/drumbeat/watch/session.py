@@ -18,8 +18,7 @@ from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.records import Line
 from drumbeat.runfolder.run import LeadClock, Run, list_logs
 from drumbeat.runfolder.summary import Summary, gpus_used
-from drumbeat.watch.head import Head, Standing, head_of
-from drumbeat.watch.model import RunView
+from drumbeat.watch.model import Head, RunView, Standing, head_of
 
 _STATUS_EVERY = 3.0  # seconds between two questions about the run's state
 _FIRST_READ = 24 << 20  # bytes of earlier metrics and telemetry that are read at the start, over all nodes

@@ -13,8 +13,7 @@ from drumbeat.findings.model import INFO, Finding
 from drumbeat.runfolder.lines import GpuUse, end_words, failure_label, progress_words
 from drumbeat.runfolder.progress import speed
 from drumbeat.runfolder.state import CODES
-from drumbeat.watch.head import Head
-from drumbeat.watch.model import RunView
+from drumbeat.watch.model import Head, RunView
 from drumbeat.watch.node_view import NodeView, memory_percent
 from drumbeat.watch.session import Session
 
@@ -164,7 +163,8 @@ def column_widths(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> List
 
 
 def fitting(columns: Sequence[str], widths: Sequence[int], width: int, first: Sequence[str] = ()) -> List[int]:
-    """Return the columns that fit into `width` characters: of those with known values, the most important ones, by `first`."""
+    """Return the columns that fit into `width` characters. Columns without known values are left out; if room is short, the
+    most important ones, listed first in `first`, are kept."""
     kept, room = [], width + _GAP
     for title in first or columns:
         place = columns.index(title)

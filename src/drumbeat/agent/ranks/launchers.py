@@ -34,7 +34,7 @@ from drumbeat.findings.model import ERROR, WARNING, shown
 from drumbeat.machine.model import Peers
 from drumbeat.plan.argv import Process, Tools, has_driver, rank_identity
 from drumbeat.plan.binding import Binding
-from drumbeat.plan.rendezvous import DEFAULT_EPHEMERAL, ports
+from drumbeat.plan.scene import DEFAULT_EPHEMERAL, ports
 from drumbeat.runfolder.layout import NodeFolder
 
 find = Catalog("ranks")

@@ -23,8 +23,7 @@ from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import Finding
 from drumbeat.inspector.tree import Stopping
 from drumbeat.machine.model import Facts, Gpu
-from drumbeat.plan.binding import Binding
-from drumbeat.plan.masks import bound_by_user
+from drumbeat.plan.binding import Binding, bound_by_user
 from drumbeat.plan.placement import task_binding
 
 find = Catalog("ranks")

@@ -10,7 +10,20 @@ from contextlib import suppress
 from typing import Any, Callable, FrozenSet, List, Mapping, Optional, Sequence, Set, Tuple
 
 from drumbeat.backends.contract import FAILED, UNKNOWN, Backend, Request, Status, Unreachable, text_of
-from drumbeat.backends.kubernetes.client import Cluster, decoded, handle_of, problem_of, read_handle
+from drumbeat.backends.kubernetes.client import (
+    MORE_MEMORY,
+    Cluster,
+    Pod,
+    decoded,
+    handle_of,
+    judge,
+    of_run,
+    problem_of,
+    read_handle,
+    read_job,
+    read_pods,
+    reasons_for_pending,
+)
 from drumbeat.backends.kubernetes.options import Settings, settings_of
 from drumbeat.backends.kubernetes.pod import (
     CONTAINER,
@@ -21,15 +34,6 @@ from drumbeat.backends.kubernetes.pod import (
     RESOURCE,
     RUN_LABEL,
     gpu_resource,
-)
-from drumbeat.backends.kubernetes.states import (
-    MORE_MEMORY,
-    Pod,
-    judge,
-    of_run,
-    read_job,
-    read_pods,
-    reasons_for_pending,
 )
 from drumbeat.backends.kubernetes.submit import check, object_name, remove, render, submit
 from drumbeat.base.light_dataclass import dataclass

@@ -42,8 +42,7 @@ from drumbeat.backends.kubernetes.pod import (
 )
 from drumbeat.base.order import FUNCTION, Order, dump_order
 from drumbeat.base.problem import Problem
-from drumbeat.bundle.build import cached_bundle
-from drumbeat.bundle.payload import cached_payload
+from drumbeat.bundle.build import cached_bundle, cached_payload
 from drumbeat.runfolder.files import replace
 
 # The manifest: the text that `plan --render` shows and that `submit` sends, byte for byte. Two things are not in it,

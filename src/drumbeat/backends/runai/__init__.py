@@ -25,8 +25,7 @@ from drumbeat.base.problem import Problem
 from drumbeat.base.record import RecordError
 from drumbeat.base.redact import printable
 from drumbeat.base.regex import regex
-from drumbeat.bundle.build import cached_bundle
-from drumbeat.bundle.payload import cached_payload
+from drumbeat.bundle.build import cached_bundle, cached_payload
 from drumbeat.jobfile.check import parse_duration
 from drumbeat.jobfile.site import load_site
 from drumbeat.runfolder.files import replace

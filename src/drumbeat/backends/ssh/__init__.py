@@ -28,6 +28,11 @@ from drumbeat.backends.contract import (
 )
 from drumbeat.backends.ssh import connection
 from drumbeat.backends.ssh.connection import (
+    ANSWER_SECONDS,
+    Notice,
+    Sessions,
+    Waiting,
+    ask,
     check_container,
     container_script,
     handle_of,
@@ -36,7 +41,6 @@ from drumbeat.backends.ssh.connection import (
     node_requests,
     pack,
 )
-from drumbeat.backends.ssh.session import ANSWER_SECONDS, Notice, Sessions, Waiting, ask
 from drumbeat.base.folders import state_folder
 from drumbeat.base.order import Order, dump_order
 from drumbeat.base.problem import Problem

@@ -20,8 +20,7 @@ from drumbeat import backends
 from drumbeat.backends.contract import FAILED, FINISHED, job_handle
 from drumbeat.backends.local import Queue, own_process
 from drumbeat.backends.ssh import start
-from drumbeat.backends.ssh.connection import BEAT_EVERY, handle_of, host_python
-from drumbeat.backends.ssh.session import Notice, Session, Sessions
+from drumbeat.backends.ssh.connection import BEAT_EVERY, Notice, Session, Sessions, handle_of, host_python
 from drumbeat.base.order import Container, Order, load_order
 from drumbeat.base.problem import Problem
 from drumbeat.base.proc import children

@@ -91,7 +91,7 @@ def _transport(run: Run) -> Tuple[Verdict, ...]:
 
 
 def write_verdict(folder: RunFolder, plain: Dict[str, Any], results: Dict[str, Any], judgement: Judgement) -> None:
-    from drumbeat.verify.show import plot
+    from drumbeat.verify.judge import plot
 
     replace_json(folder.at("verify.json"), plain)
     replace(folder.at("verify.svg"), plot(results, judgement))

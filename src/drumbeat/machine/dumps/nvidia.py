@@ -10,8 +10,8 @@ from typing import Dict, Iterator, List, Optional, Tuple
 from drumbeat.findings.model import Evidence
 from drumbeat.machine.dumps.text import Dump, Text, Tree
 from drumbeat.machine.model import Facts, Gpu, GpuHealth, PciLink, RdmaDevice
-from drumbeat.machine.parse import figure, integer, pci_address, size_in_bytes
-from drumbeat.machine.vendors.nvidia import Nvidia, throttle_reasons
+from drumbeat.machine.parse import figure, integer, pci_address
+from drumbeat.machine.vendors.nvidia import Nvidia, gpu_of_row, health_of_row
 
 _NAME = r"GPU\d+|NIC\d+|(?:mlx|ib|roce|bnxt|ionic|hfi|irdma|rdmap|efa|cxi)\w*"
 _CELL = re.compile(r"(?<![\w-])(?:X|NV\d+|PIX|PXB|PHB|NODE|SYS|SOC)(?![\w-])")
@@ -324,30 +324,11 @@ def rows(text: Text) -> Iterator[Dump]:
         if len(cells) != len(names):
             break
         row = dict(zip(names, cells))
-        ecc = integer(row.get("ecc.errors.uncorrected.volatile.total"))
-        mask = row.get("clocks_throttle_reasons.active") or row.get("clocks_event_reasons.active")
-        reasons = integer(mask, 16)
         width, most = (integer(row.get(f"pcie.link.width.{which}")) for which in ("current", "max"))
         index = integer(row.get("index"))
-        gpus.append(
-            Gpu(
-                -1 - len(gpus) if index is None else index,
-                "nvidia",
-                _told(row.get("name") or row.get("gpu_name")),
-                pci_address(row.get("pci.bus_id") or row.get("gpu_bus_id")),
-                _told(row.get("uuid") or row.get("gpu_uuid")),
-                memory_bytes=size_in_bytes(row.get("memory.total"), "MiB"),
-                mig=_FLAGS.get(row.get("mig.mode.current", "")),
-                link=PciLink(width=width, most_width=most) if width else None,
-                health=GpuHealth(
-                    ecc=_FLAGS.get(row.get("ecc.mode.current", "")),
-                    uncorrected_errors=ecc,
-                    power_limit_w=figure(row.get("power.limit")),
-                    power_default_w=figure(row.get("power.default_limit")),
-                    throttle=None if reasons is None else throttle_reasons(reasons),
-                ),
-            )
-        )
+        gpu = gpu_of_row(row, -1 - len(gpus) if index is None else index)
+        link = PciLink(width=width, most_width=most) if width else None
+        gpus.append(replace(gpu, link=link, health=health_of_row(row)))
         lines[gpus[-1].label] = text.line(number)
         broken = _broken(text, gpus[-1], range(number, number + 1))
         if broken:
@@ -355,13 +336,6 @@ def rows(text: Text) -> Iterator[Dump]:
             lines[broken[0]] = broken[2]
     if gpus and (gpus[0].pci or gpus[0].uuid or gpus[0].index >= 0):
         yield Dump("nvidia-smi --query-gpu", Facts("", gpus=tuple(gpus), driver_errors=tuple(errors)), lines)
-
-
-_FLAGS = {"Enabled": True, "Disabled": False}
-
-
-def _told(cell: Optional[str]) -> Optional[str]:
-    return None if not cell or cell.startswith("[") or cell in ("N/A", "ERR!", "Unknown Error") else cell
 
 
 _LISTED = re.compile(r"^GPU (\d{1,3}): (\S.{1,80}?) \(UUID: (GPU-[\w-]{4,40})\)\s*$", re.MULTILINE)

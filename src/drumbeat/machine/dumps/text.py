@@ -9,8 +9,8 @@ from typing import Callable, Dict, FrozenSet, Iterator, List, Mapping, Optional,
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.findings.model import Evidence
-from drumbeat.machine.frameworks import FrameworkAnswers
 from drumbeat.machine.model import Facts
+from drumbeat.machine.software import FrameworkAnswers
 
 # A shell's prompt, or a title between signs, begins a new paragraph.
 _BREAK = re.compile(

@@ -240,7 +240,12 @@ class Nvidia(Vendor):
     def health(self, host: Host, gpus: Sequence[Gpu]) -> List[Gpu]:
         told = {integer(row[0]): row for row in _rows(host.command(HEALTH_QUERY)) if len(row) == len(_HEALTH)}
         remapped = {row[0]: row for row in _rows(host.command(ROWS_QUERY) if told else "") if len(row) == len(_ROWS)}
-        return [_with_health(gpu, told.get(gpu.index), remapped.get(gpu.uuid or "")) for gpu in gpus]
+        found = []
+        for gpu in gpus:
+            cell = dict(zip(_HEALTH, told.get(gpu.index, ())))
+            health = health_of_row({**cell, **dict(zip(_ROWS, remapped.get(gpu.uuid or "", ())))})
+            found.append(dataclasses.replace(gpu, mig=_yes(cell["mig.mode.current"]), health=health) if cell else gpu)
+        return found
 
     def sampler(self, host: Host, gpus: Sequence[Gpu]) -> Callable[[], List[GpuSample]]:
         nvml = open_nvml(host)
@@ -310,31 +315,46 @@ def _from_tool(host: Host) -> List[Gpu]:
 
 def parse_query(text: str) -> List[Gpu]:
     """Parse rows of `--query-gpu` in the order of _FIELDS; `[N/A]` and the like are unknown."""
-    gpus: List[Gpu] = []
-    for row in _rows(text):
-        cells = [_known(cell) for cell in row] + [None] * len(_FIELDS)
-        index = integer(cells[0])
-        if index is None:
-            continue  # a warning line of the driver, not a GPU
-        memory, capability = integer(cells[4]), cells[6]
-        gpus.append(
-            Gpu(
-                index=index,
-                vendor="nvidia",
-                name=cells[1],
-                pci=pci_address(cells[3]),
-                uuid=cells[2],
-                memory_bytes=memory << 20 if memory else None,
-                arch=f"sm_{capability.replace('.', '')}" if capability else None,
-                driver=cells[5],
-            )
-        )
-    return gpus
+    cells = [dict(zip(_FIELDS, row)) for row in _rows(text)]
+    # Other lines are warnings of the driver.
+    return [gpu_of_row(cell, int(cell["index"])) for cell in cells if integer(cell.get("index")) is not None]
 
 
-def _known(cell: str) -> Optional[str]:
-    cell = cell.strip()
-    return None if not cell or cell.startswith("[") or cell in ("N/A", "Unknown") else cell
+def gpu_of_row(cell: Mapping[str, str], index: int) -> Gpu:
+    """Return the GPU in a row of `--query-gpu`, by the names of its columns. Missing columns are unknown."""
+    memory, capability = size_in_bytes(cell.get("memory.total"), "MiB"), _known(cell.get("compute_cap"))
+    return Gpu(
+        index=index,
+        vendor="nvidia",
+        name=_known(cell.get("name") or cell.get("gpu_name")),
+        pci=pci_address(cell.get("pci.bus_id") or cell.get("gpu_bus_id")),
+        uuid=_known(cell.get("uuid") or cell.get("gpu_uuid")),
+        memory_bytes=memory or None,
+        arch=f"sm_{capability.replace('.', '')}" if capability else None,
+        driver=_known(cell.get("driver_version")),
+        mig=_yes(cell.get("mig.mode.current")),
+    )
+
+
+def health_of_row(cell: Mapping[str, str]) -> GpuHealth:
+    """Return the health in a row of `--query-gpu`, or of `--query-remapped-rows`, by the names of its columns."""
+    return GpuHealth(
+        ecc=_yes(cell.get("ecc.mode.current")),
+        uncorrected_errors=integer(cell.get("ecc.errors.uncorrected.volatile.total")),
+        remapped_rows=integer(cell.get("remapped_rows.uncorrectable")),
+        remap_pending=_yes(cell.get("remapped_rows.pending")),
+        remap_failed=_yes(cell.get("remapped_rows.failure")),
+        power_limit_w=figure(cell.get("power.limit")),
+        power_default_w=figure(cell.get("power.default_limit")),
+        max_clock_mhz=integer(cell.get("clocks.max.sm")),
+        max_memory_clock_mhz=integer(cell.get("clocks.max.memory")),
+        throttle=_reasons(cell),
+    )
+
+
+def _known(cell: Optional[str]) -> Optional[str]:
+    cell = (cell or "").strip()
+    return None if not cell or cell.startswith("[") or cell in ("N/A", "Unknown", "ERR!", "Unknown Error") else cell
 
 
 def _with_device(gpu: Gpu, minor: Optional[str]) -> Gpu:
@@ -408,33 +428,14 @@ def driver_cuda(host: Host) -> Optional[str]:
     return found.group(1) if found else None
 
 
-def _with_health(gpu: Gpu, row: Optional[List[str]], remapped: Optional[List[str]]) -> Gpu:
-    if row is None:
-        return gpu
-    _, uncorrected, pending, failed = remapped or ("",) * len(_ROWS)
-    health = GpuHealth(
-        ecc=_yes(row[2]),
-        uncorrected_errors=integer(row[3]),
-        remapped_rows=integer(uncorrected),
-        remap_pending=_yes(pending),
-        remap_failed=_yes(failed),
-        power_limit_w=figure(row[4]),
-        power_default_w=figure(row[5]),
-        max_clock_mhz=integer(row[6]),
-        max_memory_clock_mhz=integer(row[7]),
-        throttle=_reasons(row[8]),
-    )
-    return dataclasses.replace(gpu, mig=_yes(row[1]), health=health)
-
-
-def _yes(cell: str) -> Optional[bool]:
+def _yes(cell: Optional[str]) -> Optional[bool]:
     words = {"yes": True, "no": False, "1": True, "0": False, "enabled": True, "disabled": False}
-    return words.get(cell.strip().lower())
+    return words.get((cell or "").strip().lower())
 
 
-def _reasons(text: Optional[str]) -> Optional[Tuple[str, ...]]:
-    found = re.fullmatch(r"0x([0-9a-fA-F]{1,16})", (text or "").strip())
-    return throttle_reasons(int(found.group(1), 16)) if found else None
+def _reasons(cell: Mapping[str, str]) -> Optional[Tuple[str, ...]]:
+    mask = integer(cell.get("clocks_throttle_reasons.active") or cell.get("clocks_event_reasons.active"), 16)
+    return None if mask is None else throttle_reasons(mask)
 
 
 def _sample_by_tool(host: Host) -> List[GpuSample]:
@@ -467,7 +468,7 @@ def parse_nvidia_csv(text: str) -> List[GpuSample]:
                 temperature=figure(cell.get("temperature.gpu")),
                 clock=figure(cell.get("clocks.current.sm", cell.get("clocks.sm"))),
                 memory_clock=figure(cell.get("clocks.current.memory", cell.get("clocks.mem"))),
-                throttle=_reasons(cell.get("clocks_throttle_reasons.active")),
+                throttle=_reasons(cell),
                 ecc_corrected=_count(cell.get("ecc.errors.corrected.volatile.total")),
                 ecc_uncorrected=_count(cell.get("ecc.errors.uncorrected.volatile.total")),
                 name=cell.get("name"),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from drumbeat.predict import cost
-from drumbeat.predict.frameworks import FRAMEWORKS
+from drumbeat.predict.machine import FRAMEWORKS
 from drumbeat.predict.memory import parts
 from drumbeat.predict.shapes import Model
 from drumbeat.train.checkpoint.state import seed_generators
