@@ -57,7 +57,7 @@ def main() -> int:
     from families import FAMILIES, VARIANTS
     from gloo_world import GlooWorld
 
-    world, reasons = GlooWorld(4), {}
+    world, reasons = GlooWorld(), {}
     families = table(world, [(name, name, {}) for name in FAMILIES], "family", reasons)
     variants = table(world, [(name, "Llama", dict(more)) for name, more in VARIANTS.items()], "Llama with", reasons)
     world.close()

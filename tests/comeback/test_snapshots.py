@@ -40,7 +40,7 @@ def ended(process, drumbeat, ranks):
 
 
 def test_a_spare_goes_on_from_the_memory_of_the_lost_nodes_neighbour(drumbeat):
-    """The rank on the node that is left goes on from its own memory. A rank costs five seconds of CPU time to start: one per node."""
+    """The rank on the other node goes on from its own memory. Starting a rank takes five seconds of CPU time: one per node."""
     process, folder = started(drumbeat, "fsdp", 1, "--spares", 1)
     kill_node(folder.name, 1, ranks_of(folder, 1))
     wait_for(lambda: len(events(folder, "first-step")) == 2, 300, "steps of the second attempt")

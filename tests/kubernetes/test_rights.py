@@ -13,6 +13,7 @@ from drumbeat.backends.kubernetes.client import Cluster, problem_of
 from drumbeat.backends.kubernetes.pod import POD_GROUP, RESOURCE
 from drumbeat.backends.kubernetes.submit import submit
 from tests.kubernetes.rendering import EVERYTHING, KINDS, request
+from tests.kubernetes.stand_in import documents
 
 PAGE = Path(__file__).parents[2] / "docs" / "kubernetes.md"
 # Verb of kubectl -> rights on the object that it names, and on others. delete -l lists first; patch reads first.
@@ -50,7 +51,7 @@ def rights_of(argv, stdin):
     if verb in ASK_NOTHING:
         return set()
     if verb == "create":
-        whats = [f"{each['kind'].lower()}s" for each in yaml.safe_load_all(stdin) if each]
+        whats = [f"{each['kind'].lower()}s" for each in documents(stdin) if each]
     elif verb == "patch":
         whats = [word.partition("/")[0] for word in words if "/" in word and not word.startswith("{")]
     elif verb in ("exec", "logs"):
@@ -83,9 +84,7 @@ def needed_for(kind, monkeypatch, tmp_path):
         out = json.dumps(answers.get(argv[1] if argv[0] == "get" else "", {"items": []}))
         if argv[0] == "create" and "-o" in argv:
             out = "\n".join(
-                json.dumps({**each, "metadata": {**each["metadata"], "uid": "1"}})
-                for each in yaml.safe_load_all(stdin)
-                if each
+                json.dumps({**each, "metadata": {**each["metadata"], "uid": "1"}}) for each in documents(stdin) if each
             )
         out = {"version": '{"serverVersion": {"major": "1", "minor": "31"}}', "api-resources": OPERATORS}.get(
             argv[0], out

@@ -523,7 +523,7 @@ def one_world_after_another(port: int) -> int:
 
 
 def test_a_process_joins_one_world_after_another() -> None:
-    world = GlooWorld(2)
+    world = GlooWorld()
     try:
         assert world.run(one_world_after_another, free_port(), size=2) == [1, 1]
     finally:
