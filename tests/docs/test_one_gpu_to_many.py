@@ -32,7 +32,7 @@ def test_before(tmp_path):
         ["--nodes", "2", "--ranks-per-node", "1"],
     ],
 )
-def test_after(tmp_path, where):
+def test_after(home, tmp_path, where):
     pytest.importorskip("torch")
     script(tmp_path, "+")
     command = [sys.executable, "-m", "drumbeat", "run", *where, "--", sys.executable, "train.py"]

@@ -67,7 +67,7 @@ def rights_of(argv, stdin):
     return {(name, each) for name in names for each in own} | set(others)
 
 
-def needed_for(kind, monkeypatch, tmp_path):
+def needed_for(kind, monkeypatch, tmp_path, cache):
     """Submit, look, fetch and remove, with every option; return the rights that the calls need."""
     needed = set()
     pod = {"metadata": {"name": "p", "annotations": {"batch.kubernetes.io/job-completion-index": "0"}}, "spec": {},
@@ -95,7 +95,7 @@ def needed_for(kind, monkeypatch, tmp_path):
     ask(Cluster({}, "bench", "team-a"))
     sent = request(kind, job=EVERYTHING)
     sent = dataclasses.replace(sent, order=dataclasses.replace(sent.order, folder=str(tmp_path)))
-    handle = submit(sent, {"HF_TOKEN": "hf_x", "HOME": str(tmp_path)})
+    handle = submit(sent, {"HF_TOKEN": "hf_x", "HOME": str(tmp_path), "XDG_CACHE_HOME": str(cache)})
     job = SubmittedJob(handle, {})
     job.status()
     files = PodFiles(str(tmp_path), job)
@@ -104,11 +104,11 @@ def needed_for(kind, monkeypatch, tmp_path):
     return needed | rights_of(tuple(job.cluster.argv("exec", "-it", "p")[3:]), b"")
 
 
-def test_the_role_holds_what_the_code_calls(monkeypatch, tmp_path):
+def test_the_role_holds_what_the_code_calls(monkeypatch, tmp_path, cache):
     needed = set()
     for kind in KINDS:
         (tmp_path / kind).mkdir()
-        needed |= needed_for(kind, monkeypatch, tmp_path / kind)
+        needed |= needed_for(kind, monkeypatch, tmp_path / kind, cache)
     rights, groups = granted()
     assert needed - rights == set()
     assert rights - needed == {("persistentvolumeclaims", "list")}, "for `kubectl get pvc`, as a message advises"

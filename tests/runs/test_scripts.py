@@ -262,7 +262,7 @@ def test_mpirun_in_a_script_is_refused_with_the_line_to_type(drumbeat, environ, 
     program = tmp_path / "little" / "bin" / "mpirun"
     program.write_text("#!/bin/sh\nexit 0\n")
     program.chmod(0o755)
-    done = run(drumbeat, environ, "mpirun -n 4 python who.py\n", "--launcher", "once", "--nodes", 1)
+    done = run(drumbeat, environ, "mpirun -n 4 python who.py\n", "--launcher", "once")
     assert done.returncode == 2 and "mpirun -n 4 drumbeat run -- python who.py" in done.stderr
 
 
