@@ -54,6 +54,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", default=os.path.join(HERE, "..", "measured", "layouts.md"))
     out = parser.parse_args().out
+    os.environ["DRUMBEAT_PROOFS"] = "1"  # 20 steps
     from families import FAMILIES, VARIANTS
     from gloo_world import GlooWorld
 

@@ -36,6 +36,8 @@ def serve(rank: int, size: int, pipe: Connection, meeting: str) -> None:
     import torch
     import torch.distributed as dist
 
+    from drumbeat import metrics
+
     freeze_libraries()
     torch.set_num_threads(1)
     os.environ.update({"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"})
@@ -46,12 +48,16 @@ def serve(rank: int, size: int, pipe: Connection, meeting: str) -> None:
         if order is None:
             break
         function, args = order
+        environ = dict(os.environ)
+        metrics._fd = None  # a process reports to one file for life; this one lives through many tests
         try:
             if size > 1 and not dist.is_initialized():
                 dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=size)
             pipe.send((True, function(*args)))
         except BaseException as error:
             pipe.send((False, f"{type(error).__name__}: {error}\n{traceback.format_exc()}"))
+        os.environ.clear()
+        os.environ.update(environ)
     if dist.is_initialized():
         dist.destroy_process_group()
 
