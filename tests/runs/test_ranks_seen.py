@@ -77,7 +77,9 @@ os._exit(0)  # when the interpreter ends, threads of gloo may abort it
     os.geteuid() != 0 or not shutil.which("ip"),
     reason="network namespaces need root and iproute2 (apt install iproute2)",
 )
-@pytest.mark.parametrize("inside", [False, True], ids=["torchrun", "script"])
+@pytest.mark.parametrize(  # below a script: test_scripts.py has the real torchrun, too
+    "inside", [False, pytest.param(True, marks=pytest.mark.proof)], ids=["torchrun", "script"]
+)
 def test_torchrun_with_a_pods_number_is_not_a_rank(drumbeat, hosts, inside):  # noqa: F811
     """Two pods of Run:ai: each has its place in RANK, which torchrun inherits and its workers do not."""
     need_torch("needs torch")
