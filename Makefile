@@ -57,7 +57,7 @@ quick: check
 
 # A worker that dies ends the tests at once, with the name of its test: xdist (3.8) can wait for ever for the work of a dead one.
 test-others:
-	$(BIN)/python -m pytest -n 8 --dist loadgroup --no-loadscope-reorder --max-worker-restart=0 \
+	$(BIN)/python -m pytest -n 6 --dist loadgroup --no-loadscope-reorder --max-worker-restart=0 \
 		$(addprefix --ignore=,$(IN_TRAIN) $(SHORT))
 
 # Both cores are in use.

@@ -54,10 +54,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", default=os.path.join(HERE, "..", "measured", "layouts.md"))
     out = parser.parse_args().out
+    os.environ["DRUMBEAT_PROOFS"] = "1"  # 20 steps
     from families import FAMILIES, VARIANTS
     from gloo_world import GlooWorld
 
-    world, reasons = GlooWorld(4), {}
+    world, reasons = GlooWorld(), {}
     families = table(world, [(name, name, {}) for name in FAMILIES], "family", reasons)
     variants = table(world, [(name, "Llama", dict(more)) for name, more in VARIANTS.items()], "Llama with", reasons)
     world.close()

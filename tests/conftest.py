@@ -47,23 +47,12 @@ SECOND_SLURM = ("test_comes_back.py", "test_stopped.py", "test_tune.py", "test_v
 # tests, however short.
 LONG = (
     *("slurm", "ssh", "second slurm", "bundle/test_oldest_python.py"),
-    *("tune/test_trials.py", "kubernetes/test_desk.py", "tune/test_recipes.py", "runs/test_run.py", "verify"),
-    *(
-        "runs/test_nobody_left.py",
-        "backends/test_toy.py",
-        "runs/test_scripts.py",
-        "faults/test_rows.py",
-        "runs/test_join.py",
-    ),
-    *("bundle/test_pyz.py", "runai/test_runai.py", "report/test_runs.py"),
-    *("runs/test_torchrun.py", "api/test_api.py", "gate/test_live.py", "kubernetes/test_other_desks.py"),
-    *(
-        "runs/test_stopping.py",
-        "watch/test_web.py",
-        "watch/test_terminal.py",
-        "runs/test_storage.py",
-        "runs/test_checks.py",
-    ),
+    *("tune/test_trials.py", "kubernetes/test_desk.py", "comeback/test_range.py", "tune/test_recipes.py", "verify"),
+    *("comeback/test_snapshots.py", "runs/test_run.py", "runs/test_scripts.py", "runs/test_nobody_left.py"),
+    *("backends/test_toy.py", "faults/test_rows.py", "runs/test_join.py", "runs/test_torchrun.py"),
+    *("bundle/test_pyz.py", "watch/test_pictures.py", "runai/test_runai.py", "report/test_runs.py"),
+    *("api/test_api.py", "gate/test_live.py", "kubernetes/test_other_desks.py", "runs/test_stopping.py"),
+    *("watch/test_web.py", "watch/test_terminal.py", "runs/test_storage.py", "runs/test_checks.py"),
     *("runs/test_without_lead.py", "runs/test_hung_storage.py", "runs/test_mpi.py", "comeback/test_spare.py"),
 )
 

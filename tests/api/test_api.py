@@ -281,7 +281,15 @@ def test_a_laptop_is_enough(home, tmp_path):
 
 def test_an_interrupt_cancels_the_run(home, tmp_path):
     script = "from drumbeat import api\napi.run({'command': ['sh', '-c', 'echo up; sleep 600'], 'ranks_per_node': 1})"
-    child = subprocess.Popen([sys.executable, "-u", "-c", script], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    argv = [
+        "env",
+        "--default-signal=INT",
+        sys.executable,
+        "-u",
+        "-c",
+        script,
+    ]  # a shell's background commands ignore it
+    child = subprocess.Popen(argv, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
     assert "up\n" in iter(child.stdout.readline, "")
     child.send_signal(signal.SIGINT)
     assert child.wait(120) != 0

@@ -90,34 +90,43 @@ def test_ranges_that_are_none(drumbeat, text):
     assert done.returncode == 2 and "--nodes" in done.stderr, done
 
 
+REPORTS = "runs/elastic-*/nodes/0/metrics.jsonl"
+
+
 def losses(folder):
-    """Each step's loss as rank 0 reported it, the latest attempt's where one was made twice."""
-    lines = (folder / "nodes/0/metrics.jsonl").read_text().splitlines(keepends=True)
-    reports = [json.loads(line) for line in lines if line.endswith("\n")]
-    return {each["step"]: each["loss"] for each in reports if each.get("rank") == 0 and "loss" in each}
+    """The losses that rank 0 reported, by step, of each attempt."""
+    attempts = [{}]
+    for line in (folder / "nodes/0/metrics.jsonl").read_text().splitlines(keepends=True):
+        report = json.loads(line) if line.endswith("\n") else {}
+        if report.get("rank") == 0 and "loss" in report:
+            if report["step"] <= max(attempts[-1], default=0):
+                attempts.append({})
+            attempts[-1][report["step"]] = report["loss"]
+    return attempts
 
 
 def test_drumbeat_train_keeps_its_global_batch(drumbeat):
-    """With one rank instead of two the steps after the loss are those of a run that was never disturbed."""
+    """The steps that are made again have the losses that they had with two ranks."""
     train = (
         sys.executable, "-m", "drumbeat", "train", "llama", "--set", "batch=4", "length=16", "data=synthetic", "validation=0",
-        "report_every=1", "save_every=2", "steps=16",
+        "report_every=1", "save_every=50", "steps=100000", "warmup=1", "checkpoint=kept",
     )  # fmt: skip
-    flags = ("--ranks-per-node", 1, "--site", "localhost", "--oversubscribe", 4)
-    process = drumbeat.start("run", "--nodes", "1-2", *flags, "--name", "elastic", "--", *train, "checkpoint=kept")
-    reports = lambda: next(drumbeat.folder.glob("runs/elastic-*/nodes/0/metrics.jsonl"), None)  # noqa: E731
-    wait_for(lambda: reports() and max(losses(drumbeat.run_folder()), default=0) >= 6, 180, "6 steps")
+    flags = ("--nodes", "1-2", "--ranks-per-node", 1, "--site", "localhost", "--oversubscribe", 4, "--name", "elastic")
+    process = drumbeat.start("run", *flags, "--", *train)
+    first = lambda: next((losses(file.parents[2])[0] for file in drumbeat.folder.glob(REPORTS)), {})  # noqa: E731
+    wait_for(
+        lambda: max(first(), default=0) % 50 in range(10, 35) and max(first()) > 50, 180, "steps after a checkpoint"
+    )
     folder = drumbeat.run_folder()
     kill_node(folder.name, 1, ranks_of(folder, 1))
     # Its agent comes back after 2 s: on a busy machine before the other rank has ended, and then the next attempt has it, and
     # loses it again.
     wait_for(lambda: kill_node(folder.name, 1, []) or sizes(folder)[-1] == (1, 1), 180, "the attempt without it")
+    wait_for(lambda: max(losses(folder)[-1], default=0) >= max(first()), 180, "the same steps again")
+    process.send_signal(signal.SIGTERM)
     output = process.communicate(timeout=300)[0]
-    assert process.returncode == 0, output
     assert (sizes(folder)[0], {*sizes(folder)}) == ((2, 2), {(2, 2), (1, 1)}), output
-    whole = drumbeat("run", "--nodes", 1, *flags, "--name", "whole", "--", *train)
-    assert whole.returncode == 0, whole.stdout
-    undisturbed = losses(next(drumbeat.folder.glob("runs/whole-*")))
-    resumed = losses(folder)
-    assert resumed.keys() == undisturbed.keys() and len(resumed) == 16
-    assert all(abs(resumed[step] - undisturbed[step]) < 1e-3 for step in resumed), (resumed, undisturbed)
+    before, again = first(), losses(folder)[-1]
+    both = before.keys() & again.keys()
+    assert len(both) >= 5 and all(abs(before[step] - again[step]) < 1e-3 for step in both), (before, again)
+    assert len({round(before[step], 3) for step in both}) > 1

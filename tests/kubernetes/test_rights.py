@@ -13,6 +13,7 @@ from drumbeat.backends.kubernetes.client import Cluster, problem_of
 from drumbeat.backends.kubernetes.pod import POD_GROUP, RESOURCE
 from drumbeat.backends.kubernetes.submit import submit
 from tests.kubernetes.rendering import EVERYTHING, KINDS, request
+from tests.kubernetes.stand_in import documents
 
 PAGE = Path(__file__).parents[2] / "docs" / "kubernetes.md"
 # Verb of kubectl -> rights on the object that it names, and on others. delete -l lists first; patch reads first.
@@ -50,7 +51,7 @@ def rights_of(argv, stdin):
     if verb in ASK_NOTHING:
         return set()
     if verb == "create":
-        whats = [f"{each['kind'].lower()}s" for each in yaml.safe_load_all(stdin) if each]
+        whats = [f"{each['kind'].lower()}s" for each in documents(stdin) if each]
     elif verb == "patch":
         whats = [word.partition("/")[0] for word in words if "/" in word and not word.startswith("{")]
     elif verb in ("exec", "logs"):
@@ -66,7 +67,7 @@ def rights_of(argv, stdin):
     return {(name, each) for name in names for each in own} | set(others)
 
 
-def needed_for(kind, monkeypatch, tmp_path):
+def needed_for(kind, monkeypatch, tmp_path, cache):
     """Submit, look, fetch and remove, with every option; return the rights that the calls need."""
     needed = set()
     pod = {"metadata": {"name": "p", "annotations": {"batch.kubernetes.io/job-completion-index": "0"}}, "spec": {},
@@ -83,9 +84,7 @@ def needed_for(kind, monkeypatch, tmp_path):
         out = json.dumps(answers.get(argv[1] if argv[0] == "get" else "", {"items": []}))
         if argv[0] == "create" and "-o" in argv:
             out = "\n".join(
-                json.dumps({**each, "metadata": {**each["metadata"], "uid": "1"}})
-                for each in yaml.safe_load_all(stdin)
-                if each
+                json.dumps({**each, "metadata": {**each["metadata"], "uid": "1"}}) for each in documents(stdin) if each
             )
         out = {"version": '{"serverVersion": {"major": "1", "minor": "31"}}', "api-resources": OPERATORS}.get(
             argv[0], out
@@ -96,7 +95,7 @@ def needed_for(kind, monkeypatch, tmp_path):
     ask(Cluster({}, "bench", "team-a"))
     sent = request(kind, job=EVERYTHING)
     sent = dataclasses.replace(sent, order=dataclasses.replace(sent.order, folder=str(tmp_path)))
-    handle = submit(sent, {"HF_TOKEN": "hf_x", "HOME": str(tmp_path)})
+    handle = submit(sent, {"HF_TOKEN": "hf_x", "HOME": str(tmp_path), "XDG_CACHE_HOME": str(cache)})
     job = SubmittedJob(handle, {})
     job.status()
     files = PodFiles(str(tmp_path), job)
@@ -105,11 +104,11 @@ def needed_for(kind, monkeypatch, tmp_path):
     return needed | rights_of(tuple(job.cluster.argv("exec", "-it", "p")[3:]), b"")
 
 
-def test_the_role_holds_what_the_code_calls(monkeypatch, tmp_path):
+def test_the_role_holds_what_the_code_calls(monkeypatch, tmp_path, cache):
     needed = set()
     for kind in KINDS:
         (tmp_path / kind).mkdir()
-        needed |= needed_for(kind, monkeypatch, tmp_path / kind)
+        needed |= needed_for(kind, monkeypatch, tmp_path / kind, cache)
     rights, groups = granted()
     assert needed - rights == set()
     assert rights - needed == {("persistentvolumeclaims", "list")}, "for `kubectl get pvc`, as a message advises"

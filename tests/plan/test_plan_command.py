@@ -84,6 +84,7 @@ def test_only_what_changes_from_one_node_to_two(lumi, capsys):
 
 
 def test_on_a_login_node_it_says_who_decides(capsys, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
     assert main(["plan", "--site", "lumi", "--nodes", "2", "--", "python", "x.py"]) == 0
     out = capsys.readouterr().out

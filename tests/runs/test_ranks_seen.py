@@ -77,7 +77,9 @@ os._exit(0)  # when the interpreter ends, threads of gloo may abort it
     os.geteuid() != 0 or not shutil.which("ip"),
     reason="network namespaces need root and iproute2 (apt install iproute2)",
 )
-@pytest.mark.parametrize("inside", [False, True], ids=["torchrun", "script"])
+@pytest.mark.parametrize(  # below a script: test_scripts.py has the real torchrun, too
+    "inside", [False, pytest.param(True, marks=pytest.mark.proof)], ids=["torchrun", "script"]
+)
 def test_torchrun_with_a_pods_number_is_not_a_rank(drumbeat, hosts, inside):  # noqa: F811
     """Two pods of Run:ai: each has its place in RANK, which torchrun inherits and its workers do not."""
     need_torch("needs torch")
@@ -107,7 +109,10 @@ def test_torchrun_with_a_pods_number_is_not_a_rank(drumbeat, hosts, inside):  # 
     (drumbeat.folder / "enough").touch()
     outputs = [pod.communicate(timeout=330)[0] for pod in pods]
     assert [pod.returncode for pod in pods] == [0, 0] and not ended[0], outputs
-    assert [(each["answer"], each["count"]) for each in worlds(drumbeat)] == [("as planned", 4)], outputs
+    answers = [
+        (each["answer"], each["count"]) for each in worlds(drumbeat)
+    ]  # ranks that start slowly are unknown before
+    assert answers[-1] == ("as planned", 4) and {answer for answer, _ in answers[:-1]} <= {"unknown"}, outputs
     assert "affinity mismatch" not in outputs[0] and "mismatch: 0/2" not in outputs[0], outputs[0]
 
 
@@ -262,7 +267,7 @@ def test_ranks_that_exchange_figures_for_a_log_are_not_said_to_train_together(dr
     wait_for(lambda: worlds(drumbeat), what="the ranks that are connected")
     wait_for(lambda: any(each["kind"] == "first-step" for each in events(drumbeat)), what="the lead to know a step")
     (drumbeat.folder / "meet").touch()
-    wait_for(lambda: any("not proven" in each["summary"] for each in worlds(drumbeat)), what="the verdict")
+    wait_for(lambda: any("not proven" in each["summary"] for each in worlds(drumbeat)), 300, "the verdict")
     (drumbeat.folder / "enough").touch()
     said, _ = run.communicate(timeout=120)
     assert run.returncode == 0 and "bytes per step, so it is not proven that they average gradients" in said

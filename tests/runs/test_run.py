@@ -88,9 +88,7 @@ def test_commit_and_dirty_state_of_the_users_code(drumbeat):
     [
         ("import sys; sys.exit(7)", 7, None),
         ("raise ValueError('boom')", 1, "exception"),
-        ("import no_such_module", 1, "import-error"),
         ("import ctypes; ctypes.string_at(0)", 139, "segfault"),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGBUS)", 135, "bus-error"),
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", 137, None),
     ],
 )
@@ -237,17 +235,11 @@ def test_wrap_goes_before_chosen_ranks_only(drumbeat):
     done = drumbeat("run", "job.yaml")
     assert done.returncode == 2 and "WRAPPED" in done.stderr, "a $NAME in a job file is ours to fill in, once"
     (drumbeat.folder / "job.yaml").write_text(
-        f"command: [{PY}, -c, \"print('plain')\"]\nranks-per-node: 2\n"
-        "wrap: {ranks: [1], command: 'env -u HOME nice -n {rank}'}\n"
-    )
-    done = drumbeat("run", "job.yaml")
-    assert done.returncode == 0, done.stderr
-    (drumbeat.folder / "job.yaml").write_text(
         f"command: [{PY}, -c, \"import os; print(os.environ.get('W'))\"]\nranks-per-node: 2\n"
-        "wrap: {ranks: [1], command: 'env W=w{rank}-{node}'}\n"
+        "wrap: {ranks: [1], command: 'env -u HOME W=w{rank}-{node} nice -n {rank}'}\n"
     )
     done = drumbeat("run", "job.yaml")
-    assert sorted(done.stdout.splitlines()) == ["None", "[1] w1-0"]
+    assert sorted(done.stdout.splitlines()) == ["None", "[1] w1-0"], done.stderr
 
 
 def test_a_profiler_that_wraps_a_rank_writes_a_file_of_its_own(drumbeat):
@@ -281,16 +273,14 @@ def test_a_failed_setup_is_a_failure(drumbeat):
 
 
 def test_trace_gives_each_rank_its_own_file_and_is_off_by_default(drumbeat):
-    names = ("FI_LOG_LEVEL", "MIOPEN_ENABLE_LOGGING")
+    names = ("FI_LOG_LEVEL", "MIOPEN_ENABLE_LOGGING", "NCCL_DEBUG_FILE")
     code = f"import os; print(*map(os.environ.get, {names}))"
     traced = run(drumbeat, code=code, flags=("--trace", "--ranks-per-node", 2))
-    assert sorted(traced.stdout.splitlines()) == ["[1] info 1", "info 1"], traced.stderr
-    files = run(
-        drumbeat, code="import os; print(os.environ['NCCL_DEBUG_FILE'])", flags=("--trace", "--ranks-per-node", 2)
-    )
-    assert files.returncode == 0 and all("%p" in line for line in files.stdout.splitlines()), "one file a process"
+    second, first = sorted(traced.stdout.splitlines())
+    assert second.startswith("[1] info 1 ") and first.startswith("info 1 "), traced.stderr
+    assert "%p" in first and "%p" in second, "one file per process"
     plain = run(drumbeat, code=code, flags=("--ranks-per-node", 2))
-    assert sorted(plain.stdout.splitlines()) == ["None None", "[1] None None"], plain.stderr
+    assert sorted(plain.stdout.splitlines()) == ["None None None", "[1] None None None"], plain.stderr
 
 
 def test_secrets_are_passed_by_name_and_never_written(drumbeat, monkeypatch):

@@ -132,9 +132,16 @@ time.sleep(300 if os.environ["DRUMBEAT_ATTEMPT"] == "0" else 0)
 SIGNALS = {"own signal": (), "TERM": (("SlurmctldParameters=preempt_send_user_signal", ""),)}
 
 
-@pytest.mark.parametrize("how", SIGNALS)
-@pytest.mark.parametrize("when", ["running", "starting"])
-def test_a_preempted_job_comes_back_though_nothing_was_saved(cluster, oar, configured, how, when):
+@pytest.mark.parametrize(
+    "when, how",
+    [
+        ("running", "own signal"),
+        ("starting", "TERM"),
+        pytest.param("running", "TERM", marks=pytest.mark.proof),
+        pytest.param("starting", "own signal", marks=pytest.mark.proof),
+    ],
+)
+def test_a_preempted_job_comes_back_though_nothing_was_saved(cluster, oar, configured, when, how):
     """In a GraceTime: the program does not handle the stop signal, or no agent is there yet."""
     name = f"no-save-{when}-{how.replace(' ', '-')}"
     configured(*SIGNALS[how])

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import gc
-import os
 from typing import Iterator
 
 import pytest
@@ -23,6 +22,6 @@ def frozen_libraries() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def world() -> Iterator[GlooWorld]:
-    made = GlooWorld(8 if "DRUMBEAT_PROOFS" in os.environ else 4)
+    made = GlooWorld()
     yield made
     made.close()

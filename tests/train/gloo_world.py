@@ -1,4 +1,4 @@
-"""Four processes that stay alive for a whole test module and form gloo worlds of any size up to four.
+"""Processes that stay alive for all tests, in one gloo world for each number of ranks.
 
 A fresh world costs seconds (importing torch, meeting); in a standing one a test costs a tenth of a second.
 """
@@ -15,7 +15,7 @@ import time
 import traceback
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Callable, List
+from typing import Any, Callable, Dict, List, Tuple
 
 # Slow to import: once, in the process that all others are forked from.
 _PRELOADED = [
@@ -32,30 +32,32 @@ def freeze_libraries() -> None:
     gc.freeze = gc.unfreeze = lambda: None
 
 
-def serve(rank: int, pipe: Connection, folder: str) -> None:
+def serve(rank: int, size: int, pipe: Connection, meeting: str) -> None:
     import torch
     import torch.distributed as dist
+
+    from drumbeat import metrics
 
     freeze_libraries()
     torch.set_num_threads(1)
     os.environ.update({"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"})
-    meeting = ""
+    os.environ.update({"RANK": str(rank), "WORLD_SIZE": str(size)})
+    os.environ.update({"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(min(2, size))})
     while True:
         order = pipe.recv()
         if order is None:
             break
-        function, args, size, fresh = order
+        function, args = order
+        environ = dict(os.environ)
+        metrics._fd = None  # a process reports to one file for life; this one lives through many tests
         try:
-            if dist.is_initialized() and fresh != meeting:
-                dist.destroy_process_group()
-            os.environ.update({"RANK": str(rank), "WORLD_SIZE": str(size)})
-            os.environ.update({"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(min(2, size))})
             if size > 1 and not dist.is_initialized():
-                dist.init_process_group("gloo", init_method=f"file://{folder}/{fresh}", rank=rank, world_size=size)
-            meeting = fresh
+                dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=size)
             pipe.send((True, function(*args)))
         except BaseException as error:
             pipe.send((False, f"{type(error).__name__}: {error}\n{traceback.format_exc()}"))
+        os.environ.clear()
+        os.environ.update(environ)
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -79,48 +81,45 @@ def alone(output: str, function: Callable[..., int], args: Any) -> None:
 
 
 class GlooWorld:
-    def __init__(self, ranks: int = 4) -> None:
+    """Worlds that stay: one for each size that was asked for, as torch keeps groups of an earlier world in caches."""
+
+    def __init__(self) -> None:
         self.context = multiprocessing.get_context("forkserver")
         self.context.set_forkserver_preload(_PRELOADED)
         self.folder = tempfile.mkdtemp(prefix="gloo-")
-        self.ranks, self.size, self.worlds = ranks, 0, 0
+        self.worlds = 0
         self.meets = 2  # more attempts to meet
-        self.pipes: List[Connection] = []
-        self.processes: List[Any] = []
-        self._start()
+        self.ranks: Dict[int, List[Tuple[Connection, Any]]] = {}
 
-    def _start(self) -> None:
-        self.size = 0
-        for rank in range(self.ranks):
-            ours, theirs = self.context.Pipe()
-            process = self.context.Process(target=serve, args=(rank, theirs, self.folder), daemon=True)
-            process.start()
-            self.pipes.append(ours)
-            self.processes.append(process)
+    def _world(self, size: int) -> List[Tuple[Connection, Any]]:
+        if size not in self.ranks:
+            self.worlds += 1
+            self.ranks[size] = []
+            for rank in range(size):
+                ours, theirs = self.context.Pipe()
+                args = (rank, size, theirs, f"{self.folder}/world-{self.worlds}")
+                process = self.context.Process(target=serve, args=args, daemon=True)
+                process.start()
+                self.ranks[size].append((ours, process))
+        return self.ranks[size]
 
     def run(self, function: Callable[..., Any], *args: Any, size: int = 4, seconds: float = 600) -> List[Any]:
         """`function(*args)` on ranks 0 to size - 1; their results in order. An error on any rank is raised here."""
-        if size != self.size:
-            if self.size:  # torch keeps groups of an earlier world in caches: fresh processes are cheap and clean
-                self.close(0)
-                self._start()
-            self.worlds += 1
-            self.size = size
-        for pipe in self.pipes[:size]:
-            pipe.send((function, args, size, f"world-{self.worlds}"))
+        pipes = [pipe for pipe, _ in self._world(size)]
+        for pipe in pipes:
+            pipe.send((function, args))
         answers = {}
         end = time.monotonic() + seconds
         while len(answers) < size and all(fine for fine, _ in answers.values()):
-            waiting = [pipe for i, pipe in enumerate(self.pipes[:size]) if i not in answers]
+            waiting = [pipe for i, pipe in enumerate(pipes) if i not in answers]
             ready = multiprocessing.connection.wait(waiting, end - time.monotonic())
             if not ready:
                 break
             for pipe in ready:
-                answers[self.pipes.index(pipe)] = pipe.recv()  # type: ignore[arg-type]
+                answers[pipes.index(pipe)] = pipe.recv()  # type: ignore[arg-type,union-attr]
         failed = {rank: value for rank, (fine, value) in answers.items() if not fine}
         if failed or len(answers) < size:
-            self.close(0)
-            self._start()
+            self._end(size, 0)
             unmet = any("in serve\n    dist.init_process_group" in value for value in failed.values())
             if unmet and self.meets:  # no rank has begun: a stranger's connection can spoil gloo's first meeting
                 self.meets -= 1
@@ -136,11 +135,14 @@ class GlooWorld:
         process.start()
         return process
 
-    def close(self, patience: float = 10) -> None:
-        for pipe, process in zip(self.pipes, self.processes):
+    def _end(self, size: int, patience: float) -> None:
+        for pipe, process in self.ranks.pop(size):
             if patience:
                 pipe.send(None)
                 process.join(patience)
             process.kill()
             process.join()
-        self.pipes, self.processes = [], []
+
+    def close(self) -> None:
+        for size in [*self.ranks]:
+            self._end(size, 10)

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorData
 
 from drumbeat import train
 
-STEPS = 20
+STEPS = 12
 TOLERANCE = 1e-5
 Made = Tuple[
     nn.Module, Dataset[Any], Any, Dict[str, str]
@@ -27,7 +27,7 @@ Made = Tuple[
 
 
 class Words(Dataset[Dict[str, Tensor]]):
-    """Dict batches as transformers' models take them, with padding: 20 steps of 8 and a last batch of 3."""
+    """Dict batches as transformers' models take them, with padding: steps of 8 and a last batch of 3."""
 
     def __init__(self) -> None:
         random = torch.Generator().manual_seed(1)
@@ -523,7 +523,7 @@ def one_world_after_another(port: int) -> int:
 
 
 def test_a_process_joins_one_world_after_another() -> None:
-    world = GlooWorld(2)
+    world = GlooWorld()
     try:
         assert world.run(one_world_after_another, free_port(), size=2) == [1, 1]
     finally:

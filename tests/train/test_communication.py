@@ -40,14 +40,12 @@ def figures(file: str, layout: str, sleep: float = 0.0) -> Dict[str, Any]:
     import torch
     import torch.distributed as dist
 
-    from drumbeat import metrics
     from drumbeat.train.models import llama
     from drumbeat.train.recipes.llama import LlamaSettings, run
     from drumbeat.train.settings import fill
     from drumbeat.train.step import Step
 
     llama.SHAPES["test"] = llama.LlamaShape(32, 2, 4, 2, 64, 256, 32)
-    metrics._fd = None
     os.environ["DRUMBEAT_METRICS"] = file
     count = Step._count
 
@@ -62,7 +60,6 @@ def figures(file: str, layout: str, sleep: float = 0.0) -> Dict[str, Any]:
         return run(fill(LlamaSettings, [*texts, "report_every=4"])).figures
     finally:
         Step._count = count  # type: ignore[method-assign]
-        del os.environ["DRUMBEAT_METRICS"]
 
 
 @pytest.mark.parametrize("layout", ["ddp", "fsdp", "tp", "pp"])

@@ -33,7 +33,7 @@ def qwen3(layout: str, plan: Optional[Dict[str, str]], accumulate: int = 1) -> T
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     trainer = train.setup(model, optimizer, layout=layout, plan=plan, accumulate=accumulate)
     losses = []
-    for rows in TOKENS.view(8, 4, 12).repeat(3, 1, 1):
+    for rows in TOKENS.view(8, 4, 12):
         share = trainer.batches([rows])
         losses += [float(trainer.step({"input_ids": x, "labels": x}).loss) for x in share]
     norm = model.model.layers[0].self_attn.q_norm.weight.detach()

@@ -14,15 +14,10 @@ from gloo_world import GlooWorld
 def run(name: str, texts: List[str], metrics: str = "") -> Any:
     import importlib
 
-    from drumbeat import metrics as own
     from drumbeat.train.settings import fill
-
-    own._fd = None  # a process reports to one file for life; these processes live through several tests
 
     if metrics:
         os.environ["DRUMBEAT_METRICS"] = metrics
-    else:
-        os.environ.pop("DRUMBEAT_METRICS", None)
     recipe = importlib.import_module(f"drumbeat.train.recipes.{name}")
     result = recipe.run(fill(recipe.SettingsClass, texts))
     return result.losses, result.validation[-1]
