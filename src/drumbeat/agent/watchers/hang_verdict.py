@@ -2,7 +2,7 @@
 
 A verdict needs an odd one out, or all ranks idle. Ranks that are all busy alike are working, however long it takes. A stopped
 rank, a rank that has left and mismatched collectives are hangs at once. A rank that stands still, spins or waits hangs after
-32 s without progress; one that computes, polls or transfers a few bytes hangs after minutes; one that transfers many bytes
+30 s without progress; one that computes, polls or transfers a few bytes hangs after minutes; one that transfers many bytes
 never does. After the last announced step, only ranks that wait in a collective hang.
 """
 
@@ -262,7 +262,7 @@ def _seen(looks: Sequence[RankLook]) -> Tuple[str, ...]:
 Key = Tuple[int, int]  # RankLook.key
 
 _NETWORK = 1e6  # bytes per second of a node: less is not worth waiting for
-PATIENCE = 32.0  # seconds without any sign of progress
+PATIENCE = 30.0  # seconds without any sign of progress
 _STORAGE_PATIENCE = 30.0  # seconds: a slow file system may hold a rank in the kernel for a while
 _WORKING_PATIENCE = 60.0  # seconds: a rank idles while others work
 _POLLS = 1.5  # wakeups per second; a sleeping rank that wakes more often may be polling for another
