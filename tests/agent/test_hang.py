@@ -698,6 +698,29 @@ def test_the_work_of_short_lived_processes_is_counted(tmp_path):
     assert used.cpu > 0.05 and used.cpu > 2 * own, (used, own)
 
 
+def test_a_child_that_computes_on_a_machine_that_gives_it_no_core_is_at_work(tmp_path):
+    core = min(os.sched_getaffinity(0))
+    spin = f"import os; os.sched_setaffinity(0, [{core}]); open('up', 'w').close()\nwhile True: pass"
+    least = f"import os; os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0)); {spin}"
+    rank = f"import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', {least!r}])"
+    others = [subprocess.Popen([sys.executable, "-S", "-c", spin], cwd=tmp_path) for _ in range(2)]
+    waits = subprocess.Popen(
+        [sys.executable, "-S", "-c", rank.replace("'up'", "'rank'")], cwd=tmp_path, start_new_session=True
+    )
+    try:
+        wait_for((tmp_path / "rank").exists, what="the child")
+        about = ("r", 0, {waits.pid: 0}, False, str(tmp_path))
+        earlier = Earlier(time.monotonic(), read_usage(*about))
+        time.sleep(2.0)
+        (seen,), _, _, _ = read_ranks(*about, [], earlier)
+    finally:
+        os.killpg(waits.pid, 9)
+        for process in (waits, *others):
+            process.kill()
+            process.wait()
+    assert seen.signs.startswith("it waits for a process of its own") and seen.still <= 0.1, seen
+
+
 VFORKS = "import ctypes, time; libc = ctypes.CDLL(None); print('go', flush=True); libc.vfork() or time.sleep(600)"
 
 

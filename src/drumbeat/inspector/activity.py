@@ -103,7 +103,7 @@ class Usage(NamedTuple):
     """Resources that a rank has used so far, including the processes below it and those of them that have ended."""
 
     state: str = ""  # of its main thread
-    cpu: float = 0.0  # seconds of a core that it has had, or that its main thread waited for
+    cpu: float = 0.0  # seconds of a core that it has had, or that a main thread of it waited for
     moved: int = 0  # bytes read and written
     own_moved: int = 0  # by the process that trains
     carried: int = 0  # bytes over its TCP connections, except those to the meeting point
@@ -224,10 +224,11 @@ def _usage(rank: RankProcesses, seen: Snapshot, sockets: Mapping[str, int]) -> U
     wakes = {pid: _wakes(pid) for pid in tree}
     port = identity_in(seen.environ(rank.main)).port
     held = {inode: ports for pid in tree for inode, ports in (seen.sockets(pid) or {}).items()} if sockets else {}
-    main, (ran, queued) = stats.get(rank.main), proc.scheduled(rank.main)
+    main, times = stats.get(rank.main), {pid: proc.scheduled(pid) for pid in {*tree, rank.main}}
+    ran, queued = times[rank.main]
     return Usage(
         main.state if main else "",
-        sum(stat.cpu + stat.waited for stat in stats.values()) + queued,
+        sum(stat.cpu + stat.waited for stat in stats.values()) + sum(waited for _, waited in times.values()),
         sum(moved.values()),
         moved.pop(rank.main, 0),
         sum(sockets.get(inode, 0) for inode, ports in held.items() if port not in ports),
