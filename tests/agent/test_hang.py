@@ -73,6 +73,7 @@ def test_the_odd_rank_is_named_with_what_it_does():
 def test_who_works_alone_is_given_time_unless_it_spins_in_one_place():
     assert verdict(busy(2)) is None
     assert verdict(busy(2), seconds=400.0) == ("hang-busy", 2)
+    assert verdict(busy(2, granted=0.2), seconds=400.0) is None, "it had a core for 80 s"
     assert verdict(busy(2, spins=True, still=20.0)) is None
     assert verdict(busy(2, spins=True)) == ("hang-loop", 2)
     assert verdict(busy(2), seconds=400.0, longest=150.0) is None

@@ -76,7 +76,8 @@ _OWN_LINE = regex(_OWN_WORDS)
 # Words of a program that ends before its last step on purpose, or that calls its work done.
 _ENDS = regex(
     r"(?i)\bearly.?stop|\bstop(?:s|ped|ping)\b|\bconverge[ds]?\b|\bpatience\b"
-    r"|\bmax(?:imum)?[ _-](?:steps?|iter|epochs?|time|runtime)|\breach(?:ed|es|ing)?\b|\b(?:target|goal|budget|limit) (?:is |was |has been )?(?:met|hit|used|exceeded|exhausted)"
+    r"|\bmax(?:imum)?[ _-](?:steps?|iter|epochs?|time|runtime)|\breach(?:ed|es|ing)?\b"
+    r"|\b(?:target|goal|budget|limit) (?:is |was |has been )?(?:met|hit|used|exceeded|exhausted)"
     r"|^\W*(?:all )?(?:done|finished|completed?)\b(?! (?:step|epoch|iter|batch))|train_runtime"
     r"|\b(?:training|run|job|fit|script|experiment) (?:is |has |was )?(?:completed?|finished|done|ended|over)\b"
 )

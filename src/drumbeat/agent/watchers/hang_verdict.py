@@ -319,10 +319,16 @@ def _stands(look: RankLook, word: str, silence: Silence) -> bool:
     if moves(look):
         return False
     if not silence.steps:
-        return silence.again and not look.signs or silence.seconds >= _BUSY_PATIENCE
+        return silence.again and not look.signs or silence.seconds * had_core(look) >= _BUSY_PATIENCE
     stood = silence.seconds if in_collective(look) else look.still
-    long = silence.seconds >= max(_BUSY_PATIENCE, _TIMES_LONGEST * silence.longest)
+    worked = silence.seconds * (had_core(look) if word == BUSY else 1.0)
+    long = worked >= max(_BUSY_PATIENCE, _TIMES_LONGEST * silence.longest)
     return long or (word != BUSY and stood >= PATIENCE)
+
+
+def had_core(look: RankLook) -> float:
+    """Return the share of its time that a rank that wants to compute had a core: on a crowded machine work takes longer."""
+    return 1.0 if look.granted is None else look.granted
 
 
 def _raised(looks: Sequence[RankLook], what: Mapping[Key, str], silence: Silence) -> Optional[RankLook]:
