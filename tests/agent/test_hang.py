@@ -512,6 +512,19 @@ def test_a_rank_that_waits_where_nobody_can_meet_it_is_named_before_the_first_st
     assert judge([late[0], other], Silence(12.0, False)).code == "hang-missed"
 
 
+def test_a_rank_that_tries_to_connect_where_nobody_listens_is_named_if_the_others_do_not_wait_for_it():
+    tries = look(1, call="clock_nanosleep", place="a.py:9 main", dials="node0:29501", missed="where nobody listens")
+    tries = replace(tries, signs="it woke 12 times in 8 s")
+    accepts = look(0, call="accept", place="a.py:3 main")
+    found = judge([accepts, tries], Silence(40.0, False, again=True))
+    assert (found.code, found.rank) == ("hang-missed", 1) and "one port on both sides" in found.fix
+    assert "rank 1 is trying to connect to node0:29501, where nobody listens, at a.py:9 main" in found.title
+    assert judge([accepts, tries], Silence(20.0, False, again=True)) is None, "it may come yet"
+    for_it = replace(accepts, call="recvfrom", waits_for="rank 1")
+    assert judge([for_it, tries], Silence(40.0, False)) is None, "it waits for a server of its own"
+    assert judge([replace(accepts, state="R", cpu=0.9), tries], Silence(40.0, False, again=True)) is None, "it works"
+
+
 def test_ranks_that_have_not_met_are_looked_at_early_three_times():
     hang = Hang("warn")
     hang.on(Saw("attempt", {"number": 0, "members": {0: {"host": "a", "ranks": 2}}}), 0.0)

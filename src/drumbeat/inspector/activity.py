@@ -186,8 +186,8 @@ def read_ranks(
             look = replace(look, waits_for=other_end(rank, ranks, then, run_id, told))
         if rank.unnumbered and rank.main in told:
             look = replace(look, rank=told[rank.main], unnumbered=False)
-        if look.meets:
-            look = replace(look, missed=_missed(rank, look.meets, then, run_id))
+        if look.meets or look.dials:
+            look = replace(look, missed=_missed(rank, look.meets or look.dials, then, run_id))
         looks.append(replace(look, signs=signs, still=round(still + seconds, 1)))
     stood = {look.pid: look.still for look in looks}
     own = [(rank, (then.sockets(rank.main) or {}).values()) for rank in ranks if not (rank.command or rank.unnumbered)]
@@ -411,7 +411,8 @@ def _look(
         ails=_ails(device, next((gpu for gpu in gpus if opened == (gpu.index,)), None)),
         command=rank.command,
         unnumbered=rank.unnumbered,
-        meets=_meets(rank.answers),
+        meets=_throughout(rank.answers, "meets"),
+        dials=_throughout(rank.answers, "dials"),
     )
 
 
@@ -460,9 +461,10 @@ def other_end(
     return f"{'its own ' if own else ''}process {pid} ({seen.processes[pid].program})" if pid else ""
 
 
-def _meets(answers: Sequence[Mapping[str, Any]]) -> str:
-    """Return host:port at which a rank has waited for the others during the whole look."""
-    places = {str(answer.get("meets") or "") for answer in answers}
+def _throughout(answers: Sequence[Mapping[str, Any]], name: str) -> str:
+    """Return host:port at which a rank has waited for the others (meets), or to which it tries to connect (dials), during the
+    whole look."""
+    places = {str(answer.get(name) or "") for answer in answers}
     return places.pop() if len(places) == 1 else ""
 
 

@@ -243,7 +243,9 @@ class Hang:
             return self._state(_expected(looks), seconds)
         calls = [had_core(look) for look in looks if class_of(look) == LOOP and not look.spins]
         call = _CALL / max(0.01, min(calls)) if calls else 0.0
-        patience = {"hang-all-idle": _PAUSE, "hang-loop": call}.get(finding.code if finding else "", 0.0)
+        patience = {"hang-all-idle": _PAUSE, "hang-missed": _CALL, "hang-loop": call}.get(
+            finding.code if finding else "", 0.0
+        )
         pause = seconds < patience
         if pause:
             self._next_look = min(self._next_look, now + patience - seconds)  # then it may end the run
