@@ -73,6 +73,7 @@ def test_the_odd_rank_is_named_with_what_it_does():
 def test_who_works_alone_is_given_time_unless_it_spins_in_one_place():
     assert verdict(busy(2)) is None
     assert verdict(busy(2), seconds=400.0) == ("hang-busy", 2)
+    assert verdict(busy(2, granted=0.2), seconds=400.0) is None, "it had a core for 80 s"
     assert verdict(busy(2, spins=True, still=20.0)) is None
     assert verdict(busy(2, spins=True)) == ("hang-loop", 2)
     assert verdict(busy(2), seconds=400.0, longest=150.0) is None
@@ -511,6 +512,19 @@ def test_a_rank_that_waits_where_nobody_can_meet_it_is_named_before_the_first_st
     assert judge([late[0], other], Silence(12.0, False)).code == "hang-missed"
 
 
+def test_a_rank_that_tries_to_connect_where_nobody_listens_is_named_if_the_others_do_not_wait_for_it():
+    tries = look(1, call="clock_nanosleep", place="a.py:9 main", dials="node0:29501", missed="where nobody listens")
+    tries = replace(tries, signs="it woke 12 times in 8 s")
+    accepts = look(0, call="accept", place="a.py:3 main")
+    found = judge([accepts, tries], Silence(40.0, False, again=True))
+    assert (found.code, found.rank) == ("hang-missed", 1) and "one port on both sides" in found.fix
+    assert "rank 1 is trying to connect to node0:29501, where nobody listens, at a.py:9 main" in found.title
+    assert judge([accepts, tries], Silence(20.0, False, again=True)) is None, "it may come yet"
+    for_it = replace(accepts, call="recvfrom", waits_for="rank 1")
+    assert judge([for_it, tries], Silence(40.0, False)) is None, "it waits for a server of its own"
+    assert judge([replace(accepts, state="R", cpu=0.9), tries], Silence(40.0, False, again=True)) is None, "it works"
+
+
 def test_ranks_that_have_not_met_are_looked_at_early_three_times():
     hang = Hang("warn")
     hang.on(Saw("attempt", {"number": 0, "members": {0: {"host": "a", "ranks": 2}}}), 0.0)
@@ -696,6 +710,29 @@ def test_the_work_of_short_lived_processes_is_counted(tmp_path):
         os.killpg(rank.pid, 9)
         rank.wait()
     assert used.cpu > 0.05 and used.cpu > 2 * own, (used, own)
+
+
+def test_a_child_that_computes_on_a_machine_that_gives_it_no_core_is_at_work(tmp_path):
+    core = min(os.sched_getaffinity(0))
+    spin = f"import os; os.sched_setaffinity(0, [{core}]); open('up', 'w').close()\nwhile True: pass"
+    least = f"import os; os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0)); {spin}"
+    rank = f"import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', {least!r}])"
+    others = [subprocess.Popen([sys.executable, "-S", "-c", spin], cwd=tmp_path) for _ in range(2)]
+    waits = subprocess.Popen(
+        [sys.executable, "-S", "-c", rank.replace("'up'", "'rank'")], cwd=tmp_path, start_new_session=True
+    )
+    try:
+        wait_for((tmp_path / "rank").exists, what="the child")
+        about = ("r", 0, {waits.pid: 0}, False, str(tmp_path))
+        earlier = Earlier(time.monotonic(), read_usage(*about))
+        time.sleep(2.0)
+        (seen,), _, _, _ = read_ranks(*about, [], earlier)
+    finally:
+        os.killpg(waits.pid, 9)
+        for process in (waits, *others):
+            process.kill()
+            process.wait()
+    assert seen.signs.startswith("it waits for a process of its own") and seen.still <= 0.1, seen
 
 
 VFORKS = "import ctypes, time; libc = ctypes.CDLL(None); print('go', flush=True); libc.vfork() or time.sleep(600)"

@@ -2,6 +2,7 @@
 
 import dis
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -39,6 +40,30 @@ def test_a_program_without_threads_ends_after_it_was_asked(tmp_path):
     finally:
         process.kill()
         process.wait()
+
+
+DIALS = f"""
+import sys, traceback
+sys.path.insert(0, {str(FOLDER)!r})
+import socket, stacks
+stacks.adapt(socket)
+for tries in range(1, 4):
+    try:
+        socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+    except ConnectionRefusedError as error:
+        frames = [each.filename for each in traceback.extract_tb(error.__traceback__)]
+    print(tries, stacks._dials())
+print(frames[-1])
+"""
+
+
+def test_a_process_that_is_refused_again_and_again_tells_where(tmp_path):
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))  # and nobody listens
+        port = str(bound.getsockname()[1])
+        argv = [sys.executable, "-S", "-c", DIALS, port]
+        done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=True)
+    assert done.stdout.split() == ["1", "2", "3", f"127.0.0.1:{port}", "<frozen", "socket>"], "a line of no program"
 
 
 LEAVES = f"""

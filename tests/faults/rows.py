@@ -49,7 +49,7 @@ class Row:
     absent: str = ""  # a file of the row's folder that must not be there
 
 
-# At once: stopped and dead peers, and collectives that do not match. After 32 s without progress: everything else.
+# At once: stopped and dead peers, and collectives that do not match. After 30 s without progress: everything else.
 _AT_ONCE, _STANDS = 15.0, 45.0
 
 HANGS = (
@@ -57,7 +57,8 @@ HANGS = (
     Row("rank asleep", "sleep", "hang-asleep", place="sleep", within=_STANDS),
     Row("endless loop", "loop", "hang-loop", place="loop", within=_STANDS),
     Row("endless loop that calls functions", "calls", "hang-loop", place="calls", within=_STANDS),
-    Row("endless loop in C", "c-loop", "hang-loop", within=_STANDS),
+    # One long C call may return: it is named, and ends a run only after five minutes.
+    Row("endless loop in C, only warned of", "c-loop", "hang-loop", hang="warn", exit_code=143, within=_STANDS),
     Row("deadlock on a lock", "lock", "hang-waits", place="lock", within=_STANDS),
     Row("data loader without an answer", "loader", "hang-waits", place="loader", within=_STANDS),
     Row("data loader that asks in vain, again and again", "asks", "hang-waits", place="asks", within=_STANDS),
@@ -82,7 +83,7 @@ HANGS = (
         for kind, code, place, within in (
             ("stop", "hang-stopped", "", _AT_ONCE), ("sleep", "hang-asleep", "sleep", _STANDS),
             ("loop", "hang-loop", "loop", _STANDS), ("calls", "hang-loop", "calls", _STANDS),
-            ("c-loop", "hang-loop", "", _STANDS), ("lock", "hang-waits", "lock", _STANDS),
+            ("lock", "hang-waits", "lock", _STANDS),
             ("gil", "hang-no-answer", "", _STANDS), ("leave", "hang-early-exit", "", _AT_ONCE),
         )
     ),

@@ -393,7 +393,7 @@ def test_what_is_said_of_ranks_that_were_never_seen_connected():
     rows = tuple(replace(row, node=0, world_size=2, joined=False) for row in world(ranks=range(2)))
     count.add(0, rows, 5.0)
     count.add(0, (), 6.0)  # they have ended
-    wanted = "the ranks ended before connections between all of them were seen (none were)"
+    wanted = "none of 2 ranks was seen connected to another: they ended too soon, or are copies that each train alone"
     assert count.at_end().summary == wanted
     count.add(0, (rows[0], replace(rows[1], joined=True)), 6.5)
     assert count.at_end().summary == wanted
@@ -553,7 +553,11 @@ def told(looks, level="stop"):
 
 def test_one_training_is_certain_only_by_what_its_ranks_send_each_other():
     connected, (at, _, summary, sure) = told([(1, None, one_node()), (3, None, one_node(sent=9_000_000))])
-    assert connected[1:] == ("as planned", "2 ranks connected (seen in 2 of 2 processes)", "likely")
+    assert connected[1:] == (
+        "as planned",
+        "2 ranks connected (seen in 2 of 2 processes); whether they train together shows in the data between them",
+        "likely",
+    )
     assert (at, summary, sure) == (3, "2 ranks in one world (seen in 2 of 2 processes)", "certain")
     apart = [
         replace(row, node=row.rank, sent=0, out=9_000_000, ends=((4 + row.rank, 5 - row.rank),)) for row in one_node()

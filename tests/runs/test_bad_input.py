@@ -95,3 +95,11 @@ def test_full_disk(drumbeat, tmp_path):
     if "mount" in done.stderr:
         pytest.skip(f"cannot mount here: {done.stderr}")
     assert done.returncode == 2 and "No space left" in done.stderr and "Traceback" not in done.stderr, done.stderr
+
+
+def test_a_limit_of_open_files_that_is_too_low_is_one_clear_end(drumbeat):
+    """The agent keeps descriptors to end with: its ranks, its words and its record need some."""
+    argv = f"ulimit -n 20; exec {sys.executable} -m drumbeat run --ranks-per-node 2 --name few -- true"
+    done = subprocess.run(["bash", "-c", argv], cwd=drumbeat.folder, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode and "Traceback" not in done.stderr, done.stderr
+    assert "failed     no more files can be opened on node 0" in done.stderr and "ulimit -n" in done.stderr, done.stderr

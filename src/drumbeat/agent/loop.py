@@ -39,6 +39,7 @@ _TICK = 0.25  # seconds
 _SERVE = 0.2  # seconds for messages in one turn
 _PATIENCE, _FEW = 0.02, 64  # seconds to wait for more after a turn with at most this many messages
 _AFTER_GRACE = 20.0  # seconds for all nodes to end after their ranks' grace, if nothing can be written any more
+_SPARE = 3  # descriptors kept to end with, once no more files can be opened
 _NODE_TICK = 0.1  # seconds between two ticks of our own node, however often the members of a large job wake us
 _CALM_TICK = 0.5  # seconds between two turns in which something is done, while all ranks only work
 
@@ -57,6 +58,7 @@ class Loop:
         self.selector.register(agent.wakeup.sock, selectors.EVENT_READ, self._on_signals)
         self.last_tick = 0.0
         self.served = 0  # messages in the last turn
+        self._spare = [os.dup(2) for _ in range(_SPARE)]
         self.without_room = False  # no further process could be started
         self.storage_until = 0.0  # deadline to end, once the run folder can no longer be written
 
@@ -84,6 +86,7 @@ class Loop:
         except Stopped:
             return self._leave()
         except OSError as error:  # before the ranks are started, or after they have ended
+            self._free_spare()
             if agent.node:
                 agent.node.kill()
                 shutil.rmtree(agent.node.local, ignore_errors=True)
@@ -102,14 +105,18 @@ class Loop:
             raise error
         if self.storage_until:
             return
-        grace = agent.order.stop_grace
+        self._free_spare()
+        finding, grace = self._refused(error), agent.order.stop_grace
+        what = "the run folder cannot be written" if finding.code == "storage" else finding.title
         agent.without_storage = True
         self.storage_until = time.monotonic() + grace + _AFTER_GRACE
-        agent.complain(
-            f"the run folder cannot be written: {error}; the ranks have {grace:g} s to save, then the run ends"
-        )
+        agent.complain(f"{what}: {error}; the ranks have {grace:g} s to save, then the run ends")
         agent.node.mute()
-        self.side.storage_lost(self._refused(error))
+        self.side.storage_lost(finding)
+
+    def _free_spare(self) -> None:
+        while self._spare:
+            os.close(self._spare.pop())
 
     def _no_room(self, error: BlockingIOError) -> None:
         """React to a lack of processes for ranks or checks: the run cannot go on, but its output is kept."""

@@ -34,13 +34,24 @@ _ACTS = ("CALL", "STORE", "DELETE", "FOR_ITER", "SEND", "YIELD", "IMPORT", "BEFO
 _CLOSED, _CLOSE_WAIT, _LISTENS = 7, 8, 10  # states of a TCP connection
 _NOTE = "end-"  # prefix of the names of notes
 
+_SHOWN = (
+    "<frozen socket>"  # as tracebacks show what stands between a program and its connection: no line of the program
+)
+_TRIES, _LATELY = 3, 20.0  # refused connections that count as trying again and again; seconds since the first of them
+_refused: List[Tuple[float, Any]] = []  # the last refused connections: when, and the address
+
 _serving = 0  # pid of the process that answers; its forks do not
 _endless: Dict[Tuple[CodeType, int], bool] = {}
 
 
-def adapt(_module: Any) -> None:
+def adapt(module: Any) -> None:
     """Answer in a process that may be a rank. A process that certainly is one calls `serve`."""
+    if getattr(module, "__name__", "").startswith("torch."):
+        store = sys.modules["torch._C._distributed_c10d"].TCPStore
+        store.__init__ = _noting_places(store.__init__)
+        return
     serve("python")
+    socket.socket.connect = _noting_refusals(socket.socket.connect)  # type: ignore[method-assign]
     show, leave = sys.excepthook, os._exit
 
     def note_and_show(kind: Any, value: Any, trace: Any) -> None:
@@ -53,6 +64,45 @@ def adapt(_module: Any) -> None:
 
     sys.excepthook, os._exit = note_and_show, note_and_leave  # type: ignore[assignment]
     atexit.register(note_end)
+
+
+def _noting_refusals(plain: Any) -> Any:
+    """Return `socket.connect` that keeps where it was refused: a rank that tries again and again looks like one that sleeps."""
+
+    def connect(self: socket.socket, address: Any) -> None:
+        try:
+            return plain(self, address)  # type: ignore[no-any-return]
+        except ConnectionRefusedError:
+            if isinstance(address, tuple):
+                _refused[:] = [*_refused, (time.monotonic(), address[:2])][-_TRIES:]
+            raise
+
+    connect.__code__ = connect.__code__.replace(co_filename=_SHOWN)
+    return connect
+
+
+def _noting_places(plain: Any) -> Any:
+    """Return the start of torch's store, with the places at which it is connecting now."""
+
+    def connect(self: Any, host_name: str, port: int, *more: Any, **named: Any) -> None:
+        connect.places.append((host_name, port))  # type: ignore[attr-defined]
+        try:
+            plain(self, host_name, port, *more, **named)
+        finally:
+            connect.places.pop()  # type: ignore[attr-defined]
+
+    connect.places = []  # type: ignore[attr-defined]
+    connect.__code__ = connect.__code__.replace(co_filename=_SHOWN)
+    return connect
+
+
+def _dials() -> str:
+    """Return host:port to which this process tries to connect again and again, and is refused; '' if it does not."""
+    store = getattr(sys.modules.get("torch._C._distributed_c10d"), "TCPStore", None)
+    places = set(getattr(getattr(store, "__init__", None), "places", ()))  # see `adapt`
+    if len(_refused) == _TRIES and time.monotonic() - _refused[0][0] < _LATELY:
+        places.update(address for _, address in _refused)
+    return "{}:{}".format(*places.pop()) if len(places) == 1 else ""
 
 
 def serve(kind: str = "rank") -> None:
@@ -185,7 +235,7 @@ def _answer(listener: socket.socket, starter: int) -> None:
                 connection.settimeout(_SECONDS)
                 frame = sys._current_frames().get(_main_thread(starter))
                 answer = {"pid": os.getpid(), "stack": _stack(frame), "flight": _flight(), "rank": _number()}
-                answer["meets"] = _meets(frame)
+                answer.update(meets=_meets(frame), dials=_dials())
                 del frame
                 connection.sendall(json.dumps(answer).encode())
         except Exception:  # noqa: BLE001, S112 - whatever a half-imported torch does here, the training goes on
@@ -205,7 +255,7 @@ def _stack(frame: Optional[FrameType]) -> List[List[Any]]:
     found: List[List[Any]] = []
     while frame is not None and len(found) < _DEEPEST:
         name = frame.f_code.co_filename
-        library = any(part in name for part in _LIBRARY)
+        library = name == _SHOWN or any(part in name for part in _LIBRARY)
         endless = _in_endless_loop(frame.f_code, frame.f_lasti)
         found.append([name, frame.f_lineno, frame.f_code.co_name, library, endless])
         frame = frame.f_back

@@ -103,7 +103,7 @@ class Usage(NamedTuple):
     """Resources that a rank has used so far, including the processes below it and those of them that have ended."""
 
     state: str = ""  # of its main thread
-    cpu: float = 0.0  # seconds of a core that it has had, or that its main thread waited for
+    cpu: float = 0.0  # seconds of a core that it has had, or that a main thread of it waited for
     moved: int = 0  # bytes read and written
     own_moved: int = 0  # by the process that trains
     carried: int = 0  # bytes over its TCP connections, except those to the meeting point
@@ -186,8 +186,8 @@ def read_ranks(
             look = replace(look, waits_for=other_end(rank, ranks, then, run_id, told))
         if rank.unnumbered and rank.main in told:
             look = replace(look, rank=told[rank.main], unnumbered=False)
-        if look.meets:
-            look = replace(look, missed=_missed(rank, look.meets, then, run_id))
+        if look.meets or look.dials:
+            look = replace(look, missed=_missed(rank, look.meets or look.dials, then, run_id))
         looks.append(replace(look, signs=signs, still=round(still + seconds, 1)))
     stood = {look.pid: look.still for look in looks}
     own = [(rank, (then.sockets(rank.main) or {}).values()) for rank in ranks if not (rank.command or rank.unnumbered)]
@@ -224,10 +224,11 @@ def _usage(rank: RankProcesses, seen: Snapshot, sockets: Mapping[str, int]) -> U
     wakes = {pid: _wakes(pid) for pid in tree}
     port = identity_in(seen.environ(rank.main)).port
     held = {inode: ports for pid in tree for inode, ports in (seen.sockets(pid) or {}).items()} if sockets else {}
-    main, (ran, queued) = stats.get(rank.main), proc.scheduled(rank.main)
+    main, times = stats.get(rank.main), {pid: proc.scheduled(pid) for pid in {*tree, rank.main}}
+    ran, queued = times[rank.main]
     return Usage(
         main.state if main else "",
-        sum(stat.cpu + stat.waited for stat in stats.values()) + queued,
+        sum(stat.cpu + stat.waited for stat in stats.values()) + sum(waited for _, waited in times.values()),
         sum(moved.values()),
         moved.pop(rank.main, 0),
         sum(sockets.get(inode, 0) for inode, ports in held.items() if port not in ports),
@@ -410,7 +411,8 @@ def _look(
         ails=_ails(device, next((gpu for gpu in gpus if opened == (gpu.index,)), None)),
         command=rank.command,
         unnumbered=rank.unnumbered,
-        meets=_meets(rank.answers),
+        meets=_throughout(rank.answers, "meets"),
+        dials=_throughout(rank.answers, "dials"),
     )
 
 
@@ -459,9 +461,10 @@ def other_end(
     return f"{'its own ' if own else ''}process {pid} ({seen.processes[pid].program})" if pid else ""
 
 
-def _meets(answers: Sequence[Mapping[str, Any]]) -> str:
-    """Return host:port at which a rank has waited for the others during the whole look."""
-    places = {str(answer.get("meets") or "") for answer in answers}
+def _throughout(answers: Sequence[Mapping[str, Any]], name: str) -> str:
+    """Return host:port at which a rank has waited for the others (meets), or to which it tries to connect (dials), during the
+    whole look."""
+    places = {str(answer.get(name) or "") for answer in answers}
     return places.pop() if len(places) == 1 else ""
 
 

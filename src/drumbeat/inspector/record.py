@@ -61,7 +61,8 @@ class RankLook:
     raised: str = ""  # the exception, if the last thing it wrote is a traceback
     raised_for: float = 0.0  # seconds since then
     meets: str = ""  # host:port at which it waits for the other ranks in the rendezvous
-    missed: str = ""  # why nobody can meet it there
+    dials: str = ""  # host:port to which it tries to connect again and again
+    missed: str = ""  # why it reaches nobody there
     ras: str = ""  # what NCCL's RAS says about it
     # from RAS: true if it has launched fewer collectives than others of its communicator, false if more
     behind: Optional[bool] = None

@@ -87,6 +87,7 @@ def _one_world(members: Sequence[Row], seen: Tuple[str, ...], begun: Begun) -> V
     )
     little = not hidden and total > 1 and sent >= ENOUGH and each is not None and each < _PER_STEP
     proven = total == 1 or (not hidden and not little and (sent >= PLENTY or (each is not None and sent >= ENOUGH)))
+    early = not (proven or little or hidden)
     of_them = f"(seen in {total} of {count(total, 'process', 'processes')})"
     summary = f"{count(total, 'rank')} {'in one world' if proven else 'connected'} {of_them}"
     if hidden == "MPI":
@@ -95,12 +96,14 @@ def _one_world(members: Sequence[Row], seen: Tuple[str, ...], begun: Begun) -> V
         summary += f"; what they exchange is not visible here ({hidden})"
     if little:
         summary += f"; they exchange {each} bytes per step, so it is not proven that they average gradients"
+    if early:
+        summary += "; whether they train together shows in the data between them"
     if inner:
         summary += f"; {inner} processes below it are connected to each other, and may be ranks of their own"
     seen += (LITTLE,) if little else ("bytes of the TCP connections between them",) if proven and total > 1 else ()
     sure = CERTAIN if proven and met and not inner else LIKELY
-    early = not (proven or little or hidden) and sent >= ENOUGH
-    unseen = (f"what they exchange: {hidden}",) if hidden else ("whether they exchange gradients",) if early else ()
+    unseen: Tuple[str, ...] = (f"what they exchange: {hidden}",) if hidden else ()
+    unseen = ("whether they exchange gradients",) if early and sent >= ENOUGH else unseen
     return Verdict("world", AS_PLANNED, sure, summary, seen=seen, unseen=unseen, count=total)
 
 
@@ -298,8 +301,9 @@ def ended_early(rows: Sequence[Row], planned: Planned) -> str:
     ranks = _ranks(rows, planned) or rows
     most = max((len(group) for group in _groups(ranks)), default=0)
     total = max(len(ranks), planned.world_size)
-    connected = f"{most} of {total} were" if most > 1 else "none were"
-    return f"the ranks ended before connections between all of them were seen ({connected})"
+    if most < 2:
+        return f"none of {total} ranks was seen connected to another: they ended too soon, or are copies that each train alone"
+    return f"the ranks ended before connections between all of them were seen ({most} of {total} were)"
 
 
 def _unnumbered(rows: Sequence[Row], ranks: Sequence[Row], planned: Planned, seen: Tuple[str, ...]) -> Verdict:

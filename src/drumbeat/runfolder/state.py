@@ -231,12 +231,10 @@ def world_unproven(events: Iterable[Event], progress: Progress) -> str:
     last = next(reversed(verdicts_of("world", last_attempt(events))), None)
     if last is None or last.confidence == CERTAIN or last.findings or (last.count or 0) < 2:
         return ""
-    short = progress.last_t is not None and progress.seconds < _JUDGED_AFTER
-    return (
-        f"{last.summary}; the training was too short to see whether they are one training or copies of it"
-        if short
-        else ""
-    )
+    if progress.last_t is None or progress.seconds >= _JUDGED_AFTER:
+        return ""
+    connected = last.summary.partition("; whether they train")[0]
+    return f"{connected}; the training was too short to see whether they are one training or copies of it"
 
 
 def ranks_seen(events: Iterable[Event]) -> Optional[int]:

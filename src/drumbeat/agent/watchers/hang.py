@@ -20,6 +20,7 @@ from drumbeat.agent.watchers.hang_verdict import (
     Silence,
     class_of,
     doing,
+    had_core,
     judge,
     say_of,
     with_ras,
@@ -240,8 +241,9 @@ class Hang:
         finding = judge(_expected(looks), silence)
         if finding is None and not one_rank:
             return self._state(_expected(looks), seconds)
-        proven = all(look.spins for look in looks if class_of(look) == LOOP)
-        patience = {"hang-all-idle": _PAUSE, "hang-loop": 0.0 if proven else _CALL}.get(
+        calls = [had_core(look) for look in looks if class_of(look) == LOOP and not look.spins]
+        call = _CALL / max(0.01, min(calls)) if calls else 0.0
+        patience = {"hang-all-idle": _PAUSE, "hang-missed": _CALL, "hang-loop": call}.get(
             finding.code if finding else "", 0.0
         )
         pause = seconds < patience

@@ -2,7 +2,7 @@
 
 A verdict needs an odd one out, or all ranks idle. Ranks that are all busy alike are working, however long it takes. A stopped
 rank, a rank that has left and mismatched collectives are hangs at once. A rank that stands still, spins or waits hangs after
-32 s without progress; one that computes, polls or transfers a few bytes hangs after minutes; one that transfers many bytes
+30 s without progress; one that computes, polls or transfers a few bytes hangs after minutes; one that transfers many bytes
 never does. After the last announced step, only ranks that wait in a collective hang.
 """
 
@@ -58,7 +58,7 @@ def class_of(look: RankLook) -> str:
     if look.cpu >= _BUSY or look.state == "R":
         if pending:
             return WAITS  # NCCL waits by spinning
-        return LOOP if look.spins or (look.asked is False and look.still >= PATIENCE) else BUSY
+        return LOOP if look.spins or (look.asked is False and look.still * had_core(look) >= PATIENCE) else BUSY
     if look.asked is False:
         return SILENT
     if activity.in_loader(look.stack):
@@ -107,6 +107,8 @@ def doing(look: RankLook) -> str:
         )
     if look.raised:
         return f"waiting after it raised {look.raised}"
+    if look.missed and not look.meets:
+        return f"trying to connect to {look.dials}, {look.missed}{at and ','}{at}"
     if look.missed:
         return f"waiting for the other ranks at {look.meets}, {look.missed}{at and ','}{at}"
     if word == INPUT:
@@ -206,8 +208,9 @@ def held_up(word: str, odd: Sequence[RankLook], looks: Sequence[RankLook], silen
     else:
         title = f"{waited}: no rank is working{_rest(looks, odd, 3)}"
     one = len(odd) == 1 and not (first.command or first.unnumbered)
+    how = "no-line" if word in _WITH_A_LINE and not line else "dials" if word == MISSED and not first.meets else ""
     return find(
-        f"hang-{word}", "no-line" if word in _WITH_A_LINE and not line else "", title=title, pid=first.pid,
+        f"hang-{word}", how, title=title, pid=first.pid,
         who=_name(first), where=first.host or "that node", line=line, tool="" if first.stack else "py-spy",
         evidence=_evidence(odd, looks), node=first.node if odd else None, host=first.host if odd else None,
         rank=first.rank if one else None, confidence=LIKELY, seen=_seen(looks),
@@ -262,7 +265,7 @@ def _seen(looks: Sequence[RankLook]) -> Tuple[str, ...]:
 Key = Tuple[int, int]  # RankLook.key
 
 _NETWORK = 1e6  # bytes per second of a node: less is not worth waiting for
-PATIENCE = 32.0  # seconds without any sign of progress
+PATIENCE = 30.0  # seconds without any sign of progress
 _STORAGE_PATIENCE = 30.0  # seconds: a slow file system may hold a rank in the kernel for a while
 _WORKING_PATIENCE = 60.0  # seconds: a rank idles while others work
 _POLLS = 1.5  # wakeups per second; a sleeping rank that wakes more often may be polling for another
@@ -282,7 +285,7 @@ def judge(looks: Sequence[RankLook], silence: Silence) -> Optional[Finding]:
     raised = _raised(looks, what, silence)
     if raised:
         return held_up(RAISED, [raised], looks, silence)
-    missed = _missed(looks)
+    missed = _missed(looks, what, silence)
     if missed:
         return held_up(MISSED, missed, looks, silence)
     if silence.done and not any(in_collective(look) for look in looks):
@@ -319,10 +322,16 @@ def _stands(look: RankLook, word: str, silence: Silence) -> bool:
     if moves(look):
         return False
     if not silence.steps:
-        return silence.again and not look.signs or silence.seconds >= _BUSY_PATIENCE
+        return silence.again and not look.signs or silence.seconds * had_core(look) >= _BUSY_PATIENCE
     stood = silence.seconds if in_collective(look) else look.still
-    long = silence.seconds >= max(_BUSY_PATIENCE, _TIMES_LONGEST * silence.longest)
+    worked = silence.seconds * (had_core(look) if word == BUSY else 1.0)
+    long = worked >= max(_BUSY_PATIENCE, _TIMES_LONGEST * silence.longest)
     return long or (word != BUSY and stood >= PATIENCE)
+
+
+def had_core(look: RankLook) -> float:
+    """Return the share of its time that a rank that wants to compute had a core: on a crowded machine work takes longer."""
+    return 1.0 if look.granted is None else look.granted
 
 
 def _raised(looks: Sequence[RankLook], what: Mapping[Key, str], silence: Silence) -> Optional[RankLook]:
@@ -334,11 +343,15 @@ def _raised(looks: Sequence[RankLook], what: Mapping[Key, str], silence: Silence
     return max(over, key=lambda look: look.raised_for) if over and patient and not silence.others_go_on else None
 
 
-def _missed(looks: Sequence[RankLook]) -> List[RankLook]:
-    """Return the ranks that wait at a meeting point where nobody can meet them. Rank 0 listens once it waits itself; before
-    that nobody else can."""
+def _missed(looks: Sequence[RankLook], what: Mapping[Key, str], silence: Silence) -> List[RankLook]:
+    """Return the ranks that wait at a meeting point where nobody can meet them, or try to connect where nobody listens. In a
+    rendezvous rank 0 listens once it waits itself; else one of the others would, unless they all wait, and not for those ranks
+    (which then try to reach a server of theirs, that may yet come up)."""
+    rest = [look for look in looks if not look.missed]
     there = any(look.rank == 0 and look.meets and not look.unnumbered for look in looks)
-    return [look for look in looks if look.missed and (there or "answers," in look.missed)]
+    wait = all(what[each.key] in _IDLE and not (each.waits_for or in_collective(each)) for each in rest)
+    there = there or bool(rest and wait and silence.again and silence.seconds >= PATIENCE)
+    return [look for look in looks if look.missed and (there or (look.meets and "answers," in look.missed))]
 
 
 def _parted(looks: Sequence[RankLook]) -> Optional[Tuple[str, List[RankLook]]]:

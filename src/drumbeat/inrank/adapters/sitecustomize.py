@@ -19,6 +19,7 @@ ADAPTERS = {
     "tensorflow.python.distribute.cluster_resolver.tfconfig_cluster_resolver": "worker_list.py",
     "paddle.distributed.parallel": "worker_list.py",
     "socket": "stacks.py",
+    "torch.distributed.rendezvous": "stacks.py",
     "wandb": "trackers.py",
     "mlflow.tracking.fluent": "trackers.py",
     "aim.sdk.run": "trackers.py",
