@@ -1,13 +1,10 @@
 """A rank that leaves with exit code 0 before its last step, while the others go on: the run is doubtful."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
 
 from drumbeat.agent.member.progress import RankProgress
-from drumbeat.agent.ranks.ends import Explainer
-from drumbeat.agent.ranks.start import plain_end
 from drumbeat.agent.wire.messages import Done
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.records import Metric
@@ -44,43 +41,6 @@ def test_a_rank_that_was_told_to_end_from_outside(drumbeat):
     summary = json.loads((run / "summary.json").read_text())
     assert (summary["outcome"], summary["failure"]["code"], summary["failure"]["rank"]) == ("doubtful", "early-exit", 0)
     assert "rank 0 ended with exit code 0 at step 5 of 30, others at step 30" in summary["failure"]["title"]
-
-
-SHORT = """
-import os, sys
-for step in range(1, 12):
-    print(f"step {step}/60 loss {2 / step:.3f}", flush=True)
-if os.environ["RANK"] == "0" and sys.argv[1:]:
-    print(*sys.argv[1:])
-"""
-
-
-@pytest.mark.parametrize(
-    "words, code, end", [((), 65, "doubtful"), (("Early stopping: no improvement for 3 epochs",), 0, "finished")]
-)
-def test_a_program_that_stops_short_of_its_own_total(drumbeat, words, code, end):
-    (drumbeat.folder / "t.py").write_text(SHORT)
-    done = drumbeat("run", "--ranks-per-node", "2", "--", "python", "t.py", *words)
-    assert done.returncode == code, done.stderr
-    said = f"{end}: finished in" if code else "finished in"
-    assert said in done.stderr and ("but its last step was 11 of 60" in done.stderr) == bool(code), done.stderr
-
-
-@pytest.mark.parametrize(
-    "line, says",
-    [
-        ("Early stopping at step 11", True), ("`Trainer.fit` stopped: `max_steps=11` reached.", True), ("Done.", True),
-        ("converged: loss below 1e-3", True), ("Time limit reached, saving", True), ("training finished in 3 s", True),
-        ("max_steps=11, leaving", True), ("step 11/60 loss 0.2", False), ("saved checkpoint 11", False), ("", False),
-        ("training stopped: connection error", False), ("caught signal 15, stopping", False), ("epoch 3 completed", False),
-    ],
-)  # fmt: skip
-def test_words_of_a_program_that_ends_on_purpose(line, says, tmp_path):
-    (tmp_path / "out").write_text(f"step 10/60 loss 0.3\n{line}\n")
-    logs = SimpleNamespace(log=lambda _attempt, _rank, name: str(tmp_path / name))
-    order = SimpleNamespace()
-    explainer = Explainer(order, logs, None, 0, str(tmp_path))
-    assert explainer.says_end(plain_end(0, 0, 1.0), False) is says
 
 
 def test_a_job_may_say_that_a_doubtful_end_is_fine(drumbeat):

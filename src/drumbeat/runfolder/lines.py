@@ -267,10 +267,7 @@ def end_words(summary: Summary) -> str:
     if summary.outcome == "requeue":
         return f"cancelled after {took}; its ranks ask to be started again (exit code 75): {_GO_ON}"
     if summary.outcome == "doubtful":
-        code = summary.failure.code if summary.failure else ""
-        why = _DOUBTS.get(code, "but what was written last is a failure")
-        short = summary.progress.short_words
-        why = f"but {short}" if short and code == "early-exit" else why
+        why = _DOUBTS.get(summary.failure.code if summary.failure else "", "but what was written last is a failure")
         return f"doubtful: finished in {took}, {why}; exit code {summary.exit_code}"
     if summary.outcome == "time-limit":
         return f"time-limit reached after {took}, exit code {summary.exit_code}"

@@ -12,8 +12,7 @@ from drumbeat.base.record import RecordError, from_plain, to_plain
 from drumbeat.runfolder.records import Metric, is_count
 
 AS_PRINTED = " as printed"  # after the unit of a figure whose scope (rank or job) is unknown
-# Kinds of a metric: a script has started another launcher; a program has said why it ends, or that it is done.
-STAGE, END = "stage", "end"
+STAGE = "stage"  # a metric's kind: a script has started another launcher
 BETWEEN_STAGES = "between stages"  # of `spent`: from the last step before that to the first one after it
 _MOST_KINDS = 32  # of `spent`: scripts may use any word
 _SHORT = 5.0  # seconds: over less, the times at which printed lines were read give no exact speed,
@@ -127,7 +126,6 @@ class Progress:
     reported_unit: str = ""
     spent: Dict[str, float] = field(default_factory=dict)  # kind -> seconds, as reported by the lowest rank
     ranks: int = 0  # that have reported a step
-    said_end: bool = False  # its last lines say why it ends, or that it is done
 
     def __post_init__(self) -> None:
         for name, unknown in _COUNTS.items():
@@ -167,8 +165,6 @@ class Progress:
             self._add_validation(metric.loss)
         elif metric.kind == "checkpoint" and metric.step is not None:
             self.saved = metric.step
-        elif metric.kind == END:
-            self.said_end = True
         elif metric.kind == STAGE:
             self._stage_began = metric.t + clock_offset
         elif metric.kind == "step":
@@ -274,7 +270,6 @@ class Progress:
             last = other.last_t + clock_offset
             self.last_t = last if self.last_t is None else max(self.last_t, last)
         self.printed = self.printed or other.printed
-        self.said_end = self.said_end or other.said_end
         if self.step is None:
             self.laps, self.stages = other.laps, other.stages
         for names in _OF_FIRST_NODE:
@@ -285,8 +280,8 @@ class Progress:
     @property
     def short_of_steps(self) -> bool:
         """Return true if the announced number of steps was certainly not reached: more are missing than lie between two reports.
-        False if that is unknown, e.g. because steps are counted per epoch, or if the program said why it ends."""
-        if self.step is None or self.steps is None or self.laps or self.target_reached or self.said_end:
+        False if that is unknown, e.g. because steps are counted per epoch."""
+        if self.step is None or self.steps is None or self.laps or self.target_reached:
             return False
         return self.steps - self.step > max(1, self.widest or self.first_step or 0)
 

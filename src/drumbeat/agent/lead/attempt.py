@@ -177,17 +177,6 @@ def left_behind(ended: Set[int], all_of_them: Sequence[int], each: bool, seconds
     )  # fmt: skip
 
 
-def _stopped_short(progress: Progress) -> Optional[Finding]:
-    """Report a program that ended before its announced steps without a word; None if it reported too few to know its pattern."""
-    if (progress.reports or 0) < _ENOUGH:
-        return None
-    return find(
-        "early-exit", "unfinished", counts=progress.counts, step=progress.step, steps=progress.steps, not_zero=NOT_ZERO,
-        confidence=LIKELY, seen=("the steps that were reported", "the last lines of all ranks"),
-    )  # fmt: skip
-
-
-_ENOUGH = 3  # reports after which a program's pattern is known
 _TOLD = regex(
     r"(?i)\b(?:sig(?:term|int|usr\d)|signal|terminat\w+|interrupt\w*|KeyboardInterrupt|SystemExit|preempt\w*)\b"
 )
@@ -310,10 +299,10 @@ class Attempt:
         doubtful = [end for end in self.ends if end.finding and not end.failed]
         doubtful = [end for end in doubtful if short or (end.finding and end.finding.code != CAUGHT)]
         first = min(doubtful, key=lambda end: (end.finding is None or end.finding.rank is None, end.at), default=None)
-        if first is None or first.finding is None:
-            return _stopped_short(progress) if short else self._left_early(progress)
-        if first.finding.code != CAUGHT:
-            return first.finding
+        if first is None and not short:
+            return self._left_early(progress)
+        if first is None or first.finding is None or first.finding.code != CAUGHT:
+            return first.finding if first else None
         where = f"it ended with exit code 0 at step {progress.step} of {progress.steps}"
         cause = f"{first.finding.cause}; {where}" if first.finding.cause else where
         return replace(first.finding, cause=cause, fix=first.finding.fix or NOT_ZERO)
@@ -321,8 +310,7 @@ class Attempt:
     def _left_early(self, progress: Progress) -> Optional[Finding]:
         """Report a rank that ended before its last step while the others made all of theirs."""
         last = progress.last_t
-        ends_well = progress.laps or progress.target_reached or progress.said_end
-        if not self.short or ends_well or progress.steps is None or last is None:
+        if not self.short or progress.laps or progress.target_reached or progress.steps is None or last is None:
             return None
         gone = [end for end in self.ends if end.rank in self.short and not end.of_command and end.at < last]
         if not gone:

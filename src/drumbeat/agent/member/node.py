@@ -415,8 +415,6 @@ class Node:
         self.events.write("rank-exited", {**about, "seconds": ended.seconds, "core_dumped": end.core_dumped})
         step = self.metrics.ranks.last(end.rank, time.monotonic())[0] or self.metrics.progress.step
         self.metrics.ranks.ended(None if end.of_command else end.rank)
-        if end.said_end:
-            self.metrics.end_said(end.rank, end.at)
         self.watch.feed("exited", about)
         if finding is not None:
             finding = replace(

@@ -15,7 +15,7 @@ from drumbeat.base import clock
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.runfolder.files import Tail, decode
 from drumbeat.runfolder.layout import NodeFolder
-from drumbeat.runfolder.progress import END, STAGE, Progress, median
+from drumbeat.runfolder.progress import STAGE, Progress, median
 from drumbeat.runfolder.records import Metric, parse_metric, so_far_line
 
 # Progress and pace of each rank of this node, from its reports. A heartbeat gets only a small part of constant size.
@@ -198,10 +198,6 @@ class NodeMetrics:
         self._stages += 1
         record = {"t": t, "rank": rank, "kind": STAGE, "stage": self._stages}
         self._notes.append(json.dumps(record))
-
-    def end_said(self, rank: int, t: float) -> None:
-        """Record that a rank's last lines say why it ends, or that it is done."""
-        self._notes.append(json.dumps({"t": t, "rank": rank, "kind": END}))
 
     def finish(self, meanwhile: Callable[[], None]) -> None:
         """Have the rest of the ranks' output read, unless the storage does not answer. Called when the ranks have ended."""

@@ -73,17 +73,6 @@ _SIGN = regex(
 )
 _ERROR_LINE = regex(r"(?:ERROR|CRITICAL|FATAL)\b")
 _OWN_LINE = regex(_OWN_WORDS)
-# Words of a program that ends before its last step on purpose, or that calls its work done.
-_ENDS = regex(
-    r"(?i)\bearly.?stop|\bstop(?:s|ped|ping)\b|\bconverge[ds]?\b|\bpatience\b"
-    r"|\bmax(?:imum)?[ _-](?:steps?|iter|epochs?|time|runtime)|\breach(?:ed|es|ing)?\b"
-    r"|\b(?:target|goal|budget|limit) (?:is |was |has been )?(?:met|hit|used|exceeded|exhausted)"
-    r"|^\W*(?:all )?(?:done|finished|completed?)\b(?! (?:step|epoch|iter|batch))|train_runtime"
-    r"|\b(?:training|run|job|fit|script|experiment) (?:is |has |was )?(?:completed?|finished|done|ended|over)\b"
-)
-_NOT_ON_PURPOSE = regex(
-    r"(?i)\b(?:fail|error|abort|interrupt|exception|traceback|kill|signal|sigterm|unable|cannot)|\bnot\b"
-)
 
 
 @dataclass(frozen=True)
@@ -275,13 +264,6 @@ class Explainer:
             return None
         quoted = self._quoted(*found)
         return replace(quoted, code=CAUGHT, title=quoted.evidence[0].text[:200])
-
-    def says_end(self, end: End, every_rank: bool) -> bool:
-        """Return true if the last lines say why the program ends, or that it is done."""
-        tails = [[line for line in each.lines if line.strip()] for each in self._streams(end, every_rank)]
-        return any(
-            _ENDS.search(line) and not _NOT_ON_PURPOSE.search(line) for last in tails for line in last[-_LAST_WORDS:]
-        )
 
     def _streams(self, end: End, every_rank: bool) -> List[RankStream]:
         """Return the output of the rank; for a node's command, that of the command and all its ranks."""
@@ -483,9 +465,7 @@ def read_exit(launcher: Direct, explainer: Explainer, attempt: int, ended: Exit)
         elif finding is None and not ended.by_us:
             one_of_many = not (launcher.is_rank or end.of_command)  # the driver of its launcher has seen its exit code
             look = explainer.doubt if launcher.may_hide_failures and not one_of_many else explainer.caught
-            whole = launcher.once and not one_of_many
-            finding = look(end, whole)
-            end = replace(end, said_end=finding is None and explainer.says_end(end, whole))
+            finding = look(end, launcher.once and not one_of_many)
         elif finding is not None and finding.code == STAGE_FAILED:
             finding = _with_cause(finding, launcher, explainer, end)
         found.append(RankExit(replace(end, finding=finding), ended.seconds, by_us))

@@ -97,7 +97,6 @@ class End:
     own: bool = False  # it raised, and no lost connection was the reason
     noted: Optional[float] = None  # when it raised or exited, by its own record
     since: Optional[float] = None  # when it was last seen alive
-    said_end: bool = False  # its last lines say why it ends, or that it is done
 
 
 def plain_end(rank: int, status: int, at: float) -> End:
