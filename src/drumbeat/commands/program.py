@@ -369,10 +369,12 @@ _LIMIT = 1 << 18  # bytes
 
 def reader(workdir: str, path: str) -> Callable[[str], str]:
     """Return a reader of scripts by the word that the command has for them: a path from the working directory, or a name
-    in PATH."""
+    in PATH. A word that ends with a slash is a folder: its path, if it is there."""
 
     def read(word: str) -> str:
         place = os.path.join(workdir, word)
+        if word.endswith("/"):
+            return place if os.path.isdir(place) else ""
         if not os.path.isfile(place):
             place = ("" if "/" in word else shutil.which(word, path=path)) or ""
         try:

@@ -451,7 +451,7 @@ def run_queued(command: Sequence[str], waits: bool = True) -> int:
     ticket = queue.join(order.run_id) if waits else ""
     try:
         print(own_process(), flush=True)
-        _leave_terminal(RunFolder(order.folder).at("desk.log"))
+        _leave_terminal(RunFolder(order.folder).desk_log)
         return _become(command, folder, order, queue, ticket) if command else _in_turn(order, queue, ticket)
     except BaseException:
         os.write(2, traceback.format_exc().encode())
@@ -494,6 +494,7 @@ def _in_turn(order: Order, queue: Queue, ticket: str) -> int:
         if environ is None:
             time.sleep(_EVERY)
     if environ is not None:
+        environ["DRUMBEAT_BEGAN"] = str(int(time.time()))
         try:
             with open(redacting(2), "wb") as pipe:
                 given = before_ranks(foreground, environ, output=pipe.fileno())
