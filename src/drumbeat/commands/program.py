@@ -84,6 +84,16 @@ class Script:
                 return found
         return ""
 
+    def trained(self, environ: Mapping[str, str]) -> str:
+        """Return the program that its launcher starts in each rank; '' if that is not known."""
+        for words in filter(launcher_in, self.commands(environ)):
+            try:
+                found = find_launcher(words)
+            except Problem:
+                return ""
+            return found.script[0] if found and found.script else ""
+        return ""
+
     def pythons(self, environ: Mapping[str, str]) -> List[str]:
         """Return interpreters that it calls by name, if it starts a launcher by `python -m`."""
         commands = self.commands(environ)
