@@ -148,7 +148,8 @@ def tunable(
         if script is not None:
             example = f"{own} {wanted}, and in {expanded[script]} ${{{len(expanded) - script}}} in its place"
         raise Problem(
-            f"no {wanted} in the command", f"write {wanted} where the {kind} goes, such as: {example}; recipes need none"
+            f"no {wanted} in the command",
+            f"write {wanted} where the {kind} goes, such as: {example}; recipes need none",
         )
     unknown = [name for name in given if name not in found and not (name == "layout" and set(DEGREES) & set(found))]
     if unknown:

@@ -26,6 +26,7 @@ from drumbeat.base.order import Container, Order, load_order
 from drumbeat.base.problem import Problem
 from drumbeat.base.proc import children
 from drumbeat.base.processes import become_subreaper, fork, redacting
+from drumbeat.base.record import RecordError
 from drumbeat.base.signals import EXIT_MUSTER, STOP_REQUESTS, STOPS, heed_stops
 from drumbeat.bundle.build import cached_bundle
 from drumbeat.bundle.pinned import pinned
@@ -476,10 +477,15 @@ def _become(command: Sequence[str], folder: str, order: Order, queue: Queue, tic
     for number in STOPS:
         signal.signal(number, lambda number, frame: sys.exit(128 + number))
     environ = None
-    while environ is None:
-        environ = _turn(order, queue, ticket)
-        if environ is None:
-            time.sleep(_EVERY)
+    try:
+        while environ is None:
+            environ = _turn(order, queue, ticket)
+            if environ is None:
+                time.sleep(_EVERY)
+    except SystemExit:
+        with contextlib.suppress(RecordError):  # cancelled before its desk had written run.json
+            _record(order, cancelled=True)
+        raise
     os.dup2(2, 1)
     os.chdir(folder)
     os.execve(command[0], [*command], environ)
