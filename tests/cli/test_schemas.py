@@ -1,6 +1,8 @@
 """What each command prints with --json is what its published schema says, and the schema names every key of it."""
 
+import hashlib
 import json
+import os
 import re
 
 import jsonschema
@@ -60,6 +62,41 @@ def test_every_command_with_json_has_a_schema():
         jsonschema.Draft202012Validator.check_schema(schema)
         assert schema["$id"].startswith(f"drumbeat:{name}:")
     assert "seconds since" in json.dumps(schema_of("report")), "what the source says of a field"
+
+
+def test_changed_keys_raise_the_version():
+    """DRUMBEAT_WRITE_GOLDEN=1 records the keys, once the version beside them is another one."""
+    path = ROOT / "tests/golden/schemas.json"
+    records, commands = {}, {}
+    for name in sorted(SHAPES):
+        keys = {}
+        collect(schema_of(name), name, keys)
+        records.update(keys)
+        told = json.dumps(keys, sort_keys=True)
+        commands[name] = [schema_of(name)["$id"].split(":")[2], hashlib.sha256(told.encode()).hexdigest()[:12]]
+    old = json.loads(path.read_text())["commands"] if path.exists() else {}
+    changed = [name for name, (version, keys) in commands.items() if name in old and old[name][1] != keys]
+    same = [name for name in changed if old[name][0] == commands[name][0]]
+    assert not same, f"other keys in --json of {same}: raise VERSION in cli/schemas.py, or the record's own SCHEMA"
+    if os.environ.get("DRUMBEAT_WRITE_GOLDEN"):
+        lines = [f"  {json.dumps(name)}: {json.dumps(keys)}" for name, keys in sorted(records.items())]
+        told = [f"  {json.dumps(name)}: {json.dumps(each)}" for name, each in commands.items()]
+        path.write_text("\n".join(['{"commands": {', ",\n".join(told), '}, "keys": {', ",\n".join(lines), "}}", ""]))
+    assert json.loads(path.read_text())["commands"] == commands, "DRUMBEAT_WRITE_GOLDEN=1 records them"
+
+
+def collect(part, place, found):
+    """The keys of each object of a schema, by the record's name or the way to it."""
+    if isinstance(part, list):
+        for each in part:
+            collect(each, place, found)
+    if isinstance(part, dict):
+        if "properties" in part:
+            found[place] = sorted(part["properties"])
+        for key, value in part.items():
+            if isinstance(value, (dict, list)):
+                of_place = place if key in ("properties", "items", "anyOf") else f"{place}.{key}"
+                collect(value, key if "$defs" in (key, place) else of_place, found)
 
 
 def test_outputs_are_what_the_schemas_say(drumbeat):

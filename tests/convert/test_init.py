@@ -12,7 +12,7 @@ FOLDERS = {
     "one process": ({"train.py": LOOP, "model.py": "class Model: pass\n"}, "command: python train.py", "ranks-per-node: 1"),
     "ddp beside tools": ({"main.py": DDP, "plot.py": "print(1)\n", "test_x.py": LOOP}, "python main.py", "torch.distributed"),
     "accelerate": ({"run.py": "from accelerate import Accelerator\na = Accelerator()\n" + LOOP}, "python run.py", "accelerate"),
-    "a launcher": ({"go.sh": "torchrun --nproc-per-node 2 train.py\n", "train.py": DDP}, "bash go.sh", "starts torchrun"),
+    "a launcher": ({"go.sh": "torchrun --nproc-per-node 2 train.py\n", "train.py": DDP}, "bash go.sh", "torchrun train.py"),
     "below": ({"src/train.py": DDP, "README.md": "x"}, "command: python src/train.py", "name: train"),
     "venv": ({"train.py": DDP, ".venv/bin/activate": "", ".venv/pyvenv.cfg": ""}, "setup: source .venv/bin/activate", "train"),
     "uv": ({"train.py": DDP, "uv.lock": ""}, "command: uv run python train.py", "train"),

@@ -17,7 +17,7 @@ def codes(text, name="-"):
 
 
 READS_RANK = "import os\nrank = int(os.environ['RANK'])\nloss.backward()"
-PROGRAMS = dict.fromkeys(("ranks-unset", "tasks-without-step"), READS_RANK)  # that the examples start
+PROGRAMS = {"ranks-unset": READS_RANK, "tasks-without-step": READS_RANK, "output-folder-missing": ""}  # what they read
 
 
 @pytest.mark.parametrize("name", RULES)

@@ -35,6 +35,8 @@ def test_a_changed_batch_is_flagged():
     found = compare([run(4, 4000.0, 4096.0), run(8, 7600.0, 6000.0)])
     assert found.kind == "neither" and not found.fair
     assert any("NOT A FAIR COMPARISON" in line for line in said(found))
+    rates = [run(4, 4000.0, name=name, command=f"train.py --lr {name}") for name in ("0.1", "0.01")]
+    assert "Variants, not scaling" in "\n".join(said(compare(rates))) and not compare(rates).fair
     assert any(line == "differs: batch of a step: 4,096 tokens (run-4); 6,000 tokens (run-8)" for line in said(found))
 
 

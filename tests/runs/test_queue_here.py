@@ -53,7 +53,9 @@ def test_runs_wait_for_each_other_and_end_well(here, tmp_path):
     finally:
         go.touch()
     assert first.wait(120).summary.exit_code == 0
-    assert second.wait(120).summary.exit_code == 0 and second.run.order().nodes == 2
+    ended = second.wait(120)
+    assert ended.summary.exit_code == 0 and second.run.order().nodes == 2
+    assert ended.state == "finished" and ended.summary.ledger["queue"] > ended.summary.ledger["training"] == 0
     assert [line.text for line in first.logs()] == ["went"]
     wait_for(lambda: not Queue(os.environ).tickets())
 

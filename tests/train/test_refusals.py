@@ -34,7 +34,7 @@ SMALL = ["steps=2", "batch=2", "validation=0", "report_every=1"]
         (["resnet", "--set", "batch=0"], ["batch=0", "a whole number of at least 1"]),
         (["wide-resnet", "--set", "keep=-1"], ["keep=-1", "a whole number of at least 0"]),
         (["wide-resnet", "--set", "save_every=-5"], ["save_every=-5", "a whole number of at least 0"]),
-        (["llama", "--set", "report_every=0"], ["report_every=0", "a whole number of at least 1"]),
+        (["llama", "--set", "report_every=-1"], ["report_every=-1", "a whole number of at least 0"]),
         (["llama", "--set", "warmup=-2"], ["warmup=-2", "a whole number of at least -1"]),
         (["llama", "--set", "compile=maybe"], ["compile=maybe", "yes or no"]),
         (["llama", "--set", "steps"], ["'steps' is no setting", "key=value"]),

@@ -14,6 +14,7 @@ from drumbeat.train.settings import Settings, fill  # noqa: E402
         (["steps=50"], 5),
         (["steps=1000"], 10),
         (["steps=20", "report_every=20"], 20),
+        (["steps=20", "report_every=10"], 10),
         (["steps=1"], 1),
     ],
 )

@@ -1,6 +1,7 @@
 """Real trials on two ranks: scripts that fit, run out of memory, hang, break. None of them leaves anybody behind."""
 
 import json
+import re
 import signal
 import sys
 from pathlib import Path
@@ -212,11 +213,17 @@ def test_a_submitted_tuning_waits_in_this_machines_queue_and_is_cancelled_by_its
     first, second = (tune(flags=words)[1] for _ in range(2))
     assert "no GPU" in shown.stderr or "GPU-hours" in shown.stderr
     assert first["handle"].startswith("local://") and not list(drumbeat.folder.glob("runs/*batch*/tune.json"))[1:]
+    run_id = Path(second["folder"]).name
+    assert re.search(rf"^{run_id} +queued ", drumbeat.here("list").stdout, re.MULTILINE)
     done = drumbeat.here("cancel", second["handle"])
     assert done.returncode == 0, done.stderr
     results = Path(first["folder"]) / "tune.json"
     wait_for(lambda: results.exists() and json.loads(results.read_text())["ended"], 200, "the tuning")
     answer = json.loads(results.read_text())
     assert [trial["outcome"] for trial in answer["trials"]][:2] == ["ok", "ok"] and answer["recommended"]
-    assert "recommended" in (results.parent / "desk.log").read_text()
     assert not (Path(second["folder"]) / "tune.json").exists()
+    listed = drumbeat.here("list").stdout
+    assert re.search(rf"^{run_id} +cancelled ", listed, re.MULTILINE), listed
+    finished = rf"^{Path(first['folder']).name} +finished "
+    wait_for(lambda: re.search(finished, drumbeat.here("list").stdout, re.MULTILINE), 60, "its last word")
+    assert "recommended" in (results.parent / "desk.log").read_text()

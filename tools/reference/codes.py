@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Dict, List, Mapping, Tuple
+from typing import Dict, List, Mapping, Set, Tuple
 
 from drumbeat.findings.catalog import entries
 from drumbeat.findings.model import ERROR, INFO, OK, WAS
@@ -13,8 +13,8 @@ _INTRO = """\
 <!-- Made by: python -m tools.reference. The words are in src/drumbeat/findings and src/drumbeat/logs/rules. -->
 # Codes of findings
 
-Cause, evidence and fix come with each finding. Codes are stable, titles may change; `...` stands for a value. Notes are left
-out (`drumbeat diagnose --rules` lists those of logs).
+Cause, evidence and fix come with each finding. Codes are stable, titles may change; `...` stands for a value. A code that several
+parts of drumbeat give stands once. Notes are left out (`drumbeat diagnose --rules` lists those of logs).
 """
 
 # What no rule gives, because it does not rest on one line. A test compares this with the source.
@@ -47,19 +47,20 @@ _KINDS = {
 
 def page() -> str:
     lines = [_INTRO]
-    lines += _list("Answers that rest on more than one line", sorted(_ANSWERS.items()))
+    shown: Set[str] = set()
+    lines += _list("Answers that rest on more than one line", sorted(_ANSWERS.items()), shown)
     kinds: Dict[str, Dict[str, List[Rule]]] = {}
     for rule in rulebook().rules:
         kinds.setdefault(_kind(rule), {}).setdefault(rule.code, []).append(rule)
     for kind, title in _KINDS.items():
-        lines += _list(title, [(code, _meaning(rules)) for code, rules in sorted(kinds[kind].items())])
-    lines += _list("Findings beside an answer", sorted(_BESIDE.items()))
+        lines += _list(title, [(code, _meaning(rules)) for code, rules in sorted(kinds[kind].items())], shown)
+    lines += _list("Findings beside an answer", sorted(_BESIDE.items()), shown)
     for title, files in _CATALOGS.items():
         found: Dict[str, List[Mapping[str, str]]] = {}
         for name, entry in [pair for file in files for pair in entries(file).items()]:
             found.setdefault(name.partition("/")[0], []).append(entry)
-        lines += _list(title, [(code, _of_entries(each)) for code, each in sorted(found.items()) if warns(each)])
-    lines += _list("Renamed codes: old, new", [(old, f"`{new}`") for old, new in sorted(WAS.items())])
+        lines += _list(title, [(code, _of_entries(each)) for code, each in sorted(found.items()) if warns(each)], shown)
+    lines += _list("Renamed codes: old, new", [(old, f"`{new}`") for old, new in sorted(WAS.items())], set())
     return "\n".join(lines)
 
 
@@ -93,5 +94,8 @@ def _general(words: str) -> str:
     return re.sub(r"(?<!=) ?\{\w+\}", " ...", re.sub(r"=\{\w+\}", "=...", whole)).replace("( ", "(").strip()
 
 
-def _list(title: str, rows: List[Tuple[str, str]]) -> List[str]:
-    return [f"## {title}\n", *(f"- `{code}`: {meaning}" for code, meaning in rows), ""]
+def _list(title: str, rows: List[Tuple[str, str]], shown: Set[str]) -> List[str]:
+    """Return the section, without the codes that are shown already."""
+    new = [(code, meaning) for code, meaning in rows if code not in shown]
+    shown.update(code for code, _ in new)
+    return [f"## {title}\n", *(f"- `{code}`: {meaning}" for code, meaning in new), ""]

@@ -23,7 +23,8 @@ def page() -> str:
         "`drumbeat COMMAND --help` shows what most people need, `--help-all` everything. `--json` prints machine-readable "
         "output, `--json-schema` its schema, `--debug` the traceback of an error. RUN is a name, a run id or the start of "
         "one, a run folder, or a scheduler's job; default: the newest [here](runfolder.md#which-run). Errors are text on "
-        "standard error, with `--json` too ([exit codes](agents.md#exit-codes)).",
+        "standard error, with `--json` too ([exit codes](agents.md#exit-codes)). "
+        "Commands that take JOB.yaml take the keys of a [job file](job.md) as flags, which override it.",
         "",
         "| command | what it does |",
         "|---|---|",
@@ -41,21 +42,18 @@ def page() -> str:
 
 def _table(parser: Any) -> List[str]:
     lines: List[str] = []
-    flags = 0
     for action in parser._actions:
         if action.help == argparse.SUPPRESS or _COMMON & set(action.option_strings):
             continue
         if _JOB & set(action.option_strings):
-            flags += 1
             continue
         if isinstance(action, argparse._SubParsersAction):
             lines += [f"| `{name}` | {_cell(sub.description or '')} |" for name, sub in action.choices.items()]
             continue
-        words = (action.help or "").replace("%%", "%").replace(_RUN, "a run")
+        words = (action.help or "").replace("%%", "%").replace(_RUN, "a run").replace("; flags override it", "")
         words = re.sub(r"; default: the newest( run)? here", "", words)
         lines.append(f"| {_names(action)} | {_cell(words)} |")
-    head = ["| argument | meaning |", "|---|---|"] if lines else ["No arguments."]
-    return head + lines + (["", "Also the keys of a [job file](job.md) as flags."] if flags > 9 else [])
+    return ["| argument | meaning |", "|---|---|", *lines] if lines else ["No arguments."]
 
 
 def _names(action: Any) -> str:

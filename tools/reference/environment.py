@@ -49,12 +49,17 @@ _WORDS = {
 
 def page() -> str:
     entries: Dict[str, List[Tuple[str, str, str]]] = {}
+    together: Dict[str, List[Tuple[str, str, str]]] = {}  # settings that are the only one of their name, by condition
     for made in COMPUTED:
         row = (made.value, made.when, made.why)
         entries.setdefault(made.name, []).append(row)
     for fixed in SETTINGS:
         row = (f"`{fixed.value}`", _condition(fixed.when), fixed.why)
         entries.setdefault(fixed.name, []).append(row)
+    for name, rows in list(entries.items()):
+        if len(rows) == 1 and sum(_condition(fixed.when) == rows[0][1] for fixed in SETTINGS) > 1:
+            together.setdefault(rows[0][1], []).append((name, *rows[0][::2]))
+            del entries[name]
     lines = [_INTRO, "| variable | what it is |", "|---|---|"]
     lines += [f"| `{name}` | {why.replace(_JAX, '')} |" for name, why in WHO.items()]
     lines.append(_TASKS)
@@ -62,6 +67,10 @@ def page() -> str:
         lines.append(f"## `{name}`\n")
         for value, when, why in entries[name]:
             lines.append(f"- {value} ({when})\n  {why[0].upper() + why[1:]}.")
+        lines.append("")
+    for when, settings in together.items():
+        lines.append(f"## {when}\n")
+        lines += [f"- `{name}={value.strip('`')}`: {why}" for name, value, why in sorted(settings)]
         lines.append("")
     lines += ["# Your variables that are checked\n"]
     lines += _grouped(

@@ -102,5 +102,5 @@ _PLAIN = ("text", "path", "shell", "number", "switch", "words", "duration", "tab
 def _kind(key: Key) -> str:
     if key.kind in _PLAIN and not key.allowed:
         return ""
-    words = "one of " + ", ".join(f"`{word}`" for word in key.allowed) if key.allowed else KINDS[key.kind]
+    words = "one of " + ", ".join(f"`{word}`" for word in key.allowed if word) if key.allowed else KINDS[key.kind]
     return words[0].upper() + words[1:]

@@ -22,6 +22,7 @@ _NEWEST = 20
 _HEAD = ("RUN", "STATE", "STEP", "SPEED", "ELAPSED", "LEFT")
 _GAP = "  "  # between two columns
 _LONGEST_STEP = 10
+_NO_TERMINAL = 1000  # columns: what reads a pipe or a file wants whole lines
 
 
 def add_arguments(parser: Any) -> None:
@@ -58,7 +59,7 @@ def run(args: Any) -> int:
     if not states:
         print("no run was started here yet" if args.here else "no run was started yet")
         return 0
-    for line in table(states, shutil.get_terminal_size((80, 24)).columns):
+    for line in table(states, shutil.get_terminal_size((_NO_TERMINAL, 24)).columns):
         print(line)
     if len(own) > len(states):
         print(f"({len(own) - len(states)} older: --all)")

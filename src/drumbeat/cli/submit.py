@@ -40,20 +40,19 @@ def run(args: Any) -> int:
     warn(order)
     order = order_after(order, [find_run(each, os.environ) for each in args.after_runs], _say)
     handle = submit(order, job_file, os.environ)
+    beside = sys.stderr if args.json else sys.stdout
     for node in order.resources.avoided:
-        print(f"{'exclude':<9} {node.host} ({node.why}); --bad-nodes use keeps it", file=sys.stderr)
+        print(f"{'exclude':<9} {node.host} ({node.why}); --bad-nodes use keeps it", file=beside)
     if args.json:
         job = handle.rpartition("/")[2]
         print_json({"handle": handle, "job": job, "run_id": order.run_id, "folder": order.folder}, None)
-        sys.stdout.flush()
     else:
         print(f"{'submitted':<9} {handle} as {order.run_id}")
-        print(f"{'folder':<9} {order.folder}", flush=True)
-    if args.follow or args.wait:
-        return _wait(order.folder, args.follow)
-    if not args.json:
-        print(f"{'follow':<9} drumbeat logs --follow {order.run_id}", file=sys.stderr)
-    return 0
+        print(f"{'folder':<9} {order.folder}")
+        if not (args.follow or args.wait):
+            print(f"{'follow':<9} drumbeat logs --follow {order.run_id}")
+    sys.stdout.flush()
+    return _wait(order.folder, args.follow) if args.follow or args.wait else 0
 
 
 def _say(text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from typing import Any
@@ -120,17 +121,24 @@ def _submit(args: Any, job: Any, asked: Any) -> int:
 
 def run_submitted(request: str) -> int:
     """Run a submitted tuning in its allocation: `_tune REQUEST`, called by the batch script."""
+    from drumbeat.backends.contract import CANCELLED, FAILED, FINISHED
+    from drumbeat.base.record import RecordError
+    from drumbeat.runfolder.summary import keep_last_word
     from drumbeat.tune.session import read_request, settle, sized
     from drumbeat.tune.trial_list import place_here
 
+    folder, why = os.path.dirname(os.path.abspath(request)), ""
     try:
         asked, job, folder = read_request(request)
         tuning = settle(asked, job, place_here(sized(job, asked.given), os.environ))
         tuning.folder = folder
-        return tune(tuning, as_json=False, dry=False)
+        code = tune(tuning, as_json=False, dry=False)
     except Problem as problem:
+        why, code = str(problem), problem.exit_code
         print(f"drumbeat tune: {problem}", file=sys.stderr)
-        return problem.exit_code
+    with contextlib.suppress(RecordError, OSError):  # one that was sent by hand, or a full disk
+        keep_last_word(folder, CANCELLED if code > 128 else FAILED if code else FINISHED, why)
+    return code
 
 
 def tune(tuning: Any, as_json: bool, dry: bool) -> int:

@@ -84,6 +84,16 @@ class Script:
                 return found
         return ""
 
+    def trained(self, environ: Mapping[str, str]) -> str:
+        """Return the program that its launcher starts in each rank; '' if that is not known."""
+        for words in filter(launcher_in, self.commands(environ)):
+            try:
+                found = find_launcher(words)
+            except Problem:
+                return ""
+            return found.script[0] if found and found.script else ""
+        return ""
+
     def pythons(self, environ: Mapping[str, str]) -> List[str]:
         """Return interpreters that it calls by name, if it starts a launcher by `python -m`."""
         commands = self.commands(environ)
@@ -369,10 +379,12 @@ _LIMIT = 1 << 18  # bytes
 
 def reader(workdir: str, path: str) -> Callable[[str], str]:
     """Return a reader of scripts by the word that the command has for them: a path from the working directory, or a name
-    in PATH."""
+    in PATH. A word that ends with a slash is a folder: its path, if it is there."""
 
     def read(word: str) -> str:
         place = os.path.join(workdir, word)
+        if word.endswith("/"):
+            return place if os.path.isdir(place) else ""
         if not os.path.isfile(place):
             place = ("" if "/" in word else shutil.which(word, path=path)) or ""
         try:

@@ -147,8 +147,11 @@ def job_of(name: str, names: Sequence[str], read: Read, kind: Optional[str] = No
 
         return job_file(draft_of(text, name, None, read), name)
     if kind == LAUNCH:
-        launcher = read_script(("bash", name), lambda _: text).launcher({})
-        return _written(name, f"bash {_word(name)}", f"starts {launcher}", [], names, read)
+        inside = read_script(("bash", name), lambda _: text)
+        trained, ranks = inside.trained({}), inside.ranks_per_node({})
+        what = f"{inside.launcher({})} {trained}".strip()
+        notes = [f"# ranks-per-node: {ranks}  # {name} says so, and wins"] if ranks else []
+        return _written(name, f"bash {_word(name)}", f"starts {what}", notes, names, read, trained)
     if not name.endswith(".py"):
         raise Problem(f"{printable(name)}: starts no training that is known", "write its job file by hand: docs/job.md")
     look = first_look(text)
@@ -173,14 +176,16 @@ def _word(name: str) -> str:
     return f"./{name}" if name.startswith("-") else name
 
 
-def _written(name: str, command: str, what: str, notes: Sequence[str], names: Sequence[str], read: Read) -> str:
-    stem = re.sub(r"[^A-Za-z0-9-]+", "-", os.path.splitext(os.path.basename(name))[0]).strip("-") or "job"
+def _written(
+    name: str, command: str, what: str, notes: Sequence[str], names: Sequence[str], read: Read, trained: str = ""
+) -> str:
+    stem = re.sub(r"[^A-Za-z0-9-]+", "-", os.path.splitext(os.path.basename(trained or name))[0]).strip("-") or "job"
     lines = [
         f"# From {printable(name)} by drumbeat init: {printable(what)}. docs/job.md lists every key.",
         f"name: {stem}",
     ]
     lines += [f"command: {command}", *map(printable, notes), *_environment(names, read), "nodes: 1"]
-    if not any(note.startswith("ranks-per-node") for note in notes):
+    if not any("ranks-per-node" in note for note in notes):
         lines.append("# ranks-per-node: 4  # default: one per GPU; without GPUs, one")
     lines += [
         "# gpus: 4  # per node; a scheduler gives none unless this or the site profile names a number",

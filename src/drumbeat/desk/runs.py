@@ -58,6 +58,10 @@ def is_trial(run: Run) -> bool:
     return os.path.exists(os.path.join(os.path.dirname(run.path), "tune.json"))
 
 
+def _of_tuning(run: Run) -> bool:
+    return is_trial(run) or os.path.exists(os.path.join(run.path, "request.json"))
+
+
 def find_run(wanted: Optional[str], environ: Mapping[str, str]) -> Run:
     """Find the named run; the newest one here if none is named. An exact id wins, then an exact name (the newest run of that
     name, preferably of this folder), then the start of an id."""
@@ -76,7 +80,7 @@ def find_run(wanted: Optional[str], environ: Mapping[str, str]) -> Run:
 def runs_here(environ: Mapping[str, str]) -> List[Run]:
     """Return the runs whose folder or working folder is the current folder or below it, the newest first. If there are none,
     return all runs and say so: a user who names no run must know which one is shown."""
-    runs = [run for run in all_runs(environ).runs if not is_trial(run)]
+    runs = [run for run in all_runs(environ).runs if not _of_tuning(run)]
     if not runs:
         raise Problem("no run was started yet", "drumbeat run -- python train.py")
     here = of_this_folder(runs)
@@ -92,7 +96,7 @@ def of_this_folder(runs: Sequence[Run]) -> List[Run]:
 def run_to_diagnose(environ: Mapping[str, str]) -> Run:
     """Return the newest run here that did not end well; if there is none, the newest here. A cancelled run counts if it had hung
     or failed before. Runs of other folders do not count: their good end says nothing about this folder."""
-    everywhere = [run for run in all_runs(environ).runs if not is_trial(run)]
+    everywhere = [run for run in all_runs(environ).runs if not _of_tuning(run)]
     runs = of_this_folder(everywhere)[:_LOOKED_AT]
     if not runs:
         where = "no run of this folder" if everywhere else "no run was started yet"

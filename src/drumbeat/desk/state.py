@@ -56,6 +56,11 @@ class State:
     before: Tuple[str, ...] = ()  # how earlier attempts of a run that goes on have ended
 
     @property
+    def state(self) -> str:
+        """Return the status in one word: queued, running, or how it ended."""
+        return self.status.state
+
+    @property
     def goes_on(self) -> bool:
         return self.status.state in ALIVE
 

@@ -35,8 +35,10 @@ _SCRIPT = (".py", ".sh", ".jl", ".R")
 
 
 def default_name(command: Sequence[str]) -> str:
-    """Derive a name: train.py gives train, `python -m pkg.train` gives train, anything else its program's name."""
-    found = command[0]
+    """Derive a name: train.py and `python -m pkg.train` give train, `drumbeat train llama` its last plain word, llama; else
+    the program's name."""
+    plain = itertools.takewhile(re.compile(r"[A-Za-z][\w-]*").fullmatch, command[1:])
+    found = [command[0], *plain][-1]
     for index, word in enumerate(command):
         if word.endswith(_SCRIPT):
             found = os.path.splitext(word)[0]

@@ -459,9 +459,23 @@ def output_folder_too_late(context: Context) -> Iterator[Hit]:
         if command.name == "mkdir"
         for word in command.words[1:]
     }
+    return (hit for hit in _output_folders(context) if hit.words["folder"] in made)
+
+
+def output_folder_missing(context: Context) -> Iterator[Hit]:
+    """Name relative folders of the job's log that are not beside the script. Those that it makes itself are made too late."""
+    late = {hit.line for hit in output_folder_too_late(context)}
+    if context.script.option("chdir") is None:
+        for hit in _output_folders(context):
+            folder = hit.words["folder"]
+            if hit.line not in late and not re.search(r"^/|%", folder) and not context.read(f"{folder}/"):
+                yield hit
+
+
+def _output_folders(context: Context) -> Iterator[Hit]:
     for each in context.script.directives:
         folder = each.value.rpartition("/")[0]
-        if each.name in ("output", "error") and folder in made:
+        if each.name in ("output", "error") and folder:
             yield Hit(each.line, {"folder": folder, "value": each.value})
 
 
@@ -587,6 +601,7 @@ CHECKS = by_name(
     script_cut, carriage_returns, variable_as_command, missing_semicolon, exit_code_lost, dollar_escaped, placeholder,
     clone_then_cd, export_of_itself, export_of_prose, stops_all_containers, appended_to, interpreter_not_first,
     submits_itself, beside_script, gpus_task_by_task, sbatch_late, sbatch_misspelt, cores_for_one_task, masks_overlap,
-    rank_frozen, not_exported, launched_on_one_node, monitor_on_one_node, staged_on_one_node, output_folder_too_late,
+    rank_frozen, not_exported, launched_on_one_node, monitor_on_one_node, staged_on_one_node,
+    output_folder_too_late, output_folder_missing,
     not_waited_for, scontrol_in_container,
 )  # fmt: skip

@@ -317,6 +317,7 @@ def read_by_hand(host: Host, environ: Mapping[str, str], notes: List[str]) -> Id
 # - DRUMBEAT_GPUS (optional): GPUs of this node that the job may use
 # - DRUMBEAT_TASK, DRUMBEAT_ARRAY (optional): which job of an array this is, and the array's id
 # - DRUMBEAT_STARTS (optional): how often the scheduler has started this job before
+# - DRUMBEAT_BEGAN (optional): when the job left the queue, in seconds since 1970; the queue of one machine sets it too
 # - DRUMBEAT_REJOIN (optional): set if the launcher restarts an agent that ends with 75 (desk/foreground.py)
 
 
@@ -367,7 +368,9 @@ def read(host: Host, notes: List[str]) -> Identity:
     reader = next((reader for mark, reader in _READERS if environ.get(mark)), read_by_hand)
     found = reader(host, environ, notes)
     master = found.master or environ.get("MASTER_ADDR") or next(iter(found.hosts), None)
-    return dataclasses.replace(found, master=master, master_port=found.master_port or port(environ.get("MASTER_PORT")))
+    began = found.began_at or _time(environ.get("DRUMBEAT_BEGAN", ""))
+    meeting = found.master_port or port(environ.get("MASTER_PORT"))
+    return dataclasses.replace(found, master=master, master_port=meeting, began_at=began)
 
 
 def rank_variables(environ: Mapping[str, str]) -> Dict[str, str]:

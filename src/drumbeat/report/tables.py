@@ -17,7 +17,7 @@ from drumbeat.findings.model import ERROR
 from drumbeat.metrics.trackers import MODULES, open_tracker
 from drumbeat.report.figures import LOSS, NOT_RECORDED, VALIDATION, Figures
 from drumbeat.report.printed_log import metrics_of_log
-from drumbeat.report.scaling import FINISHED, NOT, NOT_KNOWN, STRONG, WEAK, Comparison, Repeats, Row
+from drumbeat.report.scaling import FINISHED, NOT, NOT_KNOWN, REPEATED, STRONG, WEAK, Comparison, Repeats, Row
 from drumbeat.report.text import end_words, rows, size_words, speed_words
 from drumbeat.runfolder.lines import part_words
 from drumbeat.runfolder.records import Metric
@@ -249,11 +249,17 @@ def said(comparison: Comparison) -> List[str]:
     found += [f"{kind}: measured as {source}" for kind, source in sources.items()]
     broken = [each.text() for each in comparison.differences if each.breaks]
     if broken:
-        found.append("NOT A FAIR COMPARISON: the runs differ in more than their size")
+        found.append(_unfair(comparison).replace("Not a fair comparison", "NOT A FAIR COMPARISON"))
     found += [f"differs: {each.text()}" for each in comparison.differences]
     found += [f"question: {each}" for each in comparison.questions]
     found += [f"left out: {name}: {why}" for name, why in comparison.left_out.items()]
     return found
+
+
+def _unfair(comparison: Comparison) -> str:
+    if comparison.kind == REPEATED:
+        return "Variants, not scaling: compare losses; speeds only where the work of a step is the same"
+    return "Not a fair comparison: the runs differ in more than their size"
 
 
 def loss_words(row: Row, comparison: Comparison) -> str:
@@ -281,7 +287,7 @@ def page(comparison: Comparison) -> str:
     last, cell = comparison.rows[-1], _cells(comparison.rows[-1])
     broken = "".join(f"<p>{escape(each.text())}</p>" for each in comparison.differences if each.breaks)
     kind = f"{comparison.kind} scaling".capitalize() if comparison.kind in (STRONG, WEAK) else comparison.kind_why
-    end = "Not a fair comparison: the runs differ in more than their size" if broken else kind
+    end = _unfair(comparison) if broken else kind
     words = f"{cell[4]} times as fast on {last.size} {comparison.size_is} as on {comparison.rows[0].size}"
     words = f"{words}: {cell[5]} of ideal" if last.efficiency is not None else "speed-up and efficiency: not known"
     verdict = f'<p class="end">{escape(end)}</p><p>{escape(words)}</p>{broken}'

@@ -12,6 +12,7 @@ RUN/
   drumbeat.pyz         what every node runs                desk, once
   job.sh               the batch script, where there is one   desk, once
   NAME-J.out           what the whole job printed          the scheduler
+  desk.log             of a job of this machine's queue: what on-start and the desk printed   desk, appended
   verdict              the end, for whatever started the agents   lead, replaced; removed when the job starts again
   lost, requeues       nodes lost and requeues so far      lead, replaced
   stop                 a line for each request to stop     whoever asks; only the lead reads it
@@ -82,6 +83,7 @@ class RunFolder:
     code_copy = _File("code")
     bundle = _File("drumbeat.pyz")
     script = _File("job.sh")
+    desk_log = _File("desk.log")
     call = _File("call", "call.pkl")
     stop = _File("stop")
     trackers = _File("trackers.json")

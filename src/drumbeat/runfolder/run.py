@@ -443,7 +443,7 @@ class Run:
             summary = None
         if summary and summary.ledger:
             return {**dict.fromkeys(PARTS, 0.0), **summary.ledger}
-        queued = self.files.chunk(_AT.script, 0, 0) is not None
+        queued = any(self.files.chunk(name, 0, 0) is not None for name in (_AT.script, _AT.desk_log))
         events = self.run_events()
         begin = self.record.created or (events[0].t if events else now)
         return ledger(begin, now, events, queued, progress)

@@ -319,7 +319,7 @@ class _Timeline:
     def on(self, event: Event) -> None:
         if isinstance(event, kinds.RunStarted):
             self.close(self.last, None)  # cut off: as far as is known, it ended when it was last heard from
-            if self.queued:
+            if self.queued or event.job_began is not None:
                 seconds = self.pass_to(event.t if event.job_began is None else min(event.job_began, event.t))
                 self.queue += seconds if not self.attempts else 0.0
                 self.waited_in_queue += seconds if self.attempts else 0.0

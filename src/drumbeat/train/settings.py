@@ -13,7 +13,7 @@ from drumbeat.train.refusal import Refusal
 
 T = TypeVar("T", bound="Settings")
 # The least values of numbers, by the name of the setting in any recipe; that of all others is 0.
-_LEAST = {"warmup": -1, **dict.fromkeys(("batch", "report_every", "size", "classes", "images", "widening"), 1)}
+_LEAST = {"warmup": -1, **dict.fromkeys(("batch", "size", "classes", "images", "widening"), 1)}
 _LINES = 10  # steps between two lines by default, and the lines that a training has at least
 
 # Values that only some layouts use: a wrong one is told at once, and not first on the cluster.
@@ -72,7 +72,7 @@ class Settings:
     snapshot_every: int = option(
         0, "steps between snapshots in the memory of this node and the next, from which a run comes back; 0: none"
     )
-    report_every: int = option(_LINES, "steps between lines")
+    report_every: int = option(0, "steps between lines; 0: 10, fewer in a training of less than 100 steps")
     validate_every: int = option(0, "steps between validations; 0: at the end")
     on_nan: str = option(
         "stop", "a NaN or inf in the gradients: stop, skip the step, or back: to the last good checkpoint"
@@ -92,7 +92,7 @@ class Settings:
     @property
     def steps_per_line(self) -> int:
         """Return the steps between two lines: by default fewer in a short training, so that its speed can be told."""
-        return self.report_every if self.report_every != _LINES else max(1, min(_LINES, self.steps // _LINES))
+        return self.report_every or max(1, min(_LINES, self.steps // _LINES))
 
 
 @dataclass(frozen=True)
@@ -175,4 +175,5 @@ def help_of(kind: Type[Settings]) -> str:
     used = [f for f in dataclasses.fields(kind) if f.name not in kind.UNUSED]
     rows = [(f.name, f.default, f.metadata["help"]) for f in used]
     width = max(len(name) for name, _, _ in rows)
-    return "\n".join(f"  {name:<{width}}  {text} [{default}]" for name, default, text in rows)
+    lines = [f"  {name:<{width}}  {text} [{default}]" for name, default, text in rows]
+    return "\n".join(lines + [f"  {name:<{width}}  not used here: {why}" for name, why in kind.UNUSED.items()])

@@ -12,6 +12,7 @@ from bisect import bisect_left, bisect_right
 from typing import Iterator, List, Optional, Sequence, Tuple, Union
 
 from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.text import count
 from drumbeat.train.parallel import Layout
 
 # Points and results of trials, and the words for both.
@@ -242,8 +243,9 @@ class Cost:
         return None if self.gpus is None else self.gpus * self.seconds / 3600
 
     def says(self) -> str:
-        size = f"{self.nodes} node{'s' if self.nodes > 1 else ''}, {self.ranks} ranks"
-        spent = f"{self.gpus} GPUs: {self.gpu_hours:.2f} GPU-hours at most" if self.gpu_hours else "no GPU"
+        size = f"{count(self.nodes, 'node')}, {count(self.ranks, 'rank')}"
+        gpus = count(self.gpus or 0, "GPU")
+        spent = f"{gpus}: {self.gpu_hours:.2f} GPU-hours at most" if self.gpu_hours else "no GPU"
         spent = "GPUs not known" if self.gpu_hours is None else spent
         return f"at most {self.trials} trials, {self.seconds} s; {size}, {spent}"
 

@@ -19,12 +19,14 @@ from drumbeat.base.processes import become_subreaper
 from drumbeat.base.record import RecordError, from_plain, to_plain
 from drumbeat.base.text import columns
 from drumbeat.bundle.build import cached_bundle
-from drumbeat.desk.start.create import no_place
+from drumbeat.desk.start.create import enlist, no_place
 from drumbeat.jobfile.check import literal
 from drumbeat.jobfile.job import Job
 from drumbeat.jobfile.resources import NAMES, fill
 from drumbeat.runfolder.files import read_json, replace, replace_json
+from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.run import Run
+from drumbeat.runfolder.summary import RunRecord, write_run_record
 from drumbeat.tune.judge import Judgement, Observed, classify, judge
 from drumbeat.tune.search import FAILED, HANG, NAN, OK, OOM, REFUSED, STOPPED, Cost, Done, Result
 from drumbeat.tune.trial import GRACE, Interruption, run_trial
@@ -234,10 +236,16 @@ def submit(tuning: Tuning, request: Request, environ: Mapping[str, str]) -> str:
     try:
         replace(os.path.join(tuning.folder, REQUEST), _request_text(tuning))
         shutil.copyfile(cached_bundle(environ), os.path.join(tuning.folder, "drumbeat.pyz"))
-        return backends.get(request.backend).submit(request, environ)
+        backend = backends.get(request.backend)
+        handle = backend.submit(request, environ)
     except (Problem, OSError) as error:
         shutil.rmtree(tuning.folder, ignore_errors=True)
         raise no_place(tuning.folder, error) if isinstance(error, OSError) else error from None
+    run_id = os.path.basename(tuning.folder)  # listed as a run is, and found by its name
+    record = RunRecord(run_id, name=tuning.name, created=time.time(), handle=handle, desk=backend.desk(handle))
+    write_run_record(RunFolder(tuning.folder), record)
+    enlist(tuning.folder, run_id, environ)
+    return handle
 
 
 def _request_text(tuning: Tuning) -> str:

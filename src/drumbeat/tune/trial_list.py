@@ -170,9 +170,15 @@ def tunable(
         return Tunable(command, recipe, (), {}, world, ranks_per_node)
     wanted = f"{{{kind}}}"
     if kind not in found and not (kind == "layout" and set(DEGREES) & set(found)):
-        example = f"python train.py --{kind} {wanted}"
-        fix = f"write {wanted} where the {kind} goes, such as: {example}; recipes need none"
-        raise Problem(f"no {wanted} in the command", fix)
+        own = shlex.join(expanded[:8])
+        script = next((place for place, word in enumerate(expanded[:2]) if word.endswith((".sh", ".bash"))), None)
+        example = f"{own} --{kind} {wanted}"
+        if script is not None:
+            example = f"{own} {wanted}, and in {expanded[script]} ${{{len(expanded) - script}}} in its place"
+        raise Problem(
+            f"no {wanted} in the command",
+            f"write {wanted} where the {kind} goes, such as: {example}; recipes need none",
+        )
     unknown = [name for name in given if name not in found and not (name == "layout" and set(DEGREES) & set(found))]
     if unknown:
         raise Problem(f"--with {unknown[0]}=...: the command has no {{{unknown[0]}}}")

@@ -97,7 +97,7 @@ def create_run(
     except (Problem, OSError) as error:
         shutil.rmtree(folder.path, ignore_errors=True)
         raise no_place(folder.path, error) if isinstance(error, OSError) else error from None
-    _index(order, environ)
+    enlist(order.folder, order.run_id, environ)
     return folder
 
 
@@ -172,11 +172,11 @@ def index_folder(environ: Mapping[str, str]) -> str:
     return state_folder(environ, "runs")
 
 
-def _index(order: Order, environ: Mapping[str, str]) -> None:
-    folder = index_folder(environ)
+def enlist(folder: str, run_id: str, environ: Mapping[str, str]) -> None:
+    index = index_folder(environ)
     with suppress(OSError):  # a home directory that is read-only or full costs the listing, not the run
-        os.makedirs(folder, exist_ok=True)
-        os.symlink(order.folder, os.path.join(folder, order.run_id))
+        os.makedirs(index, exist_ok=True)
+        os.symlink(folder, os.path.join(index, run_id))
 
 
 # The token by which agents of one run know each other.

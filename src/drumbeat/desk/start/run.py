@@ -25,6 +25,7 @@ from drumbeat.base.order import Container, Order, load_order
 from drumbeat.base.problem import Problem
 from drumbeat.base.proc import children
 from drumbeat.base.processes import become_subreaper, fork, redacting
+from drumbeat.base.record import RecordError
 from drumbeat.base.signals import EXIT_MUSTER, STOP_REQUESTS, STOPS, heed_stops
 from drumbeat.bundle.build import cached_bundle
 from drumbeat.bundle.pinned import pinned
@@ -450,7 +451,7 @@ def run_queued(command: Sequence[str], waits: bool = True) -> int:
     ticket = queue.join(order.run_id) if waits else ""
     try:
         print(own_process(), flush=True)
-        _leave_terminal(RunFolder(order.folder).at("desk.log"))
+        _leave_terminal(RunFolder(order.folder).desk_log)
         return _become(command, folder, order, queue, ticket) if command else _in_turn(order, queue, ticket)
     except BaseException:
         os.write(2, traceback.format_exc().encode())
@@ -475,10 +476,15 @@ def _become(command: Sequence[str], folder: str, order: Order, queue: Queue, tic
     for number in STOPS:
         signal.signal(number, lambda number, frame: sys.exit(128 + number))
     environ = None
-    while environ is None:
-        environ = _turn(order, queue, ticket)
-        if environ is None:
-            time.sleep(_EVERY)
+    try:
+        while environ is None:
+            environ = _turn(order, queue, ticket)
+            if environ is None:
+                time.sleep(_EVERY)
+    except SystemExit:
+        with contextlib.suppress(RecordError):  # cancelled before its desk had written run.json
+            _record(order, cancelled=True)
+        raise
     os.dup2(2, 1)
     os.chdir(folder)
     os.execve(command[0], [*command], environ)
@@ -493,6 +499,7 @@ def _in_turn(order: Order, queue: Queue, ticket: str) -> int:
         if environ is None:
             time.sleep(_EVERY)
     if environ is not None:
+        environ["DRUMBEAT_BEGAN"] = str(int(time.time()))
         try:
             with open(redacting(2), "wb") as pipe:
                 given = before_ranks(foreground, environ, output=pipe.fileno())
