@@ -290,6 +290,7 @@ OFI = "NET/OFI Request 0x14f completed with error. RC: 5. Error: 5 (Input/output
     "down,code",
     [
         ("nid002211 kernel: cxi_ss1 0000:27:00.0: cxi2: Link is DOWN (remote fault)", "link-down"),
+        ("nid005 kernel: hsn3: carrier lost", "link-down"),
         ("x3104c0s1b0n0: cxi1: CXI_EVENT_LINK_DOWN received, marking NIC unusable", "link-down"),
         ("mlx5_1: got async event: IBV_EVENT_PORT_ERR on port 1", "ib-port-error"),
     ],
@@ -313,4 +314,4 @@ def test_a_program_that_gives_up_because_its_loss_is_no_number():
 
 @pytest.mark.parametrize("words", ["RuntimeError: license checkout failed", "FLEXnet Licensing error:-15,570"])
 def test_a_licence_server_is_no_model_hub(words):
-    assert failure("step 1 loss 2.1", words, "exit code 1").answer != "hub-access"
+    assert failure("step 1 loss 2.1", words, "exit code 1").answer == "exception"

@@ -135,6 +135,8 @@ def test_errors_of_tests_that_passed_were_wanted():
     )
     assert read(f"test_full: {FULL}, as expected ... ok", "20 passed in 34.11s").failure.answer == "none"
     assert read(FULL, "# pass 3", "# fail 0").failure.answer == "none"
+    assert read(FULL, "ok", "Ran 2 tests in 0.412s", "OK").failure.answer == "none"
+    assert read(FULL, "ERROR", "Ran 2 tests in 0.412s", "FAILED (errors=1)").failure.answer == "disk-full"
 
 
 def test_a_word_inside_a_name_is_no_verdict():

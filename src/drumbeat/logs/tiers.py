@@ -20,6 +20,7 @@ from drumbeat.logs.meaning.grammar import is_listed
 from drumbeat.logs.meaning.rules import CAUSE, CONSEQUENCE, NOISE, NOTE, OTHER, REPORT, ROLES, SYMPTOM
 from drumbeat.logs.meaning.senses import PROGRAM, rank_in
 from drumbeat.logs.read.launchers import NOTICED, FirstFailure
+from drumbeat.logs.read.progress import HANDLED_LINES
 from drumbeat.logs.read.tracebacks import CUT_OFF, Survived
 
 SURVIVED_LINES = 100  # that a rank goes on writing after an exception which did not end it
@@ -273,7 +274,7 @@ class Tiers:
         """The log goes on long behind this line, shows steps there or says what is tried next, and nobody else says that anything
         failed."""
         goes_on = self.log.after(event) > CAUGHT_LINES or self.log.trains_on(event)
-        return self.nobody_else() and (goes_on or self.log.steps.handled(event.evidence.file or "", event.number))
+        return self.nobody_else() and (goes_on or self.log.steps.tries(event.evidence.file or "", event.number))
 
     def _ended_otherwise(self, event: Event) -> bool:
         """Return True if the file continues long after this exception and ends with a cancel or a time limit."""
@@ -375,9 +376,12 @@ class Tiers:
 
     def is_history(self, event: Event) -> bool:
         """Return True if step after step follows and nothing fails any more: the job lived through it. Steps behind a launcher's
-        report may be other ranks', and those behind a traceback may be older than it."""
-        ended = self.tiers[REPORT] or event.evidence.file in self.log.failed or self.log.is_raised(event, MESSAGE_LINES)
-        return not ended and self.log.trains_on(event)
+        report or a rank's own error may be other ranks', and those behind a traceback may be older than it."""
+        file, steps = event.evidence.file or "", self.log.steps
+        ended = self.tiers[REPORT] or file in self.log.failed or self.log.is_raised(event, MESSAGE_LINES)
+        lines = range(event.number - HANDLED_LINES, event.number + 1)
+        own = event.rank is None or any(steps.handled(file, line) for line in lines)
+        return not ended and own and steps.trained(file, event.number)
 
     def met_before(self, end: Event) -> List[Event]:
         """Return errors that stand before this cancellation, without a step between: whoever cancelled the run may have

@@ -27,8 +27,9 @@ _STEP = re.compile(
 # Phrases right after an error, or in its line, of a program that continues.
 _HANDLED = re.compile(
     rb"(?i)\b(?:skip(?:s|ped|ping)?|retry(?:ing)?|retries|recover(?:s|ed|ing)|continu(?:e|es|ing)|ignor(?:ed|ing)"
-    rb"|fall(?:s|ing)? ?back)\b|^\W{0,4}(?:now )?trying (?!to\b)"  # a line of its own: `trying batch size 32`
+    rb"|fall(?:s|ing)? ?back|tr(?:y|ies|ying) again|once more|postpon(?:e[ds]?|ing)|restor(?:ed|ing)|rejoin\w*)\b"
 )
+_TRIES = re.compile(rb"(?i)\W{0,4}(?:now )?trying (?!to\b)")  # a line of its own: `trying batch size 32`
 HANDLED_LINES = 3
 _OF = re.compile(rb"(?<![\d/.])(\d{1,9})\s{0,3}/\s{0,3}\d{1,9}\b")  # `[ 11/5005]`, `11/100`
 
@@ -75,6 +76,7 @@ class Steps:
     def __init__(self) -> None:
         self._found: Dict[str, List[Step]] = {}
         self._handled: Dict[str, Set[int]] = {}  # lines of errors after which the program says it continues
+        self._tried: Set[Tuple[str, int]] = set()  # errors after which the program tries something else
         self._error: Dict[str, int] = {}  # file -> line of its last error
         self.left: Dict[str, int] = {}  # lines that are still to be looked at
         self.last: Dict[str, int] = {}  # file -> the last step among its last lines
@@ -91,6 +93,8 @@ class Steps:
             step = (*(value for name, value in values if name.lower() != b"loss"), *_OF.findall(raw)[:2])
             self._found.setdefault(file, []).append((number, step))
         self._look(file, number, raw)
+        if number - self._error.get(file, 0) <= HANDLED_LINES and _TRIES.match(raw):
+            self._tried.add((file, self._error.get(file, 0)))
 
     def error(self, file: str, number: int, text: str) -> None:
         """Record that this line of the file is an error."""
@@ -110,6 +114,10 @@ class Steps:
     def handled(self, file: str, number: int) -> bool:
         """Return True if the program says that it goes on after the error on line `number`."""
         return number in self._handled.get(file, ())
+
+    def tries(self, file: str, number: int) -> bool:
+        """Return True if the program tries something else after the error on line `number`."""
+        return (file, number) in self._tried
 
     def goes_on(self, file: str, number: int) -> bool:
         """Return True if training may go on after the error on line `number`."""

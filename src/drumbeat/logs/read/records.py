@@ -289,7 +289,8 @@ _NOT_WELL = regex(
 )
 # What test runners count at their end: `5 passed in 3.1s`, `# pass 3`, `0 failed`.
 _PASSED = regex(
-    r"(?i)(?:^|[=,;:(]) ?(?:all )?[1-9]\d* (?:tests? |checks? )?(?:passed|succeeded|ok)\b|\bpass(?:ed)?[:=]? [1-9]\d*$"
+    r"(?i)(?:^|[=,;:(]) ?(?:all )?[1-9]\d* (?:tests? |checks? )?(?:passed|succeeded|ok)\b"
+    r"|\bpass(?:ed)?[:=]? [1-9]\d*$|^Ran [1-9]\d* tests?\b"
 )
 _NOT_PASSED = regex(
     r"(?i)(?<![\w.])[1-9]\d* (?:tests? |checks? )?(?:failed|errors?|failures?)\b|\b(?:fail|error)\w*[:=]? [1-9]|\b(?-i:FAILED)\b"
