@@ -242,3 +242,76 @@ def test_the_rank_without_a_line_is_the_one_to_look_at_not_the_waiting_one_that_
     assert (found.answer, found.finding.rank, found.confidence) == ("collective-timeout", None, LIKELY)
     assert "timed out: SeqNum=24" in found.finding.title
     assert found.finding.title.endswith("look at rank 2 (it has no line here)")
+
+
+RAY = [
+    "(TorchTrainer pid=700) - (node_id=ab, ip=10.0.0.4, pid=3112) world_rank=1, local_rank=1, node_rank=0",
+    "(TorchTrainer pid=700) - (node_id=cd, ip=10.0.0.5, pid=3112) world_rank=3, local_rank=1, node_rank=1",
+    "(TorchTrainer pid=700) - (node_id=cd, ip=10.0.0.5, pid=2901) world_rank=2, local_rank=0, node_rank=1",
+]
+
+
+@pytest.mark.parametrize(
+    "line,rank",
+    [
+        (f"(RayTrainWorker pid=2901, ip=10.0.0.5) {OOM}", 2),
+        (f"(RayTrainWorker pid=3112, ip=10.0.0.5) {OOM}", 3),
+        (f"(RayTrainWorker pid=3112) {OOM}", None),  # of two with this number
+        (f"(RayTrainWorker pid=811) {OOM}", None),
+    ],
+)
+def test_ray_says_once_which_process_is_which_rank(line, rank):
+    found = failure(*RAY, line)
+    assert (found.answer, found.finding.rank) == ("gpu-out-of-memory", rank)
+
+
+def test_horovod_names_the_missing_rank_on_the_next_line():
+    stall = "One or more tensors were submitted to be reduced, gathered or broadcasted by subset of ranks and are waiting for remainder of ranks for more than 60 seconds."  # noqa: E501
+    lines = [f"[1,0]<stderr>:{words}" for words in (stall, "Missing ranks:", "3: [DistributedAdam_Allreduce/grads_1]")]
+    found = failure(*lines)
+    assert (found.answer, found.finding.rank) == ("rank-absent", 3)
+    reader = Reader()
+    for number, line in enumerate(lines, 1):
+        reader.feed("log", number, line.encode())
+    assert reader.report().failure.finding.rank == 3
+
+
+def test_what_every_rank_prints_in_the_same_words_is_no_rank_s_own():
+    wrong = "ValueError: global_batch_size (100) is not divisible by micro_batch_size (8) times data parallel size (4)"
+    assert failure(*(f"[rank{rank}]: {wrong}" for rank in (2, 0, 1))).finding.rank is None
+    assert failure(f"[rank2]: {wrong}", "[rank0]: RuntimeError: Connection closed by peer").finding.rank == 2
+    assert failure(f"[rank2]: {wrong}", f"[rank0]: {OOM}").finding.rank == 2
+
+
+OFI = "NET/OFI Request 0x14f completed with error. RC: 5. Error: 5 (Input/output error). Completed length: 0, Request: { dev: 2 }"
+
+
+@pytest.mark.parametrize(
+    "down,code",
+    [
+        ("nid002211 kernel: cxi_ss1 0000:27:00.0: cxi2: Link is DOWN (remote fault)", "link-down"),
+        ("nid005 kernel: hsn3: carrier lost", "link-down"),
+        ("x3104c0s1b0n0: cxi1: CXI_EVENT_LINK_DOWN received, marking NIC unusable", "link-down"),
+        ("mlx5_1: got async event: IBV_EVENT_PORT_ERR on port 1", "ib-port-error"),
+    ],
+)
+def test_a_link_that_is_down_comes_before_what_the_library_says_of_it(down, code):
+    found = failure("9: step 3 loss 2.1", down, f"9: {OFI}", "srun: error: nid002213: task 9: Exited with exit code 1")
+    assert (found.answer, found.finding.rank) == (code, None)
+    assert "ofi-error" in {each.code for each in found.others}
+
+
+def test_a_program_that_gives_up_because_its_loss_is_no_number():
+    nan = [f"step {step} loss nan" for step in range(7, 11)]
+    raised = ["Traceback (most recent call last):", '  File "pre.py", line 281, in loop', "    stop()"]
+    found = failure("step 6 loss 2.1", *nan, *raised, "RuntimeError: giving up")
+    assert (found.answer, found.finding.evidence[0].line) == ("nan-loss", 2)
+    assert failure("step 6 loss 2.1", *nan, *raised, "KeyError: 'x'").answer == "exception", (
+        "a fault has a cause of its own"
+    )
+    assert failure(*raised, "FloatingPointError: training diverged").answer == "nan-loss"
+
+
+@pytest.mark.parametrize("words", ["RuntimeError: license checkout failed", "FLEXnet Licensing error:-15,570"])
+def test_a_licence_server_is_no_model_hub(words):
+    assert failure("step 1 loss 2.1", words, "exit code 1").answer == "exception"

@@ -89,3 +89,57 @@ def test_ranks_that_told_where_they_are_did_come():
     began = [start.format(r=rank) for rank in (0, 1)]
     assert read(*began).failure.answer == "ranks-missing"
     assert read(*began, shape).failure.answer == "none"
+
+
+STEPS = [f"step {step} loss {4 - step / 100:.3f}" for step in range(1, 21)]
+
+
+@pytest.mark.parametrize(
+    "lived",
+    [
+        (
+            "slow read: retry 1 after ConnectionResetError(104, 'Connection reset by peer')",
+            "slow read: retry 2 succeeded",
+        ),
+        ("worker-3 ERROR received SIGKILL", "controller INFO worker 3 is gone, restoring from step 100"),
+        ("reader: OSError: [Errno 5] Input/output error", "reader: shard opened on attempt 2"),
+    ],
+)
+def test_step_after_step_behind_an_error_makes_it_history_unless_something_fails_later(lived):
+    assert read(*STEPS[:9], *lived, *STEPS[9:]).failure.answer == "none"
+    assert read(*STEPS, *lived).failure.answer != "none", "nothing follows"
+    assert (
+        read(*STEPS[:9], *lived, *STEPS[9:], "srun: error: n1: task 3: Exited with exit code 1").failure.answer
+        != "none"
+    )
+    later = read(*STEPS[:9], *lived, *STEPS[9:], *RAISED).failure
+    assert (later.answer, later.finding.evidence[0].line) == ("exception", len(STEPS) + len(lived) + len(RAISED))
+
+
+RAISED = (
+    "Traceback (most recent call last):",
+    '  File "/home/u/train.py", line 80, in <module>',
+    "    accuracy = hits / total",
+    "ZeroDivisionError: division by zero",
+)
+FULL = "ERROR checkpoint: OSError: [Errno 28] No space left on device: '/tmp/ck.pt'"
+
+
+def test_errors_of_tests_that_passed_were_wanted():
+    assert (
+        read("tests/test_save.py::test_full", FULL, "PASSED", "==== 5 passed in 41.20s ====").failure.answer == "none"
+    )
+    assert (
+        read("tests/test_save.py::test_full", FULL, "FAILED", "==== 1 failed, 4 passed in 4s ====").failure.answer
+        == "disk-full"
+    )
+    assert read(f"test_full: {FULL}, as expected ... ok", "20 passed in 34.11s").failure.answer == "none"
+    assert read(FULL, "# pass 3", "# fail 0").failure.answer == "none"
+    assert read(FULL, "ok", "Ran 2 tests in 0.412s", "OK").failure.answer == "none"
+    assert read(FULL, "ERROR", "Ran 2 tests in 0.412s", "FAILED (errors=1)").failure.answer == "disk-full"
+
+
+def test_a_word_inside_a_name_is_no_verdict():
+    assert read(*STEPS, "saved error-classifier.pt").failure.answer == "none"
+    assert read(*STEPS, "wrote results/failed_runs.csv").failure.answer == "none"
+    assert read(*STEPS, "upload failed: results/runs.csv").failure.answer != "none"

@@ -88,7 +88,7 @@ HARDWARE = Cause(
     "a broken GPU, link or machine breaks the next attempt too: it must run elsewhere",
     (
         "node-lost", "node-failure", "process-stuck", "gpu-lost", "gpu-ecc", "gpu-xid", "gpu-hang", "amdgpu-reset",
-        "pcie-error", "nvlink-down", "ib-device-fatal", "ib-port-error",
+        "pcie-error", "nvlink-down", "ib-device-fatal", "ib-port-error", "link-down",
     ),
     breaks_member=True,
 )  # fmt: skip

@@ -75,7 +75,8 @@ class Event:
             return ""
         if self.own and not is_observed(self.exception) and is_of_program(self.exception):
             return ""
-        return self.meant or sense(self.exception)
+        found = self.meant or sense(self.exception)
+        return found if found != PROGRAM else ""
 
     @property
     def code(self) -> str:

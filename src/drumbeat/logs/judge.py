@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Dict, FrozenSet, List, Optional, Sequence, Tuple
 
 from drumbeat.base.ranges import Places, merged
-from drumbeat.causes.events import OUTSIDE, RECORD, WAITS, First
+from drumbeat.causes.events import OUTSIDE, RECORD, WAITS, First, is_fault
 from drumbeat.causes.events import first as earliest
 from drumbeat.causes.table import CONSEQUENCES, NOBODYS_FAULT, kind_of
 from drumbeat.findings.model import CERTAIN, ERROR, INFO, LIKELY, UNKNOWN, WARNING, Evidence, Finding
@@ -41,7 +41,7 @@ from drumbeat.logs.read.launchers import NOTICED, FirstFailure
 from drumbeat.logs.read.progress import CODE as NAN_LOSS
 from drumbeat.logs.read.progress import NOT_FINITE, nan_among_the_last
 from drumbeat.logs.read.tracebacks import CUT_OFF
-from drumbeat.logs.tiers import BARE, SAID, UNEXPLAINED, WAITED, WARNED, Tiers, most_specific, of_tool
+from drumbeat.logs.tiers import BARE, SAID, UNEXPLAINED, WAITED, WARNED, Tiers, is_own_failure, most_specific, of_tool
 
 # How events are shown: one finding per event, or one per code for many events, with lines of several ranks as evidence.
 
@@ -151,6 +151,9 @@ class NamedRank:
         """Return the finding for this event, with its rank. `in_order`: none of `alike` is known to have come before it."""
         waiting = {rank for rank in map(self._ranks.rank, alike) if rank is not None} - self._log.late
         in_order = in_order and event.code not in WAITED
+        told = {each.rank: each for each in alike if each.match and each.rank is not None and _blames(each) == SELF}
+        if _blames(event) == OTHER and len(told) == 1:  # another line of the same says whom they wait for
+            return finding_of(told.popitem()[1], self._ranks)
         if _blames(event) == OTHER and not in_order and len(waiting) > 1:
             return _waited_for(finding_of(event, self._ranks, False), sorted(waiting))
         return self._beside(finding_of(self._located(event, alike), self._ranks), event, alike)
@@ -237,7 +240,8 @@ class NamedRank:
         """Return True if the event is not one rank's: it concerns the job, or was raised by the launcher or a tool of the
         script."""
         of_launcher = (event.evidence.file, event.number) in self._log.by_launcher
-        return _blames(event) == JOB or of_launcher or of_tool(event)
+        of_link = event.match is not None and event.match.rule.reads == "link"  # a machine's
+        return _blames(event) == JOB or of_launcher or of_link or of_tool(event)
 
     def _reported(self, finding: Finding) -> Finding:
         """Add the rank of the launcher's reports if all are about the same rank."""
@@ -299,6 +303,12 @@ def with_its_report(failure: Failure) -> Failure:
 
 def _blames(event: Event) -> str:
     return event.match.rule.blames if event.match else ""
+
+
+def _gave_up(event: Event, first_nan: Evidence) -> bool:
+    """Return True for an error in the program's own words behind a loss that stayed NaN: it ended itself for that."""
+    behind = event.evidence.file == first_nan.file and event.number > (first_nan.line or 0)
+    return behind and event.match is None and event.code in (PROGRAM, NAN_LOSS) and not is_fault(event.exception)
 
 
 def _waited_for(finding: Finding, ranks: List[int]) -> Finding:
@@ -393,10 +403,24 @@ def judge(
     if failure.finding is not None:
         failure = replace(failure, finding=by_label(failure.finding, log.labels))
     failure = with_latecomers(failure, live, judged.ranks, log)
+    failure = _of_everybody(failure, live, judged.ranks, log) if first is None else failure
     unheard = judged.named.unheard(failure.finding)
     report = _with_consequences(with_its_report(failure))
     failure = _with_silent(report, unheard, log, judged.named.waiting(failure.finding))
     return replace(with_record(failure, log, unheard), rules=rules)
+
+
+def _of_everybody(failure: Failure, live: Sequence[Event], ranks: RankOf, log: Log) -> Failure:
+    """Blame no rank for its own error where every rank that speaks of one prints the same words."""
+    found = failure.finding
+    if found is None or found.rank is None or failure.answer == NOT_KNOWN or not found.evidence:
+        return failure
+    words = found.evidence[0].text
+    own = [event for event in live if ranks.rank(event) is not None and is_own_failure(event)]
+    alike = {ranks.rank(event) for event in own if event.evidence.text == words}
+    if len(alike) < max(2, log.nranks or 0) or alike != {ranks.rank(event) for event in own}:
+        return failure
+    return replace(failure, finding=replace(found, rank=None, local=False, host=None, task=None))
 
 
 def _with_consequences(failure: Failure) -> Failure:
@@ -507,19 +531,25 @@ class _Judge:
             why = f"an error that no rule knows, {behind} line{'s' if behind > 1 else ''} before the end of the log"
         return replace(rest, answer=NOT_KNOWN, confidence=UNKNOWN, finding=finding, why_first=why)
 
-    def _of_nan(self, rest: Failure, first: Evidence) -> Failure:
-        """Report a loss that stays NaN to the end if nothing else failed: such a run trains nothing."""
+    def _of_nan(self, rest: Failure, first: Optional[Evidence], end: Optional[Event] = None) -> Failure:
+        """Report a loss that stays NaN to the end if nothing else failed: such a run trains nothing. `end`: the error with which
+        the program may have given up."""
         finding = next((note for note in rest.notes if note.code == NAN_LOSS), None)
-        if finding is None:
+        if finding is None or first is None:
             return rest
         title = "the loss became NaN and stayed so"
         finding = replace(finding, title=title, severity=ERROR, evidence=(first,), confidence=LIKELY)
+        why = "every training loss from this line on is NaN, and nothing else failed"
+        if end is not None:
+            why = "every training loss from this line on is NaN, and the program ended itself"
+            finding = replace(finding, rank=self.ranks.rank(end), evidence=(first, end.evidence))
+            finding = self.named.by_launcher(finding, [end])
         return replace(
             rest,
             answer=finding.code,
             confidence=LIKELY,
             finding=finding,
-            why_first="every training loss from this line on is NaN, and nothing else failed",
+            why_first=why,
             notes=tuple(note for note in rest.notes if note.code != NAN_LOSS),
         )
 
@@ -548,6 +578,9 @@ class _Judge:
         return replace(rest, answer=rule.code, confidence=LIKELY, rule=rule.id, finding=died, why_first=why)
 
     def _of_causes(self, rest: Failure, causes: List[Event], event: Event, found: First) -> Failure:
+        gave_up = self._of_nan(replace(rest, others=self._merged(causes) + rest.others), self.log.nan_from, event)
+        if gave_up.finding is not None and all(_gave_up(cause, gave_up.finding.evidence[0]) for cause in causes):
+            return gave_up
         why, sure = found.why, found.in_order
         alike = [cause for cause in causes if cause.code == event.code]
         event = self._surest(event, alike)

@@ -18,7 +18,7 @@ from drumbeat.logs.events import Event, Events, RankOf
 from drumbeat.logs.failure import EARLIER, NO_FAILURE, NOT_KNOWN, with_unseen
 from drumbeat.logs.judge import finding_of
 from drumbeat.logs.meaning.grammar import BARE_SIGNS, FOREIGN_WORDS, NAMES, is_bare, may_be_bare
-from drumbeat.logs.meaning.rules import CAUSE, NOTE, REPORT, SHAPE, SYMPTOM, Prefilter, Rulebook, rulebook
+from drumbeat.logs.meaning.rules import CAUSE, NOTE, OTHER, REPORT, SHAPE, SYMPTOM, Prefilter, Rulebook, rulebook
 from drumbeat.logs.meaning.senses import sense
 from drumbeat.logs.nccl import communicators, grammar
 from drumbeat.logs.nccl.communicators import Communicators
@@ -52,6 +52,7 @@ from drumbeat.logs.read.records import (
     Work,
     last_work,
     once,
+    tally,
     telling,
 )
 from drumbeat.logs.read.templates import Chunk, Dull
@@ -159,6 +160,9 @@ class Reader:
         self._ends: Dict[str, int] = {}  # file -> number of its last line
         # file -> its last line that a logger calls an error and no rule knows
         self._last_errors: Dict[str, Evidence] = {}
+        self._asks: Dict[
+            str, Tuple[int, str, str]
+        ] = {}  # file -> a line that the next one answers, and what stood before it
         self._failed: Set[str] = set()  # files whose last words speak of a failure
         self._good_ends = GoodEnds()
         self._tails = Tails()
@@ -272,6 +276,7 @@ class Reader:
         return bool(
             self.elastic.open
             or self._nccl.warned
+            or file in self._asks
             or self._pods.waits(file)
             or (self._tracebacks and self._tracebacks.get(file))
             or (self.losses.open and self.losses.watches(file))
@@ -386,8 +391,12 @@ class Reader:
             reached = DONE if self._good_ends.last(file) > begin else BEGAN if self.work.seen else ""
             last = telling(lines, self._is_known, begin, speaker, blame, plain, reached)
             if last is not None:
-                self._failed.add(file)
+                if not self.steps.trained(file, last[0]):
+                    self._failed.add(file)
                 self._say(file, *last)
+            passed = tally(lines)
+            if passed > begin:
+                self._good_ends.add(file, passed, "")
 
     def _say(self, file: str, number: int, line: Line, meant: str) -> None:
         """Add an event for words that no rule knows and no traceback raises, if they have a meaning."""
@@ -494,7 +503,13 @@ class Reader:
             and not found
             and (_ARROW in raw or bool(_GLOG_ERROR.search(raw, 0, 80)) or (may_be_bare(raw) and self._is_bare(raw)))
         )
-        if found or bare or self.elastic.open or (self._tracebacks and self._tracebacks.get(file)):
+        if (
+            found
+            or bare
+            or self.elastic.open
+            or file in self._asks
+            or (self._tracebacks and self._tracebacks.get(file))
+        ):
             self.of_a_run = True
             self.work.look((raw,))
             self._read(file, number, raw, found)
@@ -526,7 +541,7 @@ class Reader:
         text = line.text
         evidence = Evidence(clipped(text, MAX_TEXT), file, number)
         self.events.labels.note(file, number, decode(raw), line)
-        matched = False
+        matched = self._answers(file, number, decode(raw), line, evidence)
         quoted = bool(COMMAND.match(text)) or bool(tracebacks and tracebacks.inside(line))
         was_open = self.elastic.open
         self.elastic.feed(text, file, number)
@@ -545,6 +560,8 @@ class Reader:
                 self.events.add_match(self.lines, match, line, evidence, record, of_table)
                 if match.rule.code == NAN_LOSS:
                     self.losses.nan(file, evidence)
+                if match.rule.blames == OTHER and text.endswith(":") and len(self._asks) < MAX_FILES:
+                    self._asks[file] = number, text, decode(raw).partition(text)[0]
             self.losses.value(file, evidence)
             self.events.add_marks(self.rules.marks(text, found), file, number)
             self.timeouts.feed(line, evidence)
@@ -558,6 +575,15 @@ class Reader:
             self.events.add_words(self.lines, line, evidence)
             self.steps.error(file, number, text)
         self.events.locate(file, *self._crashes.feed(text, line.rank, file, number))
+
+    def _answers(self, file: str, number: int, raw: str, line: Line, evidence: Evidence) -> bool:
+        """Read a line together with the one above it, which asked for it: `Missing ranks:`; return True if it names a rank."""
+        above, asked, head = self._asks.pop(file, (-1, "", ""))
+        whole = f"{asked} {raw.removeprefix(head)}" if above == number - 1 else ""
+        named = [match for match in (self.rules.match(whole) if whole else ()) if match.groups.get("rank")]
+        for match in named:
+            self.events.add_match(self.lines, match, line, evidence)
+        return bool(named)
 
     def _end_of_run(self, file: str, number: int) -> None:
         """Handle the end of a run before this line, or with it."""

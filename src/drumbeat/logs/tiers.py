@@ -20,6 +20,7 @@ from drumbeat.logs.meaning.grammar import is_listed
 from drumbeat.logs.meaning.rules import CAUSE, CONSEQUENCE, NOISE, NOTE, OTHER, REPORT, ROLES, SYMPTOM
 from drumbeat.logs.meaning.senses import PROGRAM, rank_in
 from drumbeat.logs.read.launchers import NOTICED, FirstFailure
+from drumbeat.logs.read.progress import HANDLED_LINES
 from drumbeat.logs.read.tracebacks import CUT_OFF, Survived
 
 SURVIVED_LINES = 100  # that a rank goes on writing after an exception which did not end it
@@ -250,20 +251,17 @@ class Tiers:
         """Return True behind a good end: the ranks leave one by one, and the last ones see closed connections."""
         return 0 < self.log.good_ends.last(event.evidence.file or "") < event.number
 
-    def _went_on(self, event: Event) -> bool:
-        """Return True if the program continued after this exception and nothing else failed."""
+    def _went_on(self, event: Event, alone: bool) -> bool:
+        """Return True if the program continued after this error and nothing else failed; `alone`: no other line names a cause."""
+        if self._good_end_after(event) or self._handled(event) or self.is_history(event):
+            return True
         lines = CAUGHT_BELOW if event.caught or event.again else CAUGHT_LINES
         if event.caught and not event.again and not event.bare and not self.log.trains_on(event):
             lines = MESSAGE_LINES  # the program may have caught it to tidy up and leave
-        if (
-            event.bare
-            and not event.again
-            and event.match is None
-            and event.lines == 1
-            and not is_listed(event.exception)
-        ):
+        unknown = event.bare and event.match is None and event.lines == 1 and not is_listed(event.exception)
+        if unknown and not event.again:
             lines = MESSAGE_LINES  # a name that nobody knows: it ended the program, or it was a message
-        return self.log.after(event) > lines or self._good_end_after(event) or self._handled(event)
+        return (alone or event.said) and self.log.after(event) > lines
 
     def nobody_else(self) -> bool:
         """Return True if only causes say that anything failed: no launcher, signal or lost peer. A cancelled job or a time limit
@@ -353,6 +351,7 @@ class Tiers:
             and event.number < named.get(event.evidence.file, 0)
             or event.task is None
             and event.rank is None
+            and _kind(event, CAUSE) != order.HARDWARE
             and event.number < of_tasks.get(event.evidence.file, 0)
         ]
         self.tiers[NOTE] += [event for event in passed if event.match]
@@ -371,9 +370,18 @@ class Tiers:
                 self.tiers[tier] = []
 
     def went_on_to_a_good_end(self, event: Event) -> bool:
-        """Return True for a run that went on long and ended well. Steps behind a launcher's report may be other ranks'."""
+        """Return True for a run that went on long and ended well, or that makes step after step since."""
         goes_on = self.log.after(event) > CAUGHT_LINES or (self.log.trains_on(event) and not self.tiers[REPORT])
-        return goes_on and self._good_end_after(event)
+        return self.is_history(event) or goes_on and self._good_end_after(event)
+
+    def is_history(self, event: Event) -> bool:
+        """Return True if step after step follows and nothing fails any more: the job lived through it. Steps behind a launcher's
+        report or a rank's own error may be other ranks', and those behind a traceback may be older than it."""
+        file, steps = event.evidence.file or "", self.log.steps
+        ended = self.tiers[REPORT] or file in self.log.failed or self.log.is_raised(event, MESSAGE_LINES)
+        lines = range(event.number - HANDLED_LINES, event.number + 1)
+        own = event.rank is None or any(steps.handled(file, line) for line in lines)
+        return not ended and own and steps.trained(file, event.number)
 
     def met_before(self, end: Event) -> List[Event]:
         """Return errors that stand before this cancellation, without a step between: whoever cancelled the run may have
@@ -436,22 +444,15 @@ class Tiers:
             tiers[NOISE] += tiers[CONSEQUENCE]
             tiers[CONSEQUENCE] = []
         self._forget_what_was_lived_through()
-        if self.nobody_else():
-            handled = [
-                event for event in tiers[CAUSE] if event.match and (self._good_end_after(event) or self._handled(event))
-            ]
-            tiers[CAUSE] = [event for event in tiers[CAUSE] if event not in handled]
-            tiers[NOTE] += handled
-            self.lived_through = self.lived_through or bool(handled)
-            known = [event for event in known if event not in handled]
-        if self.nobody_else() and not known:
-            for tier in (CAUSE, UNEXPLAINED):
-                went_on = [(event, self._went_on(event)) for event in tiers[tier]]
-                tiers[tier] = [event for event, caught in went_on if not caught]
-                tiers[NOTE] += [event for event, caught in went_on if caught and event.match]
-                self.lived_through = self.lived_through or any(caught for _, caught in went_on)
-        if self.nobody_else():
-            tiers[SAID] = [event for event in tiers[SAID] if not self._went_on(event)]
+        named = {id(event) for event in known}
+        for tier in (CAUSE, CAUSE, UNEXPLAINED, SAID):  # twice: causes that were handled are none beside the others
+            if not self.nobody_else():
+                break
+            alone = named.isdisjoint(map(id, tiers[CAUSE]))
+            each = [(event, self._went_on(event, alone)) for event in tiers[tier]]
+            tiers[tier] = [event for event, passed in each if not passed]
+            tiers[NOTE] += [event for event, passed in each if passed and event.match]
+            self.lived_through = self.lived_through or tier != SAID and len(tiers[tier]) < len(each)
 
 
 def _record(first: FirstFailure, live: Sequence[Event]) -> order.Event:

@@ -13,6 +13,11 @@ _TALK = re.compile(
     r"|(?:to|will|we|and) (?:handle|catch|detect|simulate|retry)|handles|handled|handling|recovers? from|would|might|may|could"
     r"|should|unlikely|not an error|(?:enabled|registered|installed) (?:for|on)|handlers? (?:for|on))\b"
 )
+# The line itself says that the error was wanted: a test of it, a drill.
+_WANTED = re.compile(
+    r"(?i)\b(?<!not )as (?:expected|planned|intended|wanted)\b|\b(?:on purpose|deliberate(?:ly)?|simulated|injected)\b"
+    r"|(?:\.{3,}|[:,]) ?(?:ok|pass(?:ed)?)\W*$|^ok \d+\b"
+)
 # An exception's name, or what programs put before their errors.
 _ERROR = re.compile(r"(?:^|[\s.])[A-Z]\w*(?:Error|Exception)\b|(?i:\b(?:error|fatal|failed|failure)\b)|NCCL WARN")
 _EXCEPTION = re.compile(r"(?:\w+\.)*[A-Z]\w*(?:Error|Exception): ")
@@ -71,7 +76,7 @@ def is_exception(text: str) -> bool:
 def is_talk(text: str, start: int, end: int) -> bool:
     """Return True if the words around `text[start:end]` say that the error is avoided, expected, possible or replaced."""
     around = text[:start], text[end : end + _AFTER]
-    if _INSTEAD.search(text, start) and not is_exception(text):
+    if _WANTED.search(text) or _INSTEAD.search(text, start) and not is_exception(text):
         return True
     return any(map(_TALK.search, around)) and not _ERROR.search(text[:end])
 

@@ -19,7 +19,7 @@ from drumbeat.base.light_dataclass import dataclass
 from drumbeat.causes.events import fault_in
 from drumbeat.findings.model import ERROR, SEVERITIES
 from drumbeat.logs.meaning.grammar import is_exception, is_in_prose, is_quoted, is_talk
-from drumbeat.logs.meaning.senses import CODE_OF_SIGNAL, DEATH_WORDS, death_in, gpu_error_in, gpu_errors, owned, senses
+from drumbeat.logs.meaning.senses import CODE_OF_SIGNAL, READERS, owned, senses, words_of
 
 # Find which literals a line holds; fast for lines with none, which are nearly all. Each literal has one word that is checked
 # first: a line is split into words, and one set operation tells if any of them is such a word. Only then are the literals
@@ -145,8 +145,7 @@ class Rule:
     seen: Tuple[str, ...] = ()  # substrings that must all occur in the log
     unseen: Tuple[str, ...] = ()  # substrings that must not occur in the log
     not_near: Tuple[str, ...] = ()  # substrings that must not occur within NEAR lines of it
-    runtime: bool = False  # matches every line with a GPU runtime error that means its code
-    dies: bool = False  # matches every line that reports a death by its code's signal
+    reads: str = ""  # death, gpu-error or link: matches every line that this reader of senses.py gives the rule's code
     fallback: bool = False  # matches only lines that no other rule matches
     any_level: bool = False  # matches even if the line was logged as a warning or lower
     survivable: bool = False  # not a failure if the log continues after it (a line of a setup script)
@@ -208,9 +207,7 @@ class Rulebook:
         literals = [
             (literal, rule)
             for rule in self.rules
-            for literal in rule.find
-            + (DEATH_WORDS if rule.dies else ())
-            + (_words_of_runtime(rule) if rule.runtime else ())
+            for literal in rule.find + (words_of(rule.reads, rule.code) if rule.reads else ())
         ]
         self._owners = [rule for _, rule in literals]
         self._marks = sorted({mark for rule in self.rules for mark in rule.seen + rule.unseen + rule.not_near})
@@ -250,12 +247,10 @@ class Rulebook:
 def _apply(rule: Rule, text: str, literal: str) -> Optional[Match]:
     if rule.unless and _compiled(rule.unless).search(text):
         return None
-    runtime, place = gpu_error_in(text) if rule.runtime else ("", (0, 0))
-    if runtime == rule.code:
-        return _match(rule, text, place, {}, False)
-    code, place, only_status = death_in(text) if rule.dies else ("", (0, 0), False)
-    if code == rule.code:
-        return _match(rule, text, place, {}, only_status)
+    if rule.reads:
+        code, place, only_status = READERS[rule.reads](text)
+        if code == rule.code:
+            return _match(rule, text, place, {}, only_status)
     if not rule.pattern and literal in rule.find:
         start = text.find(literal)
         return _match(rule, text, (start, start + len(literal)), {}, False)
@@ -268,19 +263,15 @@ def _apply(rule: Rule, text: str, literal: str) -> Optional[Match]:
     return None
 
 
-def _words_of_runtime(rule: Rule) -> Tuple[str, ...]:
-    return tuple(words for words, code in gpu_errors().items() if code == rule.code)
-
-
 def _match(rule: Rule, text: str, span: Tuple[int, int], groups: Mapping[str, str], mention: bool) -> Optional[Match]:
     """Return a rule's match, or None if its place in the line rules it out (a quotation, a fault's message)."""
     message = fault_in(text)
-    if message and (rule.dies or span[0] >= message) and rule.role not in (NOISE, NOTE):
+    if message and (rule.reads == "death" or span[0] >= message) and rule.role not in (NOISE, NOTE):
         return None  # words in a fault's message; a rule that speaks of such faults names their class
     quoted = is_quoted(text, span[0])
     if quoted and (rule.any_level or rule.fallback):
         return None
-    told = is_in_prose(text, span[0])
+    told = rule.reads != "link" and is_in_prose(text, span[0])  # a driver tells of itself: `mlx5_1: got event: ...`
     talk = quoted or is_talk(text, *span) or (told and rule.role in (REPORT, CONSEQUENCE))
     return Match(rule, groups, told or (mention and not is_exception(text)), talk)
 
@@ -329,7 +320,7 @@ def check(entries: Any, file: str) -> List[Rule]:
 
 _NAMES = {field.name for field in fields(Rule)} - {"file"}
 _LISTS = ("find", "pattern", "mentions", "seen", "unseen", "not_near", "over", "absorbs")
-_FLAGS = ("runtime", "dies", "fallback", "any_level", "survivable", "quiet", "names_itself")
+_FLAGS = ("fallback", "any_level", "survivable", "quiet", "names_itself")
 
 
 def _rule(entry: Any, file: str, number: int) -> Rule:
@@ -367,16 +358,17 @@ def _rule(entry: Any, file: str, number: int) -> Rule:
         or rule.severity not in SEVERITIES
         or rule.confidence not in ("certain", "likely")
         or rule.blames not in (SELF, OTHER, JOB)
+        or rule.reads not in ("", *READERS)
     ):
         raise RuleError(
             f"{where}: role is one of {', '.join(ROLES)}, severity one of {', '.join(SEVERITIES)}, "
-            "confidence certain or likely, blames self, other or job"
+            f"confidence certain or likely, blames self, other or job, reads one of {', '.join(READERS)}"
         )
     marks = rule.find + rule.seen + rule.unseen + rule.not_near
     short = [literal for literal in marks if len(word_of(literal)) < SHORTEST]
     if short:
         raise RuleError(f"{where}: '{short[0]}' needs a word of {SHORTEST} letters")
-    if not (rule.find or rule.when or rule.dies or rule.runtime) and rule.code not in senses():
+    if not (rule.find or rule.when or rule.reads) and rule.code not in senses():
         raise RuleError(f"{where}: lacks 'find'")
     return rule
 

@@ -12,7 +12,7 @@ import functools
 import os
 import re
 import signal as signals
-from typing import Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
+from typing import Callable, Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.base.data import load
 from drumbeat.base.light_dataclass import dataclass
@@ -76,6 +76,31 @@ DEATH_WORDS = (
     "signal", "Signal", "SIGNAL", "exitcode", "exitCode", "exit code", "Exit Code", "EXIT CODE", "exit status", "return code",
     "exited with code",
 )  # fmt: skip
+# An interface to the network, and the state in which it carries nothing: `cxi2: Link is DOWN`, `IBV_EVENT_PORT_ERR`.
+_OF_RDMA = r"mlx\d\w*|bnxt_re\w*|irdma\w*|hfi\d\w*|rocep\w*|IBV?|[Ii]nfini[Bb]and|HCA|RDMA|async event"
+_INTERFACE = (
+    rf"\b(?:(?P<rdma>{_OF_RDMA})|cxi\w*|hsn\d+|bnxt_en|efa_?\d+|(?:bond|eth|eno|en[ps]|ib[sp]?)\d\w*|i40e|ice|ixgbe"
+    r"|NIC|nic)\b"
+)
+_TO = (
+    r"(?: \d)?(?: of \S+)?(?: (?!up\b|active\b)[a-z]+\b){0,2}?(?: ?[:=(-] ?| |_)(?:changed )?"
+    r"(?:(?:from |to )?\w+ ?(?:->|to) ?)?"
+)
+_CARRIES_NOTHING = (
+    rf"(?i:(?<!\b0 )\b(?:(?:link|carrier)\b{_TO}(?:down|lost|inactive|err(?:or)?|fail(?:ed|ure)|flapp(?:ed|ing))\b(?!\w*[=:] ?0)"
+    rf"|port\b{_TO}(?:down|lost|inactive|err(?:or)?)\b|(?:lost|no) (?:carrier|link)\b|cable is unplugged"
+    r"|state (?:is |changed ).{0,30}?\bdown\b))"
+)
+_LINK = regex(
+    rf"\b(?P<event>[A-Z]{{2,8}}_EVENT_(?:PORT|LINK)_(?:ERR|DOWN))\b|{_INTERFACE}.{{0,80}}?{_CARRIES_NOTHING}"
+    rf"|{_CARRIES_NOTHING}.{{0,40}}?{_INTERFACE.replace('<rdma>', '<verbs>')}"
+)
+LINK_WORDS = (
+    "down", "Down", "DOWN", "inactive", "INACTIVE", "unplugged", "carrier", "Carrier", "flapped", "flapping",
+    "PORT_ERR", "port error", "link error", "Link error", "link lost", "link failure",
+)  # fmt: skip
+Reading = Tuple[str, Tuple[int, int], bool]  # a code, the place of its words, and True if they only hint at it
+NOTHING: Reading = ("", (0, 0), False)
 _INITIALS = regex(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
@@ -92,11 +117,21 @@ def gpu_errors() -> Mapping[str, str]:
 
 
 @functools.lru_cache(maxsize=64)
-def gpu_error_in(text: str) -> Tuple[str, Tuple[int, int]]:
-    """Return the code of the first such error in the text, and its place; empty where none is there."""
+def gpu_error_in(text: str) -> Reading:
+    """Read the first such error in the text."""
     found = [(text.find(words), -len(words), code) for words, code in gpu_errors().items() if words in text]
     start, length, code = min(found, default=(0, 0, ""))
-    return code, (start, start - length)
+    return code, (start, start - length), False
+
+
+@functools.lru_cache(maxsize=64)
+def link_in(text: str) -> Reading:
+    """Read a network link that is reported as down."""
+    found = _LINK.search(text)
+    if found is None:
+        return NOTHING
+    of_rdma = (found["event"] or "").startswith("IBV") or found["rdma"] or found["verbs"]
+    return "ib-port-error" if of_rdma else "link-down", found.span(), False
 
 
 _HTTP = regex(
@@ -292,12 +327,11 @@ def signal_of(text: str) -> Optional[int]:
 
 
 @functools.lru_cache(maxsize=64)
-def death_in(text: str) -> Tuple[str, Tuple[int, int], bool]:
-    """Return the code of the signal that a process died from, if any, its place, and True if only a status above 128 indicates
-    it."""
+def death_in(text: str) -> Reading:
+    """Read the signal that a process died from."""
     found = _DEATH.search(text)
     if found is None:
-        return "", (0, 0), False
+        return NOTHING
     kind = found.lastgroup or ""
     if kind in "abcd":
         number = int(_WORD_OF_SIGNAL[found[kind].lower()])
@@ -307,6 +341,17 @@ def death_in(text: str) -> Tuple[str, Tuple[int, int], bool]:
         number = int(found[kind]) - 28 * (kind == "plus")
     code = CODE_OF_SIGNAL.get(signals.Signals(number), "") if number in _SIGNALS else ""
     return code, found.span(kind), kind in ("plus", "hydra")
+
+
+# Readers of lines whose words have a fixed meaning; a rule names its own.
+READERS: Mapping[str, Callable[[str], Reading]] = {"death": death_in, "gpu-error": gpu_error_in, "link": link_in}
+
+
+def words_of(reader: str, code: str) -> Tuple[str, ...]:
+    """Return the words of this reader without which no line has this code."""
+    if reader == "gpu-error":
+        return tuple(text for text, meant in gpu_errors().items() if meant == code)
+    return DEATH_WORDS if reader == "death" else LINK_WORDS
 
 
 PROGRAM = "exception"  # the program's own fault: a code that no rule has

@@ -296,7 +296,6 @@ GOOD_ENDS = (
     "worker group finished (",
     "worker group successfully finished",
     "Job completed",
-    "tests passed",
     '"status": "success"',
 )
 _PATTERN = re.compile(
@@ -308,7 +307,6 @@ _PATTERN = re.compile(
     r"|^Successfully completed\.$"
     r"|\bworker group (?:finished \((?:WorkerState\.)?SUCCEEDED\)|successfully finished)"
     r"|\bCompleted\s+job/\S+\s+Job completed"
-    r"|\b[Aa]ll (?:\d+ )?tests passed\b"
     r"|\b(?:[Tt]raining|[Ff]ine-?[Tt]uning) (?:is )?(?:completed?|finished|done)\b(?! (?:step|epoch|iter))"
     r"|\b(?:[Ff]inished|Done) training\b(?! (?:step|epoch|iter))"
     r'|"(?:run|job|training|experiment)[_ ](?:stop|end|finish|complete)(?:ed)?".*"status": "success"'  # a record of a benchmark

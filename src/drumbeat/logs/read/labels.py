@@ -26,6 +26,7 @@ HEAD = 72  # characters
 MOST_WORDS = 2  # words allowed before a label: a program's or module's name, a level
 FALLS = 0.15  # share of changes that go down: a counter that restarts goes down less often
 DENSE = 0.7  # share of the range between lowest and highest that must occur
+NEAR = 12  # lines that may be a process's below one that names it
 SPARSE = 64  # maximum ratio of ranks to those that write
 _TIME = regex(rf"[\[(<]?(?:{TIME})(?:[\])>]|(?=[ \]]|$))|^\[? {{0,6}}\+?\d{{1,7}}\.\d{{2,9}}s?\]?")
 # A word of a sentence: no level, name with a number, field or name in brackets.
@@ -170,8 +171,13 @@ class Labels:
     def speaker(self, file: str, number: int) -> Optional[int]:
         """Return the rank that wrote a noted line."""
         label, text = self.label(file), self._noted.get((file, number))
-        if label is None or text is None:
-            return None
+        above = (
+            self._noted.get((file, line), "") for line in range(number - 1, number - NEAR, -1) if self.units.knows(file)
+        )
+        near = (text or "", *(each for each in above if "ray::" in each))  # Ray's words above what a worker raised
+        process = next((rank for rank in (self.units.speaker(file, each) for each in near) if rank is not None), None)
+        if process is not None or label is None or text is None:
+            return process
         return next((value for word, value, *_ in _in_head(text[: HEAD * 2]) if word == label.word), None)
 
     def named(self, file: str, number: int) -> Set[int]:

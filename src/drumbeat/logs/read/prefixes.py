@@ -85,6 +85,7 @@ _COMPOSE = _patterns(
     r"[\w.-]{1,60} +\| ",  # docker compose
 )
 _HOST = _patterns(
+    r"(?!(?:hsn|eth|cxi|mlx|bond|hfi|ib|efa|eno|en[ps])\d)"  # an interface is no host
     r"(?P<host>[a-z][a-z-]*\d[a-z0-9.-]{0,60}|localhost): ",  # pdsh, clush, ssh loops, DeepSpeed
     r"(?!error|warning|python|bash)(?P<host>[a-z][a-z0-9.-]{1,60}): " + _OWN_START,
 )

@@ -27,7 +27,7 @@ _STEP = re.compile(
 # Phrases right after an error, or in its line, of a program that continues.
 _HANDLED = re.compile(
     rb"(?i)\b(?:skip(?:s|ped|ping)?|retry(?:ing)?|retries|recover(?:s|ed|ing)|continu(?:e|es|ing)|ignor(?:ed|ing)"
-    rb"|fall(?:s|ing)? ?back)\b"
+    rb"|fall(?:s|ing)? ?back|tr(?:y|ies|ying) again|once more|postpon(?:e[ds]?|ing)|restor(?:ed|ing)|rejoin\w*)\b"
 )
 _TRIES = re.compile(rb"(?i)\W{0,4}(?:now )?trying (?!to\b)")  # a line of its own: `trying batch size 32`
 HANDLED_LINES = 3

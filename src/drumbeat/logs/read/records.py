@@ -167,8 +167,8 @@ COMMAND = regex(r"\++ \S|[\w.@~:/-]{0,60}[$#] \w")
 _SOURCE = regex(r"\s{2,}(?:File \"|\S.*[)\]:,]\s*$)")
 _STACK = regex(r"\s*(?:frame #\d+: |#\d+ +0x|\[ ?\d+\] .*\(\+0x)")  # a frame of a C++ program
 _FAILS = re.compile(
-    r"(?i)\b(?:fail(?:ed|ure|s)?|errors?|fatal|(?:will|now|to) abort|abort(?:ed|ing)|cannot|can't|could ?n(?:o|')t|unable to"
-    r"|timed out|terminated|crash(?:ed)?)\b"
+    r"(?i)(?<![\w/])(?:fail(?:ed|ure|s)?|errors?|fatal|(?:will|now|to) abort|abort(?:ed|ing)|cannot|can't"
+    r"|could ?n(?:o|')t|unable to|timed out|terminated|crash(?:ed)?)\b(?![/-]\w|\.\w)"  # `error-classifier.pt` is a name
 )
 # Measured errors, error counts, possibilities, and errors that the program survives.
 _MEASURED = regex(
@@ -287,6 +287,14 @@ _NOT_WELL = regex(
     r"|\b(?:bad|failed|failures?|lost|dead|crashed|died|killed)['\"]?\s?[=:]\s?[1-9]"
     r"|(?<![\w.=:-])[1-9]\d*(?: of \d+)?(?: \w+)? (?:were |was |have |has )?(?:lost|failed|dead|crashed|died)\b"
 )
+# What test runners count at their end: `5 passed in 3.1s`, `# pass 3`, `0 failed`.
+_PASSED = regex(
+    r"(?i)(?:^|[=,;:(]) ?(?:all )?[1-9]\d* (?:tests? |checks? )?(?:passed|succeeded|ok)\b"
+    r"|\bpass(?:ed)?[:=]? [1-9]\d*$|^Ran [1-9]\d* tests?\b"
+)
+_NOT_PASSED = regex(
+    r"(?i)(?<![\w.])[1-9]\d* (?:tests? |checks? )?(?:failed|errors?|failures?)\b|\b(?:fail|error)\w*[:=]? [1-9]|\b(?-i:FAILED)\b"
+)
 _STOPS = regex(
     r"(?i)\b(?:stop|halt|quit|bail|exit|leav|terminat|cancel|tear|abandon|evict|withdr[ae]w|resign|remov|reclaim|kill"
     r"|end(?:ed|s|ing)\b|over\b|out\b|clos|(?:take|taken|taking|call|called|hand) (?:\w+ )?(?:back|off|away))\w*\b"
@@ -339,6 +347,13 @@ def outcome(texts: Sequence[str], of_member: Callable[[int], bool] = lambda plac
         said = GOOD if done else STOPPED if _STOPS.search(line.text) else ""
         ended = ended if ended[0] else (said, behind)
     return (GOOD, fine) if fine >= 0 else ended
+
+
+def tally(lines: Numbered) -> int:
+    """Return the number of the line among a file's last ones that counts what went well and nothing that did not; 0 if none."""
+    last = [(number, clean(decode(raw)).text) for number, raw in lines if raw.strip()][-LAST_WORDS:]
+    good = [number for number, text in last if _PASSED.search(text)]
+    return good[-1] if good and not any(_NOT_PASSED.search(text) for _, text in last) else 0
 
 
 def _is_hedged(text: str) -> bool:
@@ -507,7 +522,7 @@ def _tag(texts: Sequence[str]) -> str:
 def _is_uneasy(text: str) -> bool:
     """Return True for a statement that healthy runs do not end with: it shows trouble, but not the kind."""
     told = len(_SAID_WORD.findall(text)) >= _FEWEST_WORDS and not _is_hedged(text) and not _TABLE.search(text)
-    if not told or _A_VALUE.search(text) or _MEASURED.search(text) or COMMAND.match(text):
+    if not told or WORK.search(text.encode()) or _A_VALUE.search(text) or _MEASURED.search(text) or COMMAND.match(text):
         return False
     found = likely(essence(text))
     told_of = next((code for code in found if code in ("vague", "aftermath")), "")
