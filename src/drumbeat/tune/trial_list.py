@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import os
 import re
+import shlex
 import time
 from bisect import bisect_right
 from dataclasses import field, replace
