@@ -90,7 +90,7 @@ def parse(text: str, shapes: Optional[Shapes] = None, tabled: bool = False) -> O
     items = _with_initials(items_of(line))
     if not items:
         return None
-    if any(item.words == ("learn",) for item in items):  # `learn: 0.5 test: 0.6`
+    if "learn" in line and any(item.words == ("learn",) for item in items):  # `learn: 0.5 test: 0.6`
         items = [_as_loss(item) if set(item.words) <= VALIDATION else item for item in items]
     small = line.lower()
     validates = any(word in small for word in _VALIDATES)
@@ -495,7 +495,7 @@ def _count(
         del values["batch"], places["batch"]  # the batch size: `20: loss=0.5, batch=16`
     counted = set(values) & {"step", "batch"}
     pairs = [item for item in unkeyed if item.total and not item.unit.strip() and item.text.isdigit()]
-    known = bar or _EPOCH_BEFORE.search(line)  # else these are samples
+    known = pairs and (bar or _EPOCH_BEFORE.search(line))  # else these are samples
     pairs = [item for item in pairs if known or not _PERCENT_BEHIND.match(line[item.end :])]
     if pairs and not counted and "epochs" not in values and _PART_OF_EPOCH.match(line):
         values.update(step=number("step", pairs[0].text), steps=number("steps", pairs[0].total))
@@ -529,7 +529,7 @@ def _count(
     if both and not counted and "epoch" not in values:
         values.update(epoch=number("epoch", both[1]), batch=number("batch", both[2]))
     single = _STEP_IN_BRACKETS.match(line)
-    column = bool(single) and line[single.end() :][:1] == "\t"
+    column = single is not None and line[single.end() :][:1] == "\t"
     if single and not (
         len(values) > 1 or values and (single.start(1) > 1 or column)
     ):  # `[0] loss 0.5` may be a rank's label

@@ -126,7 +126,10 @@ def items_of(line: str) -> List[Item]:
     owed: Tuple[str, ...] = ()
     last = 0
     for match in _ITEM.finditer(line):
-        if not match["total"] and _NO_VALUE.match(line, match.end()) and "." not in match["number"]:
+        behind = None if match["total"] else _NO_VALUE.match(line, match.end())
+        if behind and not (
+            "." in match["number"] and behind[0][-1:].isalpha() and "*" not in behind[0]
+        ):  # `lr 0.001 rank 0`
             continue
         left = line[max(last, match.start() - 160) : match.start()]
         key = _KEY.search(left[-120:])
@@ -142,8 +145,8 @@ def items_of(line: str) -> List[Item]:
         if words and unit[:1].isspace() and "/" in unit and _NEXT_VALUE.match(line, end):
             unit, end = "", match.end("number")  # `loss 0.1 tokens/s 1010`: the next value's key
         if not words and not match["total"] and not unit:
-            behind = _KEY_BEHIND.match(line, end) if "." in text else None
-            words = words_of(behind[1]) if behind else owed
+            after = _KEY_BEHIND.match(line, end) if "." in text else None
+            words = words_of(after[1]) if after else owed
         owed = ()
         if text.isdigit():
             words, unit, end, owed = _count_behind(line, words, unit, end)
