@@ -42,6 +42,11 @@ class EpochSteps:
     def counted(self, record: Dict[str, Any]) -> Dict[str, Any]:
         """Return the record with its step, and with the number of steps if that is certain."""
         epoch, batch, batches, epochs = (record.get(name) for name in ("epoch", "batch", "batches", "epochs"))
+        mean = record["kind"] == "step" and "step" not in record and batch is None and "loss" in record
+        known = self._first is not None and not (self._uneven or self._over_all)
+        if mean and known and self._batches and epoch == self._last[0] and self._last[1] < self._batches:
+            first = self._first or 0
+            return {**record, "step": (max(0, self._last[0] - first) + 1) * self._batches}  # the epoch's last step
         if record["kind"] != "step" or "step" in record or batch is None:
             return record
         if not batches:
@@ -518,13 +523,12 @@ class Lines:
         held = self._held.get(form)
         older = held if form == ("step",) and {"steps", "loss"} <= {*record} else None
         if older and older["step"] == record["step"] and older.get("steps", record["steps"]) < record["steps"]:
-            self._second_counts = True  # `Batch 4/200`, `Batch 4/300`: epoch and step
+            self._second_counts = True  # `Batch 4/200`, `Batch 4/300`: epoch and batch
             del self._held[form]
             return self._advanced(_told(older), known) + self._advanced(record, known)
         if self._second_counts and form == ("step",) and "steps" in record:
-            record = {**record, "epoch": record["step"], "step": record["steps"]}
-            del record["steps"]
-            return self._advanced(record, known)
+            rest = {name: value for name, value in record.items() if name not in ("step", "steps")}
+            return self._advanced({**rest, "epoch": record["step"], "batch": record["steps"]}, known)
         self._fractional = self._fractional or (form == ("epoch",) and not isinstance(record["epoch"], int))
         if form == ("epoch",) and self._fractional:  # it says how far the run is, also where it happens to be whole
             older = self._held.pop(("epoch", "step"), None)  # the count came from an unrelated bar
