@@ -65,7 +65,7 @@ def _cells(text: str) -> List[List[str]]:
 
 
 _PLURAL = regex(r"(?i)(?<![a-z_/])epochs(?![a-z_])")  # a table of results, one row per run
-_COUNTS = regex(r"(?i)step|epoch|\bep\b|iter|batch|update|round|tick|\bitn\b|^\W*E\s")
+_COUNTS = regex(r"(?i)step|epoch|\bep\b|iter|batch|update|round|tick|itn|^\W*E\s")
 _LETTERS = regex(r"[^\W\d]")
 _WIDE = regex(r"\s{2,}")
 _LIST = regex(r"\[[^\[\]]*\]")
