@@ -35,10 +35,12 @@ def counted(records, *names):
     return [tuple(record.get(name) for name in names) for record in records]
 
 
-def test_a_total_that_changes_is_none_and_its_count_is_no_step():
+def test_a_total_that_grows_is_a_batch_and_its_count_an_epoch():
     line = "2023-01-30 18:47:07,107 DEBUG TRAIN Batch {}/{} loss 12.6 loss_att 10.9 lr 0.0003 rank 0"
     records = read(*(line.format(*at) for at in ((0, 0), (0, 100), (0, 200), (1, 0), (1, 100), (2, 300))))
-    assert counted(records, "step", "loss") == [(None, 12.6)] * 6
+    assert counted(records, "epoch", "batch", "loss") == [
+        (0, 0, 12.6), (0, 100, 12.6), (0, 200, 12.6), (None, None, 12.6), (1, 100, 12.6), (2, 300, 12.6),
+    ]  # fmt: skip
 
 
 def test_samples_of_an_epoch_are_progress_of_their_own():

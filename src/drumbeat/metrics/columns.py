@@ -35,11 +35,15 @@ def more_of_header(text: str, ways: List[List[str]]) -> bool:
 
 
 def pair(text: str) -> Tuple[str, str]:
-    """Return key and value of a box row, `| loss | 0.5 |`; the value is '' in a row that starts a section."""
+    """Return key and value of a box row: `| loss | 0.5 |`, `| loss: 0.5 |`, `| loss   0.5 |`. The value is '' in a row that
+    starts a section, the key is '-' in a row that says nothing; both are '' for any other line."""
     cells = [cell.strip() for cell in spelled(text).strip().split("|")]
-    if len(cells) != 4 or cells[0] or cells[3] or not cells[1][:1].isalpha() or not _FIELD.fullmatch(cells[2]):
+    if cells[0] or cells[-1] or len(cells) not in (3, 4):
         return "", ""
-    return cells[1], cells[2]
+    if len(cells) == 3:
+        single = _PAIR.fullmatch(cells[1])
+        return (single[1], single[2]) if single else ("-", "")
+    return (cells[1], cells[2]) if cells[1][:1].isalpha() and _FIELD.fullmatch(cells[2]) else ("", "")
 
 
 def row(text: str, ways: List[List[str]]) -> str:
@@ -61,10 +65,11 @@ def _cells(text: str) -> List[List[str]]:
 
 
 _PLURAL = regex(r"(?i)(?<![a-z_/])epochs(?![a-z_])")  # a table of results, one row per run
-_COUNTS = regex(r"(?i)step|epoch|\bep\b|iter|batch|update|round|tick|^\W*E\s")
+_COUNTS = regex(r"(?i)step|epoch|\bep\b|iter|batch|update|round|tick|itn|^\W*E\s")
 _LETTERS = regex(r"[^\W\d]")
 _WIDE = regex(r"\s{2,}")
 _LIST = regex(r"\[[^\[\]]*\]")
 _ALONE = regex(r"(?<![\w.@-])-?\.?\d")  # a number of its own
 _FIELD = regex(rf"|-+|[A-Za-z/]{{1,4}}|\d[\d:._/-]*|\d+/\d+|(?:{NUMBER})\s?(?:%|s|ms|[GM]i?B?)?")
+_PAIR = regex(rf"([A-Za-z][^:=|]*?)(?:\s*[:=]\s*|\s{{2,}}|\s(?=\d+/))({_FIELD.pattern})(?:\s[A-Za-z/]+)?")
 _COLUMNS = {"#": "step", "E": "epoch"}

@@ -45,7 +45,8 @@ def counter_name(words: Tuple[str, ...]) -> str:
 def strength_of(name: str, words: Set[str]) -> float:
     """Rank the keys for one value; the strongest wins: a global step over a step over an iteration; peak over current memory."""
     if name in ("loss", "validation"):
-        return 1 if words & (LOSSES | OBJECTIVES | PARTS) - {"loss"} else 2
+        parts = words & (LOSSES | OBJECTIVES | PARTS) - {"loss"}
+        return 1 if parts else 1.5 if words & (BATCH | EPOCH) else 2  # `batch_loss: 0.8, loss: 0.9`: the average
     if name == "step":
         if words & ROUNDS:
             return 0.5 if "total" in words else 0
@@ -69,7 +70,7 @@ def meaning_of(item: Item, items: List[Item]) -> Tuple[str, Any]:
         return "tflops_per_device", number("tflops_per_device", item.text)
     if not words or unit.partition("/")[2]:
         return _time_of_step(item, unit)
-    if known & LOSSES or rest - OF_ENTROPY in OTHER_LOSSES:
+    if known & LOSSES or rest - OF_ENTROPY - VALIDATION in OTHER_LOSSES:
         more = rest - LOSSES - OBJECTIVES - OF_ENTROPY - {"cost", "neg", "negative", "log", "likelihood"}
         if more <= LOSS and unit != "%" and unit not in TIMES:
             return "loss", number("loss", item.text)
@@ -126,7 +127,8 @@ def counter_of(item: Item, rest: Set[str], known: Set[str]) -> Tuple[str, Any]:
         return "", None
     rest = rest - VALIDATION
     for name, words in (("epoch", EPOCH), ("step", STEP), ("batch", BATCH), ("step", ROUNDS)):
-        if rest and rest & words and rest <= words | MORE_OF_A_COUNTER:
+        planned = name == "epoch" and "epochs" in rest and rest & {"num", "max", "total"}  # `Num Epochs = 3`
+        if rest and rest & words and rest <= words | MORE_OF_A_COUNTER and not planned:
             return name, number("step" if item.text.isdigit() or name != "epoch" else "epoch", item.text)
     if rest == {"up"}:
         return "step", number("step", item.text)

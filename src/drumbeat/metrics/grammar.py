@@ -21,6 +21,7 @@ from drumbeat.metrics.words import (
     COUNTING,
     DEVICE,
     EPOCH,
+    ERRORS,
     IMPROVED,
     INITIALS,
     LOSSES,
@@ -40,6 +41,7 @@ _TOTALS = {"step": "steps", "batch": "batches", "epoch": "epochs"}
 _TOTAL_OF = {total: name for name, total in _TOTALS.items()}
 Value = Union[int, float, bool]
 _CLOCK_OF_BAR = regex(r"\d{1,3}:\d\d(?=[<,\] ])|<\d{1,3}:\d\d")
+_ROUND_OF_BAR = regex(r"(?i)\b(episodes?|rounds?)[ :]{1,2}[\[(]?\d{1,9}/\d{1,9}[\])]?(?=[:,\s])")
 _VALUE = regex(r"\d|(?i:nan|inf)")
 _ASIDE = regex(r"(?<![A-Za-z_])(?:[Bb]est|[Ll]owest|[Ss]av(?:e|ed|ing))(?![A-Za-z_]).*")  # words for past values
 # Lines that mention a value without reporting it.
@@ -83,16 +85,23 @@ def parse(text: str, shapes: Optional[Shapes] = None, tabled: bool = False) -> O
         line = _with_points(line, shapes)
     bar = BAR.search(line)
     if bar:
-        line = line[: bar.end()] + _CLOCK_OF_BAR.sub(MASK, line[bar.end() :])
+        line = _ROUND_OF_BAR.sub(r"\1", line[: bar.end()]) + _CLOCK_OF_BAR.sub(MASK, line[bar.end() :])
+        bar = BAR.search(line)
     items = _with_initials(items_of(line))
     if not items:
         return None
+    if "learn" in line and any(item.words == ("learn",) for item in items):  # `learn: 0.5 test: 0.6`
+        items = [_as_loss(item) if set(item.words) <= VALIDATION else item for item in items]
     small = line.lower()
     validates = any(word in small for word in _VALIDATES)
     if validates:
         items = _in_parts(items, line)
     if shapes is not None:
         items = _behaved(items, shapes, line, bool(bar))
+        if not shapes.losses and all(LOSSES.isdisjoint(item.words) for item in items):
+            items = [
+                _as_loss(item) if _is_error({*item.words}) else item for item in items
+            ]  # `train-rmse:0.5 eval-rmse:0.6`
     values: Dict[str, Any] = {}
     whose = "unknown"
     validation = False
@@ -108,6 +117,8 @@ def parse(text: str, shapes: Optional[Shapes] = None, tabled: bool = False) -> O
             validation = validation or bool(words & VALIDATION)
         strong = strength_of(name, words)
         if not name or (name in values and strong <= strength.get(name, 0)):
+            continue
+        if name == "step" and "total" in words and "steps" in values:  # `iteration 12/5000, total timesteps: 1277952`
             continue
         if name in ("step", "batch", "epoch"):
             total = _TOTALS[name]
@@ -154,14 +165,16 @@ def parse(text: str, shapes: Optional[Shapes] = None, tabled: bool = False) -> O
     if "epoch" in values and "steps" in values and "batch" not in values and before:  # as far as a single line can tell
         values.update(batch=values.pop("step"), batches=values.pop("steps"))
     learnt = [place for name, place in places.items() if name in _LEARNT]
-    label = line[: bar.start()].strip().split(":")[0] if bar else ""
+    label = line[: bar.start()].strip(" []").split(":")[0].rstrip("] ") if bar else ""
     if "epochs" in values and "•" in line and bar:  # rich, as Lightning uses it, names the last epoch's number
         values["epochs"] += 1
     validation = validation or bool(set(words_of(label)) & VALIDATION)
     validation = validation or validates and _is_for_validation(line, min(learnt, default=0))
     judged = _judged(values, validation, whose, "bar" if bar else "row" if tabled else "", label, line, items)
     member = not bar and not tabled and not (shapes and shapes.changed) and bool(_MEMBER.fullmatch(text))
-    improves = any(not IMPROVED.isdisjoint(item.words) for item in items)
+    improves = any(
+        not IMPROVED.isdisjoint(item.words) or not {"train", "training"}.isdisjoint(item.words) for item in items
+    )
     if judged and (batch or guessed or member or improves):
         judged = judged._replace(batch=batch, guessed=guessed, member=member, improves=improves)
     counted = next((item for item in unkeyed if item.opened == "[" and _PERCENT_BEHIND.match(line[item.end :])), None)
@@ -169,6 +182,19 @@ def parse(text: str, shapes: Optional[Shapes] = None, tabled: bool = False) -> O
         samples = (int(counted.text), int(number("steps", counted.total)))
         judged = judged._replace(samples=samples) if samples[0] <= samples[1] else judged
     return judged
+
+
+def _as_loss(item: Item) -> Item:
+    part = ("val",) if VALIDATION & {*item.words} else ()
+    return item._replace(words=(*part, "loss")) if "." in item.text and not item.unit else item
+
+
+def _is_error(words: Set[str]) -> bool:
+    """Return true for the error of one part of the data, `train-rmse` or `valid_0 l2`: what a program that prints no loss trains
+    on."""
+    split = words & (VALIDATION | {"train", "training"})
+    error = {word for word in words - split if not word.isdigit()}
+    return bool(split) and (len(error) == 1 and error <= ERRORS or error == {"l"} and not words.isdisjoint("12"))
 
 
 _VALIDATES = ("val", "test", "dev", "cv", "holdout", "va_", "* ")
@@ -281,7 +307,7 @@ def _grows_evenly(item: Item, slot: Slot, lossy: bool, alone: bool, line: str, b
     foreign = words & NO_COUNTER or words & {*NOUNS} or _UNIT_BEHIND.match(line, item.end)
     if item.total:
         counts = words <= NOISE or slot.ups > 1 and not foreign and OF_TRIALS.isdisjoint(words)
-        return lossy and counts and not bar and not _KERAS.search(line)
+        return lossy and counts and not bar and not _KERAS.search(line) and not _EPOCH_BEFORE.search(line)
     if words & (STEP | EPOCH) and len(words) < 4 and (lossy or alone):
         return slot.even and slot.ups > 1
     return lossy and slot.even and slot.ups > 2 and not foreign and (bool(words) or slot.stride >= 10)
@@ -436,7 +462,11 @@ def _judged(
         return Line(
             values, validation, whose, bar, not done, label, unnamed=bool(others) and not _REWARDED.search(line)
         )
-    if set(values) <= {"step", "steps", "lr"} and any({"num", "max", "total"} & {*item.words} for item in items):
+    if (
+        form != "row"
+        and set(values) <= {"step", "steps", "lr"}
+        and any({"num", "max", "total"} & {*item.words} for item in items)
+    ):
         return None  # settings
     return Line(values, validation, whose, bar, False, label)
 
@@ -465,7 +495,8 @@ def _count(
         del values["batch"], places["batch"]  # the batch size: `20: loss=0.5, batch=16`
     counted = set(values) & {"step", "batch"}
     pairs = [item for item in unkeyed if item.total and not item.unit.strip() and item.text.isdigit()]
-    pairs = [item for item in pairs if not _PERCENT_BEHIND.match(line[item.end :]) or bar]
+    known = pairs and (bar or _EPOCH_BEFORE.search(line))  # else these are samples
+    pairs = [item for item in pairs if known or not _PERCENT_BEHIND.match(line[item.end :])]
     if pairs and not counted and "epochs" not in values and _PART_OF_EPOCH.match(line):
         values.update(step=number("step", pairs[0].text), steps=number("steps", pairs[0].total))
         places["step"] = pairs[0].start
@@ -498,7 +529,10 @@ def _count(
     if both and not counted and "epoch" not in values:
         values.update(epoch=number("epoch", both[1]), batch=number("batch", both[2]))
     single = _STEP_IN_BRACKETS.match(line)
-    if single and not (len(values) > 1 or values and single.start(1) > 1):  # `[0] loss 0.5` may be a rank's label
+    column = single is not None and line[single.end() :][:1] == "\t"
+    if single and not (
+        len(values) > 1 or values and (single.start(1) > 1 or column)
+    ):  # `[0] loss 0.5` may be a rank's label
         single = None
     single = single or _MANY_STEPS.match(line)
     single = single or (_STEP_IN_FRONT.match(line) if "loss" in values else None)

@@ -42,6 +42,11 @@ class EpochSteps:
     def counted(self, record: Dict[str, Any]) -> Dict[str, Any]:
         """Return the record with its step, and with the number of steps if that is certain."""
         epoch, batch, batches, epochs = (record.get(name) for name in ("epoch", "batch", "batches", "epochs"))
+        mean = record["kind"] == "step" and "step" not in record and batch is None and "loss" in record
+        known = self._first is not None and not (self._uneven or self._over_all)
+        if mean and known and self._batches and epoch == self._last[0] and self._last[1] < self._batches:
+            first = self._first or 0
+            return {**record, "step": (max(0, self._last[0] - first) + 1) * self._batches}  # the epoch's last step
         if record["kind"] != "step" or "step" in record or batch is None:
             return record
         if not batches:
@@ -91,15 +96,17 @@ _LAUNCHER_NAME = regex(r"launcher\.(?:out|err)")
 _BESIDE_LOSS = ("grad_norm", "lr", "step_time", *RATES)
 _OF_EPOCH = {"step": "batch", "steps": "batches"}
 _OF_VALIDATION = regex(r"(?i)(?:val|eval|test)")
-_TRAINS = regex(r"(?i)train(?:ing)?|steps?|iterations?|epochs?")  # the label of a bar that counts steps
-_BEHIND_BAR = regex(r"(?<=(?:it/s|s/it)\])(?=[^\W\d_])")  # another stream's line after an open bar
+_TRAINS = regex(
+    r"(?i)train(?:ing)?|steps?|iterations?|epochs?|episodes?|rounds?"
+)  # the label of a bar that counts steps
+_BEHIND_BAR = regex(r"(?<=\])(?=[^\W\d_])")  # another stream's line after an open bar
 _COLOUR = regex(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\].*?(?:\x07|\x1b\\)|\x1b[()][A-Z0-9]")
 # Every line that may be a metric has one of these texts, in small letters; few others have.
 WORDS = (
     "loss", "cost", "/s", "_s", "/it", "persec=", "acc", "step", "ep ", "ep.", "poch", "iter", "complete", "%|", "atch",
     "time=", "rate", "lr", "training time:", "number of ", "gpus used:", "nll", "xent", "mse", "bpb", "objective", "update",
     "[l ", " l=", " l:", "ℒ", "learn", " ce", " l ", "norm", "memory", "tick ", "round ", "episode", "generation", "verl",
-    "perte", "perd", "strata",
+    "perte", "perd", "strata", "valid", "-err",
 )  # fmt: skip
 _WORDS = tuple(word.encode() for word in WORDS)
 _STRANGE = regex(rb"(?m)^\(\d|[\xc3-\xdf\xe0\xe1\xe3-\xed]")  # a tuple, or a letter that English has not
@@ -216,6 +223,11 @@ class Lines:
         self._bars: Dict[int, int] = {}  # total -> count, of bars without a label and without values
         self._again: Set[int] = set()  # totals of bars that restarted: each is of an epoch
         self._joined: Optional[int] = None  # the total of the bar that counts the program's steps
+        self._joined_at: Tuple[int, int, Any] = (
+            0,
+            0,
+            None,
+        )  # total and count of the bar, and epoch, of the last record with it
         self._epoch_over = 0  # batches of the epoch under the heading, once it has ended
         self._block: Optional[Record] = None  # values below a heading; more may follow
         self._under: Set[str] = set()  # names of the values seen below it
@@ -226,6 +238,7 @@ class Lines:
         self._box: Dict[str, str] = {}  # keys and values of `| loss | 0.5 |`, up to the border
         self._section = self._cut = ""  # cut: the beginning of a line that goes on in the next one
         self._went_on = False  # the new heading is the previous one, some steps later
+        self._second_counts = False  # what looked like the total of a counter advances
         self._headings = self._losses = 0  # consecutive headings that advanced, and losses seen above the last one
         self._guess = -1  # the last number before a loss
         self._line, self._told = 0, 0  # lines so far, and the last one that gave a loss with its counter
@@ -259,9 +272,9 @@ class Lines:
 
     def untabled(self, text: str) -> List[Tuple[str, bool]]:
         """Convert table rows and boxes to keys and values; other lines stay as they are. The flag: its table has a loss."""
-        key, value = pair(text) if text.lstrip()[:1] in ("|", "│") else ("", "")
-        if key:
-            self._section = self._section if value else key
+        key, value = pair(text) if text.lstrip()[:1] in ("|", "│", "║", "┃") else ("", "")
+        if key and (value or key != "-" or self._box):
+            self._section = self._section if value or key == "-" else key
             self._box = {} if len(self._box) > _TABLE else self._box
             self._box.update({key if not _OF_VALIDATION.match(self._section) else f"val {key}": value} if value else {})
             return []
@@ -339,10 +352,15 @@ class Lines:
                 record.pop("step", None)
             if line.member:
                 record["member"] = True
-            if line.batch and "epoch" in self._heading and "step" in record:
+            if (line.batch or line.bar) and "epoch" in self._heading and "step" in record and "epoch" not in record:
                 record.update({_OF_EPOCH[name]: record.pop(name) for name in ("step", "steps") if name in record})
             told = record["kind"] in ("step", "throughput") or self._of_block(line)
             found += self._step(record, line.known or follows) if told else [record]
+            if (
+                not told and not self.shapes.losses and "step" in record
+            ):  # errors of the validation are all that it prints
+                counted = {name: record[name] for name in COUNTERS if name in record}
+                found += self._step({"kind": "step", **counted}, line.known)
         return found
 
     def _of_block(self, line: Line) -> bool:
@@ -358,7 +376,7 @@ class Lines:
     def end(self, final: bool) -> List[Record]:
         """Return pending records. `final`: no more lines come; then a counter that never advanced is dropped, unless it was
         seen once, with a loss and with its total or another training value."""
-        found = self._end_block(goes_on=True)
+        found = self._end_block(goes_on=not final)
         if final:
             for held in self._held.values():
                 names = [*held, "loss"]
@@ -400,7 +418,11 @@ class Lines:
     def _bar(self, line: Line) -> List[Record]:
         count, total = line.values.get("step"), line.values.get("steps")
         if not line.validation and ("epoch" in line.values or _TRAINS.fullmatch(line.label)):
-            return self._step({"kind": "step", **line.values}, False)
+            above = (self._heading, self._left)
+            found = self._step({"kind": "step", **line.values}, False)
+            if "epoch" in above[0] and "epoch" not in line.values:
+                self._heading, self._left = above
+            return found
         if line.label or line.validation or count is None or total is None:
             return []
         before = self._bars.pop(total, 0)
@@ -429,7 +451,12 @@ class Lines:
             and not (whole_epoch and "epochs" in record)
         ):
             bar = self._running_bar(isinstance(record.get("epoch"), int))
-            if bar:
+            place = (bar or 0, self._bars.get(bar or 0, 0), record.get("epoch"))
+            stale = (
+                place[:2] == self._joined_at[:2] and place != self._joined_at
+            )  # the bar stood still between two epochs
+            if bar and not stale:
+                self._joined_at = place
                 record = {**record, "step": self._bars[bar], "steps": bar}
                 record.update({"step_of": "epoch"} if bar in self._again else {})
                 # The record shows that the bar is of training by itself, or the next one with the same bar further on does.
@@ -494,6 +521,14 @@ class Lines:
         """Return the record once its counter has advanced, or at once for a known program."""
         form = tuple(name for name in ("epoch", "step", "batch") if name in record)
         held = self._held.get(form)
+        older = held if form == ("step",) and {"steps", "loss"} <= {*record} else None
+        if older and older["step"] == record["step"] and older.get("steps", record["steps"]) < record["steps"]:
+            self._second_counts = True  # `Batch 4/200`, `Batch 4/300`: epoch and batch
+            del self._held[form]
+            return self._advanced(_told(older), known) + self._advanced(record, known)
+        if self._second_counts and form == ("step",) and "steps" in record:
+            rest = {name: value for name, value in record.items() if name not in ("step", "steps")}
+            return self._advanced({**rest, "epoch": record["step"], "batch": record["steps"]}, known)
         self._fractional = self._fractional or (form == ("epoch",) and not isinstance(record["epoch"], int))
         if form == ("epoch",) and self._fractional:  # it says how far the run is, also where it happens to be whole
             older = self._held.pop(("epoch", "step"), None)  # the count came from an unrelated bar
@@ -576,7 +611,7 @@ class Reader:
         found: List[Record] = []
         for line in lines:
             try:
-                for part in _BEHIND_BAR.split(line) if "/s]" in line or "/it]" in line else (line,):
+                for part in _BEHIND_BAR.split(line) if "it/s" in line or "s/it" in line else (line,):
                     for text, tabled in self._lines.untabled(part):
                         found += self._lines.read_text(text, tabled)
             except Exception as error:  # a rank may print anything; the run must not fail because of it

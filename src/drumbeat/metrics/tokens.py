@@ -19,7 +19,7 @@ NUMBER = (
 _FACTORS = {"k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 MASK = "<t>"
 _STAMP = regex(
-    r"(?<![\w./])(?:\d{4}[/.-]\d{1,2}[/.-]\d{1,2}|\d{1,2}[/.-]\d{1,2}[/.-]\d{2,4}"
+    r"(?<![\w./])(?:\d{4}[/.-]\d{1,2}[/.-]\d{1,2}|\d{1,2}(?P<sign>[/.-])\d{1,2}(?P=sign)\d{2,4}"
     r"|(?:(?<=[\[(])|^)\d{1,2}/\d{1,2}(?=[ T]\d{1,2}:\d\d))"
     r"(?:[ T,:]{1,2}\d{1,2}:\d\d(?::\d\d)?(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?)?(?![\w/])"
     r"|(?<![\w:.])\d{1,3}:\d\d:\d\d(?:[.,]\d{1,9})?(?![\w:])|(?<![\w.])[IWE]\d{4}(?= <?\d)"
@@ -54,7 +54,7 @@ _SIGNS = str.maketrans(
 )
 _ITEM = regex(
     rf"(?<![\w.%])(?<!@(?!\d+\.\d))(?P<number>{NUMBER})(?:-(?P<until>\d{{1,9}})(?=batch))?"
-    rf"(?:\s*(?:/|\(?(?:\bout )?\b(?:of|von|van|de|di|sur|из)\b)\s*(?P<total>\d[\d,]{{0,14}})(?!\w|\.\d|\s*/))?"
+    rf"(?:\s*(?:/|\(?(?:\bout )?\b(?:of|von|van|de|di|sur|из)\b)\s*(?P<total>\d[\d,]{{0,14}})(?:\.0+)?(?!\w|\.\d|\s*/))?"
     r"(?P<unit>\s?%|\s?(?:ms|us|s|sec)/(?:it|iter|step|batch|sample|epoch)\b|\s?TFLOPS?\b"
     r"|\s?(?:ms|us|s|sec|secs|seconds|[GM]i?B|[GM])(?![\w])(?!\s?/)"
     r"|\s?[A-Za-z]{0,12}\s?(?:/|\bper\s)\s?s(?:ec(?:ond)?)?(?!\w|\s*[:=]\s*[-+.\d])(?:/\w+)?(?:\s?per\s?\w+)?|\s?batches\b(?!\s?[:=])|(?:batch|epoch)\b)?"
@@ -104,6 +104,7 @@ def masked(text: str) -> str:
     return _FIRST_STAMP.sub("", _STAMP.sub(MASK, text), 1)
 
 
+_SENTENCE = regex(r" [A-Z]|\s*$")  # `Step: 2000. Mean reward: 0.5`
 _DIGITS = regex("[,'_]")  # between groups of digits
 
 
@@ -125,7 +126,10 @@ def items_of(line: str) -> List[Item]:
     owed: Tuple[str, ...] = ()
     last = 0
     for match in _ITEM.finditer(line):
-        if not match["total"] and _NO_VALUE.match(line, match.end()):
+        behind = None if match["total"] else _NO_VALUE.match(line, match.end())
+        if behind and not (
+            "." in match["number"] and behind[0][-1:].isalpha() and "*" not in behind[0]
+        ):  # `lr 0.001 rank 0`
             continue
         left = line[max(last, match.start() - 160) : match.start()]
         key = _KEY.search(left[-120:])
@@ -134,13 +138,15 @@ def items_of(line: str) -> List[Item]:
         text = match["until"] or match["number"]
         if "," in text or "_" in text or "'" in text:
             text = _DIGITS.sub("", text)
+        if text[-1:] == "." and _SENTENCE.match(line, match.end("number")):
+            text = text[:-1]
         opened = left.rstrip()[-1:]
         unit, end = match["unit"] or "", match.end()
         if words and unit[:1].isspace() and "/" in unit and _NEXT_VALUE.match(line, end):
             unit, end = "", match.end("number")  # `loss 0.1 tokens/s 1010`: the next value's key
         if not words and not match["total"] and not unit:
-            behind = _KEY_BEHIND.match(line, end) if "." in text else None
-            words = words_of(behind[1]) if behind else owed
+            after = _KEY_BEHIND.match(line, end) if "." in text else None
+            words = words_of(after[1]) if after else owed
         owed = ()
         if text.isdigit():
             words, unit, end, owed = _count_behind(line, words, unit, end)
@@ -185,7 +191,9 @@ def spelled(text: str) -> str:
         text = _NORM.sub("grad_norm", text)
     if "..." in text:
         text = _LEADER.sub(": ", text)
-    if "it [" in text or "/Unknown" in text:  # a bar without a total
+    if "(* " in text:
+        text = _WEIGHTED.sub("", text)
+    if "/Unknown" in text or "it [" in text and ("oss" in text or "acc" in text):  # a bar without a total
         text = _NO_TOTAL.sub(r"batch \1 ", text)
     if "it/" in text:
         text = _OF_PROGRESS.sub(lambda at: f"step {number('step', at[1])}/{number('steps', at[2])}", text)
@@ -197,7 +205,8 @@ _TOP = regex(r"(?i)(?<![a-z])top-(?=\d)")
 _OVER = regex(r"(?<=[A-Za-z]) ?\([^()\d]{0,30}\d[^()]{0,30}\)(?=\s?[:=]\s?-?\d*\.\d)")  # `loss (last 100): 0.5`
 _NORM = regex(r"(?<![\w|])(\|{1,2})g(?:rad)?\1(?!\|)")  # `|g| 1.2`
 _LEADER = regex(r" {0,3}\.{3,80} {1,3}(?=-?\d)")  # `loss ........ 0.5`
-_NO_TOTAL = regex(r"(?<![\w.])(\d{1,12})(?:/Unknown|it (?=\[[^\]]{0,80}(?:loss|acc)))")
+_NO_TOTAL = regex(r"(?<![\w.])(\d{1,12})(?:/Unknown|it (?=\[))")
+_WEIGHTED = regex(r"\(\* [^()]{1,60}\)")  # `loss_a = 0.5 (* 1 = 0.5 loss)`
 _DIGITS_IN_CJK = regex("(?<=[\u3040-\u9fff\uac00-\ud7af])(?=\\d)|(?<=\\d)(?=[\u3040-\u9fff\uac00-\ud7af])")
 _COUNTED_IN_CJK = regex("第\\s*(\\d{1,12})\\s*([步轮])")
 _GLUED = regex(

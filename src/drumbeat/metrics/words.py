@@ -66,6 +66,7 @@ OTHER_LOSSES = (
 )
 OF_ENTROPY = _set("avg average mean softmax with logits sparse categorical")
 QUALITIES = _set("ppl perplexity err error rmse mae reward return score fitness psnr iou dice wer cer bleu auc")
+ERRORS = _set("rmse mae mape rmsle error err")
 _REWARDS = _set("reward rewards")
 IMPROVED = LOSSES | _REWARDS
 OBJECTIVES = _set(
@@ -76,7 +77,7 @@ EPOCH = _set("epoch epochs ep")
 VALIDATION = _set("val valid validation eval evaluation evaluate evaluating test testing dev validate cv holdout")
 # Words that do not change what a key names.
 NOISE = _set(
-    "info debug main root current cur train training trainer global completed end of perf de du des di en na на в"
+    "info debug main root current cur train training trainer learner global completed end of perf de du des di en na на в"
 )
 BEFORE = _set("at after")  # the words before them belong to something else: `loss at iteration`
 LOSS = NOISE | _set(
