@@ -182,7 +182,7 @@ def _while(shell: ShellState, node: Node) -> Optional[bool]:
             asked = shell.asked(node.bodies[0])
             if asked is None:
                 raise Unclear
-            if asked is node.negated:
+            if asked is (node.joints == ("until",)):
                 return result
             result = _round(shell, node.bodies[1])
             for step in node.bodies[3:]:

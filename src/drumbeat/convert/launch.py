@@ -112,6 +112,7 @@ class Launch:
     arguments: Sequence[str] = ()  # of the batch script; empty: nobody gave any, or it changes them
     ray: bool = False  # the script starts a Ray cluster, and the driver once
     in_binds: FrozenSet[str] = frozenset()  # variables of the batch script that `binds` reads
+    for_end: FrozenSet[str] = frozenset()  # variables of the batch script that `on-end` reads
     as_text: FrozenSet[str] = (
         frozenset()
     )  # variables of the command that `declare -p` brings there: lists, doubtful exports
@@ -332,7 +333,7 @@ _FATES: Dict[str, Dict[str, str]] = {
             "jobid exclusive exact overlap O overcommit s oversubscribe J job-name Q quiet v verbose vv vvv K "
             "kill-on-bad-exit k no-kill W wait X disable-status pty A account p partition q qos reservation mem "
             "mem-per-cpu mem-per-gpu no-container-mount-home use-min-nodes I immediate propagate preserve-env E "
-            "het-group pack-group",
+            "het-group pack-group comment",
             _ITS_OWN,
         ),
         "distribution": "drumbeat numbers the ranks itself, node by node",

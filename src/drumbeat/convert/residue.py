@@ -53,7 +53,7 @@ class _Residue:
         self.in_env: Set[str] = set()
         self.places = {id(event): place for place, event in enumerate(launch.events)}
         self.late = next((place for place, event in enumerate(launch.events) if ARGUMENTS in event.writes), 1 << 30)
-        self.once = bool(launch.in_binds)  # what the batch script runs goes into on-start
+        self.once = bool(launch.in_binds or launch.for_end)  # what the batch script runs goes into on-start
         self.given = dict(draft.env)
         self.arguments = " ".join(
             map(draft.marks.quoted, launch.arguments or ())
@@ -81,7 +81,7 @@ class _Residue:
         """Return the arguments of the script that a statement reads, before it gets others that only the job knows."""
         early = self.places[id(event)] < self.late
         acts = early and event.kind in ("shell", "once") and "()" not in event.text
-        return arguments_read(event.text) if acts else set()
+        return arguments_read(event.text, not self.arguments) if acts else set()
 
     def _settled(self) -> List[Event]:
         later: Set[str] = set()
