@@ -39,6 +39,7 @@ from drumbeat.convert.launch import (
     unwrapped,
 )
 from drumbeat.convert.lines import account
+from drumbeat.convert.ray import cluster
 from drumbeat.convert.residue import OF_TASKS, changed, keep
 from drumbeat.findings.model import Finding
 from drumbeat.jobfile.check import names_expanded
@@ -98,7 +99,7 @@ def convert(
         batch = batch_shell(lambda words: manages_ray(words) or starts_something(words))
         if batch.ended_at and batch.last is False:
             batch.started = []  # it fails before it starts what it is for
-    ray = _without_ray(draft, batch)
+    ray = _without_ray(batch)
     chosen = _selected(batch)
     if chosen is None:
         draft.ended_at = batch.ended_at
@@ -161,23 +162,19 @@ def _unclosed(draft: Draft, script: Script) -> None:
         draft.question(fault.line, fault.text, "a quote that is never closed: what follows it may be read wrongly")
 
 
-def _without_ray(draft: Draft, batch: Shell) -> bool:
-    """Remove commands that start or stop a Ray cluster from the candidates and name each. Return false if there are none."""
+def _without_ray(batch: Shell) -> List[Started]:
+    """Remove commands that start or stop a Ray cluster from the candidates, and return them."""
     ours = [each for each in batch.started if manages_ray(each.words)]
     others = [each for each in batch.started if not manages_ray(each.words)]
     if not ours or not others:
-        return False
+        return []
     batch.started = others
-    why = "drumbeat starts no Ray cluster: keep this script, with drumbeat run --launcher once before the driver"
-    for each in {(each.line, each.text): each for each in ours}.values():
-        draft.question(each.line, each.text, why)
-        draft.differences.append(Difference(f"line {each.line}", each.text, "not started"))
     for event in batch.events:
         if any(manages_ray(each.words) for each in event.starts):
             event.text = batch.without(event, ours)
             if not any(map(acts, batch.effects(event.text, event.line))):
                 event.kind = "part"  # nothing is left of it
-    return True
+    return ours
 
 
 def _selected(batch: Shell) -> Optional[Started]:
@@ -192,7 +189,7 @@ def _selected(batch: Shell) -> Optional[Started]:
     return next((each for each in trains[::-1] if each.certain), trains[0])
 
 
-def _chosen(draft: Draft, batch: Shell, chosen: Started, ray: bool) -> Started:
+def _chosen(draft: Draft, batch: Shell, chosen: Started, ray: Sequence[Started]) -> Started:
     """Take the command out of the statements around it; name the others."""
     whole = None if ray else _whole(chosen, batch, draft)
     if whole:
@@ -291,9 +288,11 @@ def _one_task(started: Started) -> bool:
     return bool(re.search(r"(?:^|\s)(?:-n\s?1|--ntasks[= ]1|-N\s?1|--nodes[= ]1)(?=\s)", text))
 
 
-def _carry_over(draft: Draft, chosen: Started, batch: Shell, script: Script, ray: bool) -> None:
+def _carry_over(draft: Draft, chosen: Started, batch: Shell, script: Script, ray: Sequence[Started]) -> None:
     launch = peel(draft, chosen, batch)
-    launch.ray = ray
+    launch.ray = bool(ray)
+    if ray:
+        cluster(draft, launch, batch, chosen, ray)
     draft.defaults.update(batch.defaults)
     draft.defaults.update(launch.shell.defaults)
     for line, words, names in batch.unread:

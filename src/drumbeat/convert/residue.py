@@ -183,7 +183,8 @@ class _Residue:
                 continue
             if event.kind == "once" and any(self.marks.resolved(word) == "$0" for word in event.words[1:]):
                 why = "$0 is drumbeat's batch script here, and Slurm's copy of yours there: name the file"
-                self.draft.question(event.line, event.text, why)
+                copies = bool(set(event.words[:1]) & _UTILITIES)  # the script that Slurm runs, as there
+                self.draft.question(event.line, event.text, why, advice=copies)
             if event.kind == "cd" and not ours and not self._cd_in_setup(place):
                 continue
             if place < self.launch.outside and not self.arguments and self._arguments(event) - _NUMBERED:
