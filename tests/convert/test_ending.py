@@ -92,3 +92,31 @@ def test_a_script_that_ends_for_want_of_arguments_is_refused():
     text = script("find . | xargs touch", 'MODEL=""', 'if [ -z "$MODEL" ]; then exit 1; fi', "srun python t.py")
     with pytest.raises(Exception, match="no line starts a program"):
         draft_of(text, "x", None, lambda path: "")
+
+
+HOSTS = 'nodes=( $(scontrol show hostnames "$SLURM_JOB_NODELIST") )'
+STEP = (
+    "srun -N1 -n1 -w {} torchrun --nnodes=2 --nproc-per-node=4 --node_rank=$i --master_addr=${{nodes[0]}} t.py --n $i"
+)
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        "for ((i=0; i<${#nodes[@]}; i++)); do STEP & done".replace("STEP", STEP.format("${nodes[$i]}")),
+        'for i in "${!nodes[@]}"; do STEP & done'.replace("STEP", STEP.format("${nodes[$i]}")),
+        'i=0; for h in "${nodes[@]}"; do STEP & i=$((i+1)); done'.replace("STEP", STEP.format("$h")),
+        "i=0\nfor h in $(scontrol show hostnames $SLURM_NODELIST); do STEP & let i++; done".replace("STEP", STEP.format("$h")),
+    ],
+)  # fmt: skip
+def test_a_step_on_each_node_is_one_step_on_all(loop):
+    text = script(HOSTS, loop, "wait", sbatch=NODES)
+    made = job(text)
+    assert not asked(text) and (made.nodes, made.ranks_per_node or made.gpus) == (2, 4)
+    assert made.command[-1].endswith('torchrun t.py --n "$${SLURM_NODEID}"')
+
+
+@pytest.mark.parametrize("more", ["--host ${nodes[$i]}", "--n $((i * 2 + 1))", "--n 1$i"])
+def test_steps_that_differ_in_more_than_their_node_are_said(more):
+    loop = f"for i in 0 1; do export N=$i; srun -N1 -n1 -w ${{nodes[$i]}} python t.py {more} & done"
+    assert asked(script(HOSTS, loop, "wait", sbatch=NODES))

@@ -41,6 +41,7 @@ from drumbeat.convert.launch import (
 from drumbeat.convert.lines import account
 from drumbeat.convert.ray import cluster
 from drumbeat.convert.residue import OF_TASKS, changed, keep
+from drumbeat.convert.spread import spread
 from drumbeat.findings.model import Finding
 from drumbeat.jobfile.check import names_expanded
 from drumbeat.jobfile.job import job_from_text
@@ -86,6 +87,7 @@ def convert(
         for name, value in exported(script.directives).items():
             shell.assign(name, value, shell.marks.quoted(value), 1, True)
         shell.run(without_marks(text))
+        spread(shell)
         return shell
 
     def supposing(chosen: Started, succeeds: bool) -> JobShell:

@@ -12,7 +12,7 @@ from drumbeat.commands.syntax import arguments_read, names_read, parse, program_
 from drumbeat.commands.values import SUBMIT
 from drumbeat.convert.directives import stop_with
 from drumbeat.convert.draft import Difference, Draft
-from drumbeat.convert.job_shell import JobShell, by_own_name
+from drumbeat.convert.job_shell import by_own_name
 from drumbeat.convert.launch import AS_TEXT, Launch
 from drumbeat.convert.residue import OF_TASKS, changed
 
@@ -36,7 +36,7 @@ def exit_code(draft: Draft, chosen: Started, failed: Shell) -> None:
     draft.drop(line, text, f"the script's exit code is {ends} where the training fails; here the job fails with it")
 
 
-def retries(draft: Draft, chosen: Started, failed: JobShell, done: JobShell) -> bool:
+def retries(draft: Draft, chosen: Started, failed: Shell, done: Shell) -> bool:
     """Write `restarts` if the script starts the training once where it succeeds, and again where it fails. `failed` and `done`
     are the script, interpreted with either."""
     once, again = ([each for each in shell.started if same(each, chosen)] for shell in (done, failed))
@@ -121,7 +121,7 @@ _CODE = '(exit "$DRUMBEAT_EXIT_CODE")'
 
 
 def at_the_end(
-    draft: Draft, launch: Launch, batch: JobShell, chosen: Started, on_exit: Sequence[Trap], exported: FrozenSet[str]
+    draft: Draft, launch: Launch, batch: Shell, chosen: Started, on_exit: Sequence[Trap], exported: FrozenSet[str]
 ) -> None:
     """Write `on-end` for the statements behind the training and what the script does when it ends; ask about them if they need
     more than it has. `exported`: variables that on-start exports anyway."""
@@ -141,11 +141,11 @@ def at_the_end(
         lines += [f"{name}={batch.known[name]}" for name in OF_TASKS if name in reads and batch.known.get(name)]
         lines += [f"set -- {' '.join(map(draft.marks.quoted, launch.arguments))}"] if arguments_read(text) else []
         whole = "\n".join([*lines, *functions, text])
-        line = (doing or [on_exit[0]])[0].line
+        line = doing[0].line if doing else on_exit[0].line
         draft.set("on-end", ["bash", "-c", draft.marks.shown(_FILLED_IN.sub(r"$\1", whole))], line)
-        for event in [*doing, *on_exit]:
-            draft.carried |= set(range(event.line, event.line + 1 + event.text.count("\n")))
-            draft.question(event.line, event.text, "on-end does it on the first node, and has 15 s", advice=True)
+        for start, said in [*((each.line, each.text) for each in doing), *((each.line, each.text) for each in on_exit)]:
+            draft.carried |= set(range(start, start + 1 + said.count("\n")))
+            draft.question(start, said, "on-end does it on the first node, and has 15 s", advice=True)
     for trap in () if fits else on_exit:
         for each in batch.effects(trap.body, trap.line):
             if acts(each):
@@ -159,7 +159,7 @@ def at_the_end(
 
 
 def _text(
-    batch: JobShell, chosen: Started, after: Sequence[Event], on_exit: Sequence[Trap], strict: bool
+    batch: Shell, chosen: Started, after: Sequence[Event], on_exit: Sequence[Trap], strict: bool
 ) -> Tuple[str, FrozenSet[str]]:
     """Return the statements from the training's own on, with the job's exit code in its place."""
     around = next((each.around for each in after if chosen.text in each.around), "")
@@ -178,7 +178,7 @@ def _text(
     return text, names_read("\n".join([batch.marks.shown(text), *_functions(batch, text)]))
 
 
-def _functions(batch: JobShell, text: str) -> List[str]:
+def _functions(batch: Shell, text: str) -> List[str]:
     """Return the definitions of the functions that a text calls, and of those that they call."""
     found: List[str] = []
     for event in [each for each in batch.events[::-1] if any(name.endswith("()") for name in each.writes)]:
@@ -188,7 +188,7 @@ def _functions(batch: JobShell, text: str) -> List[str]:
     return found
 
 
-def _fits(draft: Draft, batch: JobShell, chosen: Started, text: str) -> bool:
+def _fits(draft: Draft, batch: Shell, chosen: Started, text: str) -> bool:
     """Return true if `on-end` can do it: programs that are quick, in a folder that is known, without what only sbatch has."""
     whole = "\n".join([text, *_functions(batch, text)])
     nodes = [each for top in parse(whole) for each in top.walk()]

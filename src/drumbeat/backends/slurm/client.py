@@ -25,6 +25,7 @@ from drumbeat.backends.contract import (
     overall,
     parse_handle,
 )
+from drumbeat.backends.slurm.directives import seconds_of
 from drumbeat.base.data import load
 from drumbeat.base.problem import Problem
 from drumbeat.base.regex import regex
@@ -211,6 +212,18 @@ def hopeless(handle: str, environ: Mapping[str, str]) -> str:
             return next((text[len(never) :] for text in words if text.startswith(never)), "")
         pause = min(2 * pause, 1.0)  # each look is a call to the controller
         time.sleep(pause)
+
+
+def default_limit(partition: str, environ: Mapping[str, str]) -> float:
+    """Return the limit in seconds that a job without one gets; 0 if there is none, or Slurm does not tell."""
+    if environ.get("SBATCH_TIMELIMIT"):
+        return seconds_of(environ["SBATCH_TIMELIMIT"])
+    done = _call(["sinfo", "--noheader", "--format=%P|%L|%l"], environ)
+    rows = [line.strip().split("|") for line in done.stdout.splitlines() if done.returncode == 0]
+    for name, usual, longest in (row for row in rows if len(row) == 3):
+        if name.rstrip("*") == partition or not partition and name.endswith("*"):
+            return seconds_of(usual if usual != "n/a" else longest)  # without a default it is the longest
+    return 0.0
 
 
 def _prefix(handle: str) -> str:
