@@ -9,7 +9,7 @@ from typing import Dict, FrozenSet, List, Sequence, Tuple
 from drumbeat.commands.events import Event, Started, Trap, options_at
 from drumbeat.commands.interpret import Shell
 from drumbeat.commands.syntax import arguments_read, names_read, parse, program_of
-from drumbeat.commands.values import SUBMIT
+from drumbeat.commands.values import SUBMIT, at_submission
 from drumbeat.convert.directives import stop_with
 from drumbeat.convert.draft import Difference, Draft
 from drumbeat.convert.job_shell import by_own_name
@@ -140,7 +140,7 @@ def at_the_end(
         lines += [f"{name}={value}" for name, value in sorted(given.items())]
         lines += [f"{name}={batch.known[name]}" for name in OF_TASKS if name in reads and batch.known.get(name)]
         lines += [f"set -- {' '.join(map(draft.marks.quoted, launch.arguments))}"] if arguments_read(text) else []
-        whole = "\n".join([*lines, *functions, text])
+        whole = "\n".join([*_moved(draft, chosen.cwd), *lines, *functions, text])
         line = doing[0].line if doing else on_exit[0].line
         draft.set("on-end", ["bash", "-c", draft.marks.shown(_FILLED_IN.sub(r"$\1", whole))], line)
         for start, said in [*((each.line, each.text) for each in doing), *((each.line, each.text) for each in on_exit)]:
@@ -156,6 +156,12 @@ def at_the_end(
             draft.question(event.line, event.text, _AFTER)
         elif event.kind == "shell" and not acts(event):
             draft.drop(event.line, event.text, "after the training, and only of the shell")
+
+
+def _moved(draft: Draft, folder: str) -> List[str]:
+    """Return what brings `on-end` to the script's folder."""
+    there = draft.marks.quoted(folder, lambda each: "${SLURM_SUBMIT_DIR}" if at_submission(each) else each.text)
+    return [f"cd {there} || exit"] if folder else []
 
 
 def _text(
@@ -197,7 +203,7 @@ def _fits(draft: Draft, batch: Shell, chosen: Started, text: str) -> bool:
     loops = any(each.kind in ("while", "unknown") or each.background for each in nodes)
     reports = all(_REPORTS.fullmatch(line) for line in text.split("\n")) and not called & set(batch.functions)
     own = re.search(r"\$\{?0(?!\w)|\bsrun\b", whole) or arguments_read(text) and not draft.arguments
-    folder = chosen.cwd in ("", draft.keys.get("workdir", "")) or not draft.marks.kind(chosen.cwd)
+    folder = draft.marks.kind(chosen.cwd) in ("", SUBMIT)
     relative = _FILLED_IN.search(whole) and re.search(_FILLED_IN.pattern + r"\w", whole)
     return (reports or quick and not loops) and not own and folder and not relative
 

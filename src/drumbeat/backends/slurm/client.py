@@ -120,7 +120,11 @@ _NO_CONTROLLER = regex(
 
 def submit(script: str, environ: Mapping[str, str], avoided: Sequence[str] = ()) -> str:
     """Return the handle of the queued job. `avoided`: nodes that drumbeat itself excludes."""
-    done = _call(["sbatch", "--parsable"], environ, script)
+    try:
+        folder = os.getcwd()  # SLURM_SUBMIT_DIR of the job
+    except OSError:
+        folder = os.path.sep
+    done = _call(["sbatch", "--parsable"], environ, script, folder)
     if done.returncode != 0:
         raise _refused(done.stderr, avoided)
     job, _, cluster = done.stdout.strip().partition(";")
@@ -251,12 +255,14 @@ def job_number(handle: str) -> str:
     return parsed.id
 
 
-def _call(argv: Sequence[str], environ: Mapping[str, str], stdin: str = "") -> subprocess.CompletedProcess[str]:
+def _call(
+    argv: Sequence[str], environ: Mapping[str, str], stdin: str = "", folder: str = os.path.sep
+) -> subprocess.CompletedProcess[str]:
     missing, silent = (
         "log in to the cluster's login node, or load its module",
         "Slurm's controller may be busy: try again",
     )
-    return ask_tool(argv, environ, missing, silent, input=stdin, text=True, errors="replace")
+    return ask_tool(argv, environ, missing, silent, input=stdin, text=True, errors="replace", cwd=folder)
 
 
 def _unreachable(text: str) -> bool:
