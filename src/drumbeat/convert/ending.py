@@ -1,4 +1,4 @@
-"""What a script does with the end of its training: traps, retries, its exit code, and the statements behind it."""
+"""The end of a training as the script treats it: traps, retries, the exit code, and the statements behind it."""
 
 from __future__ import annotations
 
