@@ -495,10 +495,31 @@ python -u driver.py --workers "$SLURM_NNODES"
 """
 
 
-def test_a_ray_cluster_is_not_dropped_in_silence():
+def test_a_ray_cluster_is_one_process_per_node(tmp_path):
     draft = convert(RAY)
-    assert draft.keys["command"] == ["python", "-u", "driver.py", "--workers", "2"] and draft.keys["launcher"] == "once"
-    assert not draft.setup and "ray start --head" in str(draft.to_check) and "no Ray cluster" in str(draft.to_check)
+    assert (
+        draft.keys["nodes"] == 2 and draft.keys["launcher"] == "once" and not draft.to_check and not draft.differences
+    )
+    for name, body in (
+        ("ray", 'echo ray "$@" >> $LOG.$NODE_RANK'),
+        ("sleep", ""),
+        ("python", 'echo python "$@" >> $LOG.$NODE_RANK'),
+    ):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    argv = [word.replace("$$", "$") for word in job_from_text(job_file(draft, "x")).command]
+    seen = []
+    for node in "01":
+        environ = {
+            "PATH": f"{tmp_path}:{os.environ['PATH']}",
+            "LOG": str(tmp_path / "log"),
+            "NODE_RANK": node,
+            "MASTER_ADDR": "n0",
+        }
+        assert subprocess.run(argv, env={**environ, "head_node": "n0"}).returncode == 0
+        seen.append(sorted((tmp_path / f"log.{node}").read_text().split("\n")))
+    assert seen[0] == ["", "python -u driver.py --workers 2", "ray start --head --port=6379 --block"]
+    assert seen[1] == ["", "ray start --address n0:6379 --block"]
 
 
 @pytest.mark.parametrize(
@@ -506,7 +527,6 @@ def test_a_ray_cluster_is_not_dropped_in_silence():
     [
         'for h in 0 1; do\n  srun -N1 -n1 -w "${hosts[$h]}" ray start --address "$ip" --block &\ndone',
         'RAY="ray start"\nfor ((i = 0; i < 2; i++)); do\n  srun -N1 -n1 -r $i $RAY --block &\ndone',
-        'start() { srun -N1 -n1 -w "$1" ray start $2 & }\nrole=--head\nfor h in 0 1; do start "${hosts[$h]}" $role; role=x; done',
         "for i in 0 1; do srun -N1 -n1 -r $i apptainer exec ray.sif ray start & done",
         'for i in 0 1; do srun -N1 -n1 -r $i bash -c "pip install ray && ~/.local/bin/ray start" & done',
         "for host in $(scontrol show hostnames); do [ $host = $HOSTNAME ] || srun -N1 -n1 -w $host ray start; done",

@@ -50,11 +50,11 @@ def test_what_a_trap_does_is_read_like_any_command():
     draft = with_trap(
         'requeue() { echo "requeue"; touch STOP; wait $PID; scontrol requeue $SLURM_JOB_ID; exit 0; }',
         "trap requeue USR1",
-        "trap 'rm -rf scratch' EXIT",
+        "trap 'cp -r scratch $HOME' EXIT",
         "trap 'echo failed' ERR",
     )
     asked = {note.text: note.why for note in draft.to_check}
-    assert set(asked) == {"touch STOP", "scontrol requeue $SLURM_JOB_ID", "rm -rf scratch"}
+    assert set(asked) == {"touch STOP", "scontrol requeue $SLURM_JOB_ID", "cp -r scratch $HOME"}
     assert "ends with 75" in asked["scontrol requeue $SLURM_JOB_ID"] and "USR1" in asked["touch STOP"]
     assert differing(draft)["before the time limit"][1] == "TERM"
     assert [note.text for note in draft.left_out if note.why == "only prints or waits"] == ["trap 'echo failed' ERR"]

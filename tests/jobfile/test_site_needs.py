@@ -58,6 +58,7 @@ def test_a_rendered_script_comes_with_its_warnings(capsys, monkeypatch):
     assert main(["plan", "--render", "--site", "lumi", "--time", "1h", "--", "python", "x.py"]) == 0
     out, err = capsys.readouterr()
     assert out.startswith("#!/bin/bash") and "lumi requires account for every job" in err
+    assert "# lumi requires --account for every job, and nothing here sets it\n" in out
 
 
 def script(job, site="lumi"):

@@ -3,6 +3,7 @@
 import json
 import random
 import sys
+import time
 
 import pytest
 
@@ -61,7 +62,9 @@ def generated(seed, program):
         f"-J c{seed}",
     ]
     lines = [*(f"#SBATCH {option}" for option in options), *(line for lines, _ in chosen for line in lines)]
-    return "\n".join(["#!/bin/bash", *lines, f"srun -c 1 --cpu-bind=none {command}", ""])
+    lines.append("YEAR=$(date +%Y)")
+    after = ["CODE=$?", 'touch "after-$CODE-$YEAR-${DRUMBEAT_OUTCOME:-script}"']
+    return "\n".join(["#!/bin/bash", *lines, f"srun -c 1 --cpu-bind=none {command}", *after, ""])
 
 
 @pytest.mark.parametrize("seeds", [range(3), pytest.param(range(3, 33), marks=pytest.mark.proof)], ids=["some", "more"])
@@ -91,4 +94,6 @@ def test_a_rank_gets_the_same_from_both(oar, seeds):
             kind: [json.loads(path.read_text()) for path in sorted(home.glob(f"{kind}-*.json"))]
             for kind in ("script", "job")
         }
+        ends = {path.name.replace(time.strftime("%Y"), "year") for path in home.rglob("after-*")}
+        assert ends == {"after-0-year-script", "after-0-year-finished"}, f"{ends}\n{job.read_text()}"
         assert shown["script"] and shown["script"] == shown["job"], f"{script.read_text()}\n{job.read_text()}"

@@ -52,3 +52,24 @@ def test_full_disk_at_the_desk(oar):
     fill.unlink()
     assert done.returncode == 2 and "No space left on device" in done.stderr and "--runs" in done.stderr
     assert list((oar.home / "small").iterdir()) == []
+
+
+@pytest.mark.usefixtures("nothing_queued")
+def test_a_limit_that_slurm_chooses_and_leaves_no_time(oar):
+    job = oar.job("short", command="python3 -V")
+    job.write_text(job.read_text().replace("time: 10m\n", ""))
+    done = oar("submit", job, env={"SBATCH_TIMELIMIT": "1"})
+    assert done.returncode == 2 and "Slurm's own limit for jobs without time: 60 s" in done.stderr
+    oar.cluster.out("scontrol", "update", "PartitionName=debug", "DefaultTime=00:01:00")
+    try:
+        done = oar("submit", job)
+    finally:
+        oar.cluster.out("scontrol", "update", "PartitionName=debug", "DefaultTime=UNLIMITED")
+    assert done.returncode == 2 and "leave no time to train" in done.stderr
+
+
+def test_the_jobs_own_time_wins_over_an_exported_limit(oar):
+    done = oar("submit", oar.job("timed", command="python3 -V", time="10m"), env={"SBATCH_TIMELIMIT": "1"})
+    number = int("".join(filter(str.isdigit, done.stdout.split("slurm://")[-1].split()[0].rpartition("/")[2])))
+    assert oar.cluster.job(number)["TimeLimit"] == "00:10:00"
+    oar.cluster.out("scancel", str(number))

@@ -256,11 +256,10 @@ def ask_tool(
     """Run a tool and return its answer, whatever its exit code. `missing` and `silent` say what to do if it is not installed or
     does not answer in time; `how` holds further arguments of subprocess.run."""
     how.setdefault("input", "" if how.get("text") else b"")
+    how.setdefault("cwd", os.path.sep)
     env = {**environ, "LC_ALL": "C"}
     try:
-        return subprocess.run(
-            list(argv), env=env, capture_output=True, timeout=seconds, check=False, cwd=os.path.sep, **how
-        )
+        return subprocess.run(list(argv), env=env, capture_output=True, timeout=seconds, check=False, **how)
     except FileNotFoundError:
         raise Problem(f"there is no {argv[0]} here", missing) from None
     except subprocess.TimeoutExpired:

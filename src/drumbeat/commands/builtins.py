@@ -141,7 +141,9 @@ def _exit(shell: ShellState, words: List[str], node: Node, text: str) -> Optiona
         shell.events.append(Event("print", node.line, text))
         shell.ended_at = node.line
     code = "".join(words[1:2])
-    result = shell.last if not code else int(code) % 256 == 0 if code.isdigit() else None
+    if code.isdigit():
+        shell.code = int(code) % 256
+    result = shell.last if not code else shell.code == 0 if code.isdigit() else None
     raise (Return if words[0] == "return" else Exit)(result)
 
 

@@ -9,7 +9,7 @@ from typing import Callable, Dict, List, Optional, Sequence
 from drumbeat.commands.events import MAX_DEPTH, MAX_ROUNDS, Event, Exit, Leaves, Next, Return, Unclear, options_at
 from drumbeat.commands.state import ShellState
 from drumbeat.commands.syntax import Node, bodies_of, files_of, names_read, program_of
-from drumbeat.commands.values import MARK
+from drumbeat.commands.values import HEAD, HOSTS, MARK, Unknown
 
 _ARGUMENTS = r"\$[#@*\d]|\$\{(?:[@*\d]|#[@*}])|\bgetopts\b"
 
@@ -182,7 +182,7 @@ def _while(shell: ShellState, node: Node) -> Optional[bool]:
             asked = shell.asked(node.bodies[0])
             if asked is None:
                 raise Unclear
-            if asked is node.negated:
+            if asked is (node.joints == ("until",)):
                 return result
             result = _round(shell, node.bodies[1])
             for step in node.bodies[3:]:
@@ -194,7 +194,9 @@ def _while(shell: ShellState, node: Node) -> Optional[bool]:
 
 def _for(shell: ShellState, node: Node) -> Optional[bool]:
     items = [each for word in node.words[1:] for each in shell.words.fields(word.raw)]
-    if any(MARK.search(each) for each in items) or len(items) > MAX_ROUNDS or (len(node.words) == 1):
+    items = _by_node(shell, items) if len(items) == 1 else items
+    marked = any(MARK.search(each) and shell.marks.kind(each) not in (HEAD, HOSTS) for each in items)
+    if marked or len(items) == 1 and MARK.search(items[0]) or len(items) > MAX_ROUNDS or (len(node.words) == 1):
         return shell.undecided(node)
 
     def rounds(shell: ShellState) -> Optional[bool]:
@@ -205,6 +207,20 @@ def _for(shell: ShellState, node: Node) -> Optional[bool]:
         return result
 
     return _inline(shell, node, rounds)
+
+
+def _by_node(shell: ShellState, items: List[str]) -> List[str]:
+    """Return a mark for each node in place of one for all of them, where their number is known."""
+    found = shell.marks.get(items[0]) if MARK.fullmatch(items[0]) else None
+    nodes = shell.known.get("SLURM_NNODES", "")
+    if found is None or found.kind != HOSTS or not nodes.isdigit() or not 1 < int(nodes) <= MAX_ROUNDS:
+        return items
+    listed = "[@]" in found.text
+    texts = [
+        found.text.replace("[@]", f"[{place}]") if listed else f"$(echo {found.text} | cut -d' ' -f{place + 1})"
+        for place in range(int(nodes))
+    ]
+    return [shell.marks.mark(Unknown(text, HOSTS if at else HEAD, found.reads, False)) for at, text in enumerate(texts)]
 
 
 def _round(shell: ShellState, nodes: Sequence[Node]) -> Optional[bool]:

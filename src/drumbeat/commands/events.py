@@ -20,6 +20,7 @@ class Variable(NamedTuple):
     exported: bool = False
     event: int = -1  # the event that set it; -1: set before the script
     maybe: bool = False  # exported by a statement that may not be reached
+    line: int = 0  # of that event
 
 
 @dataclass

@@ -11,6 +11,7 @@ from drumbeat.base.regex import regex
 from drumbeat.commands.shell import Brackets
 from drumbeat.commands.syntax import CALCULATED, names_read
 from drumbeat.commands.values import (
+    HOSTS,
     JOB,
     MARK,
     ONCE,
@@ -234,13 +235,24 @@ class Expander:
             value = self._joined(value) if name == "*" else value[0] if value else ""
         if mode == "#":
             count = len(value) if isinstance(value, list) else len(value or "")
+            if (
+                isinstance(value, list)
+                and len(value) == 1
+                and self.marks.kind(value[0]) == HOSTS
+                and MARK.fullmatch(value[0])
+            ):
+                nodes = self._value("SLURM_NNODES")
+                return nodes if isinstance(nodes, str) and nodes.isdigit() else self.unknown(written)
             return (
                 str(count)
                 if not MARK.search("".join(value or "")) or isinstance(value, list) and value[:-1]
                 else self.unknown(written)
             )
         if mode == "!" and index in ("[@]", "[*]"):
-            items = self._lookup(name)
+            items, nodes = self._lookup(name), self._value("SLURM_NNODES")
+            if isinstance(items, list) and len(items) == 1 and self.marks.kind(items[0]) == HOSTS:
+                known = isinstance(nodes, str) and nodes.isdigit()
+                return list(map(str, range(int(str(nodes))))) if known else self.unknown(written, stable=False)
             known = isinstance(items, list) and not any("[@]" in each.text for each in self.marks.of("".join(items)))
             return (
                 [str(place) for place in range(len(items))] if known and items else self.unknown(written, stable=False)
@@ -283,8 +295,9 @@ class Expander:
         head = [each for each in items if MARK.search(each)]
         if head and place >= items.index(head[0]):
             kinds = {unknown.kind for unknown in self.marks.of(items[items.index(head[0])])}
-            if kinds == {"hosts"} and place == 0:
-                return self.marks.mark(Unknown(written, "head", self.marks.reads(head[0]), False))
+            if kinds == {"hosts"} and place - items.index(head[0]) >= 0 and MARK.fullmatch(items[0]):
+                text = re.sub(r"\[.*\]", f"[{place}]", written, flags=re.DOTALL)
+                return self.marks.mark(Unknown(text, HOSTS if place else "head", self.marks.reads(head[0]), False))
             counted = kinds != {"hosts"} and not any("[@]" in unknown.text for unknown in self.marks.of(head[0]))
             return items[place] if counted and len(items) > place else self.unknown(written, stable=False)
         return items[place] if -len(items) <= place < len(items) else ""

@@ -119,9 +119,12 @@ class ShellState:
         self.inlines = False  # keep the events of loop and function bodies even if undecided
         self.options: List[Tuple[int, str, bool]] = []  # changes by `set`: event number, option, on or off
         self.certain = True
-        self.fails: Optional[Tuple[int, str]] = None  # line and text of the started command that is assumed to fail
+        self.supposed: Optional[Tuple[int, str, bool]] = (
+            None  # line and text of a started command, and whether it succeeds
+        )
         self.lost = False  # that command failed in the background
         self.last: Optional[bool] = True  # the exit code of the last command is zero
+        self.code = 1  # that exit code, where `last` is false
         self.guarded = 0  # inside conditions, where a failure ends nothing
         self.locals: Optional[Dict[str, Tuple[Optional[Variable], bool]]] = (
             None  # local variables of the current function, with their values outside
@@ -162,8 +165,8 @@ class ShellState:
     def lookup(self, name: str) -> Optional[Value]:
         """Return a variable's value, or a mark if the value comes from outside and is unknown."""
         found = self.variables.get(name)
-        if name == "?" and self.last is False:
-            return "1"
+        if name == "?" and self.last is not None:
+            return "0" if self.last else str(self.code)
         if found is not None and name not in EACH_TIME:
             return found.value
         if name in ("@", "*") or name.isdigit():
@@ -249,7 +252,7 @@ class ShellState:
         self._keep_copies(name)
         reads = self.reads(raw) | late
         self.events.append(Event("assign", line, f"{name}={raw}", reads, frozenset((name,)), value, declared))
-        self.variables[name] = Variable(value, exported, len(self.events) - 1, bool(before and before.maybe))
+        self.variables[name] = Variable(value, exported, len(self.events) - 1, bool(before and before.maybe), line)
 
     def _keep_copies(self, name: str) -> None:
         """Before `name` changes, make variables whose values refer to it refer to themselves instead."""
@@ -303,7 +306,9 @@ class ShellState:
     def leave_list(self, name: str, text: str, line: int) -> None:
         """Keep a statement about an array as it stands, such as one with named items (declare -A)."""
         self.events.append(Event("shell", line, text, self.reads(text) | {name}, frozenset((name,))))
-        self.variables[name] = Variable([self.mark(f"${{{name}[@]}}", JOB, False)], False, len(self.events) - 1)
+        self.variables[name] = Variable(
+            [self.mark(f"${{{name}[@]}}", JOB, False)], False, len(self.events) - 1, line=line
+        )
 
     # Substitutions
 
@@ -354,6 +359,8 @@ class ShellState:
             self.look_inside(*bodies_of(node))
             return True
         result = self.simple(node, piped) if node.kind == "simple" else self.compound[node.kind](self, node)
+        if node.kind == "simple" and program_of(node) not in {"return", "exit", *self.functions} or node.negated:
+            self.code = 1
         self.last = (not result if result is not None else None) if node.negated else result
         return self.last
 
@@ -410,6 +417,7 @@ class ShellState:
                 before or maybe,
                 len(self.events) - 1,
                 not sure and (maybe or bool(old and old.maybe)),
+                node.line,
             )
         self.foreign = self.foreign or bool(names & {"source", ".", "eval"})
 
@@ -522,9 +530,9 @@ class ShellState:
             self.started.append(started)
             written = self.written(node, words)
             self.events.append(Event("started", node.line, written, names_read(text), words=tuple(started.words)))
-            failed = self.fails == (node.line, text)
-            self.lost = self.lost or failed and node.background
-            return True if node.background else False if failed else None
+            result = self.supposed[2] if self.supposed and self.supposed[:2] == (node.line, text) else None
+            self.lost = self.lost or result is False and node.background
+            return True if node.background else result
         if name == "wait" and self.lost:
             self.events.append(Event("print", node.line, text))
             return len(words) == 1

@@ -248,7 +248,7 @@ class _Parser:
             return self.condition(node)
         if raw in ("while", "until"):
             self.at += 1
-            node.kind, node.negated = "while", raw == "until"
+            node.kind, node.joints = "while", (raw,)
             node.bodies = [self.until("do"), self.until("done")]
         elif raw == "for":
             return self.loop(node)
@@ -420,8 +420,9 @@ def names_needed(text: str) -> FrozenSet[str]:
 _POSITIONAL = regex(r"\$(?:\{?([1-9@*#])(?![A-Za-z_{]))")
 
 
-def arguments_read(text: str) -> Set[str]:
-    """Return the script's arguments (1 to 9, @, *, #) that a text reads, not those of its functions or after `set --`."""
+def arguments_read(text: str, needed: bool = False) -> Set[str]:
+    """Return the script's arguments (1 to 9, @, *, #) that a text reads, not those of its functions or after `set --`.
+    `needed`: not those that it gives a default."""
     nodes = sorted((each for top in parse(text) for each in top.walk()), key=lambda each: each.start)
     plain, end, last = "", 0, len(text)
     for each in nodes:
@@ -433,7 +434,8 @@ def arguments_read(text: str) -> Set[str]:
             last = each.end
     plain += text[end:last]
     plain = re.sub(r"<<-?\s*(['\"])(\w+)\1[\s\S]*?^\t*\2$", "", plain, flags=re.M)  # nothing is filled in there
-    return set(_POSITIONAL.findall(re.sub(r"\\.|'[^']*'", "", plain)))
+    plain = re.sub(r"\\.|'[^']*'", "", plain)
+    return set(_POSITIONAL.findall(re.sub(r"\$\{\d:?[-=+]", "{", plain) if needed else plain))
 
 
 def flat(nodes: Sequence[Node]) -> Iterator[Node]:

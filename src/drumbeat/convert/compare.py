@@ -187,7 +187,8 @@ def differences(
         other = shown(job.words[place]) if place < len(job.words) else _UNSET
         if one != other:
             found.append(Difference(f"argument {place}", one, other))
-    for name in sorted({*script.environment, *job.environment} - OURS - ours):
+    names = {name for name in {*script.environment, *job.environment} - OURS - ours if not name.startswith(AS_TEXT)}
+    for name in sorted(names):
         one, other = shown(script.environment.get(name)), shown(job.environment.get(name))
         if one != other and secrets.get(name) != "pass":
             found.append(

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import signal
 from typing import Callable, Dict, FrozenSet, List, Mapping, Optional, Sequence, Set
 
 from drumbeat.base.problem import Problem
 from drumbeat.base.redact import is_secret, redact
-from drumbeat.commands.events import Event, Started, Trap, options_at
+from drumbeat.commands.events import Started, options_at
 from drumbeat.commands.interpret import Shell
 from drumbeat.commands.program import read_script
 from drumbeat.commands.script import Script, foreign_directives, read
@@ -21,10 +20,10 @@ from drumbeat.convert.directives import (
     read_directives,
     shown_gpus,
     slurm_variables,
-    stop_with,
     tasks_per_node,
 )
 from drumbeat.convert.draft import Difference, Draft, LeftOut, job_file
+from drumbeat.convert.ending import acts, at_the_end, exit_code, retries, same, traps
 from drumbeat.convert.job_shell import JobShell
 from drumbeat.convert.launch import (
     AS_TEXT,
@@ -40,7 +39,9 @@ from drumbeat.convert.launch import (
     unwrapped,
 )
 from drumbeat.convert.lines import account
+from drumbeat.convert.ray import cluster
 from drumbeat.convert.residue import OF_TASKS, changed, keep
+from drumbeat.convert.spread import spread
 from drumbeat.findings.model import Finding
 from drumbeat.jobfile.check import names_expanded
 from drumbeat.jobfile.job import job_from_text
@@ -76,38 +77,48 @@ def convert(
     _unclosed(draft, script)
     known = slurm_variables(draft, script.directives)
 
-    def batch_shell(wanted: Callable[[List[str]], bool], fails: Optional[Started] = None) -> JobShell:
+    def batch_shell(
+        wanted: Callable[[List[str]], bool], supposed: Optional[Started] = None, succeeds: bool = False
+    ) -> JobShell:
         shell = JobShell(known, wanted, arguments, draft.marks, read=read_file)
-        shell.fails = (fails.line, fails.text) if fails else None
+        shell.supposed = (supposed.line, supposed.text, succeeds) if supposed else None
         shell.cwd = absolute(draft.keys.get("workdir", ""), draft.marks)
         shell.set_options(re.findall(r"\A#!\s*\S*sh\s+(-\w+)", text))
         for name, value in exported(script.directives).items():
             shell.assign(name, value, shell.marks.quoted(value), 1, True)
         shell.run(without_marks(text))
+        spread(shell)
         return shell
+
+    def supposing(chosen: Started, succeeds: bool) -> JobShell:
+        try:
+            return batch_shell(batch.wanted, chosen, succeeds)
+        except Problem:  # a loop that goes on for too long
+            return batch
 
     batch = batch_shell(lambda words: manages_ray(words) or starts_training(words))
     if all(manages_ray(each.words) for each in batch.started):
         batch = batch_shell(lambda words: manages_ray(words) or starts_something(words))
-    ray = _without_ray(draft, batch)
-    chosen = _chosen(draft, batch, ray)
-    if chosen:
-        _carry_over(draft, chosen, batch, script, ray)
-        if not chosen.whole:
-            _exit_code(draft, chosen, batch_shell(batch.wanted, chosen))
+        if batch.ended_at and batch.last is False:
+            batch.started = []  # it fails before it starts what it is for
+    ray = _without_ray(batch)
+    chosen = _selected(batch)
+    if chosen is None:
+        draft.ended_at = batch.ended_at
+        ask_about_findings(draft, script)
+        return draft
+    failed = supposing(chosen, False)
+    tries = sum(same(each, chosen) for each in failed.started)
+    if not chosen.certain or tries > sum(same(each, chosen) and each.certain for each in batch.started):
+        done = supposing(chosen, True)
+        if retries(draft, chosen, failed, done):
+            batch, chosen = done, _selected(done) or chosen
+    chosen = _chosen(draft, batch, chosen, ray)
+    _carry_over(draft, chosen, batch, script, ray)
+    if not chosen.whole:
+        exit_code(draft, chosen, failed)
     ask_about_findings(draft, script)
     return draft
-
-
-def _exit_code(draft: Draft, chosen: Started, failed: Shell) -> None:
-    """Say where the script hides a failure of the training. `failed` is the script, interpreted with a training that fails."""
-    last = next((each for each in failed.events[::-1] if each.line), None)
-    later = last is not None and last.line >= chosen.line and last.text != chosen.text
-    if failed.last is False or (failed.last is None and not later):
-        return
-    line, text = (last.line, last.text) if last and later else (chosen.line, chosen.text)
-    ends = "0" if failed.last else "that of this statement"
-    draft.drop(line, text, f"the script's exit code is {ends} where the training fails; here the job fails with it")
 
 
 def draft_of(text: str, name: str, arguments: Optional[Sequence[str]], read_file: Callable[[str], str]) -> Draft:
@@ -153,36 +164,35 @@ def _unclosed(draft: Draft, script: Script) -> None:
         draft.question(fault.line, fault.text, "a quote that is never closed: what follows it may be read wrongly")
 
 
-def _without_ray(draft: Draft, batch: Shell) -> bool:
-    """Remove commands that start or stop a Ray cluster from the candidates and name each. Return false if there are none."""
+def _without_ray(batch: Shell) -> List[Started]:
+    """Remove commands that start or stop a Ray cluster from the candidates, and return them."""
     ours = [each for each in batch.started if manages_ray(each.words)]
     others = [each for each in batch.started if not manages_ray(each.words)]
     if not ours or not others:
-        return False
+        return []
     batch.started = others
-    why = "drumbeat starts no Ray cluster: keep this script, with drumbeat run --launcher once before the driver"
-    for each in {(each.line, each.text): each for each in ours}.values():
-        draft.question(each.line, each.text, why)
-        draft.differences.append(Difference(f"line {each.line}", each.text, "not started"))
     for event in batch.events:
         if any(manages_ray(each.words) for each in event.starts):
             event.text = batch.without(event, ours)
-            if not any(map(_acts, batch.effects(event.text, event.line))):
+            if not any(map(acts, batch.effects(event.text, event.line))):
                 event.kind = "part"  # nothing is left of it
-    return True
+    return ours
 
 
-def _chosen(draft: Draft, batch: Shell, ray: bool) -> Optional[Started]:
-    """Pick the command that the job is for; name the others."""
+def _selected(batch: Shell) -> Optional[Started]:
+    """Pick the command that the job is for."""
     waited = [each for each in batch.started if not each.background] or batch.started
     starters = [each for each in waited if unwrapped(each.words)[0].rsplit("/", 1)[-1] in STARTERS]
     candidates = [each for each in starters if _trains(each)] or starters or waited
     if not candidates:
-        draft.ended_at = batch.ended_at
         return None
     wide = [each for each in candidates if not _one_task(each)] or candidates
     trains = [each for each in wide if not _AFTERWARDS.search(_program(each))] or wide
-    chosen = next((each for each in trains[::-1] if each.certain), trains[0])
+    return next((each for each in trains[::-1] if each.certain), trains[0])
+
+
+def _chosen(draft: Draft, batch: Shell, chosen: Started, ray: Sequence[Started]) -> Started:
+    """Take the command out of the statements around it; name the others."""
     whole = None if ray else _whole(chosen, batch, draft)
     if whole:
         return whole
@@ -220,9 +230,7 @@ def _whole(chosen: Started, batch: Shell, draft: Draft) -> Optional[Started]:
     ]
     rounds = [each for each in batch.started if not each.certain and _is_event(each, batch)]  # of a loop
     parts = [each for each in [chosen, *rounds, *(other for other in others if other.background)] if each.within]
-    alone = (
-        chosen.certain and not others + rounds and not any(_acts(each) for each in batch.events[chosen.before + 1 :])
-    )
+    alone = chosen.certain and not others + rounds and not any(acts(each) for each in batch.events[chosen.before + 1 :])
     if not parts or alone or draft.keys.get("nodes", 1) != 1:
         return None
     first = min((each.within for each in parts if each.within), key=lambda each: each.start)
@@ -239,11 +247,6 @@ def _whole(chosen: Started, batch: Shell, draft: Draft) -> Optional[Started]:
     del batch.events[first.events :]
     said = f"all from line {first.line} on"
     return Started(first.line, ["bash", "-c", text], first.variables, first.cwd, first.events, True, said, whole=True)
-
-
-def _acts(event: Event) -> bool:
-    """Return true for a statement that does something besides printing and changing the shell."""
-    return event.kind in ("once", "each") or event.kind == "shell" and not event.soft and not event.writes
 
 
 def _is_event(started: Started, batch: Shell) -> bool:
@@ -287,9 +290,11 @@ def _one_task(started: Started) -> bool:
     return bool(re.search(r"(?:^|\s)(?:-n\s?1|--ntasks[= ]1|-N\s?1|--nodes[= ]1)(?=\s)", text))
 
 
-def _carry_over(draft: Draft, chosen: Started, batch: Shell, script: Script, ray: bool) -> None:
+def _carry_over(draft: Draft, chosen: Started, batch: Shell, script: Script, ray: Sequence[Started]) -> None:
     launch = peel(draft, chosen, batch)
-    launch.ray = ray
+    launch.ray = bool(ray)
+    if ray:
+        cluster(draft, launch, batch, chosen, ray)
     draft.defaults.update(batch.defaults)
     draft.defaults.update(launch.shell.defaults)
     for line, words, names in batch.unread:
@@ -300,18 +305,12 @@ def _carry_over(draft: Draft, chosen: Started, batch: Shell, script: Script, ray
     if chosen.piped:
         why = "every rank's output is kept in the run folder, and the exit code is the training's"
         draft.drop(chosen.line, f"| {chosen.piped}", why)
-    _traps(draft, batch)
+    on_exit = traps(draft, batch)
     quiet = ("exit", "echo", "printf", "date", "set", "wait", "trap")
     for event in batch.events:
         if event.kind == "print" and not event.text.startswith(quiet):
             there = event.text.startswith(("cd", "pushd"))
             draft.drop(event.line, event.text, "it is there already" if there else "only prints or waits")
-    for event in batch.events[chosen.before + 1 :] if chosen.certain else ():
-        if _acts(event):
-            why = "runs after the training, and nothing here does it: let the program do it, or a script that is the command"
-            draft.question(event.line, event.text, why)
-        elif event.kind == "shell":
-            draft.drop(event.line, event.text, "after the training, and only of the shell")
     if not any(launch.words):
         draft.drop(chosen.line, chosen.text, "nothing is left of it to start")
         return
@@ -323,7 +322,9 @@ def _carry_over(draft: Draft, chosen: Started, batch: Shell, script: Script, ray
     for each in ranks_without_gpu(*(draft.keys.get(key, usual) for key, usual in shape.items())):
         draft.question(launch.line, chosen.text, f"{each.title} ({each.cause}): {each.fix}")
     _secrets(draft, launch)
-    keep(draft, launch, _command(draft, launch) | launch.in_binds)
+    wanted = _command(draft, launch)
+    at_the_end(draft, launch, batch, chosen, on_exit, wanted)
+    keep(draft, launch, wanted | launch.in_binds | launch.for_end)
     draft.on_start[:0] = [draft.marks.shown(line) for line in launch.before]
     for kept in [*draft.on_start, *draft.setup]:
         if redact(kept) != kept:
@@ -383,58 +384,6 @@ def _secrets(draft: Draft, launch: Launch) -> None:
             mark = marks.mark(Unknown(f"${{{name}}}", JOB, frozenset((name,))))
             launch.words = [word.replace(value, mark) for word in launch.words]
             launch.in_rank = [word.replace(value, mark) for word in launch.in_rank]
-
-
-_FORWARDS = re.compile(
-    r"(?:pkill|kill|scancel)\b(?!.*(?:\s-b\b|--batch|\s-0\b))"
-    r"(?:.*?(?:\s-s\s+|\s--signal[= ]|\s-)(?:SIG)?(?P<name>[A-Z]+\d?|\d+)(?=\s|$))?"
-)
-_COMES_BACK = (
-    "the script queues itself again: here a job comes back when a rank that has saved ends with 75 (stop-signal, requeues), "
-    "so let the program do that"
-)
-
-
-def _traps(draft: Draft, batch: Shell) -> None:
-    """Read what the script does on a signal: what it forwards to the ranks is `stop-signal`; all else is asked about."""
-    handled = False
-    for trap in dict.fromkeys(batch.traps):
-        told = draft.notice is not None and draft.notice.batch and draft.notice.signal in trap.signals
-        acts = [each for each in batch.effects(trap.body, trap.line) if each.kind in ("once", "shell", "cd", "started")]
-        if told and not handled:
-            found = next((match for match in (_FORWARDS.match(each.text) for each in acts) if match), None)
-            handled = found is not None
-            if found:
-                number = found["name"] or "TERM"
-                stop_with(draft, signal.Signals(int(number)).name[3:] if number.isdigit() else number)
-        if _on_end(draft, trap, acts):
-            continue
-        for each in acts:
-            if re.search(r"\bscontrol\s.*requeue|\bsbatch\b", each.text):
-                draft.question(each.line, each.text, _COMES_BACK)
-            elif not _FORWARDS.match(each.text):
-                draft.question(each.line, each.text, f"done on {', '.join(trap.signals)}, and nothing here does it")
-        why = "what it does is in stop-signal, or asked about" if acts else "only prints or waits"
-        draft.drop(trap.line, trap.text, why)
-    if draft.notice and draft.notice.batch and not handled:
-        given = f"{draft.notice.signal} for the batch script, nothing for the ranks"
-        draft.differences.append(Difference("before the time limit", given, draft.keys.get("stop-signal", "TERM")))
-
-
-_REPORTS = re.compile(r"[\w./-]+(?: (?:-[\w=-]+|/[\w./-]+|\"?\$\{?SLURM_\w+\}?\"?))*")
-
-
-def _on_end(draft: Draft, trap: Trap, acts: Sequence[Event]) -> bool:
-    """Write `on-end` for what the script does when it ends, if that needs only the job's number and no folder of its own."""
-    if trap.signals != ("EXIT",) or not acts or {"container", "on-end"} & set(draft.keys):
-        return False
-    if not all(_REPORTS.fullmatch(each.text) for each in acts):
-        return False
-    text = "; ".join(re.sub(r"\$\{(\w+)\}", r"$\1", each.text) for each in acts)
-    draft.set("on-end", ["bash", "-c", text], trap.line)
-    draft.carried |= {each.line for each in acts}
-    draft.question(trap.line, trap.text, "on-end does it on the first node, and has 15 s", advice=True)
-    return True
 
 
 def _check_sourced(draft: Draft, launch: Launch, line: int, words: str, used: Set[str]) -> None:

@@ -120,7 +120,7 @@ class JobShell(Shell):
             mark = self.marks.mark(Unknown(f"${{{name}}}", JOB, frozenset((name,)), False, event.text))
             old = self.variables.get(name)
             exported = bool(old and old.exported) or self.exports_all or exports(inside, name)
-            self.variables[name] = Variable(mark, exported, len(self.events) - 1)
+            self.variables[name] = Variable(mark, exported, len(self.events) - 1, line=event.line)
         if not event.soft and self.variables:
             self.unread.append((event.line, event.text, tuple(name for name in self.variables if name not in writes)))
 

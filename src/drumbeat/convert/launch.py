@@ -112,6 +112,7 @@ class Launch:
     arguments: Sequence[str] = ()  # of the batch script; empty: nobody gave any, or it changes them
     ray: bool = False  # the script starts a Ray cluster, and the driver once
     in_binds: FrozenSet[str] = frozenset()  # variables of the batch script that `binds` reads
+    for_end: FrozenSet[str] = frozenset()  # variables of the batch script that `on-end` reads
     as_text: FrozenSet[str] = (
         frozenset()
     )  # variables of the command that `declare -p` brings there: lists, doubtful exports
@@ -182,8 +183,9 @@ def _is_utility(text: str) -> bool:
     return bool(_UTILITY.match(text))
 
 
-def peel(draft: Draft, started: Started, batch: Shell) -> Launch:
-    """Remove the wrappers around the training, and apply what each of them sets for the command behind it."""
+def peel(draft: Draft, started: Started, batch: Shell, shells: bool = True) -> Launch:
+    """Remove the wrappers around the training, and apply what each of them sets for the command behind it. `shells`: follow
+    `bash -c` too."""
     shell = JobShell(_in_task(batch.known), lambda words: True, (), batch.marks, True, batch.read)
     shell.steps, shell.files, shell.foreign = batch.steps, batch.files, batch.foreign
     shell.hidden = frozenset(name for name, each in started.variables.items() if not each.exported)
@@ -211,7 +213,7 @@ def peel(draft: Draft, started: Started, batch: Shell) -> Launch:
         elif re.match(r"#!\S*(?:/|env )(?:ba)?sh\b", _text_of(shell, launch.words[0])):
             launch.words = ["bash", *launch.words]
         elif program in SHELLS and len(launch.words) >= 2:
-            if not _shell(draft, launch, started):
+            if not shells or not _shell(draft, launch, started):
                 break
         elif program in ("env", "time", "nohup", "exec") and _simple_wrapper(launch):
             continue
@@ -332,7 +334,7 @@ _FATES: Dict[str, Dict[str, str]] = {
             "jobid exclusive exact overlap O overcommit s oversubscribe J job-name Q quiet v verbose vv vvv K "
             "kill-on-bad-exit k no-kill W wait X disable-status pty A account p partition q qos reservation mem "
             "mem-per-cpu mem-per-gpu no-container-mount-home use-min-nodes I immediate propagate preserve-env E "
-            "het-group pack-group",
+            "het-group pack-group comment",
             _ITS_OWN,
         ),
         "distribution": "drumbeat numbers the ranks itself, node by node",
@@ -394,6 +396,8 @@ def _starter(draft: Draft, launch: Launch, program: str) -> None:
             _give(launch, dict([_pair(value.replace(" ", "=", 1))]))
         elif name in ("mca", "gmca") and " " in value:
             _give(launch, {f"OMPI_MCA_{value.split(' ')[0]}": value.partition(" ")[2]})
+        elif name in ("w", "nodelist") and draft.marks.kind(value) == HEAD:
+            draft.drop(launch.line, f"{program} {_dashed(name)} {value}", "the first node, where drumbeat's rank 0 is")
         elif name == "mpi":
             launch.mpi = value if value != "none" else ""
         elif name == "network":

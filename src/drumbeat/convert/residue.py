@@ -53,7 +53,7 @@ class _Residue:
         self.in_env: Set[str] = set()
         self.places = {id(event): place for place, event in enumerate(launch.events)}
         self.late = next((place for place, event in enumerate(launch.events) if ARGUMENTS in event.writes), 1 << 30)
-        self.once = bool(launch.in_binds)  # what the batch script runs goes into on-start
+        self.once = bool(launch.in_binds or launch.for_end)  # what the batch script runs goes into on-start
         self.given = dict(draft.env)
         self.arguments = " ".join(
             map(draft.marks.quoted, launch.arguments or ())
@@ -81,7 +81,7 @@ class _Residue:
         """Return the arguments of the script that a statement reads, before it gets others that only the job knows."""
         early = self.places[id(event)] < self.late
         acts = early and event.kind in ("shell", "once") and "()" not in event.text
-        return arguments_read(event.text) if acts else set()
+        return arguments_read(event.text, not self.arguments) if acts else set()
 
     def _settled(self) -> List[Event]:
         later: Set[str] = set()
@@ -183,7 +183,8 @@ class _Residue:
                 continue
             if event.kind == "once" and any(self.marks.resolved(word) == "$0" for word in event.words[1:]):
                 why = "$0 is drumbeat's batch script here, and Slurm's copy of yours there: name the file"
-                self.draft.question(event.line, event.text, why)
+                copies = bool(set(event.words[:1]) & _UTILITIES)  # the script that Slurm runs, as there
+                self.draft.question(event.line, event.text, why, advice=copies)
             if event.kind == "cd" and not ours and not self._cd_in_setup(place):
                 continue
             if place < self.launch.outside and not self.arguments and self._arguments(event) - _NUMBERED:

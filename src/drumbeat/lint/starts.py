@@ -135,7 +135,7 @@ def _inside(shell: Shell, start: Start, text: str, each: Started, depth: int) ->
 
 def _exported(shell: Shell, each: Started) -> Dict[str, Inherited]:
     found = {
-        name: Inherited(_text(shell, variable.value), shell.events[variable.event].line if variable.event >= 0 else 0)
+        name: Inherited(_text(shell, variable.value), variable.line)
         for name, variable in each.variables.items()
         if variable.exported
     }

@@ -89,7 +89,13 @@ class Slurm(Backend):
         script = os.path.join(request.order.folder, SCRIPT)
         # for the reader: sbatch gets the text itself, which nobody can have changed meanwhile
         replace(script, request.text)
-        env = client.sbatch_environment(environ, tuple(self.exported.values()))
+        timed = request.order.time_limit is not None
+        if not timed:
+            limit = client.default_limit(request.order.resources.partition, environ)
+            short = directives.too_short(limit, request.order.stop_grace, "Slurm's own limit for jobs without time")
+            if short:
+                raise Problem(short.what, f"time: in the job file; {short.fix}")
+        env = client.sbatch_environment(environ, (*self.exported.values(), *(["SBATCH_TIMELIMIT"] * timed)))
         handle = client.submit(request.text, env, [node.host for node in request.order.resources.avoided])
         hopeless = client.hopeless(handle, environ)
         if hopeless:  # some clusters accept jobs beyond their limits and keep them pending forever

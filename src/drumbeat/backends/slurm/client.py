@@ -25,6 +25,7 @@ from drumbeat.backends.contract import (
     overall,
     parse_handle,
 )
+from drumbeat.backends.slurm.directives import seconds_of
 from drumbeat.base.data import load
 from drumbeat.base.problem import Problem
 from drumbeat.base.regex import regex
@@ -119,7 +120,11 @@ _NO_CONTROLLER = regex(
 
 def submit(script: str, environ: Mapping[str, str], avoided: Sequence[str] = ()) -> str:
     """Return the handle of the queued job. `avoided`: nodes that drumbeat itself excludes."""
-    done = _call(["sbatch", "--parsable"], environ, script)
+    try:
+        folder = os.getcwd()  # SLURM_SUBMIT_DIR of the job
+    except OSError:
+        folder = os.path.sep
+    done = _call(["sbatch", "--parsable"], environ, script, folder)
     if done.returncode != 0:
         raise _refused(done.stderr, avoided)
     job, _, cluster = done.stdout.strip().partition(";")
@@ -213,6 +218,18 @@ def hopeless(handle: str, environ: Mapping[str, str]) -> str:
         time.sleep(pause)
 
 
+def default_limit(partition: str, environ: Mapping[str, str]) -> float:
+    """Return the limit in seconds that a job without one gets; 0 if there is none, or Slurm does not tell."""
+    if environ.get("SBATCH_TIMELIMIT"):
+        return seconds_of(environ["SBATCH_TIMELIMIT"])
+    done = _call(["sinfo", "--noheader", "--format=%P|%L|%l"], environ)
+    rows = [line.strip().split("|") for line in done.stdout.splitlines() if done.returncode == 0]
+    for name, usual, longest in (row for row in rows if len(row) == 3):
+        if name.rstrip("*") == partition or not partition and name.endswith("*"):
+            return seconds_of(usual if usual != "n/a" else longest)  # without a default it is the longest
+    return 0.0
+
+
 def _prefix(handle: str) -> str:
     return handle.rpartition("/")[0] + "/"
 
@@ -238,12 +255,14 @@ def job_number(handle: str) -> str:
     return parsed.id
 
 
-def _call(argv: Sequence[str], environ: Mapping[str, str], stdin: str = "") -> subprocess.CompletedProcess[str]:
+def _call(
+    argv: Sequence[str], environ: Mapping[str, str], stdin: str = "", folder: str = os.path.sep
+) -> subprocess.CompletedProcess[str]:
     missing, silent = (
         "log in to the cluster's login node, or load its module",
         "Slurm's controller may be busy: try again",
     )
-    return ask_tool(argv, environ, missing, silent, input=stdin, text=True, errors="replace")
+    return ask_tool(argv, environ, missing, silent, input=stdin, text=True, errors="replace", cwd=folder)
 
 
 def _unreachable(text: str) -> bool:

@@ -164,7 +164,9 @@ def header(order: Order, requeue: bool = True) -> List[str]:
     for text, why in directives(order, requeue):
         why = " ".join(why.split())  # a reason must stay on its line
         lines.append(f"#SBATCH {text:<40} # {why}" if why else f"#SBATCH {text}")
-    return lines
+    return lines + [
+        f"# {order.site} requires --{name} for every job, and nothing here sets it" for name in order.missing
+    ]
 
 
 def directives(order: Order, requeue: bool = True) -> List[Tuple[str, str]]:
