@@ -175,6 +175,7 @@ slurm-versions: $(VENV)/.dev
 proofs: $(VENV)/.dev
 	@sh tests/system-packages.sh
 	DRUMBEAT_PROOFS=1 $(BIN)/python -m pytest -q -m proof --timeout 1800 tests
+	DRUMBEAT_PROOFS=1 $(BIN)/python -m pytest -q --timeout 1800 tests/bundle/test_oldest_python.py
 
 # One job file on this machine, Slurm, Kubernetes, ssh hosts and mpirun: the same loss. Needs root; some minutes of two idle
 # cores. Kubernetes is left out, with the reason, where `make cluster` has not built it and KUBE_BIN=FOLDER names no programs.

@@ -23,14 +23,18 @@ fi
 # Rooms that only compute. What starts processes is covered by tests/bundle, which runs the whole file with this Python; what moves
 # many bytes, reads all the logs of the corpus or our source says nothing about a Python, and of many cases of one test the first
 # does (tests/conftest.py).
-DRUMBEAT_OLDEST_PYTHON=1 PYTHONPATH=src exec "$venv/bin/python" -m pytest -q -p no:cacheprovider \
-  tests/agent tests/logs tests/doctor tests/lint tests/plan tests/runfolder tests/jobfile \
+set -- "$@" tests/agent tests/runfolder --ignore tests/agent/test_gathering.py --ignore tests/agent/test_large.py \
+  --ignore tests/agent/test_slow.py \
   tests/contracts/test_golden.py tests/contracts/test_light_dataclass.py tests/contracts/test_regex.py tests/contracts/test_seen.py \
-  --ignore tests/agent/test_gathering.py --ignore tests/agent/test_large.py --ignore tests/logs/test_corpus.py \
   --deselect tests/runfolder/test_views.py::test_a_failure_of_ten_thousand_ranks \
-  --deselect tests/doctor/test_dumps.py::test_hostile_text_is_read_in_bounded_time \
-  --deselect tests/doctor/test_dumps.py::test_standard_input_is_judged_as_a_file_is_by_diagnose_and_doctor \
-  --deselect tests/logs/test_repeats.py::test_lines_that_never_repeat_are_read_as_well_as_others \
-  --deselect tests/agent/test_monitor.py::test_it_says_why_the_text_file_cannot_be_written --ignore tests/agent/test_slow.py \
-  --ignore tests/logs/test_fuzz.py --ignore tests/lint/test_fuzz.py --ignore tests/jobfile/test_fuzz.py \
-  tests/tune/test_search.py tests/tune/test_observe.py tests/tune/test_parts.py tests/tune/test_submit.py "$@"
+  --deselect tests/agent/test_monitor.py::test_it_says_why_the_text_file_cannot_be_written
+# The bundle's other commands; agents do not need these rooms.
+if [ -n "${DRUMBEAT_PROOFS:-}" ]; then
+  set -- "$@" tests/logs tests/doctor tests/lint tests/plan tests/jobfile \
+    --ignore tests/logs/test_corpus.py --ignore tests/logs/test_fuzz.py --ignore tests/lint/test_fuzz.py --ignore tests/jobfile/test_fuzz.py \
+    --deselect tests/doctor/test_dumps.py::test_hostile_text_is_read_in_bounded_time \
+    --deselect tests/doctor/test_dumps.py::test_standard_input_is_judged_as_a_file_is_by_diagnose_and_doctor \
+    --deselect tests/logs/test_repeats.py::test_lines_that_never_repeat_are_read_as_well_as_others \
+    tests/tune/test_search.py tests/tune/test_observe.py tests/tune/test_parts.py tests/tune/test_submit.py
+fi
+DRUMBEAT_OLDEST_PYTHON=1 PYTHONPATH=src exec "$venv/bin/python" -m pytest -q -p no:cacheprovider "$@"

@@ -210,7 +210,8 @@ def test_cancel_takes_the_only_one_that_runs(home, tmp_path):
         find_running(None, os.environ, lambda run: False)
 
 
-def test_list_fits_eighty_columns_and_leaves_trials_out(drumbeat, home, tmp_path):
+def test_list_fits_eighty_columns_and_leaves_trials_out(drumbeat, home, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     fast = make_run(tmp_path / ("a-run-with-a-name-that-is-longer-than-most" + "-20261115-101112-abcd"))
     write_summary(
         fast.folder, Summary(fast.run_id, "finished", 0, 7300.0, 1, throughput=Throughput(1.234e6, "tokens/s"))
@@ -238,6 +239,8 @@ def test_list_fits_eighty_columns_and_leaves_trials_out(drumbeat, home, tmp_path
         "m",
         "-",
     ]
+    monkeypatch.delenv("COLUMNS")
+    assert len(drumbeat.here("list").stdout.splitlines()) == 3, "in a pipe a line stays whole"
     assert len(shown) == 4 and "trial-1" in drumbeat.here("list", "--all").stdout
     assert find_run(None, os.environ).run_id == slow.run_id and len(all_runs(os.environ).runs) == 3
 
