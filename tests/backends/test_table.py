@@ -58,7 +58,7 @@ def test_handles_lead_to_their_backend():
     local = backends.get("local")
     assert local.status(own_handle(), {}).state == "running"
     assert local.status("local://elsewhere/1-2", {}).detail == "started on elsewhere: ask there"
-    with pytest.raises(Problem, match="not running any more"):
+    with pytest.raises(Problem, match="already ended"):
         local.cancel(own_handle().rpartition("-")[0] + "-1", {})
     inside = Identity("openmpi", "77", batch="slurm", cluster="lumi", array_job="70", array_task="7")
     assert job_handle(inside) == "slurm://lumi/70_7" and job_handle(Identity()) == ""

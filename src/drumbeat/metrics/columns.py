@@ -70,6 +70,7 @@ _LETTERS = regex(r"[^\W\d]")
 _WIDE = regex(r"\s{2,}")
 _LIST = regex(r"\[[^\[\]]*\]")
 _ALONE = regex(r"(?<![\w.@-])-?\.?\d")  # a number of its own
-_FIELD = regex(rf"|-+|[A-Za-z/]{{1,4}}|\d[\d:._/-]*|\d+/\d+|(?:{NUMBER})\s?(?:%|s|ms|[GM]i?B?)?")
-_PAIR = regex(rf"([A-Za-z][^:=|]*?)(?:\s*[:=]\s*|\s{{2,}}|\s(?=\d+/))({_FIELD.pattern})(?:\s[A-Za-z/]+)?")
+_FIELD_TEXT = rf"|-+|[A-Za-z/]{{1,4}}|\d[\d:._/-]*|\d+/\d+|(?:{NUMBER})\s?(?:%|s|ms|[GM]i?B?)?"
+_FIELD = regex(_FIELD_TEXT)
+_PAIR = regex(rf"([A-Za-z][^:=|]*?)(?:\s*[:=]\s*|\s{{2,}}|\s(?=\d+/))({_FIELD_TEXT})(?:\s[A-Za-z/]+)?")
 _COLUMNS = {"#": "step", "E": "epoch"}
