@@ -38,7 +38,7 @@ COMMANDS = {
     "demo": "train on 2 emulated nodes here; needs nothing but Python",
     "completion": "print shell completion for bash, zsh or fish",
     "tune": "find the fastest batch, hook or layout with short runs",
-    "train": "train a built-in recipe (llama, bert, resnet, wide-resnet)",
+    "train": "train a built-in recipe, or fine-tune a model",
 }
 
 

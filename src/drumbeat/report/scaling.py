@@ -7,7 +7,7 @@ batch of one GPU; where the runs say neither, that is said.
 from __future__ import annotations
 
 import math
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
@@ -167,6 +167,11 @@ class Comparison:
     def fair(self) -> bool:
         return not any(each.breaks for each in self.differences)
 
+    @property
+    def variants(self) -> bool:
+        """Return true for runs of one size with other settings: they say nothing about scaling."""
+        return self.kind == REPEATED and not self.fair
+
 
 def compare(runs: Sequence[Figures]) -> Comparison:
     """Compare runs. Problem if fewer than two runs have a throughput in the same unit and a known size."""
@@ -193,7 +198,8 @@ def compare(runs: Sequence[Figures]) -> Comparison:
     size_is = "GPUs" if all(run.gpus for run in ordered) else "ranks"
     questions = tuple(_questions(rows, ordered, kind))
     repeats = tuple(repeated(ordered))
-    return Comparison(units.pop(), size_is, baseline.name, kind, why, rows, tuple(found), questions, left_out, repeats)
+    made = Comparison(units.pop(), size_is, baseline.name, kind, why, rows, tuple(found), questions, left_out, repeats)
+    return replace(made, questions=()) if made.variants else made
 
 
 def repeated(runs: Sequence[Figures]) -> Iterator[Repeats]:

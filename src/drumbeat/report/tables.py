@@ -17,7 +17,7 @@ from drumbeat.findings.model import ERROR
 from drumbeat.metrics.trackers import MODULES, open_tracker
 from drumbeat.report.figures import LOSS, NOT_RECORDED, VALIDATION, Figures
 from drumbeat.report.printed_log import metrics_of_log
-from drumbeat.report.scaling import FINISHED, NOT, NOT_KNOWN, REPEATED, STRONG, WEAK, Comparison, Repeats, Row
+from drumbeat.report.scaling import FINISHED, NOT, NOT_KNOWN, STRONG, WEAK, Comparison, Repeats, Row
 from drumbeat.report.text import end_words, rows, size_words, speed_words
 from drumbeat.runfolder.lines import part_words
 from drumbeat.runfolder.records import Metric
@@ -257,7 +257,7 @@ def said(comparison: Comparison) -> List[str]:
 
 
 def _unfair(comparison: Comparison) -> str:
-    if comparison.kind == REPEATED:
+    if comparison.variants:
         return "Variants, not scaling: compare losses; speeds only where the work of a step is the same"
     return "Not a fair comparison: the runs differ in more than their size"
 
@@ -270,7 +270,7 @@ def loss_words(row: Row, comparison: Comparison) -> str:
         why = f": scaling is {comparison.kind}" if comparison.kind == NOT_KNOWN else ""
         return f"{begin}{NOT} per {each}{why}"
     if row.lost_ms < 0:
-        return f"nothing lost on {on}: {-row.lost_ms:.1f} ms per {each} faster than ideal"
+        return f"nothing lost on {on}: {-row.lost_ms:.1f} ms per {each} faster than {'the first' if comparison.variants else 'ideal'}"
     named = [f"{loss.kind} {loss.ms:+.1f} ms" for loss in row.losses if loss.ms is not None]
     if unknown := [loss.kind for loss in row.losses if loss.ms is None]:
         named.append(f"{' and '.join(', '.join(unknown).rsplit(', ', 1))} {NOT}")

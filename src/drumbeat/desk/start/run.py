@@ -493,13 +493,15 @@ def _become(command: Sequence[str], folder: str, order: Order, queue: Queue, tic
 def _in_turn(order: Order, queue: Queue, ticket: str) -> int:
     foreground = Foreground(order, range(order.members), cached_bundle(os.environ), fresh_token())
     foreground.heed()
-    environ = None
+    waited, environ = False, None
     while environ is None and not foreground.signals:
         environ = _turn(order, queue, ticket)
         if environ is None:
+            waited = True
             time.sleep(_EVERY)
     if environ is not None:
-        environ["DRUMBEAT_BEGAN"] = str(int(time.time()))
+        if waited:  # else what has passed was the start
+            environ["DRUMBEAT_BEGAN"] = str(int(time.time()))
         try:
             with open(redacting(2), "wb") as pipe:
                 given = before_ranks(foreground, environ, output=pipe.fileno())
