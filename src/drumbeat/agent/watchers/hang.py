@@ -14,13 +14,11 @@ from typing import Any, Dict, List, Optional, Tuple
 from drumbeat.agent.watchers.contract import Action, AskLook, Emit, Saw, Stop, Warn
 from drumbeat.agent.watchers.hang_verdict import (
     BUSY,
-    LOOP,
     PATIENCE,
     Ended,
     Silence,
     class_of,
     doing,
-    had_core,
     judge,
     say_of,
     with_ras,
@@ -36,13 +34,14 @@ SHORTEST = 5.0  # seconds without a step before the first look
 TIMES = 5.0  # or this factor on the usual time between two reports
 _LEARNED = 1.5  # or this factor on the longest pause that ended well
 _UNKNOWN = 30.0  # seconds without a report while the usual time is unknown
-_PAUSE = 60.0  # seconds that all ranks may wait, for an upload or an external answer, before that ends a run
-_CALL = 300.0  # the same for one long call that a rank computes, in which its interpreter cannot answer
+# Seconds of silence before these end a run: an upload or an external answer, a server that comes up late, a long query.
+_MAY_END = {"hang-all-idle": 60.0, "hang-missed": 300.0, "hang-busy": 1800.0}
 _FACT = SHORTEST  # seconds after which the ranks' state is reported, although it may be fine
 _ANNOUNCED = 300.0  # seconds that an announced phase may take before the first look
 _ANSWERS = 11.0  # seconds for all members to answer
-_LOOKS = (10.0, 20.0, PATIENCE + 2.0)  # seconds of silence at which the agents look again; then every half minute
+_LOOKS = (10.0, 20.0, PATIENCE)  # seconds of silence at which the agents look again; then every half minute
 _AGAIN = 30.0
+_LASTS = 2.0  # seconds that a look takes
 _NUMBERS = regex(r"\d+")
 _EVERY = 60.0  # seconds between looks before the first step;
 _EARLY, _APART = 3, 12.0  # the first ones, and the seconds between them, if the ranks have loaded all and have not met
@@ -215,7 +214,7 @@ class Hang:
             later = [at for at in _LOOKS if at > stepped + 2.0]
             self._next_look = now + (later[0] - stepped if later else _AGAIN)
             due = [PATIENCE - look.still for each in self._answers.values() for look in each if look.still < PATIENCE]
-            self._next_look = min(self._next_look, now + max(3.0, min(due, default=_AGAIN)))
+            self._next_look = min(self._next_look, now + max(1.0, min(due, default=_AGAIN) - _LASTS))
         self._looks += 1
         self._waiting = None
         looks = sorted((look for each in self._answers.values() for look in each), key=lambda look: look.rank)
@@ -241,11 +240,7 @@ class Hang:
         finding = judge(_expected(looks), silence)
         if finding is None and not one_rank:
             return self._state(_expected(looks), seconds)
-        calls = [had_core(look) for look in looks if class_of(look) == LOOP and not look.spins]
-        call = _CALL / max(0.01, min(calls)) if calls else 0.0
-        patience = {"hang-all-idle": _PAUSE, "hang-missed": _CALL, "hang-loop": call}.get(
-            finding.code if finding else "", 0.0
-        )
+        patience = _MAY_END.get(finding.code if finding else "", 0.0)
         pause = seconds < patience
         if pause:
             self._next_look = min(self._next_look, now + patience - seconds)  # then it may end the run
