@@ -177,7 +177,9 @@ def read_ranks(
         look = replace(look, granted=since.granted, waits=_waits(look, rank.moments, since, seconds))
         signs, progress = _signs(look, since, seconds)
         been, place = earlier.places.get(rank.main, ()) if earlier else (), _place(look)
-        if progress or (been and place not in been):
+        if not progress and look.asked is False and since.cpu >= _BUSY * seconds:
+            still, place = still - seconds, been[-1] if been else place  # it computes, nobody knows where
+        elif progress or (been and place not in been):
             still = -seconds
         places[rank.main] = (place,) if progress else tuple(dict.fromkeys((*been, place)))[-_FEW_PLACES:]
         if not (look.waits_for or (earlier and earlier.spares)):
@@ -253,7 +255,7 @@ def _signs(look: RankLook, used: Usage, seconds: float) -> Tuple[str, bool]:
     if used.carried:
         return f"it has sent or received {used.carried} bytes {span}", True
     if used.cpu >= _BUSY * seconds:
-        return "", not (look.spins or on_gpu_alone(look))
+        return "", not (look.spins or look.asked is False or on_gpu_alone(look))
     if used.wakes > 1:  # repeated polls of a queue with a timeout are no work
         for_a_queue = look.call in _TIMED_WAITS and used.wakes < _OFTEN * seconds
         return f"it woke {used.wakes} times {span}", not for_a_queue
