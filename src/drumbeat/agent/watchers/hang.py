@@ -28,15 +28,13 @@ from drumbeat.base.regex import regex
 from drumbeat.findings.model import ERROR, Finding
 from drumbeat.inspector.ras import RasNote
 from drumbeat.inspector.record import RankLook
-from drumbeat.runfolder.progress import median
+from drumbeat.runfolder.progress import LATE, late_after, median
 
-SHORTEST = 5.0  # seconds without a step before the first look
-TIMES = 5.0  # or this factor on the usual time between two reports
 _LEARNED = 1.5  # or this factor on the longest pause that ended well
 _UNKNOWN = 30.0  # seconds without a report while the usual time is unknown
 # Seconds of silence before these end a run: an upload or an external answer, a server that comes up late, a long query.
 _MAY_END = {"hang-all-idle": 60.0, "hang-missed": 300.0, "hang-busy": 1800.0}
-_FACT = SHORTEST  # seconds after which the ranks' state is reported, although it may be fine
+_FACT = LATE  # seconds after which the ranks' state is reported, although it may be fine
 _ANNOUNCED = 300.0  # seconds that an announced phase may take before the first look
 _ANSWERS = 11.0  # seconds for all members to answer
 _LOOKS = (10.0, 20.0, PATIENCE)  # seconds of silence at which the agents look again; then every half minute
@@ -135,7 +133,7 @@ class Hang:
 
     def _limit(self) -> float:
         every = [beat.every for _, beat in self._beats.values() if beat.every is not None]
-        usual = max(SHORTEST, TIMES * median(every) if every else _UNKNOWN, _LEARNED * self._longest)
+        usual = max(late_after(median(every)) if every else _UNKNOWN, _LEARNED * self._longest)
         announced = any(beat.phase for _, beat in self._beats.values())
         return max(usual, _ANNOUNCED) if announced else usual
 
@@ -155,7 +153,7 @@ class Hang:
             self._quietest = max(self._quietest, silence or 0.0)
             return []
         paused, self._quietest = self._quietest, silence
-        if paused <= SHORTEST:
+        if paused <= LATE:
             return []  # the usual time between two reports
         self._longest = max(self._longest, paused)
         return self._over(paused)
@@ -186,8 +184,8 @@ class Hang:
         if silence is None:
             return self._look(now) if now >= self._next_look or self._exited_early(now) else []
         longest = max((silence, *self._stale(now).values()))
-        # The limit is expensive to compute with thousands of members, and never below SHORTEST.
-        if longest > SHORTEST and longest > self._limit():
+        # The limit is expensive to compute with thousands of members, and never below LATE.
+        if longest > LATE and longest > self._limit():
             self._quietest = max(self._quietest, silence)
             return self._look(now)
         return []
@@ -198,7 +196,7 @@ class Hang:
             return False
         return (
             all(code == 0 for _, code, _, _ in self._ended.values())
-            and now - max(at for at, _, _, _ in self._ended.values()) > SHORTEST
+            and now - max(at for at, _, _, _ in self._ended.values()) > LATE
         )
 
     def _look(self, now: float) -> List[Action]:
