@@ -77,8 +77,7 @@ def test_who_works_alone_is_given_time_unless_it_spins_in_one_place():
     assert verdict(busy(2, spins=True, still=20.0)) is None
     assert verdict(busy(2, spins=True)) == ("hang-loop", 2)
     assert verdict(busy(2), seconds=400.0, longest=150.0) is None
-    assert verdict(busy(2, asked=False)) == ("hang-loop", 2), "a C loop that holds the interpreter"
-    assert verdict(busy(2, asked=False, still=0.0)) is None, "it touches new memory"
+    assert verdict(busy(2, asked=False), seconds=290.0) is None, "a call into C that computes may return"
     in_kernel = look(2, "R", cpu=1.0, gpu=100.0, power=0.17, traffic=0.0, place="train.py:9 f", stack=("train.py:9 f",))
     assert verdict(in_kernel) == ("hang-gpu-kernel", 2)  # as one H200 shows an endless kernel: 126 of 700 W
     assert judge([in_kernel], Silence(40.0)).code == "hang-gpu-kernel", "a job of one rank"
@@ -635,18 +634,18 @@ def test_an_interpreter_that_computes_and_does_not_answer_is_said_to():
     assert "rank 2 is busy, and its interpreter does not answer" in fact.data["what"]
 
 
-@pytest.mark.parametrize("spins,least", [(True, 0), (False, 300)])
+@pytest.mark.parametrize("spins,least", [(True, 0), (False, 1800)])
 def test_a_run_is_not_ended_for_one_long_call_that_may_return(spins, least):
-    """A C function that holds the interpreter looks like one that never ends; a loop in Python that nothing can end is proof."""
+    """A long query looks like one that never ends; a loop in Python that nothing can end is proof."""
     world = World("stop")
     world.train(20)
     world.looks = lambda: sorted(others(busy(2, asked=spins, spins=spins)), key=lambda each: each.rank)
     began = world.now
-    world.run(400)
+    world.run(2000)
     (stopped,) = [at - began for at, action in world.actions if isinstance(action, Stop)]
     assert least <= stopped <= least + 60
     warned = [at - began for at, action in world.actions if isinstance(action, Warn)]
-    assert spins or warned and warned[0] < 60, "it is named at once"
+    assert spins or 300 <= warned[0] < 330, "until then it is only said that it is busy"
 
 
 RESTING = {

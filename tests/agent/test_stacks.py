@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -138,6 +139,33 @@ def test_what_a_loop_does_on_its_way_out_can_end_no_wait(loop):
 @pytest.mark.parametrize("loop", [counts, polls, retries, yields])
 def test_a_loop_that_does_something_may_end(loop):
     assert not any(stacks._in_endless_loop(loop.__code__, step.offset) for step in dis.get_instructions(loop))
+
+
+def test_a_loop_that_calls_a_function_again_and_again_is_named_itself():
+    """Python hands the interpreter over just where a function begins, so most looks at such a loop see a call."""
+    over = []
+
+    def called():
+        if over:
+            raise KeyError
+
+    def calls():
+        while True:
+            called()
+
+    def runs():
+        with pytest.raises(KeyError):
+            calls()
+
+    thread = threading.Thread(target=runs)
+    thread.start()
+    seen = []
+    for _ in range(20):
+        time.sleep(0.006)
+        seen.append(stacks._stack(sys._current_frames()[thread.ident])[0])
+    over.append(True)
+    thread.join()
+    assert sum(frame[2] == "calls" and frame[4] for frame in seen) >= 10, seen
 
 
 def test_a_rank_that_raises_or_exits_notes_who_had_left_it(tmp_path):

@@ -114,13 +114,6 @@ def calls():
         nothing()
 
 
-def c_loop():
-    """A loop in C that holds Python's lock."""
-    import re
-
-    re.match(r"(a+)+$", "a" * 60 + "b")
-
-
 def lock():
     held = threading.Lock()
     held.acquire()
@@ -315,7 +308,7 @@ FAULTS = {
     "kill": kill, "crash": crash, "idle": lock, "leave": exit_early, "segfault": segfault, "abort": abort, "code": code,
     "gpu-memory": gpu_memory, "host-memory": host_memory, "nan": nan, "module": missing_module, "bad-gpu": bad_gpu,
     "full-disk": full_disk, "forks": forks, "output": output, "bad-metrics": bad_metrics, "daemon": daemon, "ras": ras,
-    "asks": asks, "outside": nothing, "calls": calls, "c-loop": c_loop, "xid": xid, "amd-reset": amd_reset, "own-xid": own_xid,
+    "asks": asks, "outside": nothing, "calls": calls, "xid": xid, "amd-reset": amd_reset, "own-xid": own_xid,
 }  # fmt: skip
 
 
@@ -361,12 +354,13 @@ def sends(until):
 
 
 def own_work(until):
-    """It computes, in Python and outside it."""
+    """It computes, in Python, outside it, and in calls into C that hold Python's lock."""
     total = 0
     while time.monotonic() < until:
         for number in range(100_000):
             total += number * number
         sorted(range(200_000), key=lambda each: -each)
+        sum(range(300_000_000))
 
 
 def waits_for_file(until):

@@ -57,8 +57,6 @@ HANGS = (
     Row("rank asleep", "sleep", "hang-asleep", place="sleep", within=_STANDS),
     Row("endless loop", "loop", "hang-loop", place="loop", within=_STANDS),
     Row("endless loop that calls functions", "calls", "hang-loop", place="calls", within=_STANDS),
-    # One long C call may return: it is named, and ends a run only after five minutes.
-    Row("endless loop in C, only warned of", "c-loop", "hang-loop", hang="warn", exit_code=143, within=_STANDS),
     Row("deadlock on a lock", "lock", "hang-waits", place="lock", within=_STANDS),
     Row("data loader without an answer", "loader", "hang-waits", place="loader", within=_STANDS),
     Row("data loader that asks in vain, again and again", "asks", "hang-waits", place="asks", within=_STANDS),

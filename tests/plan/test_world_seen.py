@@ -129,12 +129,12 @@ def test_a_short_run_is_judged_by_what_was_there():
     count.add(0, (), 2.0)
     count.add(1, tuple(world()[2:]), 2.0)
     assert count.judge() == (None, [], False)
-    assert count.at_end().summary == "4 ranks in one world (seen in 4 of 4 processes)"
+    assert count.at_end(True).summary == "4 ranks in one world (seen in 4 of 4 processes)"
     unnumbered = WorldCount(PLAN, "stop")
     for node in (0, 1):
         unnumbered.add(node, tuple(row for row in linked([(0, 1), (0, 2), (0, 3)]) if row.node == node), 1.0)
         unnumbered.add(node, (), 2.0)
-    assert unnumbered.at_end().count == 4
+    assert unnumbered.at_end(True).count == 4
 
 
 def test_every_finding_about_the_world_is_known_as_one():
@@ -394,14 +394,14 @@ def test_what_is_said_of_ranks_that_were_never_seen_connected():
     count.add(0, rows, 5.0)
     count.add(0, (), 6.0)  # they have ended
     wanted = "none of 2 ranks was seen connected to another: they ended too soon, or are copies that each train alone"
-    assert count.at_end().summary == wanted
+    assert count.at_end(True).summary == wanted
     count.add(0, (rows[0], replace(rows[1], joined=True)), 6.5)
-    assert count.at_end().summary == wanted
+    assert count.at_end(True).summary == wanted
     more = WorldCount(PLAN, "stop")
     more.add(0, tuple(world()[:3]) + (replace(world()[3], joined=False),), 6.5)
-    assert more.at_end().summary.endswith("(3 of 4 were)")
+    assert more.at_end(True).summary.endswith("(3 of 4 were)")
     count.add(0, tuple(replace(row, joined=True) for row in rows), 7.0)
-    assert count.judge()[0].answer == "as planned" and count.at_end() is None
+    assert count.judge()[0].answer == "as planned" and count.at_end(True) is None
 
 
 def test_only_connections_to_the_meeting_point_are_certain():
@@ -511,6 +511,13 @@ def test_ranks_that_say_nothing_and_compute_alone_are_copies():
     assert said((at, rows(at, share=0.01)) for at in every) == []  # they wait for something
     assert said((at, rows(at, mapped=at)) for at in every) == []  # they are still importing
     met = tuple(replace(row, joined=True, alone=False) for row in rows(60))
+    count = WorldCount(Planned(2, 1, True), "stop")
+    for at in range(1, 25, 5):
+        count.add(0, rows(at), float(at))
+        assert count.judge()[0] is None
+    assert count.at_end(False).answer == "unknown", "they might have connected"
+    verdict = count.at_end(True)
+    assert (verdict.answer, verdict.findings[0].code) == ("separate copies", "ranks-never-joined")
     count = WorldCount(Planned(2, 1, True), "stop")
     for at in every:
         count.add(0, rows(at), float(at))

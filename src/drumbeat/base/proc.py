@@ -25,7 +25,6 @@ class Stat(NamedTuple):
     cpu: float  # CPU seconds used
     waited: float  # CPU seconds used by its children that ended and were waited for
     started: str  # clock ticks since boot; together with the pid it identifies a process uniquely
-    faults: int = 0  # minor page faults
 
     @property
     def alive(self) -> bool:
@@ -42,7 +41,7 @@ def stat(pid: int) -> Optional[Stat]:
         return None
     fields = data[data.rindex(b")") + 2 :].split()  # the process name before it may contain spaces and brackets
     own, waited = (int(fields[at]) + int(fields[at + 1]) for at in (11, 13))
-    return Stat(fields[0].decode(), int(fields[1]), own / _TICKS, waited / _TICKS, fields[19].decode(), int(fields[7]))
+    return Stat(fields[0].decode(), int(fields[1]), own / _TICKS, waited / _TICKS, fields[19].decode())
 
 
 def stats() -> Dict[int, Stat]:

@@ -253,6 +253,8 @@ def _stack(frame: Optional[FrameType]) -> List[List[Any]]:
     """Return the stack, innermost first: file, line, function, whether it is library code, and whether the frame is in a loop
     that nothing in the loop can end."""
     found: List[List[Any]] = []
+    if frame is not None and frame.f_back is not None and _is_only_called(frame.f_code.co_code, frame.f_lasti):
+        frame = frame.f_back
     while frame is not None and len(found) < _DEEPEST:
         name = frame.f_code.co_filename
         library = name == _SHOWN or any(part in name for part in _LIBRARY)
@@ -260,6 +262,14 @@ def _stack(frame: Optional[FrameType]) -> List[List[Any]]:
         found.append([name, frame.f_lineno, frame.f_code.co_name, library, endless])
         frame = frame.f_back
     return found
+
+
+def _is_only_called(code: bytes, at: int) -> bool:
+    """Return true if a function has done nothing yet. Python lets other threads look just then, so they see it all the time
+    where a loop calls it again and again."""
+    import opcode
+
+    return at < 0 or (code[at] == opcode.opmap.get("RESUME") and code[at + 1] & 3 == 0)
 
 
 def _in_endless_loop(code: CodeType, at: int) -> bool:

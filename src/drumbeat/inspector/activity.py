@@ -33,7 +33,6 @@ _APART = 2.0  # seconds between the first and the last reading
 _ASKS = 10  # times that a rank is asked for its stack between them
 _ANSWER = 0.5  # seconds for a rank to answer
 _BUSY = 0.15  # cores: a rank that computes wants at least this much
-_FEW = 64  # pages
 _FEW_PLACES = 4  # lines between which a rank that stands still may alternate
 _OFTEN = 1.5  # times per second: a wait that ends more often may be work
 _TIMED_WAITS = ("poll", "ppoll", "select", "pselect6", "futex")  # asleep in none of them: that is a rank's own will
@@ -109,7 +108,6 @@ class Usage(NamedTuple):
     carried: int = 0  # bytes over its TCP connections, except those to the meeting point
     wakes: int = 0  # times that its main thread went to sleep
     helpers_wake: int = 0  # the same for the processes below it
-    faults: int = 0  # pages that the process that trains touched for the first time
     ran: float = 0.0  # seconds that its main thread ran
     queued: float = 0.0  # seconds that its main thread was runnable without a core
 
@@ -179,7 +177,9 @@ def read_ranks(
         look = replace(look, granted=since.granted, waits=_waits(look, rank.moments, since, seconds))
         signs, progress = _signs(look, since, seconds)
         been, place = earlier.places.get(rank.main, ()) if earlier else (), _place(look)
-        if progress or (been and place not in been):
+        if not progress and look.asked is False and since.cpu >= _BUSY * seconds:
+            still, place = still - seconds, been[-1] if been else place  # it computes, nobody knows where
+        elif progress or (been and place not in been):
             still = -seconds
         places[rank.main] = (place,) if progress else tuple(dict.fromkeys((*been, place)))[-_FEW_PLACES:]
         if not (look.waits_for or (earlier and earlier.spares)):
@@ -234,7 +234,6 @@ def _usage(rank: RankProcesses, seen: Snapshot, sockets: Mapping[str, int]) -> U
         sum(sockets.get(inode, 0) for inode, ports in held.items() if port not in ports),
         wakes.pop(rank.main, 0),
         sum(wakes.values()),
-        main.faults if main else 0,
         ran,
         queued,
     )
@@ -256,8 +255,7 @@ def _signs(look: RankLook, used: Usage, seconds: float) -> Tuple[str, bool]:
     if used.carried:
         return f"it has sent or received {used.carried} bytes {span}", True
     if used.cpu >= _BUSY * seconds:
-        stands = look.spins or (look.asked is False and used.faults < _FEW and used.wakes <= 1)
-        return "", not (stands or on_gpu_alone(look))
+        return "", not (look.spins or look.asked is False or on_gpu_alone(look))
     if used.wakes > 1:  # repeated polls of a queue with a timeout are no work
         for_a_queue = look.call in _TIMED_WAITS and used.wakes < _OFTEN * seconds
         return f"it woke {used.wakes} times {span}", not for_a_queue

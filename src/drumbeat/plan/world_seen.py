@@ -15,7 +15,7 @@ from drumbeat.inspector.record import ENOUGH, PLENTY, Row
 
 find = Catalog("plan")
 AS_PLANNED, SEVERAL, REPEATED, OTHER_SIZE = "as planned", "separate worlds", "repeated ranks", "another size"
-SILENT = "no exchange"
+SILENT, COPIES = "no exchange", "separate copies"
 
 _WITH_OURS = (
     "--nnodes=$NNODES --node_rank=$NODE_RANK --master_addr=$MASTER_ADDR --master_port=$MASTER_PORT "
@@ -149,6 +149,11 @@ def silence(finding: Finding) -> Verdict:
     return Verdict(
         "world", SILENT, LIKELY, "no bytes pass between the ranks while they train", (finding,), finding.seen
     )
+
+
+def apart(finding: Finding) -> Verdict:
+    """Return the verdict for a finding of `copies`."""
+    return Verdict("world", COPIES, LIKELY, finding.title, (finding,), finding.seen)
 
 
 def copies(rows: Sequence[Row], planned: Planned, training: bool = True) -> Optional[Finding]:

@@ -244,8 +244,8 @@ def part_words(name: str, parts: Mapping[str, float], counts: str = "step") -> s
     """Name a part of the ledger; for the unknown part, say why it is unknown. A program that reports nothing before the end of an
     epoch has trained for most of the time until then."""
     counts = counts if counts == "epoch" else "step"
-    if name == FIRST_STEP and counts != "step":
-        return f"until the first {counts} was reported (includes it)"
+    if name == FIRST_STEP:  # a program may report every tenth step alone
+        return "first report" if counts == "step" else f"until the first {counts} was reported (includes it)"
     if name != UNKNOWN:
         return name
     return f"after the last {counts}" if parts.get(TRAINING) else f"without a reported {counts}"

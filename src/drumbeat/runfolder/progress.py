@@ -18,9 +18,7 @@ _MOST_KINDS = 32  # of `spent`: scripts may use any word
 _SHORT = 5.0  # seconds: over less, the times at which printed lines were read give no exact speed,
 _TOO_SHORT = 2.0  # and over less than this none
 _UNKNOWN = (None, "")
-# If there was no step for longer than both of these (as in the hang watcher), the time left is unknown.
-_QUIET = 5.0  # seconds
-_QUIET_TIMES = 5.0  # times the usual time between two reports
+LATE = 5.0  # seconds, and factor on the usual time between two reports: see late_after
 _LOSSES = (
     "first_loss",
     "first_loss_step",
@@ -283,7 +281,7 @@ class Progress:
         False if that is unknown, e.g. because steps are counted per epoch."""
         if self.step is None or self.steps is None or self.laps or self.target_reached:
             return False
-        return self.steps - self.step > max(1, self.widest or self.first_step or 0)
+        return falls_short(self.step, self.steps, self.widest or self.first_step or 0)
 
     @property
     def short_words(self) -> str:
@@ -371,7 +369,7 @@ class Progress:
         if self.last_t is None or not self.reports or self.reports < 2 or self.all_made:
             return None
         silent = now - self.last_t
-        return silent if silent > max(_QUIET, _QUIET_TIMES * self.seconds / (self.reports - 1)) else None
+        return silent if silent > late_after(self.seconds / (self.reports - 1)) else None
 
     def seconds_left(self, now: Optional[float] = None) -> Optional[float]:
         """Return the seconds left; None if unknown; with `now`, also None if no step was reported for long."""
@@ -444,6 +442,16 @@ def merged(parts: Iterable[Tuple[Progress, float]]) -> Progress:
             total.spent = part.spent
         first = False
     return total
+
+
+def late_after(usual: float) -> float:
+    """Return the seconds without a report after which a rank is late. `usual`: the usual seconds between two reports."""
+    return max(LATE, LATE * usual)
+
+
+def falls_short(step: int, steps: int, between: int) -> bool:
+    """Return true if more steps are missing than lie between two reports."""
+    return steps - step > max(1, between)
 
 
 def median(values: Iterable[float]) -> float:

@@ -120,7 +120,7 @@ def apply_event(view: RunState, event: Event, t: float) -> None:
         _attempt_started(view, event, t)
     elif isinstance(event, kinds.FirstStep):
         view.phase = "training"
-        view.mark(t, "first step", f"first step after {event.seconds:.1f} s")
+        view.mark(t, "first step", f"first report after {event.seconds:.1f} s")
     elif isinstance(event, (kinds.RankStarted, kinds.RankExited)):
         _rank(view, event)
     elif isinstance(event, kinds.VerdictGiven):

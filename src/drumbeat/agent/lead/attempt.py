@@ -279,12 +279,7 @@ class Attempt:
 
     def note_complete(self, progress: Progress) -> None:
         """Mark the ranks that ended with 0 if the run made all its announced steps."""
-        if (
-            progress.step is not None
-            and progress.steps is not None
-            and progress.step >= progress.steps
-            and not progress.laps
-        ):
+        if progress.all_made:
             well = (end.kind == order.LEFT and end.rank not in self.short for end in self.ends)
             self.ends = [replace(end, complete=each) for end, each in zip(self.ends, well)]
 

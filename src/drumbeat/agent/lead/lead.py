@@ -646,10 +646,14 @@ class Lead:
         if outcome.finding is not None and outcome.finding.code == PORT_IN_USE:
             outcome = replace(outcome, port_taken=self.port_taken())
         trained = self.first_step is not None and self.first_step[0] == attempt.number
-        perhaps = outcome.outcome in (FINISHED, DOUBTFUL) and now - attempt.started > _LONG
-        verdict = attempt.world.at_end() if attempt.world else None
-        if verdict and (trained or perhaps or verdict.answer != UNKNOWN):
-            acts.insert(0, Record("verdict", {"verdict": to_plain(verdict), "peer": 0}))
+        well = outcome.outcome in (FINISHED, DOUBTFUL)
+        verdict = attempt.world.at_end(well) if attempt.world else None
+        if verdict and (trained or (well and now - attempt.started > _LONG) or verdict.answer != UNKNOWN):
+            told = [
+                Record("verdict", {"verdict": to_plain(verdict), "peer": 0}),
+                *map(record_finding, verdict.findings),
+            ]
+            acts[:0] = told
         self.history.append(outcome)
         if self.without_storage or (self.requests.outcome and outcome.outcome == FAILED):
             return acts + self._end(outcome, concluded=True)

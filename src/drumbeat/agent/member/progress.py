@@ -15,13 +15,12 @@ from drumbeat.base import clock
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.runfolder.files import Tail, decode
 from drumbeat.runfolder.layout import NodeFolder
-from drumbeat.runfolder.progress import STAGE, Progress, median
+from drumbeat.runfolder.progress import STAGE, Progress, falls_short, late_after, median
 from drumbeat.runfolder.records import Metric, parse_metric, so_far_line
 
 # Progress and pace of each rank of this node, from its reports. A heartbeat gets only a small part of constant size.
 
 
-_OVERDUE, _TIMES = 5.0, 5.0  # seconds, or factor on the usual time
 _RESTS = 1.5  # seconds, and factor on the usual time
 _ENOUGH = 3  # reports after which a rank's pattern is known
 _MOST_SHORT = 16
@@ -56,7 +55,7 @@ class _Rank:
         """Return true if its reports certainly end before its announced steps."""
         if self.step is None or self.steps is None or self.back or self.reports < _ENOUGH:
             return False
-        return self.steps - self.step > self.widest
+        return falls_short(self.step, self.steps, self.widest)
 
     @property
     def done(self) -> bool:
@@ -65,7 +64,7 @@ class _Rank:
 
     def overdue(self, now: float) -> bool:
         """Return true if it has been silent for much longer than the usual time between its reports."""
-        return len(self.gaps) > 2 and now - self.heard > max(_OVERDUE, _TIMES * median(self.gaps))
+        return len(self.gaps) > 2 and now - self.heard > late_after(median(self.gaps))
 
 
 class RankProgress:

@@ -14,13 +14,11 @@ from typing import Any, Dict, List, Optional, Tuple
 from drumbeat.agent.watchers.contract import Action, AskLook, Emit, Saw, Stop, Warn
 from drumbeat.agent.watchers.hang_verdict import (
     BUSY,
-    LOOP,
     PATIENCE,
     Ended,
     Silence,
     class_of,
     doing,
-    had_core,
     judge,
     say_of,
     with_ras,
@@ -30,19 +28,18 @@ from drumbeat.base.regex import regex
 from drumbeat.findings.model import ERROR, Finding
 from drumbeat.inspector.ras import RasNote
 from drumbeat.inspector.record import RankLook
-from drumbeat.runfolder.progress import median
+from drumbeat.runfolder.progress import LATE, late_after, median
 
-SHORTEST = 5.0  # seconds without a step before the first look
-TIMES = 5.0  # or this factor on the usual time between two reports
 _LEARNED = 1.5  # or this factor on the longest pause that ended well
 _UNKNOWN = 30.0  # seconds without a report while the usual time is unknown
-_PAUSE = 60.0  # seconds that all ranks may wait, for an upload or an external answer, before that ends a run
-_CALL = 300.0  # the same for one long call that a rank computes, in which its interpreter cannot answer
-_FACT = SHORTEST  # seconds after which the ranks' state is reported, although it may be fine
+# Seconds of silence before these end a run: an upload or an external answer, a server that comes up late, a long query.
+_MAY_END = {"hang-all-idle": 60.0, "hang-missed": 300.0, "hang-busy": 1800.0}
+_FACT = LATE  # seconds after which the ranks' state is reported, although it may be fine
 _ANNOUNCED = 300.0  # seconds that an announced phase may take before the first look
 _ANSWERS = 11.0  # seconds for all members to answer
-_LOOKS = (10.0, 20.0, PATIENCE + 2.0)  # seconds of silence at which the agents look again; then every half minute
+_LOOKS = (10.0, 20.0, PATIENCE)  # seconds of silence at which the agents look again; then every half minute
 _AGAIN = 30.0
+_LASTS = 2.0  # seconds that a look takes
 _NUMBERS = regex(r"\d+")
 _EVERY = 60.0  # seconds between looks before the first step;
 _EARLY, _APART = 3, 12.0  # the first ones, and the seconds between them, if the ranks have loaded all and have not met
@@ -136,7 +133,7 @@ class Hang:
 
     def _limit(self) -> float:
         every = [beat.every for _, beat in self._beats.values() if beat.every is not None]
-        usual = max(SHORTEST, TIMES * median(every) if every else _UNKNOWN, _LEARNED * self._longest)
+        usual = max(late_after(median(every)) if every else _UNKNOWN, _LEARNED * self._longest)
         announced = any(beat.phase for _, beat in self._beats.values())
         return max(usual, _ANNOUNCED) if announced else usual
 
@@ -156,7 +153,7 @@ class Hang:
             self._quietest = max(self._quietest, silence or 0.0)
             return []
         paused, self._quietest = self._quietest, silence
-        if paused <= SHORTEST:
+        if paused <= LATE:
             return []  # the usual time between two reports
         self._longest = max(self._longest, paused)
         return self._over(paused)
@@ -187,8 +184,8 @@ class Hang:
         if silence is None:
             return self._look(now) if now >= self._next_look or self._exited_early(now) else []
         longest = max((silence, *self._stale(now).values()))
-        # The limit is expensive to compute with thousands of members, and never below SHORTEST.
-        if longest > SHORTEST and longest > self._limit():
+        # The limit is expensive to compute with thousands of members, and never below LATE.
+        if longest > LATE and longest > self._limit():
             self._quietest = max(self._quietest, silence)
             return self._look(now)
         return []
@@ -199,7 +196,7 @@ class Hang:
             return False
         return (
             all(code == 0 for _, code, _, _ in self._ended.values())
-            and now - max(at for at, _, _, _ in self._ended.values()) > SHORTEST
+            and now - max(at for at, _, _, _ in self._ended.values()) > LATE
         )
 
     def _look(self, now: float) -> List[Action]:
@@ -215,7 +212,7 @@ class Hang:
             later = [at for at in _LOOKS if at > stepped + 2.0]
             self._next_look = now + (later[0] - stepped if later else _AGAIN)
             due = [PATIENCE - look.still for each in self._answers.values() for look in each if look.still < PATIENCE]
-            self._next_look = min(self._next_look, now + max(3.0, min(due, default=_AGAIN)))
+            self._next_look = min(self._next_look, now + max(1.0, min(due, default=_AGAIN) - _LASTS))
         self._looks += 1
         self._waiting = None
         looks = sorted((look for each in self._answers.values() for look in each), key=lambda look: look.rank)
@@ -241,11 +238,7 @@ class Hang:
         finding = judge(_expected(looks), silence)
         if finding is None and not one_rank:
             return self._state(_expected(looks), seconds)
-        calls = [had_core(look) for look in looks if class_of(look) == LOOP and not look.spins]
-        call = _CALL / max(0.01, min(calls)) if calls else 0.0
-        patience = {"hang-all-idle": _PAUSE, "hang-missed": _CALL, "hang-loop": call}.get(
-            finding.code if finding else "", 0.0
-        )
+        patience = _MAY_END.get(finding.code if finding else "", 0.0)
         pause = seconds < patience
         if pause:
             self._next_look = min(self._next_look, now + patience - seconds)  # then it may end the run

@@ -58,7 +58,7 @@ def class_of(look: RankLook) -> str:
     if look.cpu >= _BUSY or look.state == "R":
         if pending:
             return WAITS  # NCCL waits by spinning
-        return LOOP if look.spins or (look.asked is False and look.still * had_core(look) >= PATIENCE) else BUSY
+        return LOOP if look.spins else BUSY  # a call into C that computes may return
     if look.asked is False:
         return SILENT
     if activity.in_loader(look.stack):
@@ -100,7 +100,7 @@ def doing(look: RankLook) -> str:
             return "busy, and its interpreter does not answer"
         return f"reading or writing {traffic(look.io)}/s{at}" if look.io >= _MOVES else f"busy{at}"
     if word == LOOP:
-        return f"busy in one place{at}" if look.asked is not False else "busy, and its interpreter does not answer"
+        return f"busy in one place{at}"
     if word == GPU:
         return (
             f"waiting for a kernel on its GPU, which is {look.gpu:.0f} % busy at {look.power or 0:.0%} of its power{at}"

@@ -17,7 +17,7 @@ from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import LIKELY
 from drumbeat.inspector.activity import READS, SENDS, in_loader
 from drumbeat.inspector.record import RankLook
-from drumbeat.runfolder.progress import median
+from drumbeat.runfolder.progress import late_after, median
 
 find = Catalog("watchers")
 _TIMES = 3.0  # factor on the others' time, or divisor of their waiting
@@ -26,7 +26,6 @@ _ANSWERS = 11.0  # seconds for all members to answer
 _CLOCK = 0.8  # share of the others' clock; below it a GPU is throttled
 _WAITS = 0.25  # share of the time that is worth reporting
 _GRANTED = 0.5  # share of the CPU time wanted, compared with the others' share
-_SILENT = 5.0  # seconds without a step, and factor on the usual time: more is a hang
 _TELL = 60.0  # seconds between two records of the time lost
 
 
@@ -155,7 +154,7 @@ class Straggler:
 
 
 def _is_silent(beat: Beat) -> bool:
-    return beat.silent is not None and beat.silent > max(_SILENT, _SILENT * (beat.every or 0.0))
+    return beat.silent is not None and beat.silent > late_after(beat.every or 0.0)
 
 
 def reason(own: RankLook, looks: Sequence[RankLook], slow: Slow) -> Tuple[str, Dict[str, Any]]:

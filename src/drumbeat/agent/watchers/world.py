@@ -22,6 +22,7 @@ from drumbeat.plan.world_seen import (
     LITTLE,
     Begun,
     Planned,
+    apart,
     copies,
     ended_early,
     judge,
@@ -215,6 +216,7 @@ _EVERY = 2.0  # seconds between two judgements
 _READ_LATE = 5.0  # seconds by which the report of a step may be read late
 _FRESH, _USUAL = 1.0, 1.5  # seconds, or times the usual time per step, for which the last known step is the last one
 _SILENT = 40.0  # seconds for which ranks without a step must have computed without connections
+_LIVED = 15.0  # the same where they have ended well
 _LOADED = 9.0  # the last seconds of these, in which they must have imported nothing more
 _COMPUTES = 0.1  # cores, of each rank
 _MUTE = 20.0  # seconds of work, or
@@ -280,7 +282,6 @@ class WorldCount:
         self._summary = ""
         self._versions_said = False
         self._little = False  # it said that the ranks exchange little per step
-        self._copies_said = False
         self._changed = False
         self._next = 0.0
 
@@ -348,6 +349,8 @@ class WorldCount:
             if lonely and verdict is not None and verdict.answer == UNKNOWN:
                 verdict = None
             lonely = None
+        if lonely:
+            verdict = apart(lonely)
         if verdict is not None and (self._is_known(verdict) or (verdict.answer == UNKNOWN and self._between())):
             verdict = None
         if verdict is not None and verdict.findings and min(self._same.values()) < _SAME_REPORTS:
@@ -357,10 +360,8 @@ class WorldCount:
             verdict = self._withdrawing(verdict)
             self._said, self._count, self._confidence = verdict.answer, verdict.count or 0, verdict.confidence
             self._summary, self._little = verdict.summary, LITTLE in verdict.seen
-        if lonely and not self._copies_said:
-            self._copies_said = True
-            findings.append(lonely)
-            self.apart = lonely if training and made_groups(rows, self.planned) else None
+            if lonely:
+                self.apart = lonely if training and made_groups(rows, self.planned) else None
         stop = self.level == "stop" and any(finding.severity == ERROR for finding in findings)
         if not stop:
             findings = [replace(each, severity=WARNING) if each.severity == ERROR else each for each in findings]
@@ -394,11 +395,11 @@ class WorldCount:
         if was_certain and verdict.answer == AS_PLANNED and verdict.confidence != CERTAIN:
             refuted = f"the earlier verdict (certain: {self._summary}) no longer holds"
             return replace(verdict, summary=f"{verdict.summary}; {refuted}")
-        before = "separate copies" if self._copies_said else self._said if self._said != UNKNOWN else ""
+        before = self._said if self._said != UNKNOWN else ""
         if verdict.answer != AS_PLANNED or before in ("", AS_PLANNED):
             return verdict
         self.apart = None
-        self._copies_said = self._mute_told = False
+        self._mute_told = False
         return replace(verdict, summary=f"{verdict.summary}; the earlier warning ({before}) no longer holds")
 
     def _train_alone(self, rows: Sequence[Row], alone: bool, training: bool) -> bool:
@@ -418,9 +419,14 @@ class WorldCount:
             self._alone = replace(self._alone, training=True, stepping=at)
         if training and min(at, self.last_step or 0.0) > self._alone.stepping + _READ_LATE:
             return True
-        seconds = at - self._alone.loaded
-        worked = [row.cpu - before for row, before in zip(rows, self._alone.cpu)]
-        return seconds >= _LOADED and at - self._alone.since >= _SILENT and min(worked) >= _COMPUTES * seconds
+        return self._computed_alone(self._alone, rows, _SILENT)
+
+    def _computed_alone(self, alone: Alone, rows: Sequence[Row], least: float) -> bool:
+        """Return true if these processes computed with all libraries loaded, at least this many seconds after they were seen."""
+        at = max(at for at, _ in self.rows.values())
+        seconds, same = at - alone.loaded, alone.processes == {(row.node, row.pid) for row in rows}
+        worked = same and all(row.cpu - then >= _COMPUTES * seconds for row, then in zip(rows, alone.cpu))
+        return worked and seconds >= _LOADED and at - alone.since >= least
 
     def _exchange_nothing(self, rows: Sequence[Row]) -> Optional[Finding]:
         """Report ranks that have met, but trained on without sending each other a byte. Proof of training is steps reported in
@@ -487,11 +493,14 @@ class WorldCount:
         seen = ("the packages from which the ranks have loaded their libraries",)
         return Verdict("environment", "mismatch", CERTAIN, found.title, (found,), seen)
 
-    def at_end(self) -> Optional[Verdict]:
-        """Return the verdict after all ranks have ended, if none was given before."""
+    def at_end(self, well: bool) -> Optional[Verdict]:
+        """Return the verdict after all ranks have ended, if none was given before. `well`: with 0; they never connected then."""
         rows = [row for node in sorted(self.most) for row in self.most[node]]
-        if self._said or self._copies_said or self.level == "off" or not rows:
+        if self._said or self.level == "off" or not rows:
             return None
+        lonely = copies(rows, self.planned)
+        if well and lonely and self._alone and self._computed_alone(self._alone, rows, _LIVED):
+            return apart(lonely)
         verdict = judge(rows, self.planned, True, self._since_first_step())
         if verdict is None or verdict.answer not in (AS_PLANNED, UNKNOWN):
             return None  # seen only once
