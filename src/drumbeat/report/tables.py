@@ -270,7 +270,8 @@ def loss_words(row: Row, comparison: Comparison) -> str:
         why = f": scaling is {comparison.kind}" if comparison.kind == NOT_KNOWN else ""
         return f"{begin}{NOT} per {each}{why}"
     if row.lost_ms < 0:
-        return f"nothing lost on {on}: {-row.lost_ms:.1f} ms per {each} faster than {'the first' if comparison.variants else 'ideal'}"
+        than = "the first" if comparison.variants else "ideal"
+        return f"nothing lost on {on}: {-row.lost_ms:.1f} ms per {each} faster than {than}"
     named = [f"{loss.kind} {loss.ms:+.1f} ms" for loss in row.losses if loss.ms is not None]
     if unknown := [loss.kind for loss in row.losses if loss.ms is None]:
         named.append(f"{' and '.join(', '.join(unknown).rsplit(', ', 1))} {NOT}")
