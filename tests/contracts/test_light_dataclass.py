@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import pickle
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import ClassVar, Dict, Tuple
 
@@ -121,6 +122,18 @@ def test_own_methods_are_kept(dataclass):
 def test_copied_and_pickled():
     record = Pickled(1, ("a",))
     assert pickle.loads(pickle.dumps(record)) == copy.copy(record) == copy.deepcopy(record) == record
+
+
+def test_threads_that_make_the_first_instances_at_once(dataclass):
+    for _ in range(50):
+
+        @dataclass(frozen=True)
+        class Shared:
+            number: int
+            words: list = dataclasses.field(default_factory=list)
+
+        with ThreadPoolExecutor(8) as pool:
+            assert {made.number for made in pool.map(Shared, range(8)) if made.words == []} == {*range(8)}
 
 
 def test_every_room_uses_it():
