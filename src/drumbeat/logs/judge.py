@@ -289,14 +289,14 @@ def with_its_report(failure: Failure) -> Failure:
     found = failure.finding
     if found is None or failure.answer in (NO_FAILURE, NOT_KNOWN) or found.code in NOBODYS_FAULT:
         return failure
-    told = [each for each in failure.others if each.code == "task-failed" and len(each.evidence) == 1]
+    told = [each for each in failure.others if each.code == "task-failed"]
     of_host = [each for each in told if each.host and each.host == found.host]
-    if len(of_host) == 1 and found.rank is None and found.task is None:
+    if len(of_host) == 1 and len(of_host[0].evidence) == 1 and found.rank is None and found.task is None:
         found = replace(found, rank=of_host[0].rank, task=of_host[0].task)
     reports = [each for each in told if each.task is not None]
-    if len(reports) == 1 and found.rank is not None and not found.host:
+    if len(reports) == 1 and found.rank is not None and not found.host and len(reports[0].evidence) == 1:
         found = replace(found, host=reports[0].host)
-    own = [each for each in of_host if each.task is not None or each.rank == found.rank]
+    own = [each for each in reports if each.host and each.host == found.host]
     return replace(
         failure,
         finding=found,
