@@ -1,13 +1,17 @@
-"""Never certain and "first" with an unexplained death before it: a launcher's record of a SIGKILL is planted before every certain
-answer of the rules' examples (and of real logs, in test_corpus.py)."""
+"""Never certain and "first" with an unexplained death or error before it: a launcher's record of a SIGKILL, and an error that
+nobody knows, are planted before every certain answer of the rules' examples (the death also before real logs,
+in test_corpus.py)."""
 
 import pytest
 
+from drumbeat.causes.events import OUTSIDE
+from drumbeat.causes.table import kind_of
 from drumbeat.findings.model import CERTAIN, LIKELY
 from drumbeat.logs.meaning.rules import CAUSE, rulebook
 from drumbeat.logs.reader import Reader
 from tests.logs.reading import read, rule_examples
 
+UNKNOWN = b"2026-11-02 08:00:12 ERROR frobnicator lost its marbles"
 DEATH = b"srun: error: n77: task 977: Killed"
 EXAMPLES = rule_examples()
 CAUSES = [rule for rule in rulebook().rules if rule.role == CAUSE and rule.id in EXAMPLES and not rule.conditional]
@@ -30,7 +34,20 @@ def death_is_heeded(before, planted):
 def test_a_death_before_an_example(rule):
     for example in EXAMPLES[rule.id].examples:
         raw = [line.encode() for line in example.strip("\n").split("\n")]
-        death_is_heeded(failure(raw), lambda raw=raw: failure([DEATH, *raw]))
+        before = failure(raw)
+        death_is_heeded(before, lambda raw=raw: failure([DEATH, *raw]))
+        if before.confidence == CERTAIN and kind_of(before.answer, "") != OUTSIDE:
+            after = failure([UNKNOWN, *raw])
+            assert (after.answer, after.confidence) == (before.answer, LIKELY), after.why_first
+
+
+def test_an_error_before_the_answer_that_does_not_count():
+    answer = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+    steps = [f"it {number} | ce 2.{number}".encode() for number in range(10, 90, 10)]
+    assert failure([UNKNOWN, answer.encode()]).confidence == LIKELY
+    assert failure([UNKNOWN, *steps, answer.encode()]).confidence == CERTAIN
+    others = [b"[rank1]: " + UNKNOWN[20:], b"[rank0]: " + answer.encode()]
+    assert failure(others).confidence == CERTAIN
 
 
 INTERRUPTED = [

@@ -315,3 +315,16 @@ def test_a_program_that_gives_up_because_its_loss_is_no_number():
 @pytest.mark.parametrize("words", ["RuntimeError: license checkout failed", "FLEXnet Licensing error:-15,570"])
 def test_a_licence_server_is_no_model_hub(words):
     assert failure("step 1 loss 2.1", words, "exit code 1").answer == "exception"
+
+
+def test_the_only_task_reported_of_the_answers_host_is_its_rank():
+    lost = "cn07 kernel: [881.1] NVRM: Xid (PCI:0000:87:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
+    waited = "[rank20]:[E1010 02:06:22.910 ProcessGroupNCCL.cpp:1895] [Rank 4] Process group watchdog thread terminated"
+    found = failure(waited, lost, "srun: error: cn07: task 20: Aborted (core dumped)").finding
+    assert (found.code, found.host, found.rank) == ("gpu-lost", "cn07", 20)
+
+
+def test_a_setting_that_nobody_knows_is_no_missing_file_and_of_no_rank():
+    said = [f"{rank}: FATAL: unknown key 'lerning_rate' in recipe.toml" for rank in range(4)]
+    found = failure(*said, "srun: error: q1: tasks 0-3: Exited with exit code 2").finding
+    assert (found.code, found.rank) == ("launcher-arguments", None)

@@ -56,3 +56,12 @@ def test_what_a_cut_line_says_is_read(tmp_path):
     assert (found.answer, found.finding.rank, found.finding.evidence[0].line) == ("watchdog-stuck", 6, 1)
     log.write_text("\n".join(wrapped(ASSERTS, 111, padded=True)))
     assert read([str(log)]).report().failure.answer == "device-assert"
+
+
+def test_one_message_of_several_ranks_is_no_terminals_width():
+    lines = [
+        f"{rank}: {part}"
+        for rank in range(4)
+        for part in (f"Error: Key 'optimizr' is not in struct{'.' * 24}", "  full_key: o")
+    ]
+    assert unwrap([line.encode() for line in lines]) == [line.encode() for line in lines]

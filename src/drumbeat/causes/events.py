@@ -280,7 +280,8 @@ def _is_unexplained(event: Event, chosen: Event, noise: float, follows: bool) ->
         return False
     if event.kind == RAISED and event.begin is not None and _words(event) != _words(chosen):
         return event.place.rank not in chosen.closed and not chosen.precedes(event, noise)
-    slow = event.kind in (TIMED_OUT, EXIT) or event.kind == OUTSIDE and bool(event.record)
+    killed = event.kind == OUTSIDE and bool(event.record or event.source)  # a line of a log
+    slow = event.kind in (TIMED_OUT, EXIT) or killed
     return event.stands_before(chosen) if slow else event.precedes(chosen, noise)
 
 

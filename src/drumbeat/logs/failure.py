@@ -18,6 +18,7 @@ from drumbeat.logs.read.tracebacks import Survived
 
 NO_FAILURE, NOT_KNOWN = "none", "unknown"
 EARLIER_RUNS = "earlier runs in the same file were not judged"
+WENT_ON = 100  # lines of a program behind an error that it survived
 AT_THE_END = 12  # lines: an event with at most this many lines after it counts as the end of its file
 _WORD = re.compile(r"[A-Za-z]{3,}")
 WORDS = "by what these words mean; no rule knows them"
@@ -38,7 +39,8 @@ class Log:
     # file -> first line of its last run, where it holds several
     begins: Mapping[str, int] = field(default_factory=dict)
     nan_from: Optional[Evidence] = None  # the line from which on the loss stayed NaN
-    last_errors: Mapping[str, Evidence] = field(default_factory=dict)  # file -> its last error that no rule knows
+    # file -> lines that a logger calls errors and no rule knows, and the ranks that wrote them
+    unknown: Mapping[str, Sequence[Tuple[Evidence, Optional[int]]]] = field(default_factory=dict)
     steps: Steps = field(default_factory=Steps)  # training steps after errors
     nan_value: Optional[Evidence] = None  # a value that is NaN among the last lines of a file
     raised: Mapping[str, Sequence[int]] = field(default_factory=dict)  # file -> lines that end a traceback
@@ -78,11 +80,14 @@ class Log:
 
     def last_error(self) -> Optional[Evidence]:
         """Return a line at the end of its file that was logged as an error and that no rule knows."""
+        last = ((file, *errors[-1]) for file, errors in self.unknown.items())
         return next(
             (
                 error
-                for file, error in self.last_errors.items()
+                for file, error, rank in last
                 if self.good_ends.last(file) < (error.line or 0)
+                and not self.steps.settled(file, error.line or 0)
+                and (rank is not None or not self.steps.trained(file, error.line or 0))
                 and (
                     file in self.failed
                     or self.ends.get(file, 0) - (error.line or 0) <= AT_THE_END
@@ -91,6 +96,19 @@ class Log:
             ),
             None,
         )
+
+    def error_above(self, finding: Finding, begin: int) -> Optional[Evidence]:
+        """Return an error that no rule knows, of the finding's rank or of an unknown one, that stands above line `begin` and may
+        have led there: no step, and no other sign that the program went on, lies between."""
+        where = finding.evidence[0]
+        file = where.file or ""
+        for error, rank in self.unknown.get(file, ()):
+            line = error.line or 0
+            own = rank is None or finding.rank in (None, rank)
+            went_on = begin - line > WENT_ON or self.steps.settled(file, line)
+            if own and line < begin and not went_on and not self.steps.trained(file, line, begin):
+                return error
+        return None
 
 
 def with_unseen(failure: Failure, unseen: Sequence[str], mixed: bool = False) -> Failure:

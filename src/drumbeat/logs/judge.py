@@ -285,11 +285,15 @@ def _task(event: Event) -> Optional[int]:
 
 def with_its_report(failure: Failure) -> Failure:
     """Move launchers' reports of the same rank, or of the task on the same host that holds it, to the consequences of the
-    answer. The only task that is reported gives the host."""
+    answer. The only task that is reported gives the host, and the only one of the answer's host gives the rank."""
     found = failure.finding
     if found is None or failure.answer in (NO_FAILURE, NOT_KNOWN) or found.code in NOBODYS_FAULT:
         return failure
-    reports = [each for each in failure.others if each.code == "task-failed" and each.task is not None]
+    told = [each for each in failure.others if each.code == "task-failed"]
+    of_host = [each for each in told if each.host and each.host == found.host]
+    if len(of_host) == 1 and len(of_host[0].evidence) == 1 and found.rank is None and found.task is None:
+        found = replace(found, rank=of_host[0].rank, task=of_host[0].task)
+    reports = [each for each in told if each.task is not None]
     if len(reports) == 1 and found.rank is not None and not found.host and len(reports[0].evidence) == 1:
         found = replace(found, host=reports[0].host)
     own = [each for each in reports if each.host and each.host == found.host]
@@ -405,9 +409,25 @@ def judge(
     failure = with_latecomers(failure, live, judged.ranks, log)
     failure = _of_everybody(failure, live, judged.ranks, log) if first is None else failure
     unheard = judged.named.unheard(failure.finding)
-    report = _with_consequences(with_its_report(failure))
+    report = _with_consequences(with_its_report(_below_an_unknown_error(failure, live, log)))
     failure = _with_silent(report, unheard, log, judged.named.waiting(failure.finding))
     return replace(with_record(failure, log, unheard), rules=rules)
+
+
+def _below_an_unknown_error(failure: Failure, live: Sequence[Event], log: Log) -> Failure:
+    """An answer is not certain if an error that nothing explains stands above the line that decided: it may be the reason. What a
+    launcher, a scheduler or the kernel recorded needs no reason in these lines."""
+    found = failure.finding
+    if failure.confidence != CERTAIN or found is None or not found.evidence or kind_of(found.code, "") == OUTSIDE:
+        return failure
+    where = found.evidence[0]
+    same = [each for each in live if each.evidence.file == where.file and each.number == where.line]
+    begin = (where.line or 0) - max((each.lines - 1 for each in same), default=0)
+    above = log.error_above(found, begin - any(each.lines > 1 for each in same))
+    if above is None:
+        return failure
+    why = f"{failure.why_first}; an error that no rule knows stands before it, at line {above.line}"
+    return replace(failure, confidence=LIKELY, why_first=why)
 
 
 def _of_everybody(failure: Failure, live: Sequence[Event], ranks: RankOf, log: Log) -> Failure:
@@ -591,12 +611,6 @@ class _Judge:
         named = sure_words and not self._may_follow(event) if rule else self._ended(event)
         named = named and not all(map(self.tiers.may_be_handled, alike)) and not self.tiers.passed_over
         named = named and not self.tiers.trained_behind() and not found.unexplained
-        death = self._death_before(event)
-        if death is not None:
-            named, why = (
-                False,
-                f"the first line that names a cause; {death.code} at line {death.number} stands before it",
-            )
         if found.unexplained:
             why = f"the first line that names a cause; {self._before(found)} stands before it"
         passed = [each for each in map(self.tiers.survived, self.live) if each and each.span.rank == event.rank]
@@ -632,21 +646,6 @@ class _Judge:
             and 0 <= each.number - event.number <= ABOVE_CUT
         )  # fmt: skip
         return next(near, event)
-
-    def _death_before(self, event: Event) -> Optional[Event]:
-        """Return a death by signal before this line, unless it is known to be of the process that wrote the line."""
-        return next(
-            (
-                symptom
-                for symptom in self.tiers[SYMPTOM]
-                if symptom.code in _DEATHS
-                and event.code != "oom-kill"  # the OOM killer's line already says why
-                and symptom.evidence.file == event.evidence.file
-                and symptom.number <= event.number - event.lines
-                and not self.ranks.rank(symptom) == self.ranks.rank(event) is not None
-            ),
-            None,
-        )
 
     def _before(self, found: First) -> str:
         """Describe the first error before the answer that the answer does not explain: `collective-timeout at line 4`."""

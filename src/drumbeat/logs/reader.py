@@ -9,9 +9,10 @@ from __future__ import annotations
 import copy
 import re
 from bisect import bisect_left
+from collections import deque
 from dataclasses import replace
 from functools import partial
-from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Deque, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from drumbeat.findings.model import ERROR, INFO, UNKNOWN, WARNING, Evidence, Finding, PastedDump, clipped, worst
 from drumbeat.logs.events import Event, Events, RankOf
@@ -129,6 +130,7 @@ MAX_FILES = 100_000
 MAX_REPEATS = 4_000  # lines of one shape from which something is still learnt
 MAX_RAISED = 1_000  # tracebacks of a file that are read, beside those of its last lines
 SAME_WORDS = 5  # at the beginning of lines that are taken to say the same
+MAX_UNKNOWN = 200  # lines of a file that are called errors and that no rule knows, the last ones
 MAX_BARE = 4_000  # lines that look like an exception of a name that nobody knows
 MOST_EARLIER = 8  # earlier runs that are listed
 OF_A_TOOL = 50  # lines: a file with a tool's output that is longer is a log
@@ -158,8 +160,8 @@ class Reader:
         self._prefilter = Prefilter([*self.rules.literals, *own], MAX_REPEATS)
         self._tracebacks: Dict[str, Tracebacks] = {}
         self._ends: Dict[str, int] = {}  # file -> number of its last line
-        # file -> its last line that a logger calls an error and no rule knows
-        self._last_errors: Dict[str, Evidence] = {}
+        # file -> lines that a logger calls errors and no rule knows, and the ranks that wrote them
+        self._unknown: Dict[str, Deque[Tuple[Evidence, Optional[int]]]] = {}
         self._asks: Dict[
             str, Tuple[int, str, str]
         ] = {}  # file -> a line that the next one answers, and what stood before it
@@ -319,6 +321,7 @@ class Reader:
         for file in self._tails.files():
             self.events.labels.look_at_end(file, self._tails.of(file))
             self.steps.look_at_end(file, self._tails.of(file))
+            self.work.seen = self.work.seen or bool(self.steps.last[file])
         if self.recorded is None:
             self._read_ends(begins)
         extra = tuple(compare(self.dumps))
@@ -338,7 +341,7 @@ class Reader:
             self.recorded,
             begins,
             self.losses.stayed(),
-            self._last_errors,
+            self._unknown,
             self.steps,
             self.losses.last_value(self._ends),
             self._failed,
@@ -394,9 +397,13 @@ class Reader:
                 if not self.steps.trained(file, last[0]):
                     self._failed.add(file)
                 self._say(file, *last)
+                alike = ((number, clean(decode(raw))) for number, raw in lines if number >= begin and number != last[0])
+                for number, line in alike:
+                    if line.text == last[1].text and line.rank not in (None, last[1].rank) and last[2]:
+                        self._say(file, number, line, last[2])
             passed = tally(lines)
             if passed > begin:
-                self._good_ends.add(file, passed, "")
+                self._good_ends.add_tally(file, passed)
 
     def _say(self, file: str, number: int, line: Line, meant: str) -> None:
         """Add an event for words that no rule knows and no traceback raises, if they have a meaning."""
@@ -405,7 +412,10 @@ class Reader:
             sequence = self.lines - max(self._ends.get(file, number) - number, 0)
             self.events.add_words(sequence, line, evidence, meant)
         else:
-            self._last_errors[file] = evidence
+            self._add_unknown(file, evidence, line.rank)
+
+    def _add_unknown(self, file: str, evidence: Evidence, rank: Optional[int]) -> None:
+        self._unknown.setdefault(file, deque(maxlen=MAX_UNKNOWN)).append((evidence, rank))
 
     def _look_above(self, file: str, number: int) -> None:
         """Search the lines right before a launcher's failure report for the reason."""
@@ -570,9 +580,10 @@ class Reader:
             self._end_of_run(file, number)
         logged = line.level in ("E", "F") and not matched and not quoted and file in self._ends
         if logged:
-            self._last_errors[file] = evidence
-        if not self._traceback(file, line, evidence, matched) and logged and sense(text):
-            self.events.add_words(self.lines, line, evidence)
+            self._add_unknown(file, evidence, line.rank)
+        if not self._traceback(file, line, evidence, matched) and logged:
+            if sense(text):
+                self.events.add_words(self.lines, line, evidence)
             self.steps.error(file, number, text)
         self.events.locate(file, *self._crashes.feed(text, line.rank, file, number))
 

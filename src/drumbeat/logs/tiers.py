@@ -176,6 +176,9 @@ class Tiers:
             return NOTE if event.match and event.match.rule.role in (CAUSE, SYMPTOM, NOTE) else NOISE
         if _survivable(event) and self._lived_through(event):
             return NOTE if event.match and event.match.rule.role != CONSEQUENCE else NOISE
+        if self.log.steps.settled(event.evidence.file or "", event.number):
+            self.lived_through = True
+            return NOTE if event.match else NOISE
         if event.said:
             return NOISE if self._done_before(event) and event.level not in ("E", "F") else SAID
         if event.match is None and event.level in ("I", "W") and not event.bare:
@@ -372,7 +375,8 @@ class Tiers:
     def went_on_to_a_good_end(self, event: Event) -> bool:
         """Return True for a run that went on long and ended well, or that makes step after step since."""
         goes_on = self.log.after(event) > CAUGHT_LINES or (self.log.trains_on(event) and not self.tiers[REPORT])
-        return self.is_history(event) or goes_on and self._good_end_after(event)
+        tested = self.log.good_ends.is_tested(event.evidence.file or "", event.number)
+        return tested or self.is_history(event) or goes_on and self._good_end_after(event)
 
     def is_history(self, event: Event) -> bool:
         """Return True if step after step follows and nothing fails any more: the job lived through it. Steps behind a launcher's

@@ -15,6 +15,7 @@ from drumbeat.base.light_dataclass import dataclass
 from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import LIKELY, Evidence, Finding
 from drumbeat.logs.meaning.rules import split_words
+from drumbeat.metrics.printed import Reader
 
 find = Catalog("logs")
 MAX_WATCHED = 300  # lines read after an error: a log that continues for longer is judged by these
@@ -31,6 +32,17 @@ _HANDLED = re.compile(
 )
 _TRIES = re.compile(rb"(?i)\W{0,4}(?:now )?trying (?!to\b)")  # a line of its own: `trying batch size 32`
 HANDLED_LINES = 3
+# What was tried again went well: a line that says so shares a name (`ps-0:7000`, `/ck/10`) or its speaker with the error.
+_SETTLED = re.compile(
+    rb"(?i)\b(?:succe\w+|connected|established|reached|done|ok|wrote|written|finished|complete[ds]?|recovered|restored|uploaded"
+    rb"|resumed|available)\b"
+)
+_TRIED = re.compile(rb"(?i)\b(?:attempts?|tr(?:y|ies)|retr(?:y|ies))\b")
+_NOT = re.compile(
+    rb"(?i)\b(?:not|never|un\w+|fail\w*|errors?|cannot|could ?n[o']t|still|no|after|until|when|gave up|giving up)\b"
+)
+_NAME = re.compile(rb"^[a-z][\w -]{2,30}(?=: )|[\w./@:-]*[A-Za-z][\w./@:-]*[\d/@_-][\w./@:-]*\w")
+MAX_PENDING = 64  # errors of a file that may be settled later
 _OF = re.compile(rb"(?<![\d/.])(\d{1,9})\s{0,3}/\s{0,3}\d{1,9}\b")  # `[ 11/5005]`, `11/100`
 
 # Of the program's own total: `Epoch [3/30]`, `iteration  100/ 5000`, `step 30 of 100`, a bar's `| 200/200 [`
@@ -70,6 +82,11 @@ def last_step(lines: Iterable[bytes]) -> bytes:
     return next(again, named[0][1] if named else b"")
 
 
+def _count(record: Mapping[str, object]) -> Tuple[bytes, ...]:
+    """Return the step of a line whose counter advances, whatever its name is; empty if it has none."""
+    return tuple(str(record[name]).encode() for name in ("epoch", "step") if name in record)
+
+
 class Steps:
     """Per file, the step lines after an error."""
 
@@ -78,6 +95,9 @@ class Steps:
         self._handled: Dict[str, Set[int]] = {}  # lines of errors after which the program says it continues
         self._tried: Set[Tuple[str, int]] = set()  # errors after which the program tries something else
         self._error: Dict[str, int] = {}  # file -> line of its last error
+        self._pending: Dict[str, Dict[int, Set[bytes]]] = {}  # file -> line of an error -> names in it
+        self._settled: Set[Tuple[str, int]] = set()  # errors that were tried again with success
+        self._counters: Dict[str, Reader] = {}  # file -> what its lines after that error count
         self.left: Dict[str, int] = {}  # lines that are still to be looked at
         self.last: Dict[str, int] = {}  # file -> the last step among its last lines
         self._total = MAX_LINES
@@ -92,24 +112,43 @@ class Steps:
         if values:
             step = (*(value for name, value in values if name.lower() != b"loss"), *_OF.findall(raw)[:2])
             self._found.setdefault(file, []).append((number, step))
+        else:
+            counted = self._counters.setdefault(file, Reader()).feed(raw + b"\n")
+            self._found.setdefault(file, []).extend((number, each) for each in map(_count, counted) if each)
         self._look(file, number, raw)
         if number - self._error.get(file, 0) <= HANDLED_LINES and _TRIES.match(raw):
             self._tried.add((file, self._error.get(file, 0)))
+        if _SETTLED.search(raw) and not _NOT.search(raw):
+            names, again = set(_NAME.findall(raw)), _TRIED.search(raw)
+            pending = self._pending.get(file, {})
+            settled = [at for at, known in pending.items() if known & names and (again or self.handled(file, at))]
+            self._settled.update((file, at) for at in settled)
 
     def error(self, file: str, number: int, text: str) -> None:
         """Record that this line of the file is an error."""
         self.left[file] = MAX_WATCHED
         self._error[file] = number
+        self._counters.pop(file, None)
+        pending = self._pending.setdefault(file, {})
+        if len(pending) < MAX_PENDING:
+            pending.setdefault(number, set()).update(_NAME.findall(text.encode()))
         self._look(file, number, text.encode())
 
     def look_at_end(self, file: str, lines: Sequence[Tuple[int, bytes]]) -> None:
         """Find the last step among the last lines of a file."""
-        self.last[file] = next((number for number, raw in reversed(lines) if _STEP.search(raw)), 0)
+        counter = Reader()
+        steps = (n for n, raw in lines if _STEP.search(raw) or any(map(_count, counter.feed(raw + b"\n"))))
+        self.last[file] = max(steps, default=0)
 
     def _look(self, file: str, number: int, raw: bytes) -> None:
         error = self._error.get(file, number)
         if number - error <= HANDLED_LINES and self._total > 0 and _HANDLED.search(raw):
             self._handled.setdefault(file, set()).add(error)
+            self._pending.get(file, {}).get(error, set()).update(_NAME.findall(raw))
+
+    def settled(self, file: str, number: int) -> bool:
+        """Return True if what failed on line `number` was tried again and went well."""
+        return (file, number) in self._settled
 
     def handled(self, file: str, number: int) -> bool:
         """Return True if the program says that it goes on after the error on line `number`."""

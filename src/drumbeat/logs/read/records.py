@@ -23,6 +23,7 @@ from drumbeat.logs.read.prefixes import Line, clean, decode
 
 MAX_LINES = 5_000  # lines: a terminal copy is rarely longer
 NARROWEST, WIDEST = 60, 300
+FEWEST_CUT = 2  # different lines that end at the width
 MAX_JOINED = 40  # maximum pieces of one line
 _GOES_ON = re.compile(r"[a-z0-9_.,;:)\]}'\"/=-]| \S")
 _BEGINNING = 6  # characters that are compared at the start of lines
@@ -40,6 +41,8 @@ def unwrap(lines: Sequence[bytes]) -> List[bytes]:
     if not NARROWEST <= width <= WIDEST or any("\r" in text for text in texts):
         return whole
     full = [len(text) == width and not text.endswith("  ") for text in texts]
+    if len({_template(text) for text, whole_line in zip(texts, full) if whole_line}) < FEWEST_CUT:
+        return whole  # one message of several ranks is no terminal's width
     begins = {_begin(text) for text, after in zip(texts[1:], full) if not after and text.strip()}
     if not _GOES_ON.match(texts[0]):  # otherwise the copy may begin in the middle of a line
         begins.add(_begin(texts[0]))
@@ -287,13 +290,14 @@ _NOT_WELL = regex(
     r"|\b(?:bad|failed|failures?|lost|dead|crashed|died|killed)['\"]?\s?[=:]\s?[1-9]"
     r"|(?<![\w.=:-])[1-9]\d*(?: of \d+)?(?: \w+)? (?:were |was |have |has )?(?:lost|failed|dead|crashed|died)\b"
 )
-# What test runners count at their end: `5 passed in 3.1s`, `# pass 3`, `0 failed`.
+# What test runners count at their end: `5 passed in 3.1s`, `# pass 3`, `0 failed`, `ok  pkg/ring  2.7s`, `[  PASSED  ] 3 tests.`
 _PASSED = regex(
-    r"(?i)(?:^|[=,;:(]) ?(?:all )?[1-9]\d* (?:tests? |checks? )?(?:passed|succeeded|ok)\b"
-    r"|\bpass(?:ed)?[:=]? [1-9]\d*$|^Ran [1-9]\d* tests?\b"
+    r"(?i)(?:^|[=,;:(.]) {0,12}(?:all )?[1-9]\d*%? (?:tests? |checks? )?(?:pass(?:ed|ing)|succeeded|ok)\b"
+    r"|\bpass(?:ed)?(?: *\]|[:=])? [1-9]\d*(?: tests?\.?)?$|^Ran [1-9]\d* tests?\b|^ok\s+\S+\s+(?:[\d.]+s|\(cached\))"
 )
 _NOT_PASSED = regex(
-    r"(?i)(?<![\w.])[1-9]\d* (?:tests? |checks? )?(?:failed|errors?|failures?)\b|\b(?:fail|error)\w*[:=]? [1-9]|\b(?-i:FAILED)\b"
+    r"(?i)(?<![\w.])[1-9]\d* (?:tests? |checks? )?(?:fail(?:ed|ing)|errors?|failures?)\b|\b(?:fail|error)\w*[:=]? [1-9]"
+    r"|\b(?-i:FAIL(?:ED)?)\b"
 )
 _STOPS = regex(
     r"(?i)\b(?:stop|halt|quit|bail|exit|leav|terminat|cancel|tear|abandon|evict|withdr[ae]w|resign|remov|reclaim|kill"
