@@ -320,8 +320,8 @@ class _Residue:
                  if self.once and known.get(name) and (step and name in _OF_STEPS or name in reads)]  # fmt: skip
         used = {each for event in events if self._outside(event) for each in self._arguments(event)}
         if used:
-            given = [f'"${{ARG_{number}?}}"' for number in range(1, int(max(used)) + 1)]
-            tasks.insert(0, f"set -- {self.arguments or ' '.join(given)}")
+            numbered = [f'"${{ARG_{number}?}}"' for number in range(1, int(max(used)) + 1)]
+            tasks.insert(0, f"set -- {self.arguments or ' '.join(numbered)}")
         return [line for text in [*tasks, *lines] for line in self.marks.shown(text).split("\n")]
 
     def _assignment(self, event: Event, moved: bool) -> str:
