@@ -212,7 +212,7 @@ def test_a_check_of_the_number_of_arguments_passes_when_they_are_given():
 def test_arguments_that_a_kept_statement_reads_reach_it():
     body = ('mkdir -p "out/$2"', "srun python train.py $1")
     draft = convert(script(*body))
-    assert draft.on_start[0] == "set -- ${ARG_1?} ${ARG_2?}" and {note.text for note in draft.to_export} == {
+    assert draft.on_start[0] == 'set -- "${ARG_1?}" "${ARG_2?}"' and {note.text for note in draft.to_export} == {
         "ARG_1",
         "ARG_2",
     }

@@ -87,3 +87,46 @@ def test_statements_before_set_e_run_without_it():
 def test_each_thing_is_written_once():
     draft = convert(script("cd $SLURM_SUBMIT_DIR", "export A=1", "mkdir -p out", "cd .", "srun python train.py"))
     assert draft.on_start[1:] == ["mkdir -p out"] and draft.env == {"A": "1"} and not draft.setup
+
+
+def test_each_option_is_carried_over_or_named():
+    """sbatch adds up events of mail and takes the last of everything else; short names are names too."""
+    options = (
+        "-L scratch",
+        "--mail-type=begin",
+        "-C gpu",
+        "--mail-type=end",
+        "-C gpu80",
+        "-b now+1hour",
+        "--time=1:00:00",
+    )
+    draft = convert(script("srun python train.py", sbatch=options))
+    assert draft.options == ["--licenses=scratch", "--begin=now+1hour", "--mail-type=BEGIN,END"]
+    assert [note.text for note in draft.left_out] == ["#SBATCH -C gpu"] and draft.keys["constraint"] == "gpu80"
+    draft = convert(script("srun python train.py", sbatch=("--mail-user=me@x.org", "--mail-type=END,FAIL")))
+    assert draft.keys["mail"] == "me@x.org" and not draft.options
+
+
+def test_what_a_substitution_starts_is_not_lost():
+    lines = ('echo "next: $(sbatch --dependency=singleton $0)"', "TAG=$(./register.sh)", 'echo "on $(hostname)"')
+    draft = convert(script(*lines, "srun python train.py"))
+    assert "submits itself" in draft.to_check[0].why and len(draft.to_check) == 1
+    assert "TAG=$(./register.sh)" in draft.on_start and not any("hostname" in line for line in draft.on_start)
+    lines = (
+        "srun hostname > nodes",
+        "readarray -t all < nodes",
+        'for n in "${all[@]}"; do',
+        '  c="ssh $n true"',
+        "  $c",
+        "done",
+    )
+    assert any("  $c" in each for each in convert(script(*lines, "srun python train.py")).on_start)
+    draft = convert(script("srun python train.py || scontrol requeue $SLURM_JOB_ID"))
+    assert "scontrol requeue" in str(draft.keys["on-end"])
+
+
+def test_variables_of_the_tasks_are_those_of_the_script():
+    line = 'G=$(echo "$SLURM_TRES_PER_TASK" | grep -o "[0-9]*$")'
+    sbatch = ("--nodes=2", "--ntasks-per-node=1", "--gpus-per-task=4", "--cpus-per-task=32")
+    draft = convert(script(line, "srun python train.py $G $SLURM_NPROCS", sbatch=sbatch))
+    assert draft.on_start[0].startswith("SLURM_TRES_PER_TASK=cpu=32,gres/gpu=4 ")

@@ -60,6 +60,20 @@ def test_what_a_trap_does_is_read_like_any_command():
     assert [note.text for note in draft.left_out if note.why == "only prints or waits"] == ["trap 'echo failed' ERR"]
 
 
+@pytest.mark.parametrize(
+    ("line", "signal"),
+    [
+        ("trap 'scontrol requeue $SLURM_JOB_ID' USR1", "TERM"),
+        ("again() { echo again; scontrol requeue ${SLURM_JOB_ID}; exit 0; }; trap again USR1", "TERM"),
+        ("trap 'kill -USR2 $PID; wait $PID; scontrol requeue $SLURM_JOB_ID' USR1", "USR2"),
+    ],
+)
+def test_a_trap_that_only_requeues_needs_no_hand(line, signal):
+    draft = with_trap(line)
+    assert not draft.to_check and not draft.differences and draft.keys.get("stop-signal", "TERM") == signal
+    assert any("requeues itself" in note.why and "75" in note.why for note in draft.left_out)
+
+
 OWN = {"visibility": "own"}
 
 

@@ -26,7 +26,7 @@ LABELS = {
         ["#SBATCH --cpus-per-task=16", "python server.py", "parts of the job"]),
     "08_packed_steps": (1, 1, "all", "python train.py --seed 1", {"gpus": 1}, ["--seed 2", "--seed 3", "--seed 4"]),
     "09_requeue_forward": (2, 4, "own", "python train.py --resume auto",
-        {"stop_signal": "USR1", "stop_grace": 180, "env": {"WANDB_RESUME": "allow"}}, ["scontrol requeue"]),
+        {"stop_signal": "USR1", "stop_grace": 180, "env": {"WANDB_RESUME": "allow"}}, []),
     "10_chain_deepspeed": (2, 4, "all", "exec deepspeed --no_local_rank train.py --deepspeed ds.json --run $${RUN}",
         {"setup": "cd /proj/code", "submit_options": ("--gres=gpu:a100:4",), "env": {"NCCL_DEBUG": "WARN"}},
         ["sbatch --export=ALL"]),

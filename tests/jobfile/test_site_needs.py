@@ -55,7 +55,9 @@ def test_a_rendered_script_comes_with_its_warnings(capsys, monkeypatch):
     from drumbeat.cli import main
 
     monkeypatch.delenv("SBATCH_ACCOUNT", raising=False)
-    assert main(["plan", "--render", "--site", "lumi", "--time", "1h", "--", "python", "x.py"]) == 0
+    words = ["plan", "--render", "--site", "lumi", "--time", "1h"]
+    assert main([*words, "--account", "p", "--", "python", "x.py"]) == 0 and capsys.readouterr().out
+    assert main([*words, "--", "python", "x.py"]) == 1  # Slurm would refuse it
     out, err = capsys.readouterr()
     assert out.startswith("#!/bin/bash") and "lumi requires account for every job" in err
     assert "# lumi requires --account for every job, and nothing here sets it\n" in out

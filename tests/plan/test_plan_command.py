@@ -152,7 +152,7 @@ def test_more_ranks_than_the_requested_gpus_are_told_before_any_node_is_known(gp
     words = ["plan", "--site", "lumi", "--nodes", "2", "--ranks-per-node", "8", "--gpus", gpus]
     assert main([*words, "--", "python", "x.py"]) == code
     assert capsys.readouterr().err.count("4 of 8 ranks get no GPU") == code, "said once"
-    assert main([*words, "--account", "a", "--render", "--", "python", "x.py"]) == 0
+    assert main([*words, "--account", "a", "--time", "1h", "--render", "--", "python", "x.py"]) == 0
     assert ("4 of 8 ranks get no GPU" in capsys.readouterr().err) is bool(code)
 
 

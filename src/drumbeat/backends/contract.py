@@ -172,6 +172,10 @@ class Backend:
         """Return those of the hosts that this scheduler has; all of them if it cannot be asked."""
         return set(hosts)
 
+    def missing(self, order: Order) -> List[str]:
+        """List what the scheduler would refuse the job for, as far as it need not be asked."""
+        return []
+
     def notes(self, order: Order) -> List[str]:
         """List settings that the scheduler would accept but that are probably mistakes."""
         return []

@@ -119,7 +119,7 @@ def _render(args: Any) -> int:
         print_json(request)
     else:
         print(visible(request.text), end="")
-    return 0
+    return 1 if backend.missing(order) else 0
 
 
 def _warn_passed(order: Any) -> None:

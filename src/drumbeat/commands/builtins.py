@@ -171,7 +171,8 @@ def _echo(shell: ShellState, words: List[str], node: Node, text: str) -> Optiona
         shell.keep(node)
         return True
     shell.remember_file(words, node)
-    shell.events.append(Event("once" if into_file(node) else "print", node.line, text, names_read(text)))
+    acts = into_file(node) or shell.changes([node])
+    shell.events.append(Event("once" if acts else "print", node.line, text, names_read(text)))
     return True
 
 

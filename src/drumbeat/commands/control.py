@@ -85,9 +85,9 @@ def _list(shell: ShellState, node: Node) -> Optional[bool]:
                 if len(shell.events) > events and shell.events[-1].kind == "started":
                     shell.events[-1].text += " || exit"
                 result = _part(shell, node, place)
-            elif not {program_of(each) for each in following.walk() if each.kind == "simple"} <= shell.prints | {
-                "exit"
-            }:
+            elif shell.acts.search(shell.text[following.start : following.end]) or not {
+                program_of(each) for each in following.walk() if each.kind == "simple"
+            } <= shell.prints | {"exit"}:
                 shell.keep(following)
                 shell.look_inside([following])
             continue

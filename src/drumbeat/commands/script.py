@@ -183,6 +183,11 @@ _SHORT = {
     "n": "ntasks", "c": "cpus-per-task", "G": "gpus", "w": "nodelist", "x": "exclude", "C": "constraint", "q": "qos",
     "d": "dependency", "a": "array", "D": "chdir",
 }  # fmt: skip
+_OF_SBATCH = {
+    "B": "extra-node-info", "F": "nodefile", "H": "hold", "L": "licenses", "M": "clusters", "O": "overcommit", "Q": "quiet",
+    "S": "core-spec", "W": "wait", "b": "begin", "i": "input", "k": "no-kill", "m": "distribution", "s": "oversubscribe",
+    "v": "verbose",
+}  # fmt: skip
 
 
 def options(words: Sequence[str]) -> Iterator[Tuple[str, str]]:
@@ -271,6 +276,11 @@ def shell_text(command: Command) -> Optional[Tuple[Word, Tuple[str, ...]]]:
     return None
 
 
+def _in_full(found: re.Match[str]) -> str:
+    name = _OF_SBATCH.get(found[1])
+    return f"--{name}{'=' * bool(found[2])}" if name else found[0]
+
+
 def _directives(script: Script, tokens: Sequence[Token]) -> None:
     begun = False
     for token in tokens:
@@ -281,7 +291,7 @@ def _directives(script: Script, tokens: Sequence[Token]) -> None:
                 script.late.append(token.line)
                 continue
             words = re.sub(r"\s#.*", "", token.text[len("#SBATCH") :]).split()
-            for name, value in options(words):
+            for name, value in options([re.sub(r"\A-([A-Za-z])(?!-)=?(?=(.?))", _in_full, word) for word in words]):
                 value = re.sub(r"\\(.)", r"\1", value.strip("\"'"))  # sbatch takes a backslash as the shell does
                 script.directives.append(Directive(name, value, token.line, token.text))
         elif token.text != "\n":

@@ -38,6 +38,7 @@ from drumbeat.commands.syntax import (
     own_variables,
     parse,
     program_of,
+    substituted,
 )
 from drumbeat.commands.values import (
     BLANKS,
@@ -80,6 +81,7 @@ class ShellState:
     state: FrozenSet[str] = frozenset()  # programs that change the shell, but no variable
     asks: FrozenSet[str] = frozenset(("[", "[[", "test"))  # programs whose exit code is an answer
     acts = re.compile(r"\Z.")  # arguments with which a program in `prints` does more than print
+    looks: FrozenSet[str] = frozenset()  # programs that change nothing, for what they print
     environments = re.compile(r"\Z.")  # commands that load an environment and do not touch the script's own variables
 
     def __init__(
@@ -377,6 +379,10 @@ class ShellState:
         called = {f"{name}()" for name in self.functions if re.search(rf"(?<![\w$-]){re.escape(name)}(?![\w=-])", text)}
         return names_read(text) | called
 
+    def changes(self, nodes: Sequence[Node]) -> bool:
+        """Return true if a command substitution in these commands may change something, rather than only print."""
+        return bool(self.looks) and not substituted(nodes) <= self.looks | self.prints | self.asks
+
     def keep(self, node: Node, trial: Optional[ShellState] = None) -> None:
         """Keep a command as it stands. All that it may assign, or assigned in `trial`, is unknown from here on."""
         text = self.written(node)
@@ -391,7 +397,7 @@ class ShellState:
             & (self.state | {"cd", "source", ".", "export", "module", "ml", "conda", "exit", "eval", "trap", "exec"})
         )
         quiet = names <= self.prints and "once" not in kinds and not writes and not any(map(into_file, inside))
-        quiet = quiet and not self.acts.search(text)
+        quiet = quiet and not self.acts.search(text) and not self.changes(inside[:1])
         kind = "print" if quiet else "shell" if state and node.kind not in ("subshell", "pipeline") else "once"
         if self.arguments is LATE and kind == "shell" and re.search(r"\bshift\b|\bset\s+--", text):
             self.late_arguments(text, '"$@"', node.line)
@@ -545,6 +551,7 @@ class ShellState:
             self.events.append(Event("shell", node.line, text, reads, words=tuple(words), soft=True))
         else:
             quiet = name in self.prints and not self.acts.match(text) and (node.background or not into_file(node))
+            quiet = quiet and not self.changes([node])
             written = self.written(node, words)
             self.events.append(Event("print" if quiet else "once", node.line, written, reads, words=tuple(words)))
         return None if name not in ("echo", "printf", "mkdir", "export") else True

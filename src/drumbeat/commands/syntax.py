@@ -459,6 +459,16 @@ def program_of(node: Node) -> str:
     return node.words[0].text.rsplit("/", 1)[-1] if node.kind == "simple" and node.words else ""
 
 
+def substituted(nodes: Sequence[Node]) -> Set[str]:
+    """Return the programs that command substitutions in these commands start."""
+    found: Set[str] = set()
+    for node in (each for top in nodes for each in top.walk()):
+        for part in (part for word in (*node.words, *node.assigned) for part in word.parts):
+            inside = parse(part.text)
+            found |= substituted(inside) | {program_of(each) for top in inside for each in top.walk()} - {""}
+    return found
+
+
 def files_of(node: Node) -> str:
     """Return a command's redirections to and from files, as written."""
     given = [(each.text, each.word.raw) for each in node.redirects if each.word]

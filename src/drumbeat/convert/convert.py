@@ -585,7 +585,9 @@ def _own_variable(draft: Draft, launch: Launch, gpus: int) -> bool:
         if value and not (re.fullmatch(r"\d+(,\d+)*", value) and value.count(",") + 1 == gpus):
             why = "drumbeat gives the ranks all GPUs of the job, from the first on: gpus: N asks for fewer"
             draft.question(launch.line, f"{name}={value}", why)
-            draft.differences.append(Difference("GPUs that a rank sees", draft.marks.shown(value), f"all {gpus}"))
+            draft.differences.append(
+                Difference("GPUs that a rank sees", draft.marks.shown(value), f"all {gpus or 'of the node'}")
+            )
     return False
 
 

@@ -11,7 +11,7 @@ from drumbeat.convert.draft import Difference, Draft, Notice
 from drumbeat.jobfile.check import parse_duration
 
 _SAME = {
-    "account": "account", "partition": "partition", "qos": "qos", "constraint": "constraint", "mail-user": "mail",
+    "account": "account", "partition": "partition", "qos": "qos", "constraint": "constraint",
     "reservation": "reservation", "array": "array", "dependency": "dependency", "chdir": "workdir",
 }  # fmt: skip
 _DROPPED = {
@@ -19,7 +19,6 @@ _DROPPED = {
     "error": "drumbeat keeps every rank's output in the run folder, and Slurm's own beside it",
     "open-mode": "logs of a requeued job are kept apart by attempt",
     "requeue": "drumbeat decides what is requeued (requeues)",
-    "mail-type": "mail is sent when the job ends or fails",
     "ntasks": "drumbeat starts one agent per node",
     "ntasks-per-node": "drumbeat starts one agent per node",
     "tasks-per-node": "drumbeat starts one agent per node",
@@ -30,6 +29,7 @@ _DROPPED = {
     "overcommit": "cores are bound by the plan",
     "parsable": "only changes what sbatch prints",
     "quiet": "only changes what sbatch prints",
+    "verbose": "only changes what sbatch prints",
 }
 STOP_SIGNALS = ("TERM", "INT", "USR1", "USR2")
 _NUMBERS = {int(each) for each in signal.Signals}
@@ -41,6 +41,12 @@ def read_directives(draft: Draft, directives: Sequence[Directive]) -> None:
     given = {each.name: each for each in directives}
     for each in sorted(given.values(), key=lambda each: each.name != "nodes"):  # --gpus is of all nodes
         _one(draft, each)
+    for each in directives:
+        if each is not given[each.name] and each.name != "mail-type":
+            draft.drop(
+                each.line, each.text, f"line {given[each.name].line} sets it again, and sbatch takes the last one"
+            )
+    _mail(draft, given.get("mail-user"), [each for each in directives if each.name == "mail-type"])
     if "gpus-per-task" in given:
         _gpus_each(draft, given["gpus-per-task"], tasks_per_node(directives) or 1)
     if "gpus-per-socket" in given:
@@ -101,8 +107,26 @@ def _one(draft: Draft, each: Directive) -> None:
         _export(draft, each)
     elif name in _DROPPED:
         draft.drop(each.line, each.text, _DROPPED[name])
-    elif name not in ("cpus-per-task", "gpus-per-task", "gpus-per-socket", *_MEMORY_PER):
+    elif name not in ("mail-user", "mail-type", "cpus-per-task", "gpus-per-task", "gpus-per-socket", *_MEMORY_PER):
         draft.options.append(f"--{name}={value}" if value else f"--{name}")
+
+
+def _mail(draft: Draft, user: Optional[Directive], types: Sequence[Directive]) -> None:
+    """Set `mail`, which tells of the end; other events, and mail to whoever submits, stay options. sbatch adds up the events
+    of all its lines."""
+    events = ",".join(each.value for each in types).upper().split(",") if types else ["NONE"]
+    if "NONE" in events:
+        for each in [*([user] if user else []), *types]:
+            draft.drop(each.line, each.text, "sbatch sends no mail without --mail-type")
+    elif user and re.search(r"[\s$'\"{}<>]", user.value):
+        draft.question(user.line, user.text, "was never filled in: write its value")
+    elif user and user.value and set(events) <= {"END", "FAIL"}:
+        draft.set("mail", user.value, user.line)
+        if len(set(events)) == 1:
+            draft.drop(types[0].line, types[0].text, "mail is sent when the job ends or fails")
+    else:
+        draft.options += [f"--mail-user={user.value}"] if user and user.value else []
+        draft.options.append(f"--mail-type={','.join(dict.fromkeys(events))}")
 
 
 def _notice(draft: Draft, each: Directive) -> None:
@@ -259,9 +283,8 @@ def slurm_variables(draft: Draft, directives: Sequence[Directive]) -> Dict[str, 
         "SLURM_JOB_PARTITION": given.get("partition", ""), "SLURM_JOB_ACCOUNT": given.get("account", ""),
     }  # fmt: skip
     known = {name: value for name, value in found.items() if value and "$" not in value}
-    for name, option in (
-        ("SLURM_CPUS_PER_TASK", "cpus-per-task"), ("SLURM_NTASKS_PER_NODE", "ntasks-per-node"),
-        ("SLURM_GPUS_PER_NODE", "gpus-per-node"), ("SLURM_GPUS", "gpus"), ("SLURM_GPUS_PER_TASK", "gpus-per-task"),
-    ):  # fmt: skip
-        known[name] = given.get(option, "")
+    for option in ("cpus-per-task", "ntasks-per-node", "gpus-per-node", "gpus", "gpus-per-task", "ntasks-per-gpu"):
+        known[f"SLURM_{option.upper().replace('-', '_')}"] = given.get(option, "")
+    per_task = (("cpu", "cpus-per-task"), ("gres/gpu", "gpus-per-task"))
+    known["SLURM_TRES_PER_TASK"] = ",".join(f"{kind}={given[option]}" for kind, option in per_task if option in given)
     return {**known, "SLURM_PROCID": "0", "SLURM_NODEID": "0", "SLURM_LOCALID": "0"}

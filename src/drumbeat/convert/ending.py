@@ -73,10 +73,8 @@ _FORWARDS = re.compile(
     r"(?:pkill|kill|scancel)\b(?!.*(?:\s-b\b|--batch|\s-0\b))"
     r"(?:.*?(?:\s-s\s+|\s--signal[= ]|\s-)(?:SIG)?(?P<name>[A-Z]+\d?|\d+)(?=\s|$))?"
 )
-_COMES_BACK = (
-    "the script queues itself again: here a job comes back when a rank that has saved ends with 75 (stop-signal, requeues), "
-    "so let the program do that"
-)
+_REQUEUE = re.compile(r"scontrol\s+(?:-\S+\s+)*requeue(?:hold)?\b")
+_COMES_BACK = "here a job comes back when a rank that has saved ends with 75 (stop-signal, requeues)"
 
 
 def traps(draft: Draft, batch: Shell) -> List[Trap]:
@@ -86,9 +84,15 @@ def traps(draft: Draft, batch: Shell) -> List[Trap]:
     for trap in dict.fromkeys(batch.traps):
         told = draft.notice is not None and draft.notice.batch and draft.notice.signal in trap.signals
         done = [each for each in batch.effects(trap.body, trap.line) if each.kind in ("once", "shell", "cd", "started")]
-        if told and not handled:
+        requeues = [each for each in done if _REQUEUE.match(each.text)]
+        others = [each for each in done if each not in requeues]
+        if requeues and not {"EXIT", "ERR"} & set(trap.signals) and all(_FORWARDS.match(each.text) for each in others):
+            handled = handled or told  # Slurm sends the ranks TERM then
+            draft.drop(trap.line, trap.text, f"drumbeat requeues itself: {_COMES_BACK}")
+            done = others
+        if told:
             found = next((match for match in (_FORWARDS.match(each.text) for each in done) if match), None)
-            handled = found is not None
+            handled = handled or found is not None
             if found:
                 number = found["name"] or "TERM"
                 stop_with(draft, signal.Signals(int(number)).name[3:] if number.isdigit() else number)
@@ -96,13 +100,14 @@ def traps(draft: Draft, batch: Shell) -> List[Trap]:
             at_end.append(trap)
             continue
         for each in done:
-            if re.search(r"\bscontrol\s.*requeue|\bsbatch\b", each.text):
-                draft.question(each.line, each.text, _COMES_BACK)
+            if _REQUEUE.match(each.text) or re.search(r"\bsbatch\b", each.text):
+                why = f"the script queues itself again: {_COMES_BACK}, so let the program do that"
+                draft.question(each.line, each.text, why)
             elif not _FORWARDS.match(each.text):
                 draft.question(each.line, each.text, f"done on {', '.join(trap.signals)}, and nothing here does it")
-        draft.drop(
-            trap.line, trap.text, "what it does is in stop-signal, or asked about" if done else "only prints or waits"
-        )
+        if done or not requeues:
+            why = "what it does is in stop-signal, or asked about" if done else "only prints or waits"
+            draft.drop(trap.line, trap.text, why)
     if draft.notice and draft.notice.batch and not handled:
         given = f"{draft.notice.signal} for the batch script, nothing for the ranks"
         draft.differences.append(Difference("before the time limit", given, draft.keys.get("stop-signal", "TERM")))

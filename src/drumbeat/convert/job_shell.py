@@ -73,6 +73,10 @@ def by_own_name(text: str) -> str:
 
 class JobShell(Shell):
     prints, state, asks, environments = _PRINTS, _STATE, _ASKING, _ENVIRONMENTS
+    looks = _FILTERS - {"srun"} | _words(
+        "basename dirname realpath readlink sort uniq expr seq jq nproc shuf openssl bc find stat git pip conda jobs tac rev "
+        "paste base64 md5sum sha1sum sha256sum getconf nodeset sacctmgr module ml cd [ read export unset uuidgen"
+    )
     acts = re.compile(
         r"\bscontrol\s+(?:-\S+\s+)*(?:requeue\w*|update|hold|release|suspend|resume|write|cancel_reboot)\b"
     )

@@ -28,7 +28,8 @@ def account(draft: Draft, batch: Shell, chosen: Started, launch: Launch) -> None
             lines |= _span(event.line, event.text)
     events: Dict[int, List[Event]] = {}
     for event in batch.events:
-        events.setdefault(event.line, []).append(event)
+        for line in sorted(_span(event.line, event.text)) if event.kind == "shell" and event.writes else (event.line,):
+            events.setdefault(line, []).append(event)
     lines |= set(range(chosen.line, batch.text.count("\n") + 2)) if chosen.whole else set()
     for node in (each for top in parse(batch.text) for each in top.walk()):
         if node.kind in ("simple", "arithmetic", "unknown") and node.end > node.start and node.line not in lines:

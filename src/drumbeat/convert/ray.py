@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import List, Optional, Sequence
 
-from drumbeat.commands.events import Started
+from drumbeat.commands.events import Event, Started, options_at
 from drumbeat.commands.interpret import Shell
 from drumbeat.commands.values import ONCE, TASK
 from drumbeat.convert.draft import Difference, Draft
@@ -14,7 +14,7 @@ from drumbeat.convert.launch import Launch, manages_ray, peel
 # Arguments: the number of words of the head's command, those words, the same of the workers', then the driver.
 _NODES = """head=("${@:2:$1}"); shift $(($1 + 1)); join=("${@:2:$1}"); shift $(($1 + 1))
 if [ "$NODE_RANK" != 0 ]; then sleep %(join)d; "${join[@]}" || true; exit; fi
-"${head[@]}" %(and)s sleep %(drive)d; exec "$@\""""
+"${head[@]}" %(and)s sleep %(drive)d;%(checks)s exec "$@\""""
 _NO_CLUSTER = "drumbeat starts no Ray cluster: keep this script, with drumbeat run --launcher once before the driver"
 _TOO_EARLY = "on-start runs it before the Ray cluster is there: take it out if it waits for that"
 _LEAST = 5  # seconds for the head before others look for it
@@ -38,7 +38,11 @@ def cluster(draft: Draft, launch: Launch, batch: Shell, chosen: Started, ours: S
         return
     ready = _slept(batch, heads[0].before, workers[0].before) if join else 0
     drive = _slept(batch, heads[0].before, chosen.before)
-    text = _NODES % {"join": ready or _LEAST, "and": "&" if heads[0].background else "||", "drive": drive or _LEAST}
+    waiting = [each for each in batch.events[heads[0].before : chosen.before] if _asks(each)]
+    checks = [each.text for each in waiting if not each.reads and not re.search(r"srun|<<|&$", each.text)]
+    strict = " || exit" if "e" in options_at(batch.options, chosen.before) else ""
+    text = _NODES % {"join": ready or _LEAST, "and": "&" if heads[0].background else "||", "drive": drive or _LEAST,
+                     "checks": "".join(f" {each}{strict};" for each in checks)}  # fmt: skip
     text = text if heads[0].background else text.replace('"${head[@]}" || sleep', '"${head[@]}" || exit; sleep')
     launch.words = ["bash", "-c", text, "ray", str(len(head)), *head, str(len(join)), *join, *launch.words]
     launch.size, launch.in_rank, launch.launcher = {}, (), False
@@ -46,11 +50,18 @@ def cluster(draft: Draft, launch: Launch, batch: Shell, chosen: Started, ours: S
         draft.drop(
             each.line, each.text, "the command starts it on its node" if each in starts else "Ray ends with the job"
         )
-    for event in batch.events[heads[0].before : chosen.before]:
-        if event.kind == "once" and (
-            event.text.startswith(("until ", "while ")) or event.words[:1] in (("srun",), ("ray",))
-        ):
+    for event in waiting:
+        if event.text in checks:
+            draft.drop(event.line, event.text, "the command does it on node 0, before the driver")
+            event.kind = "part"
+        else:
             draft.question(event.line, event.text, _TOO_EARLY)
+
+
+def _asks(event: Event) -> bool:
+    """Return true for a statement that needs the cluster."""
+    waits = event.text.startswith(("until ", "while ")) or event.words[:1] == ("srun",)
+    return event.kind == "once" and (waits or bool(re.search(r"\bray\b", event.text)))
 
 
 def _of_node(draft: Draft, batch: Shell, those: Sequence[Started]) -> Optional[List[str]]:

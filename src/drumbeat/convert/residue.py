@@ -15,7 +15,7 @@ from typing import Callable, FrozenSet, List, Optional, Set
 from drumbeat.base.redact import is_secret
 from drumbeat.commands.events import Event, options_at
 from drumbeat.commands.state import ARGUMENTS
-from drumbeat.commands.syntax import arguments_read, names_read
+from drumbeat.commands.syntax import DECLARING, arguments_read, into_file, names_read, parse, program_of
 from drumbeat.commands.values import HEAD, HOSTS, JOB, MARK, ONCE, SUBMIT, TASK, Marks, Unknown, at_submission
 from drumbeat.convert.draft import Draft, LeftOut
 from drumbeat.convert.job_shell import OWN_PATH, JobShell, by_own_name
@@ -27,11 +27,11 @@ _VERBS = (
 )  # fmt: skip
 _BY_NAME = re.compile(r"\$\{!\w+\}|\\\$\{?\$")  # ${!1}, eval echo \$$1: which variable it is, only the job knows
 _LIMITS = ("ulimit", "umask", "stty")  # of a process: they do not come back from on-start
+_OF_STEPS = ("SLURM_NTASKS", "SLURM_NTASKS_PER_NODE", "SLURM_CPUS_PER_TASK")  # srun's defaults
 OF_TASKS = (
-    "SLURM_NTASKS",
-    "SLURM_NTASKS_PER_NODE",
-    "SLURM_CPUS_PER_TASK",
-)  # srun's defaults, and otherwise in our job
+    *_OF_STEPS, "SLURM_NPROCS", "SLURM_TASKS_PER_NODE", "SLURM_NTASKS_PER_GPU", "SLURM_GPUS", "SLURM_GPUS_PER_TASK",
+    "SLURM_TRES_PER_TASK",
+)  # fmt: skip  # otherwise in our job
 _NUMBERED = frozenset("123456789")
 _UTILITIES = frozenset((
     "mkdir", "rmdir", "chmod", "rm", "cp", "mv", "ln", "touch", "rsync", "tar", "unzip", "unsquashfs", "cat", "sed",
@@ -166,7 +166,7 @@ class _Residue:
                 names = event.writes & needed - {name for name, value in self.draft.env.items() if value == "pass"}
                 final = {name for name in names if name in self.variables and self.variables[name].event == place}
                 known = names <= OURS or names <= self.in_env and (final or event.kind == "export")
-                if names and (ours or not known):
+                if names and (ours or not known) or not names and self._acts(event):
                     kept.append(event)
                     if event.kind == "assign":
                         needed -= event.writes
@@ -194,6 +194,15 @@ class _Residue:
             kept.append(event)
             needed |= self._reads(event)
         return kept[::-1]
+
+    def _acts(self, event: Event) -> bool:
+        """Return true for an assignment whose `$(...)` may change something."""
+        nodes = (
+            not self._outside(event)
+            or event.writes <= OURS
+            or self.marks.kind("".join(event.value or "")) in (HEAD, HOSTS)
+        )
+        return not nodes and self.launch.shell.changes(parse(event.text))
 
     def _waits(self, place: int) -> bool:
         """Return true for a `wait` after something that on-start leaves in the background."""
@@ -308,12 +317,11 @@ class _Residue:
         reads = names_read(written)
         known = self.launch.shell.known
         tasks = [f"{name}={known[name]}  # as in the script" for name in OF_TASKS
-                 if self.once and known.get(name) and (step or name in reads)]  # fmt: skip
+                 if self.once and known.get(name) and (step and name in _OF_STEPS or name in reads)]  # fmt: skip
         used = {each for event in events if self._outside(event) for each in self._arguments(event)}
         if used:
-            tasks.insert(
-                0, f"set -- {self.arguments or ' '.join(f'${{ARG_{n}?}}' for n in range(1, int(max(used)) + 1))}"
-            )
+            numbered = [f'"${{ARG_{number}?}}"' for number in range(1, int(max(used)) + 1)]
+            tasks.insert(0, f"set -- {self.arguments or ' '.join(numbered)}")
         return [line for text in [*tasks, *lines] for line in self.marks.shown(text).split("\n")]
 
     def _assignment(self, event: Event, moved: bool) -> str:
@@ -374,14 +382,11 @@ def _of_the_node(name: str, value: str, reads: FrozenSet[str]) -> bool:
     return name in reads or any(each.endswith("PATH") for each in reads)
 
 
-_SILENT = frozenset(
-    re.findall(r"\w+", "if then else elif fi for while until do done case esac echo export declare local in test")
-)
+_SILENT = DECLARING | {"echo", "printf", "read", "mapfile", "readarray", "let", "continue", "break", ":"}
 
 
 def _has_effects(event: Event) -> bool:
     """Return true if a kept compound statement may do more than assign variables."""
-    plain = re.sub(r"#.*", "", event.text)
-    first = re.finditer(r"(?:^|[;&|]|\b(?:then|else|do)\b)\s*([\w./-]+)(?![\w]*\+?=)", plain, re.M)
-    writes = re.search(r"(?<![<&\d-])>>?\s*(?!/dev/|&)\S", plain)
-    return bool(writes) or not {found[1] for found in first} <= _SILENT
+    nodes = [each for top in parse(event.text) for each in top.walk()]
+    called = {program_of(each) for each in nodes if each.words and each.kind in ("simple", "unknown")}
+    return any(map(into_file, nodes)) or not called <= _SILENT | JobShell.asks

@@ -71,10 +71,11 @@ class Slurm(Backend):
     def existing_nodes(self, hosts: Sequence[str], environ: Mapping[str, str]) -> Set[str]:
         return client.existing_nodes(hosts, environ)
 
+    def missing(self, order: Order) -> List[str]:
+        return directives.missing(order, os.environ, {**self.exported, "time": "SBATCH_TIMELIMIT"})
+
     def notes(self, order: Order) -> List[str]:
-        exported = {**self.exported, "time": "SBATCH_TIMELIMIT"}
-        missing = directives.missing(order, os.environ, exported)
-        return [*missing, *directives.no_gpus(order), *directives.notes(order)]
+        return [*self.missing(order), *directives.no_gpus(order), *directives.notes(order)]
 
     def render(self, order: Order) -> Request:
         return render(order)
