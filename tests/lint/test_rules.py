@@ -226,6 +226,8 @@ def test_a_program_averages_its_gradients_wherever_that_stands():
     code = "nothing-averaged"
     unused = text.replace("import torch", "from torch.nn.parallel import DistributedDataParallel\nimport torch", 1)
     assert code in codes(text, "t.py") and code in codes(unused, "t.py")
+    renamed = unused.replace("Parallel\n", "Parallel as D\n").replace("optimizer.zero_grad()", "model = D(model)")
+    assert not {code, "undefined-name"} & set(codes(renamed, "t.py"))
     own = text.replace("import torch", "from helpers.wrap import prepare\nimport torch", 1)
     files = {"helpers/wrap.py": "def prepare(model): return DistributedDataParallel(model)"}
 

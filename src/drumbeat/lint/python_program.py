@@ -52,7 +52,20 @@ def parse(text: str, first: int, complete: bool, read: Callable[[str], str] = la
     tree = syntax_tree(text)
     if tree is None or sum(1 for _ in ast.walk(tree)) > _MOST_NODES:
         return None
+    _use_own_names(tree)
     return Program(tree, text, first, complete or "__main__" in text, read)
+
+
+def _use_own_names(tree: ast.Module) -> None:
+    """Call what is imported under another name (`from torch.nn.parallel import DistributedDataParallel as D`) by its own."""
+    own = {}
+    for node in ast.walk(tree):
+        for alias in node.names if isinstance(node, ast.ImportFrom) else ():
+            if alias.asname:
+                own[alias.asname], alias.asname = alias.name, None
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id in own:
+            node.id = own[node.id]
 
 
 def _name(node: ast.AST) -> str:
