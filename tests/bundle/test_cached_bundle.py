@@ -29,7 +29,9 @@ def planted(tmp_path, kept, monkeypatch):
     """A cache with a file under the right name; `rebuilt` says whether the bundle was built anew."""
     rebuilt = []
     name, good = kept
-    monkeypatch.setattr(build, "_zipped", lambda sources: rebuilt.append(1) or good[: -len(build.SEAL) - 2] + b"\0\0")
+    monkeypatch.setattr(
+        build, "_zipped", lambda sources, plain=(): rebuilt.append(1) or good[: -len(build.SEAL) - 2] + b"\0\0"
+    )
     monkeypatch.setattr(build, "_byte_code", lambda sources: {})
     monkeypatch.setattr(build, "_twins", lambda sources: {})
     folder = tmp_path / "drumbeat"

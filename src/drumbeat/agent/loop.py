@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import random
@@ -278,6 +279,7 @@ def run_agent(arguments: List[str], open_textfile: OpenTextFile) -> int:
 
         return Loop(Agent(order, int(node), token, bundle, beat_fd, report, open_textfile)).run()
 
+    gc.freeze()  # what has been imported stays: no process below this one looks through it, and so copies its memory
     deadline = order.timing.agent_deadline
     hung = f"it had not answered for {deadline:g} s, so its guard ended it"
     return guard(

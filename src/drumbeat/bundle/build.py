@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 import zipfile
-from typing import Any, Dict, Iterator, List, Mapping, Sequence, Set, Tuple
+from typing import Any, BinaryIO, Container, Dict, Iterator, List, Mapping, Sequence, Set, Tuple
 
 import drumbeat
 from drumbeat.base.data import parse_yaml
@@ -53,7 +53,10 @@ if sys.version_info < (3, 9):
     )
     sys.exit(2)
 
+import gc
 import zipimport
+
+gc.set_threshold(50000)  # a start makes many objects that stay, and looking for garbage among them is a tenth of it
 
 
 # That of the standard library loads each module twice: for its code, and before only to name its file.
@@ -78,13 +81,14 @@ def bundle_bytes() -> bytes:
     return _zipped({**_code_alone(sources), **_twins(sources)})
 
 
-def _zipped(sources: Dict[str, bytes]) -> bytes:
+def _zipped(sources: Dict[str, bytes], plain: Container[str] = ()) -> bytes:
+    """Zip the files. `plain`: those that are not compressed."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in sorted(sources.items()):
             entry = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))  # no clock, no user: reproducible
             entry.external_attr = 0o644 << 16
-            entry.compress_type = zipfile.ZIP_DEFLATED
+            entry.compress_type = zipfile.ZIP_STORED if name in plain else zipfile.ZIP_DEFLATED
             archive.writestr(entry, data)
     return b"#!/usr/bin/env python3\n" + buffer.getvalue()
 
@@ -175,8 +179,9 @@ def cached_bundle(environ: Mapping[str, str]) -> str:
             key, sources = _key(files), _read_all(files)
             path = os.path.join(folder, f"drumbeat-{key}.pyz")
         code = _code_alone(sources)
+        plain = {name + "c" for name in node_files(code)}  # to inflate them would be a sixth of an agent's start
         try:
-            keep(path, sealed(_commented(_zipped({**code, **_twins(sources), **_byte_code(code)}))))
+            keep(path, sealed(_commented(_zipped({**code, **_twins(sources), **_byte_code(code)}, plain))))
         except OSError as error:
             raise Problem(f"cannot keep {path}: {error.strerror}", ELSEWHERE) from None
         remove_old(os.path.dirname(path))
@@ -294,18 +299,25 @@ def sealed(body: bytes) -> bytes:
     return body + hashlib.sha256(body).hexdigest().encode()
 
 
-def intact(path: str) -> bytes:
-    """Return a sealed file of this user without its seal; nothing if it was changed or belongs to somebody else."""
+def intact(path: str) -> bool:
+    """Return true for a sealed file of this user that nobody has changed."""
+    digest, last = hashlib.sha256(), b""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+            if unsafe(os.fstat(file.fileno())):
+                return False
+            for piece in pieces(file):
+                last += piece
+                digest.update(memoryview(last)[: -len(SEAL)])
+                last = last[-len(SEAL) :]
     except OSError:
-        return b""
-    with open(descriptor, "rb") as file:
-        if unsafe(os.fstat(descriptor)):
-            return b""
-        data = file.read()
-    body = data[: -len(SEAL)]
-    return body if sealed(body) == data else b""
+        return False
+    return SEAL != last == digest.hexdigest().encode()
+
+
+def pieces(file: BinaryIO) -> Iterator[bytes]:
+    """Read a file piece by piece: at each start of a run, new memory for all of a bundle costs more than its check."""
+    return iter(lambda: file.read(1 << 16), b"")
 
 
 def keep(path: str, data: bytes) -> None:
@@ -341,11 +353,11 @@ def cached_payload(bundle: str, environ: Mapping[str, str]) -> bytes:
         digest = hashlib.sha256(file.read()).hexdigest()
     try:
         path = os.path.join(cache_folder(environ), f"drumbeat-{digest[:16]}.payload")
-        data = intact(path)
-        if not data:
-            data = packed(bundle)
-            keep(path, sealed(data))
-            remove_old(os.path.dirname(path), ".payload")
+        if intact(path):
+            return _read(path)[: -len(SEAL)]
+        data = packed(bundle)
+        keep(path, sealed(data))
+        remove_old(os.path.dirname(path), ".payload")
         return data
     except (OSError, Problem):
         return packed(bundle)

@@ -6,6 +6,7 @@ rooms. `drumbeat --help` and a wrong name answer without importing argparse: sta
 
 from __future__ import annotations
 
+import gc
 import sys
 from typing import Any, List, NoReturn, Optional
 
@@ -71,6 +72,9 @@ def main(argv: Optional[List[str]] = None) -> int:
 
 def program() -> NoReturn:
     """Run one command as this process, and end the process."""
+    gc.set_threshold(
+        50_000
+    )  # a start makes many objects that stay, and looking for garbage among them is a tenth of it
     end(main())
 
 

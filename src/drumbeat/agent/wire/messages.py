@@ -6,6 +6,7 @@ On the wire a message is one line of JSON: its fields, and under `is` the name o
 from __future__ import annotations
 
 import base64
+import functools
 import ipaddress
 import json
 import os
@@ -488,12 +489,15 @@ Message = Union[
 _TYPES: Dict[str, Type[Any]] = {cls.__name__: cls for cls in Message.__args__}  # type: ignore[attr-defined]
 
 
-_FIELDS = {cls: [(each.name, each.default) for each in fields(cls)] for cls in _TYPES.values()}
+@functools.cache
+def _fields(cls: Any) -> List[Tuple[str, Any]]:
+    return [(each.name, each.default) for each in fields(cls)]
 
 
 def encode(message: Message) -> bytes:
-    plain: Dict[str, Any] = {"is": type(message).__name__}
-    for name, default in _FIELDS[type(message)]:
+    kind: Any = type(message)
+    plain: Dict[str, Any] = {"is": kind.__name__}
+    for name, default in _fields(kind):
         value = getattr(message, name)
         if value is not default:  # the reader knows the defaults: most beats are only a few bytes
             plain[name] = to_plain(value)

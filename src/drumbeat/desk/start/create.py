@@ -11,6 +11,7 @@ import socket
 import stat
 import subprocess
 from contextlib import suppress
+from itertools import zip_longest
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from drumbeat import __version__
@@ -20,6 +21,7 @@ from drumbeat.base.order import Order, dump_order
 from drumbeat.base.problem import Problem
 from drumbeat.base.proc import start_time
 from drumbeat.base.redact import redact
+from drumbeat.bundle.build import pieces
 from drumbeat.containers.image import image_identity
 from drumbeat.desk.start.code_sync import git, put_into
 from drumbeat.runfolder.files import replace, replace_json
@@ -107,14 +109,11 @@ _RECENT = 8  # runs whose bundle may be the same
 def _put_bundle(bundle: str, folder: RunFolder, environ: Mapping[str, str]) -> None:
     """Put the bundle into the run folder. If a recent run beside this one has the same, the two share one file (a hard link), so
     that many small runs cost little quota. Whatever starts a node checks the content in any case (bundle/pinned.py)."""
-    with open(bundle, "rb") as file:
-        data = file.read()
-    if any(_linked(other, data, folder.bundle) for other in _recent_bundles(os.path.dirname(folder.path), environ)):
+    if any(_linked(other, bundle, folder.bundle) for other in _recent_bundles(os.path.dirname(folder.path), environ)):
         return
-    with open(
-        os.open(folder.bundle, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o444), "wb"
-    ) as file:  # read by several runs
-        file.write(data)
+    made = os.open(folder.bundle, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o444)  # read by several runs
+    with open(bundle, "rb") as file, open(made, "wb") as target:
+        shutil.copyfileobj(file, target)
 
 
 def _recent_bundles(runs: str, environ: Mapping[str, str]) -> List[str]:
@@ -128,12 +127,12 @@ def _recent_bundles(runs: str, environ: Mapping[str, str]) -> List[str]:
     return [RunFolder(path).bundle for path in folders if os.path.dirname(path) == runs]
 
 
-def _linked(other: str, data: bytes, path: str) -> bool:
-    """Link `path` to another run's bundle if that has this content and only this user can have written it."""
+def _linked(other: str, bundle: str, path: str) -> bool:
+    """Link `path` to another run's bundle if that has the same content and only this user can have written it."""
     try:
-        with open(os.open(other, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+        with open(os.open(other, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file, open(bundle, "rb") as own:
             found = os.fstat(file.fileno())
-            if unsafe(found) or found.st_size != len(data) or file.read() != data:
+            if unsafe(found) or any(one != two for one, two in zip_longest(pieces(file), pieces(own))):
                 return False
         os.link(other, path, follow_symlinks=False)
     except OSError:  # gone, or storage without hard links
