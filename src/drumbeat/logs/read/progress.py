@@ -41,7 +41,11 @@ _TRIED = re.compile(rb"(?i)\b(?:attempts?|tr(?:y|ies)|retr(?:y|ies))\b")
 _NOT = re.compile(
     rb"(?i)\b(?:not|never|un\w+|fail\w*|errors?|cannot|could ?n[o']t|still|no|after|until|when|gave up|giving up)\b"
 )
-_NAME = re.compile(rb"^[a-z][\w -]{2,30}(?=: )|[\w./@:-]*[A-Za-z][\w./@:-]*[\d/@_-][\w./@:-]*\w")
+# Neither the place in a source file, nor a rank, nor the letter and day of a logger names what failed.
+_NAME = re.compile(
+    rb"^[a-z][\w -]{2,30}(?=: )"
+    rb"|(?<![\w./@:-])(?!\S+\.\w{1,4}:\d+|(?i:rank)[\d:-]|[IWEF]\d{3,4}\b|\d+[:-])[\w./@:-]*[A-Za-z][\w./@:-]*[\d/@][\w./@:-]*\w"
+)
 MAX_PENDING = 64  # errors of a file that may be settled later
 _OF = re.compile(rb"(?<![\d/.])(\d{1,9})\s{0,3}/\s{0,3}\d{1,9}\b")  # `[ 11/5005]`, `11/100`
 
