@@ -110,6 +110,10 @@ def test_away_from_the_nodes_a_condition_begins_with_if_and_what_the_site_decide
     assert main(["plan", "--site", "lumi", str(job)]) == 0
     out = capsys.readouterr().out
     assert "HF_HOME=/p/cache/huggingface" in out.split("decided on each node")[0]
+    job.write_text(job.read_text() + "env: {HF_HOME: /own}\n")
+    assert main(["plan", "--site", "lumi", str(job)]) == 0
+    own = capsys.readouterr().out
+    assert "HF_HOME=/own" in own and "HF_HOME=/p" not in own
     for words in (
         "account   p",
         "time      1:30:00",

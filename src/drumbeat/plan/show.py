@@ -227,7 +227,9 @@ def exported_variables(order: Order, facts: Facts) -> List[EnvVar]:
 
 def desk_lines(order: Order, exported: Sequence[EnvVar], width: Optional[int]) -> List[str]:
     """List the settings decided at submission, and those that each node will decide, with the condition if there is one."""
-    settled = sorted([*order.env, *exported, *project_caches(order)], key=lambda variable: variable.name)
+    weakest_first = (*project_caches(order), *exported, *order.env)
+    chosen = {variable.name: variable for variable in weakest_first}
+    settled = [chosen[name] for name in sorted(chosen)]
     lines = ["decided here:", *(variable_lines(settled, width) or ["  nothing"]), *passed_lines(order), ""]
     lines.append("decided on each node, from what it has:")
     for name, value, condition, why in sorted(_later(order, {variable.name for variable in settled})):
