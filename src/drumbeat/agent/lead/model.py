@@ -36,8 +36,8 @@ class Finish:
 Act = Union[Tell, Record, Finish]
 
 
-def record_finding(finding: Finding, kind: str = "finding") -> Record:
-    return Record(kind, {"finding": to_plain(finding)})
+def record_finding(finding: Finding, kind: str = "finding", **more: Any) -> Record:
+    return Record(kind, {"finding": to_plain(finding), **more})
 
 
 # Members and their roles: which member is which node rank, and which member replaces which.
