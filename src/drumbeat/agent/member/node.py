@@ -390,7 +390,8 @@ class Node:
     def _new_ends(self) -> Ends:
         run_folder = os.path.dirname(os.path.dirname(self.folder.path))
         kept = self.folder.merged(self.attempt) if self.local_logs else ""
-        explainer = Explainer(self.order, self.logs, self.launcher, self.attempt, run_folder, kept, self.facts)
+        written = self.child.printed.written
+        explainer = Explainer(self.order, self.logs, self.launcher, self.attempt, run_folder, kept, self.facts, written)
         return Ends(self.launcher, explainer, self.attempt, self._rank_ended, self.known, notes=self.local)
 
     def _rank_of(self, pid: int) -> Optional[int]:
@@ -416,18 +417,18 @@ class Node:
         step = self.metrics.ranks.last(end.rank, time.monotonic())[0] or self.metrics.progress.step
         self.metrics.ranks.ended(None if end.of_command else end.rank)
         self.watch.feed("exited", about)
-        if finding is not None:
-            finding = replace(
-                with_last_step(finding, step),
-                rank=rank_meant(self.launcher, end, finding),
-                node=self.member,
-                host=self.facts.host,
-            )
+
+        def placed(finding: Finding) -> Finding:
+            rank = rank_meant(self.launcher, end, finding)
+            return replace(with_last_step(finding, step), rank=rank, node=self.member, host=self.facts.host)
+
+        finding = placed(finding) if finding else None
+        later = tuple((t, placed(each)) for t, each in end.later)
         if end.exit_code != 0 and not ended.by_us:
             self.failed_in = self.attempt
             self.watch.rank_failed()
         about_end = (self.attempt, end.rank, end.exit_code, end.signal, end.at, ended.by_us, finding, end.of_command)
-        self.tell(RankEnded(*about_end, end.links, end.closed, end.left, end.own, end.noted, end.since))
+        self.tell(RankEnded(*about_end, end.links, end.closed, end.left, end.own, end.noted, end.since, later))
 
     def _sweep(self, now: float) -> None:
         """Kill the remaining processes, once per turn; the loop reaps them. The attempt is over only when none is left."""

@@ -31,6 +31,13 @@ _HANDLED = re.compile(
 )
 _TRIES = re.compile(rb"(?i)\W{0,4}(?:now )?trying (?!to\b)")  # a line of its own: `trying batch size 32`
 HANDLED_LINES = 3
+
+
+def says_goes_on(text: str) -> bool:
+    """Return True if an error's own line says that the program goes on: `(ignored)`, `retrying`."""
+    return bool(_HANDLED.search(text.encode("utf-8", "replace")))
+
+
 _OF = re.compile(rb"(?<![\d/.])(\d{1,9})\s{0,3}/\s{0,3}\d{1,9}\b")  # `[ 11/5005]`, `11/100`
 
 # Of the program's own total: `Epoch [3/30]`, `iteration  100/ 5000`, `step 30 of 100`, a bar's `| 200/200 [`
