@@ -89,6 +89,30 @@ def test_words_behind_which_the_run_made_more_steps_are_history(tmp_path, told):
     assert old in silent.later[0][1].cause
 
 
+@pytest.mark.parametrize(
+    "peer, code",
+    [
+        ("feature-store.internal:6379", "service-lost"),
+        ("redis://cache.prod:6379", "service-lost"),
+        ("gpu03.cluster.local:31877", "peer-lost"),  # a node of the job
+        ("gpu03-ib0.cluster.local:31877", "peer-lost"),
+        ("[10.0.0.7]:31877", "peer-lost"),
+        ("pair.cc:598", "peer-lost"),
+        ("rank 3", "peer-lost"),
+    ],
+)
+def test_a_lost_peer_that_is_no_node_of_the_job_is_a_service(tmp_path, peer, code):
+    folder = NodeFolder(str(tmp_path / "nodes" / "0"), 0)
+    os.makedirs(folder.attempt(0))
+    with open(folder.log(0, 3, "err"), "w", encoding="utf-8") as file:
+        file.write('Traceback (most recent call last):\n  File "t.py", line 1, in <module>\n')
+        file.write(f"ConnectionResetError: [Errno 104] Connection reset by peer: {peer}\n")
+    asked = order(workdir=str(tmp_path), command=("python3",))
+    launcher = launcher_of(asked, folder, folder, "", "")
+    explainer = Explainer(asked, folder, launcher, 0, str(tmp_path), hosts=("10.0.0.1", "gpu03.cluster.local"))
+    assert explainer.explain(End(3, 1, None, 0.0), False).code == code
+
+
 def test_only_a_command_that_is_not_executable_is_called_so(tmp_path):
     (tmp_path / "plain").write_text("text", encoding="utf-8")
     end, found = started(tmp_path / "a", (str(tmp_path / "plain"),))

@@ -248,7 +248,7 @@ class Node:
         self.child.replace(self.folder.environment, to_json(record) + "\n")
         final = {each.name: each for each in helpers}  # a PYTHONPATH of the job gets the adapters' folder prepended
         self.watch.begin(self._scene(peers, plan, [final.get(each.name, each) for each in variables]))
-        self.ends = self._new_ends()
+        self.ends = self._new_ends((peers.master_addr, *(peer.host for peer in peers.nodes)))
         to_start = processes(self.order, peers, node_rank, self.launcher.tools(attempt, node_rank, bound))
         self.starter.start(self.ranks, attempt, to_start, [*variables, *helpers], bound)
         self._note_ranks()
@@ -387,11 +387,13 @@ class Node:
         for pid, rank in self.ranks.rank_of.items() if self.launcher.is_rank else ():
             self.known.note(pid, rank)
 
-    def _new_ends(self) -> Ends:
+    def _new_ends(self, hosts: Sequence[str] = ()) -> Ends:
         run_folder = os.path.dirname(os.path.dirname(self.folder.path))
         kept = self.folder.merged(self.attempt) if self.local_logs else ""
         written = self.child.printed.written
-        explainer = Explainer(self.order, self.logs, self.launcher, self.attempt, run_folder, kept, self.facts, written)
+        explainer = Explainer(
+            self.order, self.logs, self.launcher, self.attempt, run_folder, kept, self.facts, written, hosts
+        )  # fmt: skip
         return Ends(self.launcher, explainer, self.attempt, self._rank_ended, self.known, notes=self.local)
 
     def _rank_of(self, pid: int) -> Optional[int]:

@@ -185,9 +185,9 @@ class Explainer:
 
     def __init__(
         self, order: Order, logs: NodeFolder, launcher: Direct, attempt: int, run_folder: str, kept: str = "",
-        facts: Optional[Facts] = None, written: Optional[Written] = None,
+        facts: Optional[Facts] = None, written: Optional[Written] = None, hosts: Sequence[str] = (),
     ) -> None:  # fmt: skip
-        self.written = {} if written is None else written
+        self.written, self.hosts = {} if written is None else written, hosts  # of all nodes, and where the ranks meet
         self.order, self.logs, self.launcher, self.attempt = order, logs, launcher, attempt
         self.run_folder, self.kept = run_folder, kept
         self.no_gpu, self.identity = (facts.has_no_gpu, facts.identity) if facts else (False, Identity())
@@ -251,7 +251,7 @@ class Explainer:
         file = os.path.relpath(self.kept or log, self.run_folder)
         if self.no_gpu:
             found = without_gpu(found)
-        found = for_place(found, self.identity)
+        found = _of_service(for_place(found, self.identity), self.hosts)
         if found.code == "file-missing" and _RELATIVE.fullmatch(found.title):
             found = replace(
                 found, title=f"{found.title} (workdir {printable(self.order.workdir)})",
@@ -355,6 +355,21 @@ def _raised_before(found: Finding, lines: Sequence[str]) -> Sequence[str]:
         return ()
     later = any(found.evidence[0].text in shown(line) for line in lines[place + 1 :])
     return lines[: place + 1] if later else ()
+
+
+_ENDPOINT = regex(r"(?<![\w./-])(?:\w+://)?((?!localhost)[A-Za-z][\w-]*(?:\.[\w-]+)+):\d{2,5}\b")
+_OF_SOURCE = regex(r".*\.(?:py|pyx|c|cc|cpp|cxx|cu|cuh|h|hpp|rs|go)")
+
+
+def _of_service(found: Finding, hosts: Sequence[str]) -> Finding:
+    """Return the finding of a lost peer as the rank's own failure if its words name a peer that is no node of the job. An
+    address proves nothing, since a node has several."""
+    text = found.evidence[0].text if found.code == PEER_LOST and found.evidence and hosts else ""
+    own = tuple(host.partition(".")[0].lower() for host in hosts)
+    named = [match for match in _ENDPOINT.finditer(text) if not _OF_SOURCE.fullmatch(match[1])]
+    if not named or any(match[1].lower().startswith(own) for match in named):
+        return found
+    return find("service-lost", service=named[0][0], evidence=found.evidence, seen=found.seen, confidence=LIKELY)
 
 
 def _behind(seen: Sequence[str], tails: Mapping[str, Sequence[str]]) -> Sequence[str]:
