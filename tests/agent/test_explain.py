@@ -175,6 +175,13 @@ def test_what_a_rank_caught_is_no_doubt_where_its_launcher_told_a_good_end(tmp_p
         file.write("step 19/20 loss 0.1\nstep 20/20 loss 0.1\n")
     found = Explainer(asked, folder, launcher, 0, str(tmp_path)).doubt(End(0, 0, None, 200.0), False)
     assert (found is not None) == doubted, found
+    for begin, counts in ((0, False), (len("step 19/20 loss 0.1\n"), True)):  # what followed it: two steps, or five
+        with open(folder.log(0, 0, "out"), "a", encoding="utf-8") as file:
+            file.write("".join(f"step {step}\n" for step in range(4)) if begin else "")
+        for t, ended in ((99.0, False), (101.0, counts)):
+            written = {folder.log(0, 0, "out"): [(t, begin)]}
+            explainer = Explainer(asked, folder, launcher, 0, str(tmp_path), written=written)
+            assert (explainer.doubt(End(0, 0, None, 200.0), False) is None) == (well or ended)
 
 
 def test_words_about_a_gpu_are_only_quoted_where_there_is_none(tmp_path):

@@ -285,8 +285,22 @@ class Explainer:
         streams, well = self._streams(end, every_rank), self.launcher.ranks_ended_well
         found = last_failure([each for each in streams if each.rank is None or not well], self.order.command)
         if found:
-            return self._quoted(*found)
+            return None if self._trained_after(found[1], streams) else self._quoted(*found)
         return self.caught(end, every_rank) if well else None
+
+    def _trained_after(self, failed: RankStream, streams: Sequence[RankStream]) -> bool:
+        """Return true if the rank's other stream shows step after step since the failure: a script that tries again."""
+        from drumbeat.logs.read.progress import Steps
+
+        steps = Steps()
+        for each in streams:
+            begin = next((length for t, length in self.written.get(each.path, ()) if t >= failed.written), None)
+            if each.rank == failed.rank and each is not failed and begin is not None:
+                steps.error(each.name, 0, "")
+                for number, line in enumerate(tail(each.path, begin=begin), 1):
+                    if steps.watches(each.name):
+                        steps.feed(each.name, number, line.encode("utf-8", "replace"))
+        return any(steps.trained(each.name, 0) for each in streams)
 
     def caught(self, end: End, every_rank: bool) -> Optional[Finding]:
         """Return the last error of a program that then ended with 0 by itself, in its own words: it caught its own failure.
