@@ -211,14 +211,19 @@ def world_of(events: Iterable[Event]) -> Optional[Finding]:
     for event in last_attempt(events):
         if isinstance(event, kinds.FindingMade) and event.finding.code in CODES:
             found = event.finding
-        elif found and isinstance(event, kinds.VerdictGiven) and refutes(event.verdict, found):
+        elif found and refutes(event, found):
             found = None
     return found
 
 
-def refutes(verdict: Verdict, finding: Finding) -> bool:
-    """Return true if this finding was about the world and a later verdict counted the ranks of the world that was planned."""
-    return bool(verdict.check == "world" and verdict.count and not verdict.findings and finding.code in CODES)
+def refutes(event: Event, finding: Finding) -> bool:
+    """Return true if this event shows that an earlier finding does not hold: a verdict that counted the ranks of the planned
+    world, or the good end of all ranks of which some were said to hang."""
+    if isinstance(event, kinds.Resumed):
+        return event.ended and finding.code.startswith(CODE) and finding.severity != INFO
+    verdict = event.verdict if isinstance(event, kinds.VerdictGiven) else None
+    counted = verdict and verdict.check == "world" and verdict.count and not verdict.findings
+    return bool(counted and finding.code in CODES and finding.severity != INFO)
 
 
 def withdrawn(finding: Finding) -> Finding:
