@@ -167,6 +167,7 @@ class NodeWatch:
 
 _MAKE_FOLDERS, _KEEP = 30.0, 30.0  # seconds to create an attempt's folders, and to keep logs at its end
 _SETTLED = 30.0  # seconds after the start of an attempt in which much happens
+_READ_WITHIN = 1.0  # seconds that a printed step may wait for its reader
 _TOLD_WITHIN = 2.0  # seconds that a task's message may take
 _SWEEP = 20.0  # seconds after which a killed process that waits in the kernel counts as stuck
 _DYING = 30.0  # the same for a killed process that only takes long to end
@@ -416,7 +417,11 @@ class Node:
         end, finding = ended.end, ended.end.finding
         about = {"rank": end.rank, "exit_code": end.exit_code, "signal": end.signal, "of_command": end.of_command}
         self.events.write("rank-exited", {**about, "seconds": ended.seconds, "core_dumped": end.core_dumped})
-        step = self.metrics.ranks.last(end.rank, time.monotonic())[0] or self.metrics.progress.step
+        step, silent = self.metrics.ranks.last(end.rank, time.monotonic())
+        step, last = (
+            step or self.metrics.progress.step,
+            math.inf if silent is None else clock.now() - silent - _READ_WITHIN,
+        )
         self.metrics.ranks.ended(None if end.of_command else end.rank)
         self.watch.feed("exited", about)
 
@@ -425,7 +430,9 @@ class Node:
             return replace(with_last_step(finding, step), rank=rank, node=self.member, host=self.facts.host)
 
         finding = placed(finding) if finding else None
-        later = tuple((t, placed(each)) for t, each in end.later)
+        later = tuple(
+            (t, placed(each)) for t, each in end.later if t < last
+        )  # its own steps say more than those of others
         if end.exit_code != 0 and not ended.by_us:
             self.failed_in = self.attempt
             self.watch.rank_failed()

@@ -195,7 +195,7 @@ class Explainer:
 
     def explained(self, end: End, by_us: bool) -> End:
         """Add the finding, and those from what was written after the words that it rests on, if the rank lived on."""
-        from drumbeat.logs.read.progress import says_goes_on
+        from drumbeat.logs.read.progress import says_it_is_over
 
         found = self.explain(end, by_us)
         explained, later = replace(end, finding=found), []
@@ -203,11 +203,11 @@ class Explainer:
             said = self._said(end, found)
             if said is None or said > end.at - LATER:
                 break
-            words, over = found.evidence[0].text[:200], says_goes_on(found.evidence[0].text)
+            words, over = found.evidence[0].text[:200], says_it_is_over(found.evidence[0].text)
             found = self.explain(end, by_us, after=said)
             if not found.evidence:
                 found = replace(found, cause=f"not known: its last words are older than the run's last steps: {words}")
-            elif over and len(later) == 0:
+            elif over and not later:
                 explained = replace(end, finding=found)
             later.append((said, found))
         return replace(explained, later=tuple(later))

@@ -30,12 +30,13 @@ _HANDLED = re.compile(
     rb"|fall(?:s|ing)? ?back|tr(?:y|ies|ying) again|once more|postpon(?:e[ds]?|ing)|restor(?:ed|ing)|rejoin\w*)\b"
 )
 _TRIES = re.compile(rb"(?i)\W{0,4}(?:now )?trying (?!to\b)")  # a line of its own: `trying batch size 32`
+_PASSED = re.compile(r"(?i)\b(?:skip(?:s|ped|ping)?|continu(?:e|es|ing)|ignor(?:ed|ing))\b")
 HANDLED_LINES = 3
 
 
-def says_goes_on(text: str) -> bool:
-    """Return True if an error's own line says that the program goes on: `(ignored)`, `retrying`."""
-    return bool(_HANDLED.search(text.encode("utf-8", "replace")))
+def says_it_is_over(text: str) -> bool:
+    """Return True if an error's own line says that it changes nothing; one that is retried may fail for good."""
+    return bool(_PASSED.search(text))
 
 
 _OF = re.compile(rb"(?<![\d/.])(\d{1,9})\s{0,3}/\s{0,3}\d{1,9}\b")  # `[ 11/5005]`, `11/100`
