@@ -114,8 +114,7 @@ class LeadWatching:
             elif isinstance(action, (Warn, Stop)):
                 if action.finding.code.startswith(HANG):
                     self.lead.suspect(action.finding)
-                about = {} if action.seconds is None else {"seconds": round(action.seconds, 1)}
-                acts.append(record_finding(action.finding, **about))
+                acts.append(record_finding(action.finding, seconds=action.seconds))
                 if isinstance(action, Stop):
                     acts += self.lead.watcher_stop(action.finding, now)
         return acts

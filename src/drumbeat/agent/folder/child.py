@@ -218,8 +218,8 @@ def _read_printed(requests: int, answers: int) -> None:
             request = json.loads(line)
             if printed is None or printed.folder != request["path"]:
                 printed = PrintedMetrics(request["path"], from_end=printed is None and not request["anew"])
-            answer = {"records": printed.read(request["final"]), "unread": printed.unread.take()}
-            answer["grown"] = printed.grown
+            records = printed.read(request["final"])
+            answer = {"records": records, "unread": printed.unread.take(), "grown": printed.grown}
             data = json.dumps(answer).encode() + b"\n"
             while data:
                 data = data[os.write(answers, data) :]

@@ -288,11 +288,12 @@ class Attempt:
     def forget_history(self, progress: Progress) -> None:
         """Explain each end by what its rank wrote after the words behind which the run made more steps than others may still
         make without it. An exception that it noted itself did end it, however long that took."""
-        if not any(end.later for end in self.ends) or progress.last_t is None or progress.reports < 2:
+        reports = progress.reports or 0
+        if not any(end.later for end in self.ends) or progress.last_t is None or reports < 2:
             return
         from drumbeat.logs.read.progress import FEW_STEPS
 
-        last = progress.last_t - max(_SHORTLY, FEW_STEPS * progress.seconds / (progress.reports - 1))
+        last = progress.last_t - max(_SHORTLY, FEW_STEPS * progress.seconds / (reports - 1))
         for place, end in enumerate(self.ends):
             after = [found for t, found in end.later if t < min(last, end.when - _UNWINDS)]
             self.ends[place] = replace(end, finding=after[-1]) if after else end

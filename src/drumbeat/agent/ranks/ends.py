@@ -198,7 +198,8 @@ class Explainer:
         from drumbeat.logs.read.progress import says_it_is_over
 
         found = self.explain(end, by_us)
-        explained, later = replace(end, finding=found), []
+        explained = replace(end, finding=found)
+        later: List[Tuple[float, Finding]] = []
         for _ in range(_MOST_LATER):
             said = self._said(end, found)
             if said is None or said > end.at - LATER:
