@@ -527,7 +527,7 @@ def read_exit(launcher: Direct, explainer: Explainer, attempt: int, ended: Exit)
             end = explainer.explained(end, ended.by_us)
             finding = end.finding
             if finding and end.by_launcher and end.signal and finding.code in _BY_A_SIGNAL:
-                finding, by_us = find("stopped"), True
+                finding, by_us, end = find("stopped"), True, replace(end, later=())
         elif finding is None and not ended.by_us:
             one_of_many = not (launcher.is_rank or end.of_command)  # the driver of its launcher has seen its exit code
             look = explainer.doubt if launcher.may_hide_failures and not one_of_many else explainer.caught
