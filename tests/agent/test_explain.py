@@ -4,14 +4,21 @@ import os
 import shutil
 import signal
 import sys
+import time
+from dataclasses import replace
 
 import pytest
 
+from drumbeat.agent.lead.attempt import Attempt, rank_end
 from drumbeat.agent.ranks.ends import Explainer, with_last_step
 from drumbeat.agent.ranks.launchers import launcher_of
 from drumbeat.agent.ranks.start import End, start
+from drumbeat.agent.wire.messages import RankEnded
 from drumbeat.machine.model import Facts, Identity
+from drumbeat.metrics.printed import PrintedMetrics
 from drumbeat.runfolder.layout import NodeFolder
+from drumbeat.runfolder.progress import Progress
+from drumbeat.runfolder.records import Metric
 from tests.agent.test_lead import order
 
 
@@ -37,6 +44,73 @@ def started(tmp_path, command):
     pid = start(asked.command, os.environ, asked.workdir, folder.log(0, 3, "out"), folder.log(0, 3, "err"))
     (end,) = launcher.ends(0, type("Process", (), {"rank": 3})(), os.waitpid(pid, 0)[1], 0.0)
     return end, Explainer(asked, folder, launcher, 0, str(tmp_path)).explain(end, False)
+
+
+@pytest.mark.parametrize("told", ["{} (ignored)", "{}"])
+def test_words_behind_which_the_run_made_more_steps_are_history(tmp_path, told):
+    """The reader of the output knows when each line came, and the lead when each step did."""
+    folder = NodeFolder(str(tmp_path / "nodes" / "0"), 0)
+    os.makedirs(folder.attempt(0))
+    asked = order(workdir=str(tmp_path), command=("python3",))
+    written, printed, begin = {}, PrintedMetrics(folder.attempt(0)), time.time() - 60.0
+
+    def write(at, line):
+        with open(folder.log(0, 1, "err"), "a", encoding="utf-8") as file:
+            print(line, file=file)
+        printed.read(final=True)
+        for path, (_, length) in printed.grown.items():
+            written.setdefault(path, []).append((begin + at, length))
+
+    explainer = Explainer(asked, folder, launcher_of(asked, folder, folder, "", ""), 0, str(tmp_path), written=written)
+    old = told.format("ERROR: OSError: [Errno 28] No space left on device")
+    write(1.0, old)
+    silent = explainer.explained(End(1, 7, None, begin + 30.0), False)
+    write(30.0, "CRITICAL train: loss scale collapsed to 0 at step 20, aborting")
+    spoke = explainer.explained(End(1, 7, None, begin + 30.0), False)
+    assert [t for t, _ in spoke.later] == [t for t, _ in silent.later] == [begin + 1.0]
+    for end, words in ((silent, "exit code 7"), (spoke, "loss scale collapsed")):
+        attempt = Attempt(0, begin, 2, (0,), 2)
+        ended = RankEnded(0, 1, 7, None, end.at, False, end.finding, noted=end.at, later=end.later)
+        for steps, history in (
+            (0, end is spoke and "ignored" in told),
+            (1, end is spoke and "ignored" in told),
+            (9, True),
+        ):
+            progress = Progress()
+            for step in range(steps):
+                progress.add(Metric(0, 0, begin + 1.5 + step, "step", step=step))
+            attempt.ends = [rank_end(ended, 0, 0.0)]
+            attempt.forget_history(progress)
+            assert (words in attempt.ends[0].finding.title) == history
+            assert history or attempt.ends[0].finding.code == "disk-full"
+        attempt.ends = [replace(rank_end(ended, 0, 0.0), noted=begin + 1.0)]  # it raised then, and took long to end
+        attempt.forget_history(progress)
+        assert attempt.ends[0].finding == end.finding
+    assert old in silent.later[0][1].cause
+
+
+@pytest.mark.parametrize(
+    "peer, code",
+    [
+        ("feature-store.internal:6379", "service-lost"),
+        ("redis://cache.prod:6379", "service-lost"),
+        ("gpu03.cluster.local:31877", "peer-lost"),  # a node of the job
+        ("gpu03-ib0.cluster.local:31877", "peer-lost"),
+        ("[10.0.0.7]:31877", "peer-lost"),
+        ("pair.cc:598", "peer-lost"),
+        ("rank 3", "peer-lost"),
+    ],
+)
+def test_a_lost_peer_that_is_no_node_of_the_job_is_a_service(tmp_path, peer, code):
+    folder = NodeFolder(str(tmp_path / "nodes" / "0"), 0)
+    os.makedirs(folder.attempt(0))
+    with open(folder.log(0, 3, "err"), "w", encoding="utf-8") as file:
+        file.write('Traceback (most recent call last):\n  File "t.py", line 1, in <module>\n')
+        file.write(f"ConnectionResetError: [Errno 104] Connection reset by peer: {peer}\n")
+    asked = order(workdir=str(tmp_path), command=("python3",))
+    launcher = launcher_of(asked, folder, folder, "", "")
+    explainer = Explainer(asked, folder, launcher, 0, str(tmp_path), hosts=("10.0.0.1", "gpu03.cluster.local"))
+    assert explainer.explain(End(3, 1, None, 0.0), False).code == code
 
 
 def test_only_a_command_that_is_not_executable_is_called_so(tmp_path):
@@ -101,6 +175,13 @@ def test_what_a_rank_caught_is_no_doubt_where_its_launcher_told_a_good_end(tmp_p
         file.write("step 19/20 loss 0.1\nstep 20/20 loss 0.1\n")
     found = Explainer(asked, folder, launcher, 0, str(tmp_path)).doubt(End(0, 0, None, 200.0), False)
     assert (found is not None) == doubted, found
+    for begin, counts in ((0, False), (len("step 19/20 loss 0.1\n"), True)):  # what followed it: two steps, or five
+        with open(folder.log(0, 0, "out"), "a", encoding="utf-8") as file:
+            file.write("".join(f"step {step}\n" for step in range(4)) if begin else "")
+        for t, ended in ((99.0, False), (101.0, counts)):
+            written = {folder.log(0, 0, "out"): [(t, begin)]}
+            explainer = Explainer(asked, folder, launcher, 0, str(tmp_path), written=written)
+            assert (explainer.doubt(End(0, 0, None, 200.0), False) is None) == (well or ended)
 
 
 def test_words_about_a_gpu_are_only_quoted_where_there_is_none(tmp_path):

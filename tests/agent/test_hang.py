@@ -164,6 +164,8 @@ def test_a_rank_that_left_is_the_cause():
     found = judge([waits(rank) for rank in (0, 1, 3)], Silence(8.0, ended=(Ended(2, 1, "h1", 9.0),)))
     assert (found.code, found.rank, found.host) == ("hang-early-exit", 2, "h1")
     assert judge([busy(rank) for rank in (0, 1, 3)], Silence(8.0, ended=(Ended(2, 1, "h1", 9.0),))) is None
+    works = [look(0, call="accept", waits_in="accept"), look(1, call="nanosleep", waits_in="nanosleep", wakes=0.1)]
+    assert judge(works, Silence(8.0, False, ended=(Ended(2, 1, "h1", 9.0),))) is None, "it has no steps, and sleeps"
 
 
 def test_a_rank_that_left_after_an_error_is_quoted():

@@ -89,6 +89,15 @@ def test_a_hang_that_is_over_or_was_none():
         hang.seconds for hang in hangs_of(told(*told(), AttemptEnded("x", 1043.0, *common, "failed", 1, made())))
     ] == [33.0]
     assert [hang.seconds for hang in hangs_of(told(AttemptEnded("x", 1043.0, *common, "failed", 1)))] == [24.0]
+    found = FindingMade("finding", 1019.0, 1.0, 0, "h", 0, 0, HANG, 9.0)
+    stepped = made()
+    stepped.add(Metric(0, 0, 1042.0, "step", step=11, steps=99))
+    asked = AttemptEnded("x", 1043.0, *common, "cancelled", 130, stepped)
+    assert [hang.seconds for hang in hangs_of([found, asked])] == [33.0], "a step that a stop request set free"
+    began = AttemptStarted("x", 1000.0, *common, 2, "h", 1)
+    for end, training in ((asked, 9.0), (AttemptEnded("x", 1043.0, *common, "cancelled", 130), 0.0)):
+        parts = ledger(1000.0, 1043.0, [began, found, end])
+        assert (parts["hang"], parts["training"]) == (33.0, training), "with steps before it, and without any"
     cut = AttemptStarted("x", 1043.0, *common, 2, "h", 1)
     assert [hang.seconds for hang in hangs_of(told(cut))] == [None], "nobody knows when it was over"
 

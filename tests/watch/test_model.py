@@ -6,6 +6,7 @@ import json
 import pytest
 
 from drumbeat.findings.model import Verdict
+from drumbeat.report.gather import figures_of
 from drumbeat.runfolder.records import Metric, Sample
 from drumbeat.runfolder.run import Run
 from drumbeat.watch import prometheus, web
@@ -132,6 +133,14 @@ def test_a_warning_about_the_world_stands_for_its_verdict_until_that_refutes_it(
     session = loaded(run)
     lines = dict(glance(session.head(), session.view))
     assert lines["info"] == "no longer holds: 2 copies of one training" and "warning" not in lines
+    hang = {"code": "hang-early-exit", "severity": "warning", "title": "rank 1 ended 8 s ago", "fix": "equal steps"}
+    events(run, ("finding", {"finding": hang}), ("resumed", {"seconds": 9.0}))
+    assert "rank 1 ended 8 s ago" in dict(glance(loaded(run).head(), loaded(run).view)).values(), "it was one"
+    events(run, ("resumed", {"seconds": 0.0, "ended": True}), ("verdict", {"verdict": one, "peer": 0}))
+    told = [finding.title for finding in loaded(run).view.findings]
+    assert told == ["no longer holds: 2 copies of one training", "no longer holds: rank 1 ended 8 s ago"]
+    told = [(note.severity, note.text) for note in figures_of(run).notes if "longer holds" in note.text]
+    assert told == [("info", title) for title in (each.title for each in loaded(run).view.findings)]
 
 
 def test_what_runs_on_one_machine_without_gpus_uses_no_network(tmp_path):

@@ -114,7 +114,7 @@ class LeadWatching:
             elif isinstance(action, (Warn, Stop)):
                 if action.finding.code.startswith(HANG):
                     self.lead.suspect(action.finding)
-                acts.append(record_finding(action.finding))
+                acts.append(record_finding(action.finding, seconds=action.seconds))
                 if isinstance(action, Stop):
                     acts += self.lead.watcher_stop(action.finding, now)
         return acts

@@ -659,6 +659,9 @@ class PrintedMetrics:
         self._lines: Dict[int, Lines] = {}  # of each rank
         self._next = 0.0
         self._looked = time.time()  # last read
+        self.grown: Dict[
+            str, Tuple[float, int]
+        ] = {}  # file with new lines -> when the last of them was written, its end
 
     def read(self, final: bool = False) -> List[Dict[str, Any]]:
         """Return new records, each with its time and the rank of its log; does nothing if called again at once."""
@@ -671,6 +674,7 @@ class PrintedMetrics:
         except OSError:
             return []
         records: List[Record] = []
+        self.grown = {}
         ranked = [name for name in names if _LOG_NAME.fullmatch(name)]
         for name in ranked or [name for name in names if _LAUNCHER_NAME.fullmatch(name)]:
             if name not in self._files:
@@ -681,7 +685,10 @@ class PrintedMetrics:
                 if self._from_end:
                     self._files[name].skip()
             log = self._files[name]
+            place = log.place
             records += [{"t": t, "rank": log.rank, "printed": True, **record} for t, record in log.read(final)]
+            if log.place != place:
+                self.grown[log.path] = (log.written, log.place)
         self._looked, self._from_end = time.time(), False
         return records
 
@@ -690,13 +697,13 @@ class _Log:
     def __init__(self, path: str, rank: int, looked: float, unread: Unread, lines: Lines) -> None:
         self.path, self.rank, self._unread, self._lines = path, rank, unread, lines
         self._looked = looked  # when there was nothing new
-        self._place = 0
+        self.place, self.written = 0, 0.0  # read up to here, and when the last line before it was written
         self._which: Optional[Tuple[int, int]] = None  # device and inode of the file that was read so far
         self._reader = Reader(unread, lines)
 
     def skip(self) -> None:
         try:
-            self._place = os.stat(self.path).st_size
+            self.place = os.stat(self.path).st_size
         except OSError:
             pass
 
@@ -708,25 +715,26 @@ class _Log:
             status = os.stat(self.path)
             size, data = status.st_size, b""
             which = (status.st_dev, status.st_ino)
-            if size < self._place or which != (self._which or which):  # truncated, or replaced by another file
-                self._place, self._reader = 0, Reader(self._unread, self._lines)
+            if size < self.place or which != (self._which or which):  # truncated, or replaced by another file
+                self.place, self._reader = 0, Reader(self._unread, self._lines)
             self._which = which
-            if size != self._place:
+            if size != self.place:
                 with open(self.path, "rb", buffering=0) as file:
-                    if size - self._place > _BEHIND:  # the rank prints faster than we read: the newest lines matter
-                        self._place, self._reader = size - _CHUNK, Reader(self._unread, self._lines)
-                    file.seek(self._place)
+                    if size - self.place > _BEHIND:  # the rank prints faster than we read: the newest lines matter
+                        self.place, self._reader = size - _CHUNK, Reader(self._unread, self._lines)
+                    file.seek(self.place)
                     data = file.read(_CHUNK)
         except OSError:
             return []
         since, self._looked = min(self._looked, now), now  # the clock may have been set back
-        self._place += len(data)
-        ends = final and self._place >= size
+        self.place += len(data)
+        ends = final and self.place >= size
         if not data and not ends:
             return []
         records = self._reader.feed(data, ends)
         until = status.st_mtime if since <= status.st_mtime <= now else now  # a file server's clock may differ
         self._lines.stamp(until)
+        self.written = until
         count = len(records)
         times = (until - (until - since) * (count - 1 - i) / count for i in range(count))
         return [(record.pop("t", t), record) for t, record in zip(times, records)]  # `t` of a held-back record

@@ -50,13 +50,12 @@ from drumbeat.runfolder.progress import Progress, StepTimes, slowest_rank, stand
 from drumbeat.runfolder.records import Metric, Sample, parse_metric
 from drumbeat.runfolder.run import Run, lead_now
 from drumbeat.runfolder.state import (
-    CODES,
     QUEUE,
     Condition,
     Hang,
     hangs_of,
-    last_attempt,
     ranks_seen,
+    refutes,
     seconds_of,
     training_share,
     verdicts_of,
@@ -567,9 +566,9 @@ def _notes(
     if failure is not None:
         found.append(_note(failure, seconds_of(failure, hangs)))
     world = world_of(events)
-    refuted = [each.finding for each in last_attempt(events) if isinstance(each, kinds.FindingMade) and world is None]
-    for event in events:
-        if isinstance(event, kinds.FindingMade) and event.finding.code in CODES and event.finding in refuted:
+    for place, event in enumerate(events):
+        later = (each for each in events[place + 1 :] if each.attempt == event.attempt)
+        if isinstance(event, kinds.FindingMade) and any(refutes(each, event.finding) for each in later):
             found.append(_note(withdrawn(event.finding)))
         elif isinstance(event, kinds.FindingMade) and event.finding.severity != OK:
             mine = [hang for hang in hangs if hang.finding == event.finding and hang.t >= event.t]

@@ -262,6 +262,7 @@ class VerdictGiven(Event, name="verdict"):
 @dataclass(frozen=True)
 class FindingMade(Event, name="finding"):
     finding: Finding  # stops nothing
+    seconds: Optional[float] = None  # of a hang that all ranks are in: since the last step, or since the attempt began
 
 
 @dataclass(frozen=True)

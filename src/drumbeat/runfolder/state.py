@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import field, replace
 from typing import Dict, Iterable, List, Mapping, Optional, Set
 
@@ -19,6 +20,7 @@ CODE = "hang-"  # prefix of these findings' codes
 class Hang:
     t: float  # when it was found, by the lead's clock
     finding: Finding
+    silent: Optional[float] = None  # since the last step, when it was found
     seconds: Optional[float] = None  # from the last step before it to the next one, or to the end; None: it is not over
 
 
@@ -51,7 +53,7 @@ class Course:
 
     def add(self, event: Event) -> None:
         if isinstance(event, kinds.FindingMade) and event.finding.code.startswith(CODE):
-            self.hang = Hang(event.t, event.finding)
+            self.hang = Hang(event.t, event.finding, event.seconds)
         elif isinstance(event, (kinds.Resumed, kinds.AttemptStarted, kinds.AttemptEnded, kinds.RunEnded)):
             self.hang = None
         if isinstance(event, kinds.Stalled):
@@ -153,7 +155,7 @@ def hangs_of(events: Iterable[Event], end: Optional[float] = None, progress: Opt
     for event in events:
         if isinstance(event, kinds.FindingMade) and event.finding.code.startswith(CODE):
             if all(hang.finding != event.finding for hang in open_):
-                open_.append(Hang(event.t, event.finding))
+                open_.append(Hang(event.t, event.finding, event.seconds))
         elif isinstance(event, (kinds.Resumed, kinds.AttemptEnded, kinds.AttemptStarted)):
             found += [replace(hang, seconds=_until(hang, event)) for hang in open_]
             open_ = []
@@ -169,7 +171,10 @@ def _until(hang: Hang, event: Event) -> Optional[float]:
 
 
 def _since(hang: Hang, end: float, progress: Optional[Progress]) -> float:
-    """Return the time of the last step; if none was reported, the time when the hang was found."""
+    """Return the seconds of a hang that was not over: a step that was made because the run was asked to stop is no end of it.
+    In older records it begins with the last step; if none was reported, when it was found."""
+    if hang.silent is not None:
+        return max(0.0, end - hang.t + hang.silent)
     last = progress.last_t if progress else None
     return max(0.0, end - (hang.t if last is None else min(last, hang.t)))
 
@@ -206,14 +211,19 @@ def world_of(events: Iterable[Event]) -> Optional[Finding]:
     for event in last_attempt(events):
         if isinstance(event, kinds.FindingMade) and event.finding.code in CODES:
             found = event.finding
-        elif found and isinstance(event, kinds.VerdictGiven) and refutes(event.verdict, found):
+        elif found and refutes(event, found):
             found = None
     return found
 
 
-def refutes(verdict: Verdict, finding: Finding) -> bool:
-    """Return true if this finding was about the world and a later verdict counted the ranks of the world that was planned."""
-    return bool(verdict.check == "world" and verdict.count and not verdict.findings and finding.code in CODES)
+def refutes(event: Event, finding: Finding) -> bool:
+    """Return true if this event shows that an earlier finding does not hold: a verdict that counted the ranks of the planned
+    world, or the good end of all ranks of which some were said to hang."""
+    if isinstance(event, kinds.Resumed):
+        return event.ended and finding.code.startswith(CODE) and finding.severity != INFO
+    verdict = event.verdict if isinstance(event, kinds.VerdictGiven) else None
+    counted = verdict and verdict.check == "world" and verdict.count and not verdict.findings
+    return bool(counted and finding.code in CODES and finding.severity != INFO)
 
 
 def withdrawn(finding: Finding) -> Finding:
@@ -281,7 +291,7 @@ class _Attempt:
     queue: float = 0.0  # of that, in a scheduler's queue
     after_first: bool = False
     hung: float = 0.0  # in hangs that were reported and are over
-    hangs: bool = False  # one was reported and is not over
+    hangs: Optional[float] = None  # since when, of one that was reported and is not over; inf: since the last step
 
     @property
     def has_steps(self) -> bool:
@@ -340,9 +350,9 @@ class _Timeline:
     @staticmethod
     def on_hang(attempt: _Attempt, event: Event) -> None:
         if isinstance(event, kinds.FindingMade) and event.finding.code.startswith(CODE):
-            attempt.hangs = True
+            attempt.hangs = math.inf if event.seconds is None else event.t - event.seconds
         elif isinstance(event, kinds.Resumed):
-            attempt.hung, attempt.hangs = attempt.hung + event.seconds, False
+            attempt.hung, attempt.hangs = attempt.hung + event.seconds, None
 
 
 def ledger(
@@ -376,11 +386,14 @@ def _add(parts: Dict[str, float], attempt: _Attempt, superseded: bool, resumed: 
     """Add one attempt's time to the parts. `superseded`: another attempt followed; `resumed`: the progress of the next attempt
     that made steps."""
     seconds, progress = attempt.end - attempt.begin, attempt.progress
+    since = math.inf if attempt.hangs is None else attempt.hangs
     if progress.first_t is None or progress.last_t is None:
-        parts["lost" if superseded else UNKNOWN] += seconds
+        hung = max(0.0, attempt.end - max(since, attempt.begin))
+        parts["hang"] += hung
+        parts["lost" if superseded else UNKNOWN] += seconds - hung
         return
     first = min(max(progress.first_t, attempt.begin), attempt.end)
-    last = min(max(progress.last_t, first), attempt.end)
+    last = min(max(min(progress.last_t, since), first), attempt.end)
     parts["restart" if attempt.after_first else FIRST_STEP] += first - attempt.begin
     span, tail = last - first, attempt.end - last
     for kind in _REPORTED:
@@ -393,7 +406,7 @@ def _add(parts: Dict[str, float], attempt: _Attempt, superseded: bool, resumed: 
     repeated = span * _share_repeated(progress, resumed) if superseded else 0.0
     parts[TRAINING] += span - repeated
     parts["lost"] += repeated
-    parts["hang" if attempt.hangs else "restart" if superseded else UNKNOWN] += tail
+    parts["hang" if attempt.hangs is not None else "restart" if superseded else UNKNOWN] += tail
 
 
 def _share_repeated(progress: Progress, resumed: Optional[Progress]) -> float:

@@ -110,6 +110,9 @@ _LONGEST = 300  # characters of a reason or a name
 def apply_event(view: RunState, event: Event, t: float) -> None:
     """Apply an event. `t`: when it happened, by the lead's clock."""
     view.course.add(event)
+    if isinstance(event, (kinds.VerdictGiven, kinds.Resumed)):
+        shown = (withdrawn(each) if refutes(event, each) else each for each in view.findings)
+        view.findings = deque(shown, _MOST_FINDINGS)
     if isinstance(event, kinds.RunStarted):
         _run_started(view, event, t)
     elif isinstance(event, kinds.NodeJoined):
@@ -202,9 +205,6 @@ def _verdict(view: RunState, event: kinds.VerdictGiven) -> None:
         view.verdicts.setdefault(verdict.check, {})[event.peer] = verdict
     if verdict.check == "world" and verdict.count:
         view.world = verdict.count
-    view.findings = deque(
-        (withdrawn(each) if refutes(verdict, each) else each for each in view.findings), _MOST_FINDINGS
-    )
 
 
 def _rank(view: RunState, event: Event) -> None:

@@ -17,6 +17,7 @@ from contextlib import suppress
 from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
 
 from drumbeat.agent.wire.messages import Welcome
+from drumbeat.base import clock
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import Order, dump_order
 from drumbeat.base.processes import serve
@@ -120,6 +121,7 @@ FULL = 8 << 20  # bytes waiting; above this, expendable writes are dropped
 STALLED = 10.0  # seconds without an answer after which the storage counts as stalled
 _PIPE, _PIECE = 1 << 20, 1 << 16
 _MOST_STARTS = 3
+_MOST_TIMES = 240  # two minutes of a rank that writes all the time
 _F_SETPIPE_SZ = 1031
 
 Frame = Tuple[Dict[str, Any], bytes]
@@ -132,6 +134,7 @@ class PrintedChild:
         self.records: List[Dict[str, Any]] = []
         self.unread = 0  # lines that could not be read
         self.why_unread = ""  # why the first one could not be read
+        self.written: Dict[str, List[Tuple[float, int]]] = {}  # file -> times, and its length at each
         self.pid = 0  # 0: not started yet, or given up
         self._in = b""
         self._asked = 0  # requests without an answer
@@ -167,6 +170,8 @@ class PrintedChild:
         for answer in map(json.loads, lines):
             self._asked -= 1
             self.records += answer["records"]
+            for path, (t, length) in answer["grown"].items():
+                self.written[path] = [*self.written.get(path, [])[-_MOST_TIMES:], (clock.own(t), length)]
             self.unread += answer["unread"][0]
             self.why_unread = self.why_unread or answer["unread"][1]
         if ended:
@@ -213,7 +218,8 @@ def _read_printed(requests: int, answers: int) -> None:
             request = json.loads(line)
             if printed is None or printed.folder != request["path"]:
                 printed = PrintedMetrics(request["path"], from_end=printed is None and not request["anew"])
-            answer = {"records": printed.read(request["final"]), "unread": printed.unread.take()}
+            records = printed.read(request["final"])
+            answer = {"records": records, "unread": printed.unread.take(), "grown": printed.grown}
             data = json.dumps(answer).encode() + b"\n"
             while data:
                 data = data[os.write(answers, data) :]

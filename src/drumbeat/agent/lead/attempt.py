@@ -69,6 +69,7 @@ class RankEnd:
     own: bool = False  # it raised, and no lost connection was the reason
     noted: Optional[float] = None  # when it raised or exited, by its own record
     since: Optional[float] = None  # when it was last seen alive
+    later: Tuple[Tuple[float, Finding], ...] = ()  # what explains it if the run made steps after this time
     complete: bool = False  # it ended with 0 after the last step that the run had announced
 
     @property
@@ -140,6 +141,7 @@ def rank_end(ended: RankEnded, member: int, offset: float) -> RankEnd:
         ended.links, tuple((here, there, at + offset) for here, there, at in ended.closed), ended.left, ended.own,
         noted=None if ended.noted is None else ended.noted + offset,
         since=None if ended.since is None else ended.since + offset,
+        later=tuple((t + offset, finding) for t, finding in ended.later),
     )  # fmt: skip
 
 
@@ -282,6 +284,19 @@ class Attempt:
         if progress.all_made:
             well = (end.kind == order.LEFT and end.rank not in self.short for end in self.ends)
             self.ends = [replace(end, complete=each) for end, each in zip(self.ends, well)]
+
+    def forget_history(self, progress: Progress) -> None:
+        """Explain each end by what its rank wrote after the words behind which the run made more steps than others may still
+        make without it. An exception that it noted itself did end it, however long that took."""
+        reports = progress.reports or 0
+        if not any(end.later for end in self.ends) or progress.last_t is None or reports < 2:
+            return
+        from drumbeat.logs.read.progress import FEW_STEPS
+
+        last = progress.last_t - max(_SHORTLY, FEW_STEPS * progress.seconds / (reports - 1))
+        for place, end in enumerate(self.ends):
+            after = [found for t, found in end.later if t < min(last, end.when - _UNWINDS)]
+            self.ends[place] = replace(end, finding=after[-1]) if after else end
 
     def doubt(self, progress: Progress) -> Optional[Finding]:
         """Return the first sign of a failure although all exit codes are 0: ranks in separate groups, if the job asks for one
@@ -546,6 +561,7 @@ def concluded(
     """Return the outcome and its records: a false hang alarm, the first failure, its consequences, and the attempt's progress."""
     progress = attempt.progress({number: member.clock_offset for number, member in members.items()})
     attempt.note_complete(progress)
+    attempt.forget_history(progress)
     outcome = replace(
         attempt_outcome(attempt, requests, members, progress), assignment=attempt.assignment, port=attempt.port,
         t=now, step=progress.step, nan_since=progress.not_finite_since, saved=progress.saved,

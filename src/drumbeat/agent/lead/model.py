@@ -36,8 +36,9 @@ class Finish:
 Act = Union[Tell, Record, Finish]
 
 
-def record_finding(finding: Finding, kind: str = "finding") -> Record:
-    return Record(kind, {"finding": to_plain(finding)})
+def record_finding(finding: Finding, kind: str = "finding", seconds: Optional[float] = None) -> Record:
+    silent = {} if seconds is None else {"seconds": round(seconds, 1)}
+    return Record(kind, {"finding": to_plain(finding), **silent})
 
 
 # Members and their roles: which member is which node rank, and which member replaces which.

@@ -167,6 +167,7 @@ class NodeWatch:
 
 _MAKE_FOLDERS, _KEEP = 30.0, 30.0  # seconds to create an attempt's folders, and to keep logs at its end
 _SETTLED = 30.0  # seconds after the start of an attempt in which much happens
+_READ_WITHIN = 1.0  # seconds that a printed step may wait for its reader
 _TOLD_WITHIN = 2.0  # seconds that a task's message may take
 _SWEEP = 20.0  # seconds after which a killed process that waits in the kernel counts as stuck
 _DYING = 30.0  # the same for a killed process that only takes long to end
@@ -248,7 +249,7 @@ class Node:
         self.child.replace(self.folder.environment, to_json(record) + "\n")
         final = {each.name: each for each in helpers}  # a PYTHONPATH of the job gets the adapters' folder prepended
         self.watch.begin(self._scene(peers, plan, [final.get(each.name, each) for each in variables]))
-        self.ends = self._new_ends()
+        self.ends = self._new_ends((peers.master_addr, *(peer.host for peer in peers.nodes)))
         to_start = processes(self.order, peers, node_rank, self.launcher.tools(attempt, node_rank, bound))
         self.starter.start(self.ranks, attempt, to_start, [*variables, *helpers], bound)
         self._note_ranks()
@@ -387,10 +388,13 @@ class Node:
         for pid, rank in self.ranks.rank_of.items() if self.launcher.is_rank else ():
             self.known.note(pid, rank)
 
-    def _new_ends(self) -> Ends:
+    def _new_ends(self, hosts: Sequence[str] = ()) -> Ends:
         run_folder = os.path.dirname(os.path.dirname(self.folder.path))
         kept = self.folder.merged(self.attempt) if self.local_logs else ""
-        explainer = Explainer(self.order, self.logs, self.launcher, self.attempt, run_folder, kept, self.facts)
+        written = self.child.printed.written
+        explainer = Explainer(
+            self.order, self.logs, self.launcher, self.attempt, run_folder, kept, self.facts, written, hosts
+        )  # fmt: skip
         return Ends(self.launcher, explainer, self.attempt, self._rank_ended, self.known, notes=self.local)
 
     def _rank_of(self, pid: int) -> Optional[int]:
@@ -413,21 +417,27 @@ class Node:
         end, finding = ended.end, ended.end.finding
         about = {"rank": end.rank, "exit_code": end.exit_code, "signal": end.signal, "of_command": end.of_command}
         self.events.write("rank-exited", {**about, "seconds": ended.seconds, "core_dumped": end.core_dumped})
-        step = self.metrics.ranks.last(end.rank, time.monotonic())[0] or self.metrics.progress.step
+        step, silent = self.metrics.ranks.last(end.rank, time.monotonic())
+        step, last = (
+            step or self.metrics.progress.step,
+            math.inf if silent is None else clock.now() - silent - _READ_WITHIN,
+        )
         self.metrics.ranks.ended(None if end.of_command else end.rank)
         self.watch.feed("exited", about)
-        if finding is not None:
-            finding = replace(
-                with_last_step(finding, step),
-                rank=rank_meant(self.launcher, end, finding),
-                node=self.member,
-                host=self.facts.host,
-            )
+
+        def placed(finding: Finding) -> Finding:
+            rank = rank_meant(self.launcher, end, finding)
+            return replace(with_last_step(finding, step), rank=rank, node=self.member, host=self.facts.host)
+
+        finding = placed(finding) if finding else None
+        later = tuple(
+            (t, placed(each)) for t, each in end.later if t < last
+        )  # its own steps say more than those of others
         if end.exit_code != 0 and not ended.by_us:
             self.failed_in = self.attempt
             self.watch.rank_failed()
         about_end = (self.attempt, end.rank, end.exit_code, end.signal, end.at, ended.by_us, finding, end.of_command)
-        self.tell(RankEnded(*about_end, end.links, end.closed, end.left, end.own, end.noted, end.since))
+        self.tell(RankEnded(*about_end, end.links, end.closed, end.left, end.own, end.noted, end.since, later))
 
     def _sweep(self, now: float) -> None:
         """Kill the remaining processes, once per turn; the loop reaps them. The attempt is over only when none is left."""

@@ -38,15 +38,16 @@ find = Catalog("ranks")
 # The end of a rank's standard error, used to explain its failure.
 
 
+Written = Mapping[str, Sequence[Tuple[float, int]]]  # path -> times, and the length of the file at each
 _TAIL_BYTES = 64 << 10
 
 
-def tail(path: str, lines: int = 200) -> List[str]:
-    """Return the last lines of a file that may be huge, binary or missing."""
+def tail(path: str, lines: int = 200, begin: int = 0) -> List[str]:
+    """Return the last lines of a file that may be huge, binary or missing, from byte `begin` on."""
     try:
         with open(path, "rb") as file:
             size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - _TAIL_BYTES))
+            file.seek(max(begin, size - _TAIL_BYTES))
             text = file.read().decode("utf-8", "replace")
     except OSError:
         return []
@@ -167,6 +168,7 @@ def _ranks(streams: Sequence[RankStream]) -> List[Optional[int]]:
 
 
 _STREAM = regex(r"std(err|out) of (?:process|rank) \d+:(?:.*\D)?(\d+)$")  # how diagnose names lines that it was given
+_MOST_LATER = 4
 _LAST_LINES = 40  # with more lines after it, a line is not among the last ones
 
 
@@ -183,20 +185,54 @@ class Explainer:
 
     def __init__(
         self, order: Order, logs: NodeFolder, launcher: Direct, attempt: int, run_folder: str, kept: str = "",
-        facts: Optional[Facts] = None,
+        facts: Optional[Facts] = None, written: Optional[Written] = None, hosts: Sequence[str] = (),
     ) -> None:  # fmt: skip
+        self.written, self.hosts = {} if written is None else written, hosts  # of all nodes, and where the ranks meet
         self.order, self.logs, self.launcher, self.attempt = order, logs, launcher, attempt
         self.run_folder, self.kept = run_folder, kept
         self.no_gpu, self.identity = (facts.has_no_gpu, facts.identity) if facts else (False, Identity())
         self._oom_kills, self._node_kills = oom_kills(LiveHost()), node_oom_kills(LiveHost())  # before the ranks start
 
-    def explain(self, end: End, by_us: bool) -> Finding:
+    def explained(self, end: End, by_us: bool) -> End:
+        """Add the finding, and those from what was written after the words that it rests on, if the rank lived on."""
+        from drumbeat.logs.read.progress import says_it_is_over
+
+        found = self.explain(end, by_us)
+        explained = replace(end, finding=found)
+        later: List[Tuple[float, Finding]] = []
+        for _ in range(_MOST_LATER):
+            said = self._said(end, found)
+            if said is None or said > end.at - LATER:
+                break
+            words, over = found.evidence[0].text[:200], says_it_is_over(found.evidence[0].text)
+            found = self.explain(end, by_us, after=said)
+            if not found.evidence:
+                found = replace(found, cause=f"not known: its last words are older than the run's last steps: {words}")
+            elif over and not later:
+                explained = replace(end, finding=found)
+            later.append((said, found))
+        return replace(explained, later=tuple(later))
+
+    def _said(self, end: End, found: Finding) -> Optional[float]:
+        """Return the time by which the words of a finding had been written; None if unknown."""
+        text = found.evidence[0].text if found.evidence else ""
+        for path in (self._written(end, stream) for stream in ("err", "out") if text):
+            if any(text in shown(line) for line in tail(path)):
+                rests = ((t, tail(path, begin=length)) for t, length in self.written.get(path, ()))
+                return next((t for t, rest in rests if not any(text in shown(line) for line in rest)), None)
+        return None
+
+    def _place(self, path: str, t: float) -> int:
+        """Return the length that a file had at a time."""
+        return max((length for at, length in self.written.get(path, ()) if at <= t), default=0)
+
+    def explain(self, end: End, by_us: bool, after: float = 0.0) -> Finding:
         # here and below: not needed by the agent of a healthy run
         from drumbeat.logs.exits import explain_exit, for_place
         from drumbeat.logs.report import quoted as without_gpu
 
         log, out = (self._written(end, stream) for stream in ("err", "out"))
-        lines, printed = tail(log), tail(out)
+        lines, printed = (tail(path, begin=self._place(path, after)) for path in (log, out))
         missing = next((line for line in lines if line.startswith(NO_WORKDIR)), None)
         if missing:
             found = self._no_workdir(missing)
@@ -216,7 +252,7 @@ class Explainer:
         file = os.path.relpath(self.kept or log, self.run_folder)
         if self.no_gpu:
             found = without_gpu(found)
-        found = for_place(found, self.identity)
+        found = _of_service(for_place(found, self.identity), self.hosts)
         if found.code == "file-missing" and _RELATIVE.fullmatch(found.title):
             found = replace(
                 found, title=f"{found.title} (workdir {printable(self.order.workdir)})",
@@ -250,8 +286,22 @@ class Explainer:
         streams, well = self._streams(end, every_rank), self.launcher.ranks_ended_well
         found = last_failure([each for each in streams if each.rank is None or not well], self.order.command)
         if found:
-            return self._quoted(*found)
+            return None if self._trained_after(found[1], streams) else self._quoted(*found)
         return self.caught(end, every_rank) if well else None
+
+    def _trained_after(self, failed: RankStream, streams: Sequence[RankStream]) -> bool:
+        """Return true if the rank's other stream shows step after step since the failure: a script that tries again."""
+        from drumbeat.logs.read.progress import Steps
+
+        steps = Steps()
+        for each in streams:
+            begin = next((length for t, length in self.written.get(each.path, ()) if t >= failed.written), None)
+            if each.rank == failed.rank and each is not failed and begin is not None:
+                steps.error(each.name, 0, "")
+                for number, line in enumerate(tail(each.path, begin=begin), 1):
+                    if steps.watches(each.name):
+                        steps.feed(each.name, number, line.encode("utf-8", "replace"))
+        return any(steps.trained(each.name, 0) for each in streams)
 
     def caught(self, end: End, every_rank: bool) -> Optional[Finding]:
         """Return the last error of a program that then ended with 0 by itself, in its own words: it caught its own failure.
@@ -320,6 +370,21 @@ def _raised_before(found: Finding, lines: Sequence[str]) -> Sequence[str]:
         return ()
     later = any(found.evidence[0].text in shown(line) for line in lines[place + 1 :])
     return lines[: place + 1] if later else ()
+
+
+_ENDPOINT = regex(r"(?<![\w./-])(?:\w+://)?((?!localhost)[A-Za-z][\w-]*(?:\.[\w-]+)+):\d{2,5}\b")
+_OF_SOURCE = regex(r".*\.(?:py|pyx|c|cc|cpp|cxx|cu|cuh|h|hpp|rs|go)")
+
+
+def _of_service(found: Finding, hosts: Sequence[str]) -> Finding:
+    """Return the finding of a lost peer as the rank's own failure if its words name a peer that is no node of the job. An
+    address proves nothing, since a node has several."""
+    text = found.evidence[0].text if found.code == PEER_LOST and found.evidence and hosts else ""
+    own = tuple(host.partition(".")[0].lower() for host in hosts)
+    named = [match for match in _ENDPOINT.finditer(text) if not _OF_SOURCE.fullmatch(match[1])]
+    if not named or any(match[1].lower().startswith(own) for match in named):
+        return found
+    return find("service-lost", service=named[0][0], evidence=found.evidence, seen=found.seen, confidence=LIKELY)
 
 
 def _behind(seen: Sequence[str], tails: Mapping[str, Sequence[str]]) -> Sequence[str]:
@@ -459,9 +524,10 @@ def read_exit(launcher: Direct, explainer: Explainer, attempt: int, ended: Exit)
     for end in ends:
         finding, by_us = end.finding, ended.by_us
         if finding is None and end.exit_code != 0:
-            finding = explainer.explain(end, ended.by_us)
-            if end.by_launcher and end.signal and finding.code in _BY_A_SIGNAL:
-                finding, by_us = find("stopped"), True
+            end = explainer.explained(end, ended.by_us)
+            finding = end.finding
+            if finding and end.by_launcher and end.signal and finding.code in _BY_A_SIGNAL:
+                finding, by_us, end = find("stopped"), True, replace(end, later=())
         elif finding is None and not ended.by_us:
             one_of_many = not (launcher.is_rank or end.of_command)  # the driver of its launcher has seen its exit code
             look = explainer.doubt if launcher.may_hide_failures and not one_of_many else explainer.caught

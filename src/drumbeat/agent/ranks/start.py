@@ -97,6 +97,8 @@ class End:
     own: bool = False  # it raised, and no lost connection was the reason
     noted: Optional[float] = None  # when it raised or exited, by its own record
     since: Optional[float] = None  # when it was last seen alive
+    # What explains its end if the run still made steps after this time, when the words of the finding had been written.
+    later: Tuple[Tuple[float, Finding], ...] = ()
 
 
 def plain_end(rank: int, status: int, at: float) -> End:

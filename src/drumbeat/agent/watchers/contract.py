@@ -50,6 +50,7 @@ class Warn:
     """Tell the user, and record it; the job goes on."""
 
     finding: Finding
+    seconds: Optional[float] = None  # see events.FindingMade
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class Stop:
     """End the job: it does not run as it was meant to."""
 
     finding: Finding
+    seconds: Optional[float] = None
 
 
 @dataclass(frozen=True)

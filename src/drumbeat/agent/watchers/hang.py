@@ -243,7 +243,7 @@ class Hang:
         if pause:
             self._next_look = min(self._next_look, now + patience - seconds)  # then it may end the run
         once = finding is not None and finding.code == "hang-raised" and not silence.again
-        actions = self._say(finding, may_stop=not (pause or once))
+        actions = self._say(finding, None if one_rank else seconds, may_stop=not (pause or once))
         if actions and one_rank:
             self._alone, self._alone_for = quiet, stale
         return actions
@@ -270,7 +270,7 @@ class Hang:
             actions.append(Emit("activity", {"seconds": round(seconds, 1), "what": words}))
         finding = judge(_expected(looks), Silence(seconds, False, ended=self._ended_well(now), again=same))
         if finding and (same or finding.code in ("hang-stopped", "hang-early-exit", "hang-raised", "hang-missed")):
-            actions += self._say(finding, may_stop=False)
+            actions += self._say(finding, seconds, may_stop=False)
         return actions
 
     def _same(self, looks: List[RankLook]) -> bool:
@@ -290,7 +290,7 @@ class Hang:
             for at, who, node, host in ended
         )
 
-    def _say(self, finding: Optional[Finding], may_stop: bool = True) -> List[Action]:
+    def _say(self, finding: Optional[Finding], seconds: Optional[float], may_stop: bool = True) -> List[Action]:
         if finding is None:
             return []
         stops = may_stop and self.level == "stop"
@@ -302,7 +302,7 @@ class Hang:
         ):
             return []
         self._said = replace(finding, severity=ERROR) if stops else finding
-        return [Stop(self._said)] if stops else [Warn(self._said)]
+        return [(Stop if stops else Warn)(self._said, seconds)]
 
 
 def _expected(looks: List[RankLook]) -> List[RankLook]:

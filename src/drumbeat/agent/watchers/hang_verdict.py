@@ -294,7 +294,8 @@ def judge(looks: Sequence[RankLook], silence: Silence) -> Optional[Finding]:
         odd = [look for look in looks if look.rank in silence.quiet and not _may_be_done(look, what[look.key])]
         return _unless_working(odd, looks, what, silence) if odd else None
     idle = [look for look in looks if what[look.key] in _IDLE]
-    if silence.ended and len(idle) == len(looks) and not all(look.call in FOR_A_CHILD for look in looks):
+    busy = all(look.call in FOR_A_CHILD for look in looks) or not silence.steps and _asleep(looks, what)
+    if silence.ended and len(idle) == len(looks) and not busy:
         return early_exit(silence, looks)
     parted = _parted(looks) if len(idle) < len(looks) or silence.steps else None
     if parted:
@@ -425,10 +426,14 @@ def _odd_ones(looks: Sequence[RankLook], what: Mapping[Key, str]) -> List[RankLo
 def _sleepers(looks: Sequence[RankLook], what: Mapping[Key, str]) -> List[RankLook]:
     """Return the ranks that sleep of their own accord while all others wait: a rank that waits for another wakes up now and
     then."""
-    asleep = [look for look in looks if what[look.key] == ASLEEP and look.wakes is not None and look.wakes < _POLLS]
+    asleep = _asleep(looks, what)
     rest = [look for look in looks if look not in asleep]
     waiting = all(what[look.key] == WAITS and look.call not in FOR_A_CHILD for look in rest)
     return asleep if rest and waiting else []
+
+
+def _asleep(looks: Sequence[RankLook], what: Mapping[Key, str]) -> List[RankLook]:
+    return [look for look in looks if what[look.key] == ASLEEP and look.wakes is not None and look.wakes < _POLLS]
 
 
 def _may_be_done(look: RankLook, word: str) -> bool:

@@ -284,6 +284,7 @@ class RankEnded:
     own: bool = False  # it raised, and no lost connection was the reason
     noted: Optional[float] = None  # when it raised or exited, by its own record
     since: Optional[float] = None  # when it was last seen alive
+    later: Tuple[Tuple[float, Finding], ...] = ()  # see ranks/start.py
 
     def __post_init__(self) -> None:
         _within("rank", self.rank, 0, _MOST_RANKS)

@@ -31,6 +31,7 @@ _HANDLED = re.compile(
     rb"|fall(?:s|ing)? ?back|tr(?:y|ies|ying) again|once more|postpon(?:e[ds]?|ing)|restor(?:ed|ing)|rejoin\w*)\b"
 )
 _TRIES = re.compile(rb"(?i)\W{0,4}(?:now )?trying (?!to\b)")  # a line of its own: `trying batch size 32`
+_PASSED = re.compile(r"(?i)\b(?:skip(?:s|ped|ping)?|continu(?:e|es|ing)|ignor(?:ed|ing))\b")
 HANDLED_LINES = 3
 # What was tried again went well: a line that says so shares a name (`ps-0:7000`, `/ck/10`) or its speaker with the error.
 _SETTLED = re.compile(
@@ -174,6 +175,11 @@ class Steps:
     def _between(self, file: str, number: int, before: int = sys.maxsize) -> List[Step]:
         steps = self._found.get(file, [])
         return steps[bisect_right(steps, (number + 1,)) : bisect_right(steps, (before,))]
+
+
+def says_it_is_over(text: str) -> bool:
+    """Return True if an error's own line says that it changes nothing; one that is retried may fail for good."""
+    return bool(_PASSED.search(text))
 
 
 # Detect a training loss that became NaN and stayed so. One bad step that later ones recover from is not a failure; a run that
