@@ -61,7 +61,9 @@ def test_words_behind_which_the_run_made_more_steps_are_history(tmp_path, told):
         for path, (_, length) in printed.grown.items():
             written.setdefault(path, []).append((begin + at, length))
 
-    explainer = Explainer(asked, folder, launcher_of(asked, folder, folder, "", ""), 0, str(tmp_path), written=written)
+    explainer = Explainer(asked, folder, launcher_of(asked, folder, folder, "", ""), 0, str(tmp_path))
+
+    explainer.written = written
     old = told.format("ERROR: OSError: [Errno 28] No space left on device")
     write(1.0, old)
     silent = explainer.explained(End(1, 7, None, begin + 30.0), False)
@@ -109,7 +111,8 @@ def test_a_lost_peer_that_is_no_node_of_the_job_is_a_service(tmp_path, peer, cod
         file.write(f"ConnectionResetError: [Errno 104] Connection reset by peer: {peer}\n")
     asked = order(workdir=str(tmp_path), command=("python3",))
     launcher = launcher_of(asked, folder, folder, "", "")
-    explainer = Explainer(asked, folder, launcher, 0, str(tmp_path), hosts=("10.0.0.1", "gpu03.cluster.local"))
+    explainer = Explainer(asked, folder, launcher, 0, str(tmp_path))
+    explainer.hosts = ("10.0.0.1", "gpu03.cluster.local")
     assert explainer.explain(End(3, 1, None, 0.0), False).code == code
 
 
@@ -180,7 +183,8 @@ def test_what_a_rank_caught_is_no_doubt_where_its_launcher_told_a_good_end(tmp_p
             file.write("".join(f"step {step}\n" for step in range(4)) if begin else "")
         for t, ended in ((99.0, False), (101.0, counts)):
             written = {folder.log(0, 0, "out"): [(t, begin)]}
-            explainer = Explainer(asked, folder, launcher, 0, str(tmp_path), written=written)
+            explainer = Explainer(asked, folder, launcher, 0, str(tmp_path))
+            explainer.written = written
             assert (explainer.doubt(End(0, 0, None, 200.0), False) is None) == (well or ended)
 
 

@@ -295,8 +295,8 @@ def test_figures_for_a_log_are_no_proof_of_one_training():
     """A forgotten DistributedDataParallel, while the loss is averaged for the log."""
     little = [replace(row, sent=5000) for row in world()]
 
-    def begun(steps, sent=0):
-        return {(row.node, row.pid): (steps, replace(row, sent=sent)) for row in little}
+    def begun(steps, sent=0, fresh=True):
+        return {(row.node, row.pid): (steps, fresh, replace(row, sent=sent)) for row in little}
 
     found = judge(little, PLAN, True, begun(50))
     assert (found.answer, found.confidence) == ("as planned", "likely")
@@ -305,6 +305,9 @@ def test_figures_for_a_log_are_no_proof_of_one_training():
     early = judge(little, PLAN, True)
     assert (early.confidence, early.unseen) == ("likely", ("whether they exchange gradients",)), "nobody reports steps"
     assert judge([replace(row, sent=500_000) for row in little], PLAN, True, begun(50)).confidence == "certain"
+    late = [replace(row, sent=500_000) for row in little]
+    assert judge(late, PLAN, True, begun(50, fresh=False)).confidence == "likely", "they may have made more steps"
+    assert "not proven" in judge(little, PLAN, True, begun(50, fresh=False)).summary
     start = [replace(row, sent=2_000_000) for row in little]  # the model was sent once, or data
     assert judge(start, PLAN, True).confidence == "certain"
     assert "0 bytes per step" in judge(start, PLAN, True, begun(50, 2_000_000)).summary

@@ -298,7 +298,8 @@ def test_ranks_that_a_command_starts_are_counted_by_their_logs(tmp_path):
     assert said().endswith("ranks 0-1,3 (ended with 7)")
 
 
-def test_a_hang_is_no_time_left_and_a_silence_neither(drumbeat, home, tmp_path):
+def test_a_hang_is_no_time_left_and_a_silence_neither(drumbeat, home, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     run = make_run(tmp_path / "run", desk=desk(), created=time.time() - 500)
     index(home, tmp_path / "run")
     metrics(run, *({"t": time.time() - 99 + step, "rank": 0, "step": step, "steps": 99} for step in range(10)))

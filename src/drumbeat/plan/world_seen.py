@@ -37,7 +37,8 @@ _PER_STEP = 2048  # bytes per step: more than ranks need to average a loss and o
 _MANY = 20  # steps after which the bytes per step are judged
 LITTLE = "bytes of the TCP connections between them, per step"  # seen, if it is too little to prove one training
 
-Begun = Mapping[_Process, Tuple[int, Row]]  # steps since the first report of a step, and the row at that time
+# Steps since the first report of a step, whether all that were made are known, and the row at the time of that report.
+Begun = Mapping[_Process, Tuple[int, bool, Row]]
 
 
 def judge(rows: Sequence[Row], planned: Planned, final: bool, begun: Optional[Begun] = None) -> Optional[Verdict]:
@@ -81,12 +82,18 @@ def _one_world(members: Sequence[Row], seen: Tuple[str, ...], begun: Begun) -> V
     exchanged = _exchanged(members)
     sent = min(map(exchanged, members))
     since = [(row, *begun[_process(row)]) for row in members if _process(row) in begun]
-    steps = min((steps for _, steps, _ in since), default=0) if len(since) == total else 0
+    steps = min((steps for _, steps, _, _ in since), default=0) if len(since) == total else 0
     each = (
-        min(max(0, exchanged(row) - exchanged(then)) // made for row, made, then in since) if steps >= _MANY else None
+        min(max(0, exchanged(row) - exchanged(then)) // made for row, made, _, then in since)
+        if steps >= _MANY
+        else None
     )
+    # Where steps are read late, bytes of later ones count as theirs: that can show that they are few, not that they are many.
+    fresh = all(fresh for _, _, fresh, _ in since)
     little = not hidden and total > 1 and sent >= ENOUGH and each is not None and each < _PER_STEP
-    proven = total == 1 or (not hidden and not little and (sent >= PLENTY or (each is not None and sent >= ENOUGH)))
+    proven = total == 1 or (
+        not hidden and not little and (sent >= PLENTY or (fresh and each is not None and sent >= ENOUGH))
+    )
     early = not (proven or little or hidden)
     of_them = f"(seen in {total} of {count(total, 'process', 'processes')})"
     summary = f"{count(total, 'rank')} {'in one world' if proven else 'connected'} {of_them}"

@@ -391,10 +391,8 @@ class Node:
     def _new_ends(self, hosts: Sequence[str] = ()) -> Ends:
         run_folder = os.path.dirname(os.path.dirname(self.folder.path))
         kept = self.folder.merged(self.attempt) if self.local_logs else ""
-        written = self.child.printed.written
-        explainer = Explainer(
-            self.order, self.logs, self.launcher, self.attempt, run_folder, kept, self.facts, written, hosts
-        )  # fmt: skip
+        explainer = Explainer(self.order, self.logs, self.launcher, self.attempt, run_folder, kept, self.facts)
+        explainer.written, explainer.hosts = self.child.printed.written, hosts
         return Ends(self.launcher, explainer, self.attempt, self._rank_ended, self.known, notes=self.local)
 
     def _rank_of(self, pid: int) -> Optional[int]:

@@ -185,9 +185,10 @@ class Explainer:
 
     def __init__(
         self, order: Order, logs: NodeFolder, launcher: Direct, attempt: int, run_folder: str, kept: str = "",
-        facts: Optional[Facts] = None, written: Optional[Written] = None, hosts: Sequence[str] = (),
+        facts: Optional[Facts] = None,
     ) -> None:  # fmt: skip
-        self.written, self.hosts = {} if written is None else written, hosts  # of all nodes, and where the ranks meet
+        self.written: Written = {}
+        self.hosts: Sequence[str] = ()  # of all nodes, and where the ranks meet
         self.order, self.logs, self.launcher, self.attempt = order, logs, launcher, attempt
         self.run_folder, self.kept = run_folder, kept
         self.no_gpu, self.identity = (facts.has_no_gpu, facts.identity) if facts else (False, Identity())

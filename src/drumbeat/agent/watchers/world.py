@@ -268,7 +268,9 @@ class WorldCount:
         self.last_step: Optional[float] = None
         # node -> the step and its rows at its first report with steps
         self._begun: Dict[int, Tuple[int, Tuple[Row, ...]]] = {}
-        self._steps: Dict[int, int] = {}  # node -> steps since then, by its last report if that is fresh
+        self._steps: Dict[
+            int, Tuple[int, bool]
+        ] = {}  # node -> steps since then, by its last report, and whether that is fresh
         self.apart: Optional[Finding] = None  # ranks that train in groups of their own, as far as known
         self._alone: Optional[Alone] = None
         self._mute: Optional[Mute] = None
@@ -300,9 +302,7 @@ class WorldCount:
             if node not in self._begun or {row.pid for row in rows} != {row.pid for row in self._begun[node][1]}:
                 self._begun[node] = step, rows
             made = max(0, step - self._begun[node][0])
-            self._steps.pop(node, None)
-            if self._is_fresh(at, made):
-                self._steps[node] = made
+            self._steps[node] = made, self._is_fresh(at, made)
         self._changed = True
 
     @property
@@ -383,7 +383,7 @@ class WorldCount:
 
     def _since_first_step(self) -> Begun:
         return {
-            (node, row.pid): (self._steps[node], row)
+            (node, row.pid): (*self._steps[node], row)
             for node, (_, rows) in self._begun.items()
             if node in self._steps
             for row in rows
