@@ -70,7 +70,7 @@ class Cluster:
         os.symlink("libpmix.so.2", f"{self.base}/pmix/libpmix.so")
         # A small disk that runs full: mounted before the nodes are, so that they see it too.
         os.makedirs(os.path.join(self.home, "small"), exist_ok=True)
-        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "small", f"{self.home}/small"], check=True)
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12m", "small", f"{self.home}/small"], check=True)
         self._munge()
         for number in range(self.gpus):  # a gres file must be a device; this one is /dev/null's
             os.mknod(os.path.join(self.base, "dev", f"nvidia{number}"), 0o666 | 0o020000, os.makedev(1, 3))
