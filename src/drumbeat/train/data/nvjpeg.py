@@ -54,7 +54,7 @@ def _call(name: str, *values: object) -> None:
 def allow_many_streams() -> None:
     """Let CUDA keep its streams apart; call it before CUDA starts. Each decoder has 14 streams. By default all streams of a
     process share eight queues to the GPU, so decoding waits behind the kernels of training, and these wait for files that are
-    not decoded yet: 80 % of the speed of synthetic images, instead of 94 % with 32 queues (measured/gpu.md)."""
+    not decoded yet: 80 % of the speed of synthetic images, instead of about 95 % with 32 queues (measured/gpu.md)."""
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 
