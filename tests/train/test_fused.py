@@ -86,7 +86,7 @@ def test_a_head_whose_sizes_no_8_bit_product_takes_stays_in_16_bits() -> None:
     assert torch.allclose(ours, plain, rtol=1e-4, atol=1e-6)
 
 
-def test_the_head_is_in_8_bits_only_where_its_loss_is() -> None:
+def test_the_head_is_in_8_bits_only_on_request_and_only_where_its_loss_is() -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -95,6 +95,8 @@ def test_the_head_is_in_8_bits_only_where_its_loss_is() -> None:
 
     model = Model()
     Precision("fp8").prepare(model, False, "blocks")
+    assert not float8.is_marked(model.head)
+    Precision("fp8-head").prepare(model, False, "blocks")
     assert type(model.head) is nn.Linear and float8.is_marked(model.head)
     assert type(model.blocks[0]) is float8.Float8Linear and not float8.is_marked(model.blocks[0])
 

@@ -207,6 +207,7 @@ def _measured(case: Any) -> Any:
     from drumbeat.predict.machine import MEASURED
     from drumbeat.predict.past import measured_rate, share_of
 
+    print("measuring this model's matrix products on this GPU, some 15 s", file=sys.stderr)
     rate = measured_rate(case)
     constants = dataclasses.replace(case.constants, product=share_of(case, rate))
     words = f"this model's matrix products reach {rate / 1e12:.0f} TFLOP/s on this GPU, and {case.basis.words}"

@@ -159,8 +159,9 @@ def products_of(case: Case) -> List[Tuple[float, int, int, int]]:
     return [(count, max(1, int(r)), max(1, int(k)), max(1, int(n))) for count, r, k, n in found if count]
 
 
-def measured_rate(case: Case, device: str = "", repeat: int = 10) -> float:
-    """Return the FLOP/s that the products of a case reach together, on this machine's GPU unless a device is named."""
+def measured_rate(case: Case, device: str = "", each: float = 2.0) -> float:
+    """Return the FLOP/s that the products of a case reach together, on this machine's GPU unless a device is named. Each kind
+    of product runs for `each` seconds: a GPU is faster until it reaches its power limit."""
     try:
         import torch
     except ImportError:
@@ -170,24 +171,25 @@ def measured_rate(case: Case, device: str = "", repeat: int = 10) -> float:
         raise Problem("--calibrate here: no GPU here that torch can use", "leave it out, or give a run")
     seconds = flops = 0.0
     for count, rows, inner, columns in products_of(case):
-        seconds += count * _seconds(torch, rows, inner, columns, place, repeat)
+        seconds += count * _seconds(torch, rows, inner, columns, place, each)
         flops += count * 2 * rows * inner * columns
     return flops / seconds
 
 
-def _seconds(torch: Any, rows: int, inner: int, columns: int, place: str, repeat: int) -> float:
-    """Return the median time of one product in 16 bits (on processors in 32)."""
+def _seconds(torch: Any, rows: int, inner: int, columns: int, place: str, each: float) -> float:
+    """Return the time of one product in 16 bits (on processors in 32): the mean of the second half. The numbers are random,
+    because products of equal ones take less power."""
     kind = torch.float32 if place == "cpu" else torch.bfloat16
-    a, b = torch.ones(rows, inner, device=place, dtype=kind), torch.ones(inner, columns, device=place, dtype=kind)
+    a, b = torch.randn(rows, inner, device=place, dtype=kind), torch.randn(inner, columns, device=place, dtype=kind)
     wait = torch.cuda.synchronize if place != "cpu" else (lambda: None)
-    times = []
-    for _ in range(repeat + 2):
+    ends: List[float] = []
+    while len(ends) < 3 or ends[-1] - ends[0] < each:
+        for _ in range(5):
+            torch.mm(a, b)
         wait()
-        began = time.perf_counter()
-        torch.mm(a, b)
-        wait()
-        times.append(time.perf_counter() - began)
-    return float(sorted(times[2:])[repeat // 2])
+        ends.append(time.perf_counter())
+    half = len(ends) // 2
+    return (ends[-1] - ends[half]) / (len(ends) - 1 - half) / 5
 
 
 def share_of(case: Case, rate: float) -> float:

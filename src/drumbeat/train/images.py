@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from drumbeat.train.parallel import Layout
 from drumbeat.train.parallel.meshes import Meshes
 from drumbeat.train.parallel.parallelize import shards
+from drumbeat.train.precision import WITH_MASTERS
 from drumbeat.train.recipes import build, decaying, set_up
 from drumbeat.train.refusal import Refusal
 from drumbeat.train.settings import Settings
@@ -68,7 +69,7 @@ def refuse_for_images(settings: Settings) -> None:
             "an exchange of activations in every layer to save little",
             "use ddp, fsdp, hsdp or pp",
         )
-    if settings.precision in ("bf16-master", "fp8"):
+    if settings.precision in WITH_MASTERS:
         raise Refusal(f"precision {settings.precision} is for transformers trained with AdamW", "use bf16")
 
 

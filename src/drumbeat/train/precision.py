@@ -21,7 +21,11 @@ NAMES = {
     "bf16-master": "weights in bf16, fp32 masters in the optimizer: the fastest on one GPU and with DDP",
     "fp16": "weights in fp32, computing in fp16 with a scaled loss",
     "fp8": "as bf16-master (or bf16 when sharded), linear layers in fp8",
+    "fp8-head": "as fp8, the head in fp8 too: faster, less exact",
 }
+
+IN_8_BITS = ("fp8", "fp8-head")
+WITH_MASTERS = ("bf16-master", *IN_8_BITS)  # without shards, weights are in bf16 and the optimizer has them in fp32
 
 
 @dataclass(frozen=True)
@@ -33,12 +37,12 @@ class Precision:
             raise Refusal(f"precision '{self.name}' is unknown", f"known: {', '.join(NAMES)}")
 
     def check(self, device: torch.device, sharded: bool, tensor_parallel: bool) -> None:
-        if self.name == "fp8":
+        if self.name in IN_8_BITS:
             reason = float8.supported(device)
             if reason:
-                raise Refusal(f"precision fp8: {reason}", "use bf16")
+                raise Refusal(f"precision {self.name}: {reason}", "use bf16")
             if tensor_parallel:
-                raise Refusal("precision fp8 with tensor parallelism is not built", "use bf16")
+                raise Refusal(f"precision {self.name} with tensor parallelism is not built", "use bf16")
         if self.name == "fp16" and (sharded or tensor_parallel):
             raise Refusal(
                 "precision fp16 with FSDP or tensor parallelism is not built: each rank would scale its loss differently",
@@ -51,20 +55,20 @@ class Precision:
     def prepare(self, model: nn.Module, sharded: bool, blocks: str = "") -> None:
         """Set the type of the weights and replace layers; call it before anything is wrapped."""
         torch.set_float32_matmul_precision("high" if self.name == "tf32" else "highest")
-        if self.name in ("bf16-master", "fp8") and not sharded:
+        if self.name in WITH_MASTERS and not sharded:
             model.bfloat16()
-        if self.name == "fp8":
+        if self.name in IN_8_BITS:
             float8.convert_linears(model, lambda name, _: name.startswith(blocks))
             if blocks:
                 float8.fuse_mlps(model)
             head = getattr(model, "get_output_embeddings", lambda: getattr(model, "head", None))()
-            if isinstance(head, nn.Linear):
+            if self.name == "fp8-head" and isinstance(head, nn.Linear):
                 float8.mark(head)
 
     @property
     def compute_dtype(self) -> torch.dtype:
         """Return the type of activations in the blocks."""
-        if self.name in ("bf16", "bf16-master", "fp8"):
+        if self.name in ("bf16", *WITH_MASTERS):
             return torch.bfloat16
         return torch.float16 if self.name == "fp16" else torch.float32
 
@@ -77,7 +81,7 @@ class Precision:
         return nullcontext()
 
     def sharded_policy(self, model: nn.Module) -> MixedPrecisionPolicy:
-        if self.name in ("bf16", "fp8") and fsdp_casts(model):
+        if self.name in ("bf16", *IN_8_BITS) and fsdp_casts(model):
             # Gradients are added up over ranks in fp32: bf16 has 8 bits, a sum over 1,024 ranks needs more.
             return MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         return MixedPrecisionPolicy()

@@ -22,7 +22,7 @@ from drumbeat.train.parallel.meshes import Meshes, gathered
 from drumbeat.train.parallel.parallelize import Plan, Sharding, find_blocks, parallelize, read_plan, shards
 from drumbeat.train.parallel.pipeline import INNER, Pipeline, make_stages, refuse_for_pipelines
 from drumbeat.train.parallel.uncut import Uncut
-from drumbeat.train.precision import Precision
+from drumbeat.train.precision import WITH_MASTERS, Precision
 from drumbeat.train.refusal import Refusal
 from drumbeat.train.safetensors import Tensors
 from drumbeat.train.trainer import StepSettings, Trainer
@@ -142,7 +142,7 @@ def setup(
         if world.lead:
             print(f"weights: {words}", flush=True)
     rebind(optimizer, names, parts)
-    if precision in ("bf16-master", "fp8") and not shards(meshes):
+    if precision in WITH_MASTERS and not shards(meshes):
         optimizer = with_masters(optimizer, precision)
     # Dropout: other numbers for other samples. Tensor-parallel ranks hold the same activations, unless their sequence is cut.
     alike = 1 if any(isinstance(style, SequenceParallel) for style in styles.values()) else degrees.tp
