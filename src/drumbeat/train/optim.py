@@ -147,8 +147,8 @@ def _encode(x: Tensor, codes: Tensor, scale: Tensor, signed: bool) -> None:
 
 
 class OffloadedAdamW(torch.optim.AdamW):
-    """AdamW whose state, fp32 masters included, is in the host's memory: 12 bytes per parameter less on the device. Gradients go
-    to the host, which makes the update, and weights come back."""
+    """AdamW whose state, fp32 masters included, is in the host's memory: 12 bytes per parameter less on the device. Gradients
+    are copied to the host, the update is computed there, and the new weights are copied back."""
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]

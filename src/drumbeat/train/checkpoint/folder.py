@@ -83,7 +83,7 @@ def place_for(path: str) -> str:
 
 def commit(folder: str, marker: Dict[str, Any], keep: int, place: str) -> None:
     """Make the checkpoint at `place` the latest, under the name of its step; remove older ones beyond `keep`. Checkpoints of
-    later steps stay: training has resumed before them, so they could not be read."""
+    later steps are kept: they could not be read, so training went back to an earlier one."""
     step = marker["step"]
     path = os.path.join(folder, name_of(step))
     _write(os.path.join(place, MARKER), sealed({"version": VERSION, **marker}))
