@@ -270,6 +270,7 @@ def figures_of(run: Run, now: Optional[float] = None) -> Figures:
         step=progress.step,
         steps=progress.steps,
         step_is=progress.step_is,
+        resumed_from=reports.began,
         starts=max(1, sum(isinstance(event, kinds.RunStarted) for event in events)),
         steps_of=progress.lap,
         loss=both(progress.first_loss, progress.last_loss),

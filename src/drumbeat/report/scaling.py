@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import field, replace
+from difflib import SequenceMatcher
+from functools import reduce
 from typing import Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
@@ -84,15 +86,27 @@ def _difference(what: str, values: Mapping[str, str], breaks: bool) -> List[Diff
 
 
 def _cut_alike(commands: Mapping[str, str]) -> Dict[str, str]:
-    """Keep only the words in which commands differ, so that two long ones can be told apart."""
-    words = {name: command.split() for name, command in commands.items() if command}
-    common = set.intersection(*map(set, words.values())) if words else set()
-    if len({tuple(each) for each in words.values()}) == 1:
+    """Shorten commands: what all have in common becomes `...`, except the name of an option whose value differs."""
+    words = {name: command.split() for name, command in commands.items()}
+    told = [each for each in words.values() if each]
+    if len({*map(tuple, told)}) < 2 or all(len(command) <= _MOST for command in commands.values()):
         return dict(commands)
-    return {
-        name: " ".join(word for word in words[name] if word not in common) or "(without them)" if name in words else ""
-        for name in commands
-    }
+    return {name: _own_words(each, reduce(_common, told)) for name, each in words.items()}
+
+
+def _common(one: List[str], other: List[str]) -> List[str]:
+    blocks = SequenceMatcher(None, one, other, autojunk=False).get_matching_blocks()
+    return [word for block in blocks for word in one[block.a : block.a + block.size]]
+
+
+def _own_words(words: Sequence[str], common: Sequence[str]) -> str:
+    left, shown = list(common), [""]
+    for word, value in zip(words, [*words[1:], ""]):
+        shared = left[:1] == [word]
+        del left[:shared]
+        kept = not shared or (word.startswith("-") and left[:1] != [value])
+        shown += [word] if kept else ["..."] * (shown[-1] != "...")
+    return " ".join(shown[1:])
 
 
 STRONG, WEAK, NEITHER, NOT_KNOWN, REPEATED = "strong", "weak", "neither", "not known", "repeated"
@@ -164,13 +178,14 @@ class Comparison:
     repeats: Tuple[Repeats, ...] = ()
 
     @property
-    def fair(self) -> bool:
-        return not any(each.breaks for each in self.differences)
-
-    @property
     def variants(self) -> bool:
         """Return true for runs of one size with other settings: they say nothing about scaling."""
-        return self.kind == REPEATED and not self.fair
+        return self.kind == REPEATED and any(each.breaks for each in self.differences)
+
+    @property
+    def fair(self) -> Optional[bool]:
+        """Return whether only the size differs; None for variants, which do not measure scaling."""
+        return None if self.variants else not any(each.breaks for each in self.differences)
 
 
 def compare(runs: Sequence[Figures]) -> Comparison:

@@ -13,7 +13,7 @@ from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from drumbeat.base.problem import Problem
 from drumbeat.base.text import columns, duration
-from drumbeat.findings.model import ERROR
+from drumbeat.findings.model import ERROR, WARNING
 from drumbeat.metrics.trackers import MODULES, open_tracker
 from drumbeat.report.figures import LOSS, NOT_RECORDED, VALIDATION, Figures
 from drumbeat.report.printed_log import metrics_of_log
@@ -22,6 +22,7 @@ from drumbeat.report.text import end_words, rows, size_words, speed_words
 from drumbeat.runfolder.lines import part_words
 from drumbeat.runfolder.records import Metric
 from drumbeat.runfolder.run import Run
+from drumbeat.runfolder.state import HANGING
 from drumbeat.runfolder.tracker import SCALARS, figures, identity, send
 from drumbeat.verify.chart import Look, line_chart, share_bar
 
@@ -63,9 +64,9 @@ def page_of(figures: Figures) -> str:
 
 def _verdict(figures: Figures) -> str:
     """Return how the run ended, what was wrong and its fix, and the most requested figures."""
-    wrong = [note for note in figures.notes if note.severity == ERROR or figures.outcome != FINISHED and note.fix]
-    bad = wrong or figures.outcome == "failed"
-    state = "error" if bad else "ok" if figures.outcome == FINISHED else ""
+    wrong = [note for note in figures.notes if note.severity == ERROR or note.severity == WARNING and note.fix]
+    bad = figures.outcome in ("failed", HANGING) or any(note.severity == ERROR for note in wrong)
+    state = "error" if bad else "ok" if figures.outcome == FINISHED and not figures.world else ""
     lines = [f'<p class="end">{escape(end_words(figures))}</p>']
     for note in wrong[:3]:
         lines.append(f"<p>{escape(note.text)}</p>")
@@ -97,7 +98,7 @@ def charts_of(figures: Figures) -> Dict[str, str]:
                 at = figures.steps_at
                 series = {each: [(_step_at(t, at), value) for t, value in own] for each, own in series.items()}
                 over = figures.step_is or "step"
-            found[file] = line_chart(name, series, over, unit, Look(zero=unit != "loss"))
+            found[file] = line_chart(name[0].upper() + name[1:], series, over, unit, Look(zero=unit != "loss"))
     return found
 
 

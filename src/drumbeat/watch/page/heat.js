@@ -16,6 +16,12 @@ function palette(theme) {
   return [...shades, ...["--empty", "--bad", "--quiet"].map((name) => css.getPropertyValue(name).trim())];
 }
 
+// Black or white, whichever is easier to read on a colour (WCAG's relative luminance).
+export function ink(hex) {
+  const [r, g, b] = [1, 3, 5].map((from) => parseInt(hex.slice(from, from + 2), 16) / 255).map((v) => (v <= 0.04 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.179 ? "#000000" : "#ffffff";
+}
+
 // Where a node's column begins.
 function place(s, data, index) {
   return [s.left + (index % s.perLine) * s.wide, Math.floor(index / s.perLine) * (data.columns * s.tall + s.between) + s.between];
@@ -75,7 +81,7 @@ export class Heat {
         if (s.tall > 12) { pen.clearRect(x, y, s.wide - s.gap, s.tall - s.gap); pen.beginPath(); pen.roundRect(x, y, s.wide - s.gap, s.tall - s.gap, 4); pen.fill(); }
         else pen.fillRect(x, y, s.wide - s.gap, s.tall - s.gap);
         if (texts && share !== null) {
-          pen.fillStyle = (share > 0.45) !== (theme === "dark") ? "#ffffff" : theme === "light" ? "#17202c" : share > 0.75 ? "#10202a" : "#dfe8f2";
+          pen.fillStyle = ink(pen.fillStyle);
           pen.textAlign = "center"; pen.fillText(value >= 100 ? Math.round(value) : value, x + s.wide / 2 - 1, y + s.tall / 2 - 1);
         }
       }
@@ -89,7 +95,8 @@ export class Heat {
     data.nodes.forEach((node, index) => {
       const [x, top] = place(s, data, index), first = index % s.perLine === 0;
       pen.textAlign = wide ? "center" : "left";
-      if (first || wide || (index % s.perLine) % every === 0) pen.fillText(`${node}`, wide ? x + s.wide / 2 - 1 : x, top - 7);
+      const fits = wide || x + pen.measureText(`${node}`).width < this.box.clientWidth;
+      if (fits && (first || wide || (index % s.perLine) % every === 0)) pen.fillText(`${node}`, wide ? x + s.wide / 2 - 1 : x, top - 7);
       if (!first) return;
       pen.textAlign = "right";
       pen.fillText(s.tall > 12 || data.columns > 3 ? "0" : "", s.left - 6, top + s.tall / 2 - 1);
