@@ -17,14 +17,8 @@ def add_arguments(parser: Any) -> None:
     group = parser.add_argument_group("before and after")
     group.add_argument("--wait", action="store_true", help="wait until the job has ended; exit with its code")
     group.add_argument("--follow", action="store_true", help="like --wait, and show what its ranks print")
-    group.add_argument(
-        "--after",
-        action="append",
-        dest="after_runs",
-        default=[],
-        metavar="RUN",
-        help="start only after this run has succeeded (submit waits if the scheduler cannot); repeatable",
-    )
+    words = "start only after this run has succeeded (submit waits if the scheduler cannot); repeatable"
+    group.add_argument("--after", action="append", dest="after_runs", default=[], metavar="RUN", help=words)
     add_json(parser)
 
 

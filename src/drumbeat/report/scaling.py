@@ -18,6 +18,7 @@ from drumbeat.base.regex import regex
 from drumbeat.report.figures import NOT_RECORDED, Figures, Phases
 from drumbeat.report.intervals import error_of_mean
 from drumbeat.runfolder.progress import AS_PRINTED
+from drumbeat.runfolder.state import GOING_ON
 
 # Differences between runs besides their size. Pure.
 
@@ -202,7 +203,7 @@ def compare(runs: Sequence[Figures]) -> Comparison:
     if len(usable) < 2:
         why = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
         words = f"fewer than two runs can be compared ({why or 'give at least two'})"
-        raise Problem(words, "drumbeat report RUN RUN ...")
+        raise Problem(words, "drumbeat list shows the runs, and which of them have a speed")
     ordered = sorted(usable, key=lambda run: run.size or 0)  # those of one size as they were named
     baseline = ordered[0]
     kind, why = scaling_kind(ordered)
@@ -264,7 +265,7 @@ def _equal(values: Sequence[float]) -> bool:
 
 def _unusable(run: Figures) -> str:
     if run.speed is None or run.speed.value <= 0:
-        return "no throughput is known"
+        return "no throughput is known" + (f" yet: it is {run.outcome}" if run.outcome in GOING_ON else "")
     if not run.size:
         return "how many GPUs or ranks it used is not known"
     return ""

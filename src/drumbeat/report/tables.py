@@ -44,7 +44,7 @@ svg { width: 100%; height: auto; } svg .t { fill: var(--text); } svg .g { stroke
 .bar { display: flex; height: 1.6rem; border-radius: 4px; overflow: hidden; } .bar span { height: 100%; }
 .soft { color: var(--soft); } .scroll { overflow-x: auto; } .scroll td { white-space: nowrap; }
 .verdict { border-left: 6px solid var(--soft); padding: .2rem 1rem; margin: 1rem 0; overflow-wrap: anywhere; }
-.verdict p { margin: .3rem 0; } .verdict .end { font-size: 1.15rem; font-weight: 600; }
+.verdict p { margin: .3rem 0; } .verdict .end { font-size: 1.15rem; font-weight: 600; } .scroll th + th { text-align: right; }
 .verdict.ok { border-color: var(--good); } .verdict.ok .end { color: var(--good); }
 .verdict.error { border-color: var(--bad); } .verdict.error .end { color: var(--bad); }
 """
@@ -156,19 +156,10 @@ def _cells(row: Row) -> List[str]:
 
 
 def _means(repeats: Repeats, columns: int) -> List[str]:
-    name = f"mean of {repeats.runs[0]} and {len(repeats.runs) - 1} more"
     loss = "" if repeats.loss is None else _with_error(repeats.loss, repeats.loss_error, ".4g")
     error = "" if repeats.throughput_error is None else f" ± {_rate(repeats.throughput_error)}"
-    found = [
-        name,
-        str(repeats.nodes or _WORDS[None]),
-        str(repeats.size),
-        _rate(repeats.throughput) + error,
-        "",
-        "",
-        "",
-        loss,
-    ]
+    found = [f"mean of {repeats.runs[0]} and {len(repeats.runs) - 1} more", str(repeats.nodes or _WORDS[None])]
+    found += [str(repeats.size), _rate(repeats.throughput) + error, "", "", "", loss]
     return found + [""] * (columns - len(found))
 
 
@@ -318,7 +309,7 @@ def charts_of_comparison(comparison: Comparison) -> Dict[str, str]:
     }
     return {
         name: line_chart(
-            f"{name}, with its 95 % interval" if errors else name, {"measured": points, "ideal": expected},
+            name.capitalize() + (", with its 95 % interval" if errors else ""), {"measured": points, "ideal": expected},
             comparison.size_is, unit, Look(dots=True, errors={"measured": errors}),
         ) for name, (points, expected, errors, unit) in charts.items()
     }  # fmt: skip

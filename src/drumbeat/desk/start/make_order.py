@@ -86,7 +86,7 @@ def make_order(job: Job, site: Site, place: Place, environ: Mapping[str, str]) -
         )
     if job.sweep and place.kind != LOGIN:
         raise Problem(
-            f"{job.where('sweep')}: a sweep is several jobs, and this starts one",
+            f"{job.where('sweep')}: a sweep is several jobs, and this takes one",
             "drumbeat submit queues one for each value",
         )
     return with_code(_make_order(job, site, place, environ), job.code)
