@@ -95,7 +95,7 @@ def _cut_alike(commands: Mapping[str, str]) -> Dict[str, str]:
     return {name: _own_words(each, reduce(_common, told)) for name, each in words.items()}
 
 
-def _common(one: List[str], other: List[str]) -> List[str]:
+def _common(one: Sequence[str], other: Sequence[str]) -> Sequence[str]:
     blocks = SequenceMatcher(None, one, other, autojunk=False).get_matching_blocks()
     return [word for block in blocks for word in one[block.a : block.a + block.size]]
 

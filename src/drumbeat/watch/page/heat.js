@@ -24,7 +24,7 @@ export function ink(hex) {
 
 // Where a node's column begins.
 function place(s, data, index) {
-  return [s.left + (index % s.perLine) * s.wide, Math.floor(index / s.perLine) * (data.columns * s.tall + s.between) + s.between];
+  return [Math.round(s.left + (index % s.perLine) * s.wide), Math.floor(index / s.perLine) * (data.columns * s.tall + s.between) + s.between];
 }
 
 export class Heat {
@@ -44,11 +44,11 @@ export class Heat {
 
   shape() {
     const { nodes, columns } = this.data, width = this.box.clientWidth - 36;
-    const wide = Math.max(7, Math.min(150, Math.floor(width / nodes.length)));
-    const perLine = Math.max(1, Math.min(nodes.length, Math.floor(width / wide)));
+    const wide = Math.max(7, Math.min(200, width / nodes.length));
+    const perLine = Math.max(1, Math.min(nodes.length, Math.floor(width / wide + 0.001)));
     const many = nodes.length > perLine || wide < 16;
     const tall = many ? (columns > 8 ? 4 : 6) : 22;
-    return { wide: many ? Math.floor(width / perLine) : wide, tall, perLine, gap: many ? 1 : GAP, lines: Math.ceil(nodes.length / perLine), left: 36, between: 14 };
+    return { wide: many ? width / perLine : wide, tall, perLine, gap: many ? 1 : GAP, lines: Math.ceil(nodes.length / perLine), left: 36, between: 14 };
   }
 
   draw() {
@@ -67,7 +67,7 @@ export class Heat {
       pen.scale(ratio, ratio); pen.font = "11px system-ui, sans-serif"; pen.textBaseline = "middle";
       this.labels(pen, s);
     }
-    const span = data.high - data.low || 1, lost = new Set(data.lost), texts = s.wide >= 34 && s.tall > 12;
+    const span = data.high - data.low || 1, broad = Math.floor(s.wide) - s.gap, lost = new Set(data.lost), texts = s.wide >= 34 && s.tall > 12;
     data.values.forEach((row, index) => {
       const [x, top] = place(s, data, index), gone = lost.has(data.nodes[index]);
       const bad = data.bad === null || data.ranks[index] === null ? -1 : data.bad - data.ranks[index];
@@ -78,8 +78,8 @@ export class Heat {
         if (!texts && this.painted[which] === colour) continue;
         this.painted[which] = colour;
         pen.fillStyle = this.palette[colour];
-        if (s.tall > 12) { pen.clearRect(x, y, s.wide - s.gap, s.tall - s.gap); pen.beginPath(); pen.roundRect(x, y, s.wide - s.gap, s.tall - s.gap, 4); pen.fill(); }
-        else pen.fillRect(x, y, s.wide - s.gap, s.tall - s.gap);
+        if (s.tall > 12) { pen.clearRect(x, y, broad, s.tall - s.gap); pen.beginPath(); pen.roundRect(x, y, broad, s.tall - s.gap, 4); pen.fill(); }
+        else pen.fillRect(x, y, broad, s.tall - s.gap);
         if (texts && share !== null) {
           pen.fillStyle = ink(pen.fillStyle);
           pen.textAlign = "center"; pen.fillText(value >= 100 ? Math.round(value) : value, x + s.wide / 2 - 1, y + s.tall / 2 - 1);
