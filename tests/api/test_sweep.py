@@ -25,10 +25,16 @@ def test_each_combination_is_one_job(toys):  # noqa: F811
     assert kept["command"][-1] == "echo lr 1e-4 seed 7"
 
 
-def test_a_sweep_needs_a_scheduler(drumbeat):
-    done = drumbeat("run", "--sweep", "lr=1,2", "--", "echo", "a b", "lr={lr}")
-    assert done.returncode == 2 and "array of jobs" in done.stderr
-    assert "for lr in 1 2; do drumbeat submit -- echo 'a b' \"lr=${lr}\"; done" in " ".join(done.stderr.split())
+def test_a_machine_without_a_scheduler_queues_one_run_for_each_value(drumbeat):
+    done = drumbeat("run", "--sweep", "lr=1,2", "--", "echo", "lr={lr}")
+    assert done.returncode == 2 and "drumbeat submit queues one for each value" in " ".join(done.stderr.split())
+    words = ("--sweep", "lr=1e-3,a b", "--ranks-per-node", "1", "--wait", "--json")
+    done = drumbeat("submit", *words, "--", "sh", "-c", 'echo "$1 seed"; test "$1" = 1e-3', "x", "{lr}")
+    assert done.returncode == 1, "that of the run that fails"
+    first, second = map(json.loads, done.stdout.splitlines())
+    assert first["run_id"].startswith("x-lr-1e-3-") or first["run_id"].startswith("sh-lr-1e-3-")
+    assert second["run_id"].rpartition("-lr-")[2].startswith("a-b-")
+    assert "a b seed" in drumbeat("logs", second["run_id"]).stdout
 
 
 def test_combinations():

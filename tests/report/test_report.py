@@ -19,6 +19,7 @@ from drumbeat.runfolder.records import Sample, parse_metric, so_far_line
 from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.state import ledger
 from drumbeat.runfolder.summary import AttemptEnd, summarize, write_summary
+from drumbeat.verify.chart import line_chart, share_bar
 from tests.runfolder.folders import events, make_run, metrics, order
 
 TOKENS, STEP = 512, 0.5
@@ -28,7 +29,7 @@ def finished(path, **changes):
     """Two ranks, 100 steps of half a second with 512 tokens per rank, on two H100 of 300 W each."""
     run = make_run(path)
     setup = {"flops_per_token": 6e11, "flops_formula": "6 N", "flops_dtype": "bf16", "precision": "bf16"}
-    metrics(run, {"t": 1010.0, "rank": 0, "kind": "setup", **setup})
+    metrics(run, {"t": 1010.0, "rank": 0, "kind": "setup", "step": 20, **setup})
     for step in range(1, 101):
         for rank in (0, 1):
             t = 1010.0 + STEP * step + 0.1 * rank  # rank 1 is late
@@ -199,6 +200,31 @@ def test_the_page_begins_with_the_verdict(tmp_path):
     failed = dataclasses.replace(figures, outcome="failed", notes=(Note("error", "rank 1: out of memory", "less"),))
     head = page_of(failed).partition("<svg")[0]
     assert 'class="verdict error"' in head and "rank 1: out of memory" in head and "<b>Fix:</b> less" in head
+    copies = dataclasses.replace(
+        figures, world="2 copies", notes=(Note("warning", "2 copies of one training", "join"),)
+    )
+    head = page_of(copies).partition("<svg")[0]
+    assert 'class="verdict "' in head and "2 copies of one training" in head and "<b>Fix:</b> join" in head
+    told = dataclasses.replace(
+        figures, outcome="hanging", exit_code=None, end="", ledger={"training": 9.0, "hang": 40.0}
+    )
+    assert {("step", "100 of 100, resumed from 20"), ("end", "hanging for 40 s")} <= set(rows(told)), rows(told)
+
+
+def test_legends_stand_below_the_drawing_and_end_inside_of_it():
+    """A letter of 13 px is 6.7 wide on average."""
+    long = share_bar("Time", {"without a reported step": 50.5, "start": 45.7}, "s", {})
+    short = share_bar("Time", {"start": 50.5, "training": 45.7}, "s", {})
+    lines = line_chart("Loss", {"training": [(1, 2.0), (2, 1.0)], "validation": [(1, 3.0)]}, "step", "loss")
+    for drawn, rows_of in ((long, 2), (short, 1), (lines, 1)):
+        picture = ElementTree.fromstring(drawn)
+        width, height = map(float, picture.get("viewBox").split()[2:])
+        texts = [
+            (float(each.get("x")), float(each.get("y")), each.text) for each in picture.iter("{http://www.w3.org/2000/svg}text")
+            if each.text.startswith(("start", "training", "validation", "without"))
+        ]  # fmt: skip
+        assert all(x + 6.7 * len(text) < width and y < height for x, y, text in texts), texts
+        assert len(texts) == 2 and len({y for _, y, _ in texts}) == rows_of
 
 
 def test_every_figure_is_a_file_and_validation_is_drawn(tmp_path, capsys):

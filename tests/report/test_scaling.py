@@ -37,7 +37,7 @@ def test_a_changed_batch_is_flagged():
     assert any("NOT A FAIR COMPARISON" in line for line in said(found))
     rates = [run(4, 4000.0, name=name, command=f"train.py --lr {name}") for name in ("0.1", "0.01")]
     varied = compare(rates)
-    assert "Variants, not scaling" in "\n".join(said(varied)) and not varied.fair and not varied.questions
+    assert "Variants, not scaling" in "\n".join(said(varied)) and varied.fair is None and not varied.questions
     assert any(line == "differs: batch of a step: 4,096 tokens (run-4); 6,000 tokens (run-8)" for line in said(found))
 
 
@@ -80,6 +80,20 @@ def test_what_only_says_the_size_is_no_difference_and_an_unknown_value_breaks_no
     assert compare([run(4, 4000.0, command=commands[0]), run(8, 7600.0, command=commands[1])]).differences == ()
     found = compare([run(4, 4000.0, precision="bf16"), run(8, 7600.0)])
     assert found.fair and found.differences[0].text() == "precision: bf16 (run-4); not known (run-8)"
+
+
+def test_long_commands_keep_where_they_differ():
+    """The options that differ keep their names; values that changed places differ too."""
+    begin = "python train.py --data /scratch/project/tokens/of/everything --epochs 30"
+    told = {
+        "a": f"{begin} --lr 0.1 --wd 0.2 --seed 1",
+        "b": f"{begin} --lr 0.2 --wd 0.1 --seed 2",
+        "c": f"{begin} --ema",
+    }
+    found = compare(
+        [run(size, 1000.0 * size, name=name, command=told[name]) for size, name in ((4, "a"), (8, "b"), (16, "c"))]
+    )
+    assert found.differences[0].values == {"a": "... --lr 0.1 --wd 0.2", "b": "... --lr 0.2 --wd 0.1", "c": "... --ema"}
 
 
 def test_more_than_linear_is_questioned():

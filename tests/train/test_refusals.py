@@ -24,7 +24,7 @@ SMALL = ["steps=2", "batch=2", "validation=0", "report_every=1"]
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["lama"], ["no recipe 'lama'", "did you mean llama?"]),
+        (["lama"], ["no recipe 'lama'", "did you mean 'llama'?"]),
         (["llama", "--set", "stepz=3"], ["no setting 'stepz'", "did you mean steps?"]),
         (["llama", "--set", "steps=many"], ["steps=many", "a whole number"]),
         (["llama", "--set", "steps=-1"], ["steps=-1", "a whole number of at least 0"]),

@@ -31,7 +31,7 @@ from drumbeat.tune.search import (
     most_trials,
     ranked,
 )
-from drumbeat.tune.session import _used_gib, closing
+from drumbeat.tune.session import _used_gib, closing, table
 from drumbeat.tune.trial_list import Plan, find_recipe, layout_text, own_batch, read_layout, tunable
 from tests.runfolder.folders import make_run
 
@@ -310,3 +310,11 @@ def test_the_memory_of_a_program_that_reports_none_is_what_its_gpus_held(tmp_pat
             gpus = [{"index": 0, "memory_used": used << 30}, {"index": 1}]
             file.write(json.dumps({"t": t, "host": "h", "gpus": gpus}) + "\n")
     assert _used_gib(Run.open(run.path)) == 9.0 and _used_gib(None) is None
+
+
+def test_the_table_leaves_out_what_no_trial_knows():
+    trials = [
+        Result(Point(batch=batch), OK, "", 20.0, speed=100.0 * batch, unit="samples/s", run="r") for batch in (4, 8)
+    ]
+    assert table("batch", trials, ())[0].split() == ["batch", "outcome", "speed", "seconds", "run"]
+    assert "memory" in table("batch", [*trials, Result(Point(batch=16), OK, "", 20.0, memory_gib=3.0)], ())[0]

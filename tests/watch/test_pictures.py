@@ -41,6 +41,22 @@ AXES = """
 return Object.values(drumbeat.charts).filter((chart) => !chart.empty)
   .map((chart) => [chart.plot.layout.xaxis.title.text, chart.plot.layout.yaxis.title.text]);
 """
+# Charts without a number along the x axis.
+BARE = "return Object.values(drumbeat.charts).some((chart) => !chart.empty && !chart.plot.querySelector('.xtick text'))"
+# The least contrast of a number in the heat map with its cell, over all shades and the red of a rank that hangs.
+INK = """
+const done = arguments[0], pen = document.createElement("canvas").getContext("2d");
+function light(hex) {
+  const [r, g, b] = [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16) / 255)
+    .map((v) => (v <= 0.04 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+}
+import("/page/heat.js").then(({ ink }) => done(Math.min(...drumbeat.heat.palette.slice(0, 66).map((shade) => {
+  pen.fillStyle = shade;
+  const pair = [light(pen.fillStyle), light(ink(pen.fillStyle))];
+  return (Math.max(...pair) + 0.05) / (Math.min(...pair) + 0.05);
+}))));
+"""
 # WCAG's contrast of each text with what lies behind it.
 PALE = """
 const canvas = document.createElement("canvas"), pen = canvas.getContext("2d", { willReadFrequently: true });
@@ -82,7 +98,7 @@ def test_nodes_that_stand_out():
 def test_as_somebody_looks_at_it(tmp_path):
     few = recorded(tmp_path / "few")
     events(few, ("finding", {"finding": HANG}))
-    many = recorded(tmp_path / "many", nodes=9, ranks=8, last=15)
+    many = recorded(tmp_path / "many", nodes=9, ranks=8, last=4)
     for node in range(9):
         sample(many, node, time.time() - 1.0, [gpu(index, 5.0 if node == 4 else 90.0) for index in range(8)])
     with browser() as driver:
@@ -96,7 +112,7 @@ def test_as_somebody_looks_at_it(tmp_path):
                     width,
                     script(FLAWS),
                 )
-            assert all(x == "time of day" and y for x, y in script(AXES)), script(AXES)
+            assert all(x == "time of day" and y for x, y in script(AXES)) and not script(BARE), script(AXES)
             assert script("return document.getElementById('state').className") == "chip error"
             assert "bad" in script("return document.querySelector('[data-name=step]').className")
             words = script("return document.getElementById('failure').innerText")
@@ -107,14 +123,16 @@ def test_as_somebody_looks_at_it(tmp_path):
             for theme in ("light", "dark"):
                 assert script("return document.documentElement.dataset.theme") == theme
                 assert until(lambda: not script(PALE)), (theme, script(PALE))
+                assert driver.execute_async_script(INK) >= 4.5
                 script("document.getElementById('theme').click()")
         with served(running(many), tmp_path) as page:
             driver.get(page.address)
-            assert until(lambda: script(DRAWN) == 7)
+            assert until(lambda: script(DRAWN) == 6)
             names = "return drumbeat.charts.gpu_use.names.map((each) => each[1])"
             assert until(lambda: script(names) == ["mean and range of all nodes", "node 4"]), script(names)
             bands = "return drumbeat.charts.gpu_use.plot.data.filter((trace) => trace.fill).length"
             assert until(lambda: script(bands) == 1)
+            assert not script(BARE), "nodes whose only samples are milliseconds apart"
             assert "Each column is a node" in script("return document.getElementById('heatkey').textContent")
 
 

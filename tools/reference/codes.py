@@ -10,6 +10,9 @@ from drumbeat.findings.model import ERROR, INFO, OK, WAS
 from drumbeat.logs.meaning.rules import CAUSE, CONSEQUENCE, NOTE, REPORT, SYMPTOM, Rule, rulebook
 
 _INTRO = """\
+---
+search: {boost: 1.5}
+---
 <!-- Made by: python -m tools.reference. The words are in src/drumbeat/findings and src/drumbeat/logs/rules. -->
 # Codes of findings
 

@@ -52,6 +52,8 @@ def _table(parser: Any) -> List[str]:
             continue
         words = (action.help or "").replace("%%", "%").replace(_RUN, "a run").replace("; flags override it", "")
         words = re.sub(r"; default: the newest( run)? here", "", words)
+        if words in ("job file", "a run"):
+            continue
         lines.append(f"| {_names(action)} | {_cell(words)} |")
     return ["| argument | meaning |", "|---|---|", *lines] if lines else ["No arguments."]
 

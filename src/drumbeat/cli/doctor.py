@@ -14,21 +14,10 @@ Judged = List[Tuple[str, Any]]  # what was judged, and its findings
 
 
 def add_arguments(parser: Any) -> None:
-    parser.add_argument(
-        "--root",
-        action="append",
-        default=[],
-        metavar="DIR",
-        help="check another node, given as a folder or a capture; several are compared with each other",
-    )
-    parser.add_argument(
-        "--from",
-        dest="dumps",
-        nargs="+",
-        default=[],
-        metavar="FILE",
-        help="instead: what was pasted of one node (nvidia-smi, rocm-smi, ibstat, ip addr, ...), judged together",
-    )
+    words = "check another node, given as a folder or a capture; several are compared with each other"
+    parser.add_argument("--root", action="append", default=[], metavar="DIR", help=words)
+    words = "check a node by saved output of nvidia-smi, rocm-smi, ibstat, ip addr, ..."
+    parser.add_argument("--from", dest="dumps", nargs="+", default=[], metavar="FILE", help=words)
     parser.add_argument(
         "--host-facts",
         metavar="FILE",
@@ -43,12 +32,8 @@ def add_arguments(parser: Any) -> None:
         help="check instead how this framework was built, by its own report (ds_report, horovodrun --check-build, ompi_info); "
         f"one of {', '.join(FRAMEWORKS)}",
     )
-    parser.add_argument(
-        "--python",
-        metavar="PATH",
-        default="python3",
-        help="the Python whose packages --framework checks; default: python3",
-    )
+    words = "the Python whose packages --framework checks; default: python3"
+    parser.add_argument("--python", metavar="PATH", default="python3", help=words)
     add_json(parser)
     parser.epilog = "Exit code: 0 when nothing is worse than a warning, 1 when something would break a job."
 

@@ -16,7 +16,7 @@ def add_arguments(parser: Any) -> None:
         "path", nargs="?", default=".", metavar="PATH", help="folder, or the script (default: this folder)"
     )
     parser.add_argument("--print", action="store_true", help="print the job file instead of writing job.yaml")
-    parser.epilog = "Exit code: 0, or 1 when nothing here is known to train, or several files could be meant."
+    parser.epilog = "Exit code: 0, or 1 if no training script was found, or more than one."
 
 
 def run(args: Any) -> int:

@@ -27,8 +27,8 @@ def add_arguments(parser: Any) -> None:
     add_json(parser)
     parser.add_argument("--fix", action="store_true", help="fix what is safe to fix; the old file stays as FILE.orig")
     parser.epilog = (
-        "Exit code: 0 nothing worse than a note, 1 at least one warning or error, 2 a file that cannot be read, or "
-        "holds nothing that lint can check. With --fix: of what is left."
+        "Exit code: 0: notes at most; 1: a warning or an error; 2: a file that cannot be read, or that "
+        "holds nothing that lint can check. With --fix it counts what is left."
     )
 
 

@@ -27,7 +27,7 @@ _NO_TERMINAL = 1000  # columns: what reads a pipe or a file wants whole lines
 
 def add_arguments(parser: Any) -> None:
     parser.add_argument(
-        "--all", action="store_true", help=f"also list runs older than the newest {_NEWEST}, and trials of a tuning"
+        "--all", action="store_true", help=f"list all runs, not only the newest {_NEWEST}, and the trials of tunings"
     )
     parser.add_argument("--here", action="store_true", help="list only runs of the current folder")
     parser.add_argument(

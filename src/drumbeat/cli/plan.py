@@ -18,7 +18,7 @@ def add_arguments(parser: Any) -> None:
     from drumbeat.jobfile.flags import add_job_flags
 
     add_job_flags(parser)
-    group = parser.add_argument_group("whose facts")
+    group = parser.add_argument_group("nodes to plan for")
     group.add_argument(
         "--root",
         action="append",

@@ -76,7 +76,7 @@ def _several(args: Any) -> int:
         print_json({**to_plain(comparison), "fair": comparison.fair})
     elif args.table or not (args.html or args.svg):
         print(tables.rendered(comparison, args.table, shutil.get_terminal_size((80, 24)).columns), end="")
-        if args.table and not comparison.fair:
+        if args.table and comparison.fair is False:
             for each in comparison.differences:
                 print(f"drumbeat report: not a fair comparison: {each.text()}", file=sys.stderr)
     return 0

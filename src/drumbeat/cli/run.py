@@ -21,7 +21,7 @@ def add_arguments(parser: Any) -> None:
 def add_start(parser: Any) -> None:
     """Add the arguments of commands that start a run at once."""
     parser.add_argument("--no-preflight", action="store_true", help="start even if a node fails its preflight checks")
-    group = parser.add_argument_group("without a scheduler, typed once on each machine")
+    group = parser.add_argument_group("without a scheduler (type it on each machine)")
     group.add_argument("--node-rank", type=int, metavar="K", help="node rank of this machine, from 0")
     group.add_argument("--master", default="", metavar="HOST[:PORT]", help="address of node 0 as the others reach it")
 

@@ -14,7 +14,7 @@ from typing import Any, Dict, List, Mapping, Tuple, Union, get_args, get_origin,
 
 from drumbeat.base.regex import regex
 
-VERSION = "1.1"  # a new key raises the second number, a key that goes or changes its meaning the first
+VERSION = "1.2"  # a new key raises the second number, a key that goes or changes its meaning the first
 
 _FINDING = "drumbeat.findings.model:Finding"
 _STATE = {
@@ -65,7 +65,7 @@ _TUNED = {
 _NODE = {"**": "drumbeat.desk.nodes:RememberedNode", "counts": Dict[str, int]}
 
 SHAPES: Dict[str, Any] = {
-    "compare": {"**": "drumbeat.report.scaling:Comparison", "fair": bool},
+    "compare": {"**": "drumbeat.report.scaling:Comparison", "fair": Union[bool, None]},
     "convert": {
         "job": str,
         "left_out": [_NOTE],

@@ -17,42 +17,37 @@ def add_arguments(parser: Any) -> None:
     group = parser.add_argument_group("before and after")
     group.add_argument("--wait", action="store_true", help="wait until the job has ended; exit with its code")
     group.add_argument("--follow", action="store_true", help="like --wait, and show what its ranks print")
-    group.add_argument(
-        "--after",
-        action="append",
-        dest="after_runs",
-        default=[],
-        metavar="RUN",
-        help="start only after this run has succeeded (submit waits if the scheduler cannot); repeatable",
-    )
+    words = "start only after this run has succeeded (submit waits if the scheduler cannot); repeatable"
+    group.add_argument("--after", action="append", dest="after_runs", default=[], metavar="RUN", help=words)
     add_json(parser)
 
 
 def run(args: Any) -> int:
     from drumbeat.desk.runs import find_run
-    from drumbeat.desk.start.submit import order_after, queued_order, saved_order, submit
+    from drumbeat.desk.start.submit import order_after, queued_orders, saved_order, submit
     from drumbeat.jobfile.flags import load_job
 
     if args.job and args.job.endswith(".json"):
-        order, job_file = saved_order(args.job), None
+        orders, job_file = [saved_order(args.job)], None
     else:
-        order, job_file = queued_order(load_job(args.job, args), os.environ), args.job
-    warn(order)
-    order = order_after(order, [find_run(each, os.environ) for each in args.after_runs], _say)
-    handle = submit(order, job_file, os.environ)
+        orders, job_file = queued_orders(load_job(args.job, args), os.environ), args.job
+    warn(orders[0])
     beside = sys.stderr if args.json else sys.stdout
-    for node in order.resources.avoided:
-        print(f"{'exclude':<9} {node.host} ({node.why}); --bad-nodes use keeps it", file=beside)
-    if args.json:
-        job = handle.rpartition("/")[2]
-        print_json({"handle": handle, "job": job, "run_id": order.run_id, "folder": order.folder}, None)
-    else:
-        print(f"{'submitted':<9} {handle} as {order.run_id}")
-        print(f"{'folder':<9} {order.folder}")
-        if not (args.follow or args.wait):
-            print(f"{'follow':<9} drumbeat logs --follow {order.run_id}")
+    for each in orders:
+        order = order_after(each, [find_run(name, os.environ) for name in args.after_runs], _say)
+        handle = submit(order, job_file, os.environ)
+        for node in order.resources.avoided:
+            print(f"{'exclude':<9} {node.host} ({node.why}); --bad-nodes use keeps it", file=beside)
+        if args.json:
+            job = handle.rpartition("/")[2]
+            print_json({"handle": handle, "job": job, "run_id": order.run_id, "folder": order.folder}, None)
+        else:
+            print(f"{'submitted':<9} {handle} as {order.run_id}")
+            print(f"{'folder':<9} {order.folder}")
+            if not (args.follow or args.wait):
+                print(f"{'follow':<9} drumbeat logs --follow {order.run_id}")
     sys.stdout.flush()
-    return _wait(order.folder, args.follow) if args.follow or args.wait else 0
+    return max(_wait(order.folder, args.follow) for order in orders) if args.follow or args.wait else 0
 
 
 def _say(text: str) -> None:

@@ -15,7 +15,7 @@ RECIPES = {
     "llama": "Llama 3 shapes (byte-tiny, 1b, 3b, 8b, 70b) on text or tokens",
     "experts": "mixture of experts: byte-experts, 8x1b, 8x7b",
     "bert": "BERT (byte-tiny, base, large), masked tokens",
-    "resnet": "ResNet-18 and -50 on image folders or made-up images",
+    "resnet": "ResNet-18 and -50 on image folders or random images",
     "wide-resnet": "Wide ResNet on CIFAR-100",
     "finetune": "a model of transformers on conversations or text, also with LoRA",
 }
@@ -55,11 +55,9 @@ def run(args: argparse.Namespace) -> int:
     if args.run:
         raise Problem(f"'{args.run}' after the recipe {args.recipe}", "settings follow --set, as KEY=VALUE")
     if args.recipe not in RECIPES:
-        import difflib
+        from drumbeat.jobfile.check import near
 
-        near = difflib.get_close_matches(args.recipe, RECIPES, 1)
-        hint = f"did you mean {near[0]}?" if near else ""
-        raise Problem(f"no recipe '{args.recipe}'", f"{hint} known: {', '.join(RECIPES)}".strip())
+        raise Problem(f"no recipe '{args.recipe}'{near(args.recipe, RECIPES)}", f"known: {', '.join(RECIPES)}")
     from drumbeat.train import require_torch
 
     require_torch()

@@ -13,9 +13,16 @@ from drumbeat.cli.output import print_json, quantity
 
 _NOT_OURS = ("array", "restarts")
 _HELP = {
-    "batch": "the largest batch that fits, and the fastest; a step's samples stay the same",
-    "hooks": "how DDP sends gradients: speed, and the loss after the same steps",
-    "layout": "which degrees of parallelism are fastest",
+    "batch": "the largest batch per rank that fits, and the fastest",
+    "hooks": "the fastest way for DDP to send gradients, with the loss of each",
+    "layout": "the fastest degrees of parallelism",
+}
+_COUNTS = {
+    "--steps": "steps to measure, after 5 of warm-up. Default: 10 for batch, else 20",
+    "--start": "batch: first to try, per rank. Default: the command's own, else 1",
+    "--largest": "batch: largest to try. Default: 65,536",
+    "--global-batch": "samples per step on all ranks together. Default: as now",
+    "--data-ranks": "ranks that share a step's samples. Default: by the layout, else all",
 }
 
 
@@ -32,13 +39,7 @@ def add_arguments(parser: Any) -> None:
         "--silence", type=float, default=60, metavar="S", help="no step for this long counts as a hang. Default: 60"
     )
     group.add_argument(
-        "--steps", type=int, metavar="N", help="steps to measure, after 5 of warm-up. Default: 10 for batch, else 20"
-    )
-    group.add_argument(
-        "--rate",
-        default="",
-        metavar="REGEX",
-        help="pattern of the speed in rank 0's output; one group holds the number",
+        "--rate", default="", metavar="REGEX", help="pattern of the speed that rank 0 prints, with one group"
     )
     group.add_argument(
         "--with",
@@ -48,32 +49,15 @@ def add_arguments(parser: Any) -> None:
         metavar="NAME=VALUE",
         help="value of a {NAME} that is not tuned",
     )
-    group.add_argument(
-        "--start", type=int, metavar="N", help="batch: where to start. Default: the command's own, else 1"
-    )
-    group.add_argument(
-        "--largest", type=int, metavar="N", help="batch: upper limit. Default: 65,536; memory runs out before"
-    )
-    group.add_argument("--global-batch", type=int, metavar="N", help="samples per step, of all ranks. Default: as now")
-    group.add_argument(
-        "--data-ranks",
-        type=int,
-        metavar="N",
-        help="ranks that share a step's samples. Default: by the layout, else all",
-    )
-    group.add_argument("--hooks", metavar="A,B", help="hooks to try. Default: all that recipes know")
+    group.add_argument("--hooks", metavar="A,B", help="hooks to try. Default: all of them")
     group.add_argument("--candidates", type=int, default=6, metavar="N", help="layouts to try. Default: 6")
+    for flag, words in _COUNTS.items():
+        group.add_argument(flag, type=int, metavar="N", help=words)
     group.add_argument(
-        "--parameters",
-        metavar="N",
-        help="layout: parameters of the model, as 8e9, 8b or 350m; skips layouts that cannot fit",
+        "--parameters", metavar="N", help="layout: the model's parameters, as 8e9, 8b or 350m; skips what cannot fit"
     )
     group.add_argument("--dry-run", action="store_true", help="show the cost and stop")
-    group.add_argument(
-        "--submit",
-        action="store_true",
-        help="run all trials in one job of the scheduler, or of this machine's queue; with --dry-run: show it",
-    )
+    group.add_argument("--submit", action="store_true", help="submit one job for all trials; with --dry-run: show it")
     add_json(group)
     parser.usage = f"{parser.prog} {{{','.join(_HELP)}}} [JOB.yaml] [options] [-- COMMAND...]"
 
@@ -147,7 +131,8 @@ def tune(tuning: Any, as_json: bool, dry: bool) -> int:
     from drumbeat.tune.trial_list import seconds_left
 
     shown, interruption = Shown(), Interruption()
-    shown.say("tune", f"{tuning.asked.kind} of {tuning.place.order.name} (site {tuning.place.order.site})")
+    what = "batch per rank" if tuning.asked.kind == "batch" else tuning.asked.kind
+    shown.say("tune", f"{what} of {tuning.place.order.name} (site {tuning.place.order.site})")
     shown.say("cost", tuning.cost.says())
     left = seconds_left()
     if left is not None and left < tuning.cost.seconds:

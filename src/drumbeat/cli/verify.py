@@ -23,7 +23,7 @@ def add_arguments(parser: Any) -> None:
     parser.add_argument(
         "--mpi",
         action="store_true",
-        help="test MPI instead, behind mpirun: an all-reduce by mpi4py in host memory, sums checked",
+        help="test MPI instead, started by mpirun: an all-reduce by mpi4py in host memory, sums checked",
     )
     parser.add_argument(
         "--python", metavar="PATH", help="a Python with torch. Default: this one if it has torch, else python3"

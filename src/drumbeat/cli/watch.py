@@ -20,12 +20,8 @@ def add_arguments(parser: Any) -> None:
     parser.add_argument(
         "--port", type=port, metavar="P", help="port of the page; default: 8765, or any free one; 0: any"
     )
-    parser.add_argument(
-        "--listen",
-        default=None,
-        metavar="ADDRESS",
-        help="address of the page; default: 127.0.0.1, reached through ssh -L",
-    )
+    words = "address of the page; default: 127.0.0.1, reached through ssh -L"
+    parser.add_argument("--listen", metavar="ADDRESS", help=words)
     parser.add_argument("--plain", action="store_true", help="a plain table, even if Textual is installed")
     parser.add_argument("--once", action="store_true", help="print the current state and exit")
     add_json(parser)

@@ -332,7 +332,7 @@ def diagnose(paths: Sequence[str]) -> Report:
     if not judged:
         raise Problem(
             f"{', '.join(map(printable, paths))}: nothing to read: empty, or not text",
-            "give the run's log files, or its folder",
+            "give the run's log files, or its folder; unpack an archive first",
         )
     if len(judged) == 1 and len(parts) == 1:
         job, _, report = judged[0]

@@ -150,7 +150,7 @@ _COMMON = {
     "ranks-per-node": "ranks per node (default: one per GPU)",
     "gpus": "GPUs per node (default: all; with a scheduler: as the site says)",
     "site": "cluster profile (default: detected)",
-    "env": "set a variable in every rank, or pass yours on by NAME",
+    "env": "set a variable in every rank; NAME alone passes on yours",
     "container": "image that the ranks run in",
     "time": "time limit, such as 30m, 4h or 2d",
     "restarts": "restarts after a failure (default: 0)",

@@ -444,8 +444,9 @@ class JobScheduler:
     )
     sweep: Dict[str, Tuple[str, ...]] = key(
         "lists",
-        "Values to try: one job for each combination, as an array of the scheduler; `{NAME}` in the command is the value. With "
-        "`array: '%2'` two run at a time. As a flag: `--sweep lr=1e-3,1e-4`, repeatable.",
+        "Values to try: one job for each combination, as an array of the scheduler or as single runs in this machine's queue; "
+        "`{NAME}` in the command is the value. With `array: '%2'` two run at a time. As a flag: `--sweep lr=1e-3,1e-4`, "
+        "repeatable.",
         "{lr: [1e-3, 1e-4], seed: [1, 2]}",
         {},
         flag="NAME=A,B",

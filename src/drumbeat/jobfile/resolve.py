@@ -10,7 +10,7 @@ import re
 import signal
 import time
 from dataclasses import replace
-from typing import Dict, Iterator, Mapping, Optional, Sequence, Tuple
+from typing import Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.base.order import COLLECTIVES, Expect, Floor, HostPath, Order, Wrap
 from drumbeat.base.problem import Problem
@@ -80,6 +80,20 @@ def with_array(job: Job) -> Job:
     if count > _MOST:
         raise Problem(f"{where}: {count:,} jobs; at most {_MOST:,}", "fewer values, or several sweeps")
     return dataclasses.replace(job, array=(f"0-{count - 1}" if count > 1 else "0") + limit)
+
+
+def separate(job: Job) -> List[Job]:
+    """Return one job for each combination of a sweep's values, named by them: for a queue without arrays."""
+    with_array(job)  # refuses what is no sweep
+    found = []
+    for values in combinations(job.sweep):
+        command = job.command
+        for name, value in values.items():
+            command = tuple(word.replace("{" + name + "}", value) for word in command)
+        name = "-".join([job.name or default_name(job.command), *(f"{key}-{value}" for key, value in values.items())])
+        safe = re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:64]
+        found.append(dataclasses.replace(job, command=command, name=safe, sweep={}, array=None))
+    return found
 
 
 # The meeting point of a run's nodes: their hosts, node 0 among them, and the identity that tells this run from another.

@@ -177,7 +177,7 @@ def _record(seen: Tuple[str, ...], unseen: Tuple[str, ...], lines: List[str], wi
 
 def _item(label: str, finding: Finding, lines: List[str], width: int) -> None:
     words = finding.title + _who(finding) + _where(finding.evidence)
-    _put(label, words + (f". {finding.fix}" if finding.fix else ""), lines, width)
+    _put(label, words + (f"; {finding.fix}" if finding.fix else ""), lines, width)
 
 
 def _who(finding: Finding) -> str:

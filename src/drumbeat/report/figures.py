@@ -182,6 +182,7 @@ class Figures:
     attempts: int = 1
     step: Optional[int] = None
     steps: Optional[int] = None
+    resumed_from: Optional[int] = None  # step of the checkpoint that its first attempt began with
     starts: int = 1  # of the job: more where it was queued again
     step_is: str = ""  # `epoch` where the program counts nothing but epochs
     steps_of: str = ""  # stage, `epoch or stage`: where the step number begins anew with each of them

@@ -270,6 +270,7 @@ def figures_of(run: Run, now: Optional[float] = None) -> Figures:
         step=progress.step,
         steps=progress.steps,
         step_is=progress.step_is,
+        resumed_from=reports.began,
         starts=max(1, sum(isinstance(event, kinds.RunStarted) for event in events)),
         steps_of=progress.lap,
         loss=both(progress.first_loss, progress.last_loss),
@@ -442,7 +443,7 @@ def _utilisation(
     speed: Optional[Speed], setup: Dict[str, Any], gpus: Optional[int], facts: Dict[int, Any]
 ) -> Tuple[Optional[Utilisation], str]:
     if not gpus:
-        return None, "no GPU"
+        return None, "no GPU" if gpus == 0 else ""
     if speed is None or speed.unit not in ("tokens/s", "samples/s"):
         return None, "no throughput in tokens or samples"
     name = f"flops_per_{speed.unit[:-3]}"

@@ -44,6 +44,7 @@ class Reports:
     validation: List[Tuple[float, float]] = field(default_factory=list)  # of any rank: all are told the same
     sums: Dict[str, List[float]] = field(default_factory=dict)  # name -> values of the lowest rank
     setup: Dict[str, object] = field(default_factory=dict)
+    began: Optional[int] = None  # step after which the program was set up: above 0, it resumed
     summary: Dict[str, float] = field(default_factory=dict)  # what the program printed at its end
     printed: bool = False  # steps were read from printed lines: their times are those of the reading
     hangs: Tuple[Tuple[float, float], ...] = ()  # from, to: reported and over
@@ -53,6 +54,7 @@ class Reports:
         rank = metric.rank
         if metric.kind == "setup":
             self.setup.update(metric.more)
+            self.began = metric.step if self.began is None else self.began
         if metric.kind == "summary":
             told = {**metric.more, "rate": metric.rate}
             self.summary.update({key: float(value) for key, value in told.items() if _is_number(value)})

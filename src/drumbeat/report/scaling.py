@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import field, replace
+from difflib import SequenceMatcher
+from functools import reduce
 from typing import Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
@@ -16,6 +18,7 @@ from drumbeat.base.regex import regex
 from drumbeat.report.figures import NOT_RECORDED, Figures, Phases
 from drumbeat.report.intervals import error_of_mean
 from drumbeat.runfolder.progress import AS_PRINTED
+from drumbeat.runfolder.state import GOING_ON
 
 # Differences between runs besides their size. Pure.
 
@@ -84,15 +87,27 @@ def _difference(what: str, values: Mapping[str, str], breaks: bool) -> List[Diff
 
 
 def _cut_alike(commands: Mapping[str, str]) -> Dict[str, str]:
-    """Keep only the words in which commands differ, so that two long ones can be told apart."""
-    words = {name: command.split() for name, command in commands.items() if command}
-    common = set.intersection(*map(set, words.values())) if words else set()
-    if len({tuple(each) for each in words.values()}) == 1:
+    """Shorten commands: what all have in common becomes `...`, except the name of an option whose value differs."""
+    words = {name: command.split() for name, command in commands.items()}
+    told = [each for each in words.values() if each]
+    if len({*map(tuple, told)}) < 2 or all(len(command) <= _MOST for command in commands.values()):
         return dict(commands)
-    return {
-        name: " ".join(word for word in words[name] if word not in common) or "(without them)" if name in words else ""
-        for name in commands
-    }
+    return {name: _own_words(each, reduce(_common, told)) for name, each in words.items()}
+
+
+def _common(one: Sequence[str], other: Sequence[str]) -> Sequence[str]:
+    blocks = SequenceMatcher(None, one, other, autojunk=False).get_matching_blocks()
+    return [word for block in blocks for word in one[block.a : block.a + block.size]]
+
+
+def _own_words(words: Sequence[str], common: Sequence[str]) -> str:
+    left, shown = list(common), [""]
+    for word, value in zip(words, [*words[1:], ""]):
+        shared = left[:1] == [word]
+        del left[:shared]
+        kept = not shared or (word.startswith("-") and left[:1] != [value])
+        shown += [word] if kept else ["..."] * (shown[-1] != "...")
+    return " ".join(shown[1:])
 
 
 STRONG, WEAK, NEITHER, NOT_KNOWN, REPEATED = "strong", "weak", "neither", "not known", "repeated"
@@ -164,13 +179,14 @@ class Comparison:
     repeats: Tuple[Repeats, ...] = ()
 
     @property
-    def fair(self) -> bool:
-        return not any(each.breaks for each in self.differences)
-
-    @property
     def variants(self) -> bool:
         """Return true for runs of one size with other settings: they say nothing about scaling."""
-        return self.kind == REPEATED and not self.fair
+        return self.kind == REPEATED and any(each.breaks for each in self.differences)
+
+    @property
+    def fair(self) -> Optional[bool]:
+        """Return whether only the size differs; None for variants, which do not measure scaling."""
+        return None if self.variants else not any(each.breaks for each in self.differences)
 
 
 def compare(runs: Sequence[Figures]) -> Comparison:
@@ -187,7 +203,7 @@ def compare(runs: Sequence[Figures]) -> Comparison:
     if len(usable) < 2:
         why = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
         words = f"fewer than two runs can be compared ({why or 'give at least two'})"
-        raise Problem(words, "drumbeat report RUN RUN ...")
+        raise Problem(words, "drumbeat list shows the runs, and which of them have a speed")
     ordered = sorted(usable, key=lambda run: run.size or 0)  # those of one size as they were named
     baseline = ordered[0]
     kind, why = scaling_kind(ordered)
@@ -249,7 +265,7 @@ def _equal(values: Sequence[float]) -> bool:
 
 def _unusable(run: Figures) -> str:
     if run.speed is None or run.speed.value <= 0:
-        return "no throughput is known"
+        return "no throughput is known" + (f" yet: it is {run.outcome}" if run.outcome in GOING_ON else "")
     if not run.size:
         return "how many GPUs or ranks it used is not known"
     return ""

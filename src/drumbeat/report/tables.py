@@ -13,7 +13,7 @@ from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from drumbeat.base.problem import Problem
 from drumbeat.base.text import columns, duration
-from drumbeat.findings.model import ERROR
+from drumbeat.findings.model import ERROR, WARNING
 from drumbeat.metrics.trackers import MODULES, open_tracker
 from drumbeat.report.figures import LOSS, NOT_RECORDED, VALIDATION, Figures
 from drumbeat.report.printed_log import metrics_of_log
@@ -22,6 +22,7 @@ from drumbeat.report.text import end_words, rows, size_words, speed_words
 from drumbeat.runfolder.lines import part_words
 from drumbeat.runfolder.records import Metric
 from drumbeat.runfolder.run import Run
+from drumbeat.runfolder.state import HANGING
 from drumbeat.runfolder.tracker import SCALARS, figures, identity, send
 from drumbeat.verify.chart import Look, line_chart, share_bar
 
@@ -43,7 +44,7 @@ svg { width: 100%; height: auto; } svg .t { fill: var(--text); } svg .g { stroke
 .bar { display: flex; height: 1.6rem; border-radius: 4px; overflow: hidden; } .bar span { height: 100%; }
 .soft { color: var(--soft); } .scroll { overflow-x: auto; } .scroll td { white-space: nowrap; }
 .verdict { border-left: 6px solid var(--soft); padding: .2rem 1rem; margin: 1rem 0; overflow-wrap: anywhere; }
-.verdict p { margin: .3rem 0; } .verdict .end { font-size: 1.15rem; font-weight: 600; }
+.verdict p { margin: .3rem 0; } .verdict .end { font-size: 1.15rem; font-weight: 600; } .scroll th + th { text-align: right; }
 .verdict.ok { border-color: var(--good); } .verdict.ok .end { color: var(--good); }
 .verdict.error { border-color: var(--bad); } .verdict.error .end { color: var(--bad); }
 """
@@ -63,9 +64,9 @@ def page_of(figures: Figures) -> str:
 
 def _verdict(figures: Figures) -> str:
     """Return how the run ended, what was wrong and its fix, and the most requested figures."""
-    wrong = [note for note in figures.notes if note.severity == ERROR or figures.outcome != FINISHED and note.fix]
-    bad = wrong or figures.outcome == "failed"
-    state = "error" if bad else "ok" if figures.outcome == FINISHED else ""
+    wrong = [note for note in figures.notes if note.severity == ERROR or note.severity == WARNING and note.fix]
+    bad = figures.outcome in ("failed", HANGING) or any(note.severity == ERROR for note in wrong)
+    state = "error" if bad else "ok" if figures.outcome == FINISHED and not figures.world else ""
     lines = [f'<p class="end">{escape(end_words(figures))}</p>']
     for note in wrong[:3]:
         lines.append(f"<p>{escape(note.text)}</p>")
@@ -97,7 +98,7 @@ def charts_of(figures: Figures) -> Dict[str, str]:
                 at = figures.steps_at
                 series = {each: [(_step_at(t, at), value) for t, value in own] for each, own in series.items()}
                 over = figures.step_is or "step"
-            found[file] = line_chart(name, series, over, unit, Look(zero=unit != "loss"))
+            found[file] = line_chart(name[0].upper() + name[1:], series, over, unit, Look(zero=unit != "loss"))
     return found
 
 
@@ -155,19 +156,10 @@ def _cells(row: Row) -> List[str]:
 
 
 def _means(repeats: Repeats, columns: int) -> List[str]:
-    name = f"mean of {repeats.runs[0]} and {len(repeats.runs) - 1} more"
     loss = "" if repeats.loss is None else _with_error(repeats.loss, repeats.loss_error, ".4g")
     error = "" if repeats.throughput_error is None else f" ± {_rate(repeats.throughput_error)}"
-    found = [
-        name,
-        str(repeats.nodes or _WORDS[None]),
-        str(repeats.size),
-        _rate(repeats.throughput) + error,
-        "",
-        "",
-        "",
-        loss,
-    ]
+    found = [f"mean of {repeats.runs[0]} and {len(repeats.runs) - 1} more", str(repeats.nodes or _WORDS[None])]
+    found += [str(repeats.size), _rate(repeats.throughput) + error, "", "", "", loss]
     return found + [""] * (columns - len(found))
 
 
@@ -317,7 +309,7 @@ def charts_of_comparison(comparison: Comparison) -> Dict[str, str]:
     }
     return {
         name: line_chart(
-            f"{name}, with its 95 % interval" if errors else name, {"measured": points, "ideal": expected},
+            name.capitalize() + (", with its 95 % interval" if errors else ""), {"measured": points, "ideal": expected},
             comparison.size_is, unit, Look(dots=True, errors={"measured": errors}),
         ) for name, (points, expected, errors, unit) in charts.items()
     }  # fmt: skip

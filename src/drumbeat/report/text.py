@@ -11,7 +11,7 @@ from drumbeat.predict.forecast import FAILURE_SOURCE, reliability_of
 from drumbeat.report.figures import Figures, Foreseen, GpuUse, Steps
 from drumbeat.runfolder.lines import WHOSE_RATE, ledger_words, loss_text, part_words
 from drumbeat.runfolder.progress import AS_PRINTED, speed
-from drumbeat.runfolder.state import GOING_ON, QUEUE, TRAINING
+from drumbeat.runfolder.state import GOING_ON, HANGING, QUEUE, TRAINING
 
 NOT = "not measured"
 _LABEL = 11
@@ -40,7 +40,8 @@ def rows(figures: Figures) -> List[Tuple[str, str]]:
     if figures.step is not None:
         steps = f" of {figures.steps:,}" if figures.steps else ""
         counted = f" of this {figures.steps_of}" if figures.steps_of else ""
-        found.append((figures.step_is or "step", f"{figures.step:,}{steps}{counted}"))
+        resumed = f", resumed from {figures.resumed_from:,}" if figures.resumed_from else ""
+        found.append((figures.step_is or "step", f"{figures.step:,}{steps}{counted}{resumed}"))
     losses = [_went(figures.loss, figures.loss_not_finite, figures.loss_trend)]
     validation = _went(figures.validation, figures.validation_not_finite)
     losses.append(f"validation {validation}" if validation else "")
@@ -107,7 +108,8 @@ def ettr_words(figures: Figures) -> str:
 
 def end_words(figures: Figures) -> str:
     so_far = "for" if figures.outcome in GOING_ON else "after" if figures.outcome == "cancelled" else "in"
-    took = f" {so_far} {duration(figures.seconds)}" if figures.seconds is not None else ""
+    lasted = figures.ledger.get("hang") if figures.outcome == HANGING else figures.seconds
+    took = f" {so_far} {duration(lasted)}" if lasted is not None else ""
     code = f", exit code {figures.exit_code}" if figures.exit_code is not None else ""
     tries = f", {figures.attempts} attempts" if figures.attempts > 1 else ""
     return (figures.end or f"{figures.outcome}{took}{code}") + tries

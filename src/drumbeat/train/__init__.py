@@ -53,5 +53,5 @@ def __dir__() -> List[str]:
 def require_torch() -> None:
     for package in ("torch", "numpy"):
         if importlib.util.find_spec(package) is None:
-            fix = f"{pip_install('torch')}, or a Python that has it, with drumbeat's src folder on PYTHONPATH"
+            fix = f"{pip_install('torch')}, or install drumbeat into a Python that has it"
             raise Problem(f"training needs {package}, which this Python ({sys.executable}) does not have", fix)

@@ -323,7 +323,8 @@ def table(kind: str, results: Sequence[Result], refused: Sequence[Result]) -> Li
         speed = speed_text(each).replace("speed ", "") if each.outcome == OK else "-"
         losses = _losses(each, results[0]) if loss else ()
         rows.append((*said, outcome, speed, memory, *losses, f"{each.seconds:.0f}", os.path.basename(each.run) or "-"))
-    return columns(rows) + _reasons([*results, *refused])
+    known = [column for column in zip(*rows) if set(column[1:]) != {"-"}]
+    return columns(list(zip(*known))) + _reasons([*results, *refused])
 
 
 def _losses(result: Result, first: Result) -> Tuple[str, ...]:

@@ -14,6 +14,7 @@ Errors = Mapping[Tuple[float, float], float]  # point -> half of its interval
 
 _WIDTH, _HEIGHT = 480, 270
 _LEFT, _RIGHT, _TOP, _BOTTOM = 72, 16, 30, 46
+_HALF = 31  # letters that fit into half of the width
 _ALONE = "<style>.t{fill:#222}.g{stroke:#ddd}.e{stroke:#222}</style>"  # for a standalone file; a page has its own
 _DASHED = ("ideal", "naive", "90 %: from", "90 %: to", "ceiling")  # suffixes of the names of such series
 _UNNAMED = "ceiling"  # a series missing from the legend: it has the colour of the series it bounds
@@ -37,18 +38,31 @@ def _opened(title: str, height: int) -> List[str]:
 def share_bar(title: str, parts: Mapping[str, float], unit: str, colours: Mapping[str, str]) -> str:
     """Draw one stacked bar, with a legend of each part's name and share."""
     whole, left = sum(parts.values()) or 1.0, 8.0
-    rows = (len(parts) + 1) // 2
-    drawn = _opened(f"{title}: {', '.join(parts)}", 70 + 18 * rows)
+    named = {name: f"{name} {value:,.1f} {unit}, {value / whole:.1%}" for name, value in parts.items()}
+    legend = _legend([(words, colours.get(name, "#666666"), 'stroke-width="10"') for name, words in named.items()], 71)
+    drawn = _opened(f"{title}: {', '.join(parts)}", 70 + 18 * _rows(list(named.values())))
     drawn[1] = f'<text x="8" y="18" font-size="14" class="t">{escape(title)}</text>'
-    for place, (name, value) in enumerate(parts.items()):
+    for name, value in parts.items():
         wide, colour = value / whole * (_WIDTH - 16), colours.get(name, "#666666")
-        x, y = 8 + place % 2 * 236, 76 + 18 * (place // 2)
         drawn.append(f'<rect x="{left:.2f}" y="30" width="{wide:.2f}" height="26" fill="{colour}"/>')
-        drawn.append(f'<rect x="{x}" y="{y - 10}" width="10" height="10" fill="{colour}"/>')
-        words = f"{escape(name)} {value:,.1f} {unit}, {value / whole:.1%}"
-        drawn.append(f'<text x="{x + 15}" y="{y}" class="t">{words}</text>')
         left += wide
-    return "\n".join([*drawn, "</svg>"])
+    return "\n".join([*drawn, *legend, "</svg>"])
+
+
+def _rows(texts: Sequence[str]) -> int:
+    """Return the lines of a legend: two texts each, or one if they are long."""
+    return len(texts) if max(map(len, texts), default=0) > _HALF else (len(texts) + 1) // 2
+
+
+def _legend(entries: Sequence[Tuple[str, str, str]], top: float) -> List[str]:
+    """Draw texts, each beside a piece of its line: text, colour, and how the line is drawn."""
+    found: List[str] = []
+    columns = 1 if _rows([text for text, _, _ in entries]) == len(entries) > 1 else 2
+    for place, (text, colour, drawn) in enumerate(entries):
+        x, y = 8 + place % columns * 236, top + 18 * (place // columns)
+        found.append(f'<line x1="{x}" x2="{x + 16}" y1="{y}" y2="{y}" stroke="{colour}" {drawn}/>')
+        found.append(f'<text x="{x + 22}" y="{y + 5}" class="t">{escape(text)}</text>')
+    return found
 
 
 @dataclass(frozen=True)
@@ -69,7 +83,8 @@ class Look:
 def line_chart(title: str, series: Mapping[str, Points], x_label: str, y_label: str, look: Look = Look()) -> str:  # noqa: B008
     points = [point for each in series.values() for point in each if all(map(math.isfinite, point))]
     ends = [(x, y + half) for name, each in series.items() for x, y in each for half in look.halves(name, (x, y))]
-    parts = _opened(title, _HEIGHT)
+    shown = [name for name in series if len(series) > 1 and not name.endswith(_UNNAMED)]
+    parts = _opened(title, _HEIGHT + 18 * _rows(shown))
     if points:
         parts += _drawn(series, [*points, *ends], x_label, look)
         middle = (_TOP + _HEIGHT - _BOTTOM) / 2
@@ -85,7 +100,7 @@ def _drawn(series: Mapping[str, Points], points: Points, x_label: str, look: Loo
     across, up = [x for x, _ in points], [y for _, y in points]
     xs, at_x = _axis(across, _LEFT, right, look.log, whole=all(x == round(x) for x in across))
     ys, at_y = _axis([*up, 0.0] if look.zero and not look.log else up, bottom, _TOP, look.log)
-    parts: List[str] = []
+    parts, legend = [], []
     for y in ys:
         parts.append(f'<line x1="{_LEFT}" x2="{right}" y1="{at_y(y):.1f}" y2="{at_y(y):.1f}" class="g"/>')
         parts.append(f'<text x="{_LEFT - 8}" y="{at_y(y) + 4:.1f}" text-anchor="end" class="t">{number(y)}</text>')
@@ -111,8 +126,8 @@ def _drawn(series: Mapping[str, Points], points: Points, x_label: str, look: Loo
             where = f'x="{at_x(x):.1f}" y="{at_y(y) - 8:.1f}" text-anchor="middle" font-size="11"'
             parts += [f'<text {where} class="t">{escape(look.labels[x, y])}</text>'] if (x, y) in look.labels else []
         if len(series) > 1 and not name.endswith(_UNNAMED):
-            parts.append(f'<text x="{_LEFT + 10}" y="{_TOP + 14 + 16 * place}" fill="{colour}">{escape(name)}</text>')
-    return parts
+            legend.append((name, colour, f'stroke-width="2"{dashes}'))
+    return [*parts, *_legend(legend, _HEIGHT + 5)]
 
 
 def _axis(

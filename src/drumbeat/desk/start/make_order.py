@@ -86,22 +86,10 @@ def make_order(job: Job, site: Site, place: Place, environ: Mapping[str, str]) -
         )
     if job.sweep and place.kind != LOGIN:
         raise Problem(
-            f"{job.where('sweep')}: a sweep is an array of jobs, and only a scheduler has those",
-            f"submit it where there is a scheduler; here, queue one run per value: {_loop(job)}",
+            f"{job.where('sweep')}: a sweep is several jobs, and this takes one",
+            "drumbeat submit queues one for each value",
         )
     return with_code(_make_order(job, site, place, environ), job.code)
-
-
-def _loop(job: Job) -> str:
-    """Return a shell loop that queues one run for each combination of a sweep's values."""
-    words = []
-    for word in job.command:
-        named = word
-        for name in job.sweep:
-            named = named.replace("{" + name + "}", "$" + "{" + name + "}")
-        words.append(shlex.quote(word) if named == word else f'"{named}"')
-    loops = (f"for {name} in {' '.join(map(shlex.quote, values))}; do " for name, values in job.sweep.items())
-    return f"{''.join(loops)}drumbeat submit -- {' '.join(words)}{'; done' * len(job.sweep)} (with your other options)"
 
 
 def _make_order(job: Job, site: Site, place: Place, environ: Mapping[str, str]) -> Order:

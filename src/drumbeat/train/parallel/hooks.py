@@ -187,5 +187,5 @@ def _powersgd(model: DistributedDataParallel, text: str, numbers: List[str]) -> 
     rank = int(numbers[0]) if numbers else 1
     first = int(numbers[1]) if len(numbers) > 1 else 10
     if rank < 1:
-        raise Refusal(f"communication hook '{text}'", "rank is 1 or more")
+        raise Refusal(f"communication hook '{text}'", "the rank must be 1 or more")
     return PowerSGD(model, rank, first)

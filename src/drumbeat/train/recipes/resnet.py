@@ -61,7 +61,7 @@ def samples(settings: ResNetSettings, world: World) -> Tuple[Images, Images, int
 
 def run(settings: ResNetSettings) -> Result:
     if settings.depth not in (18, 50):
-        raise Refusal(f"no ResNet-{settings.depth} here", "depth is 18 or 50")
+        raise Refusal(f"no ResNet-{settings.depth}", "set depth=18 or depth=50")
     refuse_for_images(settings)
     nvjpeg.allow_many_streams()
     world = join()

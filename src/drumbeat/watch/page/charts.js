@@ -128,7 +128,7 @@ export class Chart {
     this.box.hidden = this.empty;
     if (this.empty) return;
     const traces = this.traces();
-    const spans = traces.map((trace) => trace.x[trace.x.length - 1] - trace.x[0]), span = Math.max(...spans);
+    const first = Math.min(...traces.map((trace) => trace.x[0])), last = Math.max(...traces.map((trace) => trace.x[trace.x.length - 1])), span = last - first;
     const shapes = this.shownMarks(span).map(([t, kind]) => ({ type: "line", xref: "x", yref: "paper", x0: place(t), x1: place(t), y0: 0, y1: QUIET_MARKS.has(kind) ? 0.06 : 1,
       line: { width: kind === "failed" || kind === "lost" ? 2 : 1, dash: kind === "failed" || kind === "lost" || QUIET_MARKS.has(kind) ? "solid" : "dot", color: css(MARK_COLOURS[kind] || "--quiet") } }));
     const axis = { gridcolor: css("--grid"), zeroline: false, linecolor: css("--line"), tickfont: { size: 11 }, fixedrange: false };
@@ -142,6 +142,7 @@ export class Chart {
       xaxis: { ...axis, title: { text: byStep ? "step" : "time of day", standoff: 4 }, type: byStep ? "linear" : "date", tickformat: ticks, dtick: byStep && span < 10 ? 1 + (span > 5) : undefined, hoverformat: byStep ? ",.0f" : "%H:%M:%S", nticks: span ? Math.max(2, Math.floor(this.plot.clientWidth / 90)) : 1, tickangle: 0, showgrid: false }, yaxis: { ...axis, title: { text: y, standoff: 6 }, nticks: 5, type: this.log ? "log" : "linear", exponentformat: "SI", rangemode: this.zero && !this.log ? "tozero" : "normal" },
     };
     if (this.range) layout.yaxis.range = this.range;
+    if (!byStep && span < 2e3) layout.xaxis.range = [first - 2e3, last + 2e3]; // or no full second, and so no label, is on the axis
     Plotly.react(this.plot, traces, layout, { displayModeBar: false });
   }
 }

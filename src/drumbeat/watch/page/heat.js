@@ -16,9 +16,15 @@ function palette(theme) {
   return [...shades, ...["--empty", "--bad", "--quiet"].map((name) => css.getPropertyValue(name).trim())];
 }
 
+// Black or white, whichever is easier to read on a colour (WCAG's relative luminance).
+export function ink(hex) {
+  const [r, g, b] = [1, 3, 5].map((from) => parseInt(hex.slice(from, from + 2), 16) / 255).map((v) => (v <= 0.04 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.179 ? "#000000" : "#ffffff";
+}
+
 // Where a node's column begins.
 function place(s, data, index) {
-  return [s.left + (index % s.perLine) * s.wide, Math.floor(index / s.perLine) * (data.columns * s.tall + s.between) + s.between];
+  return [Math.round(s.left + (index % s.perLine) * s.wide), Math.floor(index / s.perLine) * (data.columns * s.tall + s.between) + s.between];
 }
 
 export class Heat {
@@ -38,11 +44,11 @@ export class Heat {
 
   shape() {
     const { nodes, columns } = this.data, width = this.box.clientWidth - 36;
-    const wide = Math.max(7, Math.min(150, Math.floor(width / nodes.length)));
-    const perLine = Math.max(1, Math.min(nodes.length, Math.floor(width / wide)));
+    const wide = Math.max(7, Math.min(200, width / nodes.length));
+    const perLine = Math.max(1, Math.min(nodes.length, Math.floor(width / wide + 0.001)));
     const many = nodes.length > perLine || wide < 16;
     const tall = many ? (columns > 8 ? 4 : 6) : 22;
-    return { wide: many ? Math.floor(width / perLine) : wide, tall, perLine, gap: many ? 1 : GAP, lines: Math.ceil(nodes.length / perLine), left: 36, between: 14 };
+    return { wide: many ? width / perLine : wide, tall, perLine, gap: many ? 1 : GAP, lines: Math.ceil(nodes.length / perLine), left: 36, between: 14 };
   }
 
   draw() {
@@ -61,7 +67,7 @@ export class Heat {
       pen.scale(ratio, ratio); pen.font = "11px system-ui, sans-serif"; pen.textBaseline = "middle";
       this.labels(pen, s);
     }
-    const span = data.high - data.low || 1, lost = new Set(data.lost), texts = s.wide >= 34 && s.tall > 12;
+    const span = data.high - data.low || 1, broad = Math.floor(s.wide) - s.gap, lost = new Set(data.lost), texts = s.wide >= 34 && s.tall > 12;
     data.values.forEach((row, index) => {
       const [x, top] = place(s, data, index), gone = lost.has(data.nodes[index]);
       const bad = data.bad === null || data.ranks[index] === null ? -1 : data.bad - data.ranks[index];
@@ -72,10 +78,10 @@ export class Heat {
         if (!texts && this.painted[which] === colour) continue;
         this.painted[which] = colour;
         pen.fillStyle = this.palette[colour];
-        if (s.tall > 12) { pen.clearRect(x, y, s.wide - s.gap, s.tall - s.gap); pen.beginPath(); pen.roundRect(x, y, s.wide - s.gap, s.tall - s.gap, 4); pen.fill(); }
-        else pen.fillRect(x, y, s.wide - s.gap, s.tall - s.gap);
+        if (s.tall > 12) { pen.clearRect(x, y, broad, s.tall - s.gap); pen.beginPath(); pen.roundRect(x, y, broad, s.tall - s.gap, 4); pen.fill(); }
+        else pen.fillRect(x, y, broad, s.tall - s.gap);
         if (texts && share !== null) {
-          pen.fillStyle = (share > 0.45) !== (theme === "dark") ? "#ffffff" : theme === "light" ? "#17202c" : share > 0.75 ? "#10202a" : "#dfe8f2";
+          pen.fillStyle = ink(pen.fillStyle);
           pen.textAlign = "center"; pen.fillText(value >= 100 ? Math.round(value) : value, x + s.wide / 2 - 1, y + s.tall / 2 - 1);
         }
       }
@@ -89,7 +95,8 @@ export class Heat {
     data.nodes.forEach((node, index) => {
       const [x, top] = place(s, data, index), first = index % s.perLine === 0;
       pen.textAlign = wide ? "center" : "left";
-      if (first || wide || (index % s.perLine) % every === 0) pen.fillText(`${node}`, wide ? x + s.wide / 2 - 1 : x, top - 7);
+      const fits = wide || x + pen.measureText(`${node}`).width < this.box.clientWidth;
+      if (fits && (first || wide || (index % s.perLine) % every === 0)) pen.fillText(`${node}`, wide ? x + s.wide / 2 - 1 : x, top - 7);
       if (!first) return;
       pen.textAlign = "right";
       pen.fillText(s.tall > 12 || data.columns > 3 ? "0" : "", s.left - 6, top + s.tall / 2 - 1);

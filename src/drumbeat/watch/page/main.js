@@ -107,14 +107,14 @@ function showChecks(head) {
   const key = JSON.stringify([head.checks, head.findings]);
   if (key === shownChecks) return;
   shownChecks = key;
-  const dots = { mismatch: "bad", unknown: "", "as planned": "good" };
+  const dots = { mismatch: "bad", unknown: "", "as planned": "good", "separate copies": "warn", "no exchange": "warn" };
   const lines = head.checks.map((check) => {
     const where = check.judged > 1 ? `${check.nodes} of ${check.judged} nodes` : "";
     const dot = check.answer in dots ? dots[check.answer] : "plain";
     return item(dot, `${check.check}: ${check.words}`, where);
   });
   for (const finding of head.findings.slice(-8).reverse()) {
-    lines.push(item({ error: "bad", warning: "warn" }[finding.severity] || "plain", finding.fix ? `${finding.title}. ${finding.fix}` : finding.title, ""));
+    lines.push(item({ error: "bad", warning: "warn" }[finding.severity] || "plain", finding.fix ? `${finding.title}. Fix: ${finding.fix}` : finding.title, ""));
   }
   if (!lines.length) lines.push(item("", head.state === "running" ? "nothing was judged yet" : "nothing was judged", ""));
   $("checks").replaceChildren(...lines);
@@ -241,6 +241,6 @@ function showAge() {
   setText($("age"), known ? `data ${duration(Math.max(0, Math.round(Date.now() / 1000 - latest.updated)))} old` : "");
 }
 setInterval(() => { if (performance.now() - heard > 3000) showAge(); }, 1000);
-window.drumbeat = { charts, painter, get shown() { return shown; } }; // for tests and bench
+window.drumbeat = { charts, heat, painter, get shown() { return shown; } }; // for tests and bench
 stayConnected();
 setTimeout(refreshNodes, 700);
