@@ -580,7 +580,7 @@ def test_cores_and_masks_are_carried_over_and_compared():
 
 
 def test_arguments_that_move():
-    text = script("mkdir -p $1", "shift 2", "mkdir -p out/$1", "srun python t.py $1 --of ${2:-none}")
+    text = script("mkdir -p $1", "shift $((1 + 1))", "mkdir -p out/$1", "srun python t.py $1 --of ${2:-none}")
     given = convert(text, ["a", "b", "c"])
     assert given.keys["command"] == ["python", "t.py", "c", "--of", "none"] and not given.to_check
     assert given.on_start == ["set -- a b c", "set +e  # as in the script", "mkdir -p $1", "shift 2", "mkdir -p out/$1"]

@@ -107,7 +107,7 @@ def _shift(shell: ShellState, words: List[str], node: Node, text: str) -> Option
         shell.shifted += count
     else:
         del shell.arguments[:count]
-    shell.moved_arguments(text, node.line)
+    shell.moved_arguments(f"shift {count}", node.line)
     return True
 
 

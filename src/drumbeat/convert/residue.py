@@ -340,10 +340,15 @@ class _Residue:
         known = self.launch.shell.known
         tasks = [f"{name}={known[name]}  # as in the script" for name in OF_TASKS
                  if self.once and known.get(name) and (step and name in _OF_STEPS or name in reads)]  # fmt: skip
-        used = {each for event in events if self._outside(event) for each in self._arguments(event)}
+        needed, before, used = 0, 0, False
+        for event in filter(self._outside, events):
+            before += int(event.text[6:]) if event.kind == "arguments" and event.text.startswith("shift") else 0
+            if event.kind == "arguments" and event.text.startswith("set"):
+                break  # what follows reads others
+            used = used or bool(self._arguments(event))
+            needed = max([needed, *(before + int(each) for each in self._arguments(event) if each.isdigit())])
         if used:
-            moved = sum(int(event.text[6:] or 1) for event in events if event.text.startswith("shift"))
-            numbered = [f'"${{ARG_{number}?}}"' for number in range(1, int(max(used)) + moved + 1)]
+            numbered = [f'"${{ARG_{number}?}}"' for number in range(1, needed + 1)]
             tasks.insert(0, f"set -- {self.arguments or ' '.join(numbered)}")
         return [line for text in [*tasks, *lines] for line in self.marks.shown(text).split("\n")]
 
