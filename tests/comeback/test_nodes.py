@@ -167,7 +167,7 @@ def test_the_store_is_private_and_small(tmp_path, environ):
     folder = Path(nodes.store_folder(environ))
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     many = tuple(Sighting(float(number), "lake", "n1", "r", LOST, "y" * 5000) for number in range(5000))
-    nodes.change_store(environ, lambda store: replace(store, sightings=many))
+    nodes.update_store(environ, lambda store: replace(store, sightings=many))
     assert len(nodes.read_store(environ).sightings) == nodes.MOST_RECORDS
     assert (folder / "nodes.json").stat().st_size < 2 << 20
 

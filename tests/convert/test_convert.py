@@ -579,6 +579,16 @@ def test_cores_and_masks_are_carried_over_and_compared():
     assert [(each.what, each.script, each.job) for each in convert(text).differences] == [("cores per task", "7", "3")]
 
 
+def test_arguments_that_move():
+    text = script("mkdir -p $1", "shift $((1 + 1))", "mkdir -p out/$1", "srun python t.py $1 --of ${2:-none}")
+    given = convert(text, ["a", "b", "c"])
+    assert given.keys["command"] == ["python", "t.py", "c", "--of", "none"] and not given.to_check
+    assert given.on_start == ["set -- a b c", "set +e  # as in the script", "mkdir -p $1", "shift 2", "mkdir -p out/$1"]
+    later = convert(text)
+    assert later.on_start[0] == 'set -- "${ARG_1?}" "${ARG_2?}" "${ARG_3?}"' and "shift 2" in later.on_start
+    assert "t.py $ARG_3 --of none" in job_file(later, "x")
+
+
 def test_binds_that_only_the_job_knows():
     lines = ("d=$(realpath out)", "srun apptainer exec -B $d:/out,/x/$SLURM_JOB_ID x.sif python t.py")
     draft = convert(script(*lines))
@@ -589,6 +599,42 @@ def test_binds_that_only_the_job_knows():
 def test_a_directory_of_the_image_is_entered_there():
     draft = convert(script("mkdir -p out", "srun --container-image=a#b --container-workdir=/in python t.py"))
     assert draft.setup == ["cd /in"] and "workdir" not in draft.keys and not draft.differences
+    for line, setup in (
+        ("srun --container-image=a#b python t.py", ['cd "$OLDPWD"']),  # the image's own folder
+        ("srun docker run a python t.py", ['cd "$OLDPWD"']),
+        ("srun --container-image=a#b bash -c 'cd sub; python t.py'", ['cd "$OLDPWD"', "cd sub"]),
+        ("srun apptainer exec a.sif python t.py", []),  # begins where it is started
+    ):
+        draft = convert(script("mkdir -p out", line))
+        assert draft.setup == setup and not draft.differences, line
+
+
+def test_options_that_sruns_own_variables_carry():
+    draft = convert(script("export SLURM_NETWORK=x", "srun --resv-ports=2 --cpu-freq=high python t.py"))
+    lines = {line.split("  #")[0] for line in draft.on_start}
+    assert {"export SLURM_RESV_PORTS=2", "export SLURM_CPU_FREQ_REQ=high", "export SLURM_NETWORK=x"} <= lines
+    assert not draft.differences and not draft.to_check
+
+
+def test_what_is_not_silently_changed():
+    draft = convert(script('ADDR="$(hostname -f):29500"', "srun python t.py --coordinator_address=$ADDR"))
+    assert "$${ADDR}" in job_file(draft, "x") and "${MASTER_ADDR}" not in job_file(draft, "x")
+    text = job_file(convert(script('srun python t.py --lr $(bc <<< "$1/10")', sbatch=("--exclusive=user",))), "x")
+    assert 'set -- "${ARG_1?}"' in text and "exclusive=user" in text and "exclusive: true" not in text
+    loop = "for ((i = 0; i < 2; i++)); do", "node=${n[$i]}", "ip=$(nslookup $node | tail -n1)"
+    for words, same in (
+        ("--rank $i", True),
+        ("--name a$i-b --rank=$i", True),
+        ("--ip $ip", False),
+        ("--twice $((i * 2))", False),
+    ):
+        lines = (
+            "n=($(scontrol show hostnames $SLURM_JOB_NODELIST))",
+            *loop,
+            f"srun -N1 -n1 -w $node python t.py {words} &",
+        )
+        draft = convert(script(*lines, "done", "wait", sbatch=("--nodes=2", "--ntasks-per-node=1")))
+        assert (not draft.to_check and draft.keys["nodes"] == 2) is same, words
 
 
 @pytest.mark.parametrize(

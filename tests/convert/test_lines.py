@@ -110,7 +110,10 @@ def test_each_option_is_carried_over_or_named():
 def test_what_a_substitution_starts_is_not_lost():
     lines = ('echo "next: $(sbatch --dependency=singleton $0)"', "TAG=$(./register.sh)", 'echo "on $(hostname)"')
     draft = convert(script(*lines, "srun python train.py"))
-    assert "submits itself" in draft.to_check[0].why and len(draft.to_check) == 1
+    assert draft.keys["array"] == "1-20%1" and "without end" in draft.advice[0].why and not draft.to_check
+    for line in ("sbatch --dependency=singleton $0 more", "[ -f more ] && sbatch -d singleton $0", "sbatch $0"):
+        once = convert(script(line, "srun python train.py"))
+        assert "submits itself" in once.to_check[0].why and "array" not in once.keys
     assert "TAG=$(./register.sh)" in draft.on_start and not any("hostname" in line for line in draft.on_start)
     lines = (
         "srun hostname > nodes",

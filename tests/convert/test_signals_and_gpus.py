@@ -43,7 +43,9 @@ def test_a_trap_decides_what_the_ranks_get():
         assert (draft.keys["stop-signal"], draft.keys["stop-grace"]) == ("USR2", "300s"), forward
         assert not draft.to_check and not draft.differences
     assert with_trap("trap 'kill $PID; wait' SIGUSR1").keys["stop-signal"] == "TERM"
-    assert "TERM" in differing(with_trap())["before the time limit"]
+    assert "TERM" in differing(with_trap("trap '' USR1"))["before the time limit"]
+    alone = with_trap()  # it ends the script, and with it the job: Slurm sends the ranks TERM
+    assert not alone.differences and any("sends the ranks TERM" in each.why for each in alone.left_out)
 
 
 def test_what_a_trap_does_is_read_like_any_command():
@@ -103,6 +105,11 @@ def test_the_gpus_that_each_rank_sees(sbatch, line, keys):
     about = ("visibility", "gpus-per-rank", "ranks-per-gpu")
     assert {name: value for name, value in draft.keys.items() if name in (*about, *keys)} == keys
     assert not draft.to_check and not draft.differences and job(script(line, sbatch=sbatch)).command
+
+
+def test_gpus_that_only_the_step_asks_for():
+    draft = convert(script("export CUDA_VISIBLE_DEVICES=0,1", "srun --ntasks-per-node=2 --gpus-per-node=2 python t.py"))
+    assert draft.keys["gpus"] == 2 and not draft.to_check and not draft.differences
 
 
 @pytest.mark.parametrize(

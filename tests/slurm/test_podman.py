@@ -38,7 +38,8 @@ def test_two_nodes_in_podman(oar, podman):
         f"summary: the test's own\nbackend: slurm\ncontainer: {{runtime: podman, binds: {json.dumps(apptainer.binds())}}}\n"
     )
     job = oar.job("hulls", ranks_per_node=1, site=oar.home / "harbour.yaml", container="localhost/hull:1",
-                  command=f"python3 {oar.ranks('boxed', bench.WHO)}", submit_options='["--nodelist=oar[9-10]"]')  # fmt: skip
+                  command=f"python3 {oar.ranks('boxed', bench.WHO)}", submit_options='["--nodelist=oar[9-10]"]',
+                  setup='cd "$OLDPWD"; echo began in "$PWD"')  # fmt: skip
     done = oar("submit", job, env=podman)
     assert done.returncode == 0, done.stderr
     number, folder = (
@@ -49,6 +50,7 @@ def test_two_nodes_in_podman(oar, podman):
     text = output(folder)
     assert state["JobState"] == "COMPLETED", text
     for rank, host in enumerate(("oar9", "oar10")):
+        assert "began in /\n" in text  # the image's own folder
         assert f"in ['/run/.containerenv'] rank {rank} of 2 on {host}" in text, text
     for node in ("oar9", "oar10"):
         left = oar.cluster.run(node, ["podman", "ps", "-aq"], env=podman)

@@ -1,5 +1,7 @@
 """What cannot run is refused with one clear message, and nothing stays queued or behind."""
 
+import shutil
+
 import pytest
 
 
@@ -46,12 +48,13 @@ def test_refused(oar, keys, what, fix):
 
 @pytest.mark.usefixtures("nothing_queued")
 def test_full_disk_at_the_desk(oar):
-    fill = oar.home / "small" / "fill"
-    fill.write_bytes(bytes(int(5.9 * (1 << 20))))
-    done = oar("submit", oar.job("full", command="python3 -V", runs=oar.home / "small"))
-    fill.unlink()
+    small = oar.home / "small"
+    before = sorted(small.iterdir())
+    (small / "fill").write_bytes(bytes(shutil.disk_usage(small).free - (100 << 10)))
+    done = oar("submit", oar.job("full", command="python3 -V", runs=small))
+    (small / "fill").unlink()
     assert done.returncode == 2 and "No space left on device" in done.stderr and "--runs" in done.stderr
-    assert list((oar.home / "small").iterdir()) == []
+    assert sorted(small.iterdir()) == before
 
 
 @pytest.mark.usefixtures("nothing_queued")

@@ -91,6 +91,7 @@ def _set_builtin(shell: ShellState, words: List[str], node: Node, text: str) -> 
     rest = shell.set_options(words[1:])
     if "--" in rest:
         shell.arguments = rest[rest.index("--") + 1 :]
+        shell.moved_arguments(text, node.line)
         if any(map(outside_quotes, MARK.findall("".join(shell.arguments)))):  # how many, only the job knows
             shell.late_arguments(text, '"$@"', node.line)
     return True
@@ -100,9 +101,13 @@ def _shift(shell: ShellState, words: List[str], node: Node, text: str) -> Option
     if shell.arguments is LATE:
         by = words[1] if len(words) > 1 else "1"
         shell.late_arguments(text, f'"${{{ARGUMENTS}[@]:{by}}}"', node.line)
-    elif shell.arguments is not None:
-        count = int(words[1]) if len(words) > 1 and words[1].isdigit() else 1
+        return True
+    count = int(words[1]) if len(words) > 1 and words[1].isdigit() else 1
+    if shell.arguments is None:
+        shell.shifted += count
+    else:
         del shell.arguments[:count]
+    shell.moved_arguments(f"shift {count}", node.line)
     return True
 
 
@@ -185,7 +190,7 @@ def _true(shell: ShellState, words: List[str], node: Node, text: str) -> Optiona
 def _trap(shell: ShellState, words: List[str], node: Node, text: str) -> Optional[bool]:
     shell.events.append(Event("print", node.line, text))
     rest = [word for word in words[1:] if word not in ("--", "-p", "-l")]
-    if len(rest) > 1 and rest[0] not in ("", "-"):
+    if len(rest) > 1 and rest[0] != "-":
         signals = tuple(re.sub("^SIG", "", _NUMBERS.get(each, each.upper())) for each in rest[1:])
         shell.traps.append(Trap(node.line, text, shell.marks.shown(rest[0]), signals))
     return True

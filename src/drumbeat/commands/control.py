@@ -252,7 +252,7 @@ def _inline(shell: ShellState, node: Node, body: Callable[[ShellState], Optional
     held = {each for variable in shell.variables.values() for each in shell.marks.of("".join(variable.value))}
     changed = frozenset(name for event in fresh for name in event.writes)
     decided = all(
-        event.kind in ("print", "cd", "export")
+        event.kind in ("print", "cd", "export", "arguments")
         or (
             event.kind == "assign"
             and all(

@@ -25,8 +25,8 @@ class Variable(NamedTuple):
 
 @dataclass
 class Event:
-    """One interpreted statement. `kind`: assign, export, cd, print (nothing to keep), started (a command that the caller
-    wants), shell (changes the shell), part (contained in an event that is kept whole), once (all else)."""
+    """One interpreted statement. `kind`: assign, export, cd, print (nothing to keep), arguments (shift, set --), started (a
+    command that the caller wants), shell (changes the shell), part (contained in an event that is kept whole), once (else)."""
 
     kind: str
     line: int

@@ -37,8 +37,8 @@ _GLOB = regex(r"[*?]|\[[^\s\]'\"$]+\]")
 Value = Union[str, List[str]]
 
 
-class _Word(str):
-    """The word of ${name:-word} outside quotes, where its own quotes hold."""
+class _Default(str):
+    """The expanded word of an unquoted ${NAME:-word}, with its pieces: what it quotes itself is not split into words."""
 
     pieces: List[Tuple[Union[str, List[str]], bool]]
 
@@ -156,7 +156,7 @@ class Expander:
             self._quoted(raw[at + 1 : end - 1], found)
             return end
         text, end = self._expansion(raw, at, brackets)
-        if isinstance(text, _Word):
+        if isinstance(text, _Default):
             found += text.pieces
         else:
             found.append((" ".join(text) if isinstance(text, list) else text, False))
@@ -307,9 +307,9 @@ class Expander:
         plain = re.sub(r'\\([}"])|(\\.)|"', r"\1\2", raw, flags=re.DOTALL)
         return self.heredoc(plain)
 
-    def _word(self, raw: str) -> _Word:
+    def _word(self, raw: str) -> _Default:
         pieces = self._pieces(raw, self._globs(), whole=False)
-        word = _Word("".join(" ".join(part) if isinstance(part, list) else part for part, _ in pieces))
+        word = _Default("".join(" ".join(part) if isinstance(part, list) else part for part, _ in pieces))
         word.pieces = pieces
         return word
 
@@ -322,7 +322,8 @@ class Expander:
             plain = [
                 unknown
                 for unknown in self.marks.of(text)
-                if unknown.text in (f"${{{name}}}", f"${{ARG_{name}}}") and unknown.kind == SUBMIT
+                if unknown.kind == SUBMIT
+                and (unknown.text == f"${{{name}}}" or name.isdigit() and unknown.text.startswith("${ARG_"))
             ]
             if plain and len(text) == 1 and op[-1] != "?":  # not of the script: what the submitting shell has
                 taken = self._unset(name, rest)

@@ -133,7 +133,7 @@ class ShellState:
         )
         self.doubts: List[Tuple[int, str, str]] = []  # line, text and reason of what is not followed
         self.statement: Optional[Statement] = None
-        self.steps, self.depth = [0], 0
+        self.steps, self.depth, self.shifted = [0], 0, 0
         self.text = ""
         self.words = self.expander()
 
@@ -206,6 +206,11 @@ class ShellState:
         self.leave_list(ARGUMENTS, f"{text}\n{ARGUMENTS}=({items})", line)
         self.arguments = LATE
 
+    def moved_arguments(self, text: str, line: int) -> None:
+        """Note that the script's own arguments change here, for statements behind it that are kept as they stand."""
+        if not self.depth:
+            self.events.append(Event("arguments", line, text, names_read(text)))
+
     def _argument(self, name: str) -> Value:
         if name == "0":
             return self.zero or self.mark("$0", JOB, False)
@@ -217,7 +222,7 @@ class ShellState:
             if name in ("@", "*"):  # nobody gave any
                 self.defaults.setdefault("$@", "")
                 return []
-            return self.mark(f"${{ARG_{name}}}", SUBMIT)
+            return self.mark(f"${{ARG_{int(name) + self.shifted}}}", SUBMIT)
         if name in ("@", "*"):
             return list(self.arguments)
         return self.arguments[int(name) - 1] if int(name) <= len(self.arguments) else ""

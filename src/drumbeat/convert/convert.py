@@ -330,7 +330,7 @@ def _carry_over(draft: Draft, chosen: Started, batch: Shell, script: Script, ray
         if redact(kept) != kept:
             draft.question(launch.line, kept, "its value looks secret and was left out: write what the line needs")
     draft.lines.setdefault("command", launch.line)
-    for name in sorted(set(re.findall(r"\$\{?(ARG_\d+)", job_file(draft, "")))) if batch.arguments is None else ():
+    for name in sorted(set(re.findall(r"\$\{?(ARG_\d+)", job_file(draft, "")))) if draft.arguments is None else ():
         why = "an argument of the script: export it when you submit, or give it to convert after the script's name"
         draft.to_export.append(LeftOut(launch.line, name, why))
     _from_outside(draft, script)

@@ -97,7 +97,7 @@ def _one(draft: Draft, each: Directive) -> None:
         draft.drop(each.line, each.text, "has no value")
     elif name in _SAME and value and not re.search(r"[\s$'\"]", value):
         draft.set(_SAME[name], value, each.line)
-    elif name == "exclusive":
+    elif name == "exclusive" and value in ("", "exclusive"):
         draft.set("exclusive", True, each.line)
     elif name == "signal":
         _notice(draft, each)

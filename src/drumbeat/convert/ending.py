@@ -108,7 +108,10 @@ def traps(draft: Draft, batch: Shell) -> List[Trap]:
         if done or not requeues:
             why = "what it does is in stop-signal, or asked about" if done else "only prints or waits"
             draft.drop(trap.line, trap.text, why)
-    if draft.notice and draft.notice.batch and not handled:
+    if draft.notice and draft.notice.batch and not any(draft.notice.signal in trap.signals for trap in batch.traps):
+        why = "ends the script, and Slurm then sends the ranks TERM: here they get it at once (stop-signal, stop-grace)"
+        draft.drop(draft.notice.line, f"--signal=B:{draft.notice.signal}, without a trap", why)
+    elif draft.notice and draft.notice.batch and not handled:
         given = f"{draft.notice.signal} for the batch script, nothing for the ranks"
         draft.differences.append(Difference("before the time limit", given, draft.keys.get("stop-signal", "TERM")))
     return at_end
@@ -138,7 +141,11 @@ def at_the_end(
     given: Dict[str, str] = {}
     if fits:
         given, launch.for_end = _variables(launch, chosen, reads)
-        launch.as_text |= launch.for_end - exported
+        launch.as_text |= {
+            name
+            for name in launch.for_end - exported
+            if not chosen.variables[name].exported or chosen.variables[name].maybe
+        }
         functions = _functions(batch, text)
         lines = [f"set {changed(frozenset(), options)}"] if options else []
         lines += [f'eval "${AS_TEXT}{name}"' for name in sorted(launch.for_end & launch.as_text)]

@@ -25,6 +25,7 @@ from drumbeat.commands.launch import (
 from drumbeat.commands.launch import peel as off
 from drumbeat.commands.values import (
     HEAD,
+    JOB,
     MARK,
     SUBMIT,
     Marks,
@@ -53,6 +54,7 @@ _LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "composer", "fabric", "tune
 _NAMES_LAUNCHER = regex(
     r"torchrun|torch\.distributed\.(run|launch)|deepspeed(\.launcher\.runner)?|launch|composer|run|accelerate\.commands\.\S+"
 )
+IMAGE_FOLDER = Unknown("${OLDPWD}", JOB, frozenset(("OLDPWD",)))  # a rank leaves it for `workdir`
 _LABELS = ("--role", "--tee", "-t")
 SHELLS = ("bash", "sh")
 _SIZE = {"N": "nodes", "nodes": "nodes", "n": "ntasks", "ntasks": "ntasks"}
@@ -249,6 +251,8 @@ def _met_at(marks: Marks, word: str, before: str) -> str:
     found = _ADDRESS.fullmatch(word)
     if not found or marks.kind(found["host"]) != HEAD:
         return word
+    if re.search(r":[^)}`]*$", marks.get(found["host"]).made):
+        return word  # its variable has a port too
     meets = found["scheme"] or found["port"] or _FOR_MEETING.search((found["key"] or before).lower())
     ours = marks.mark(Unknown("${MASTER_ADDR}", HEAD))
     return word.replace(found["host"], split_marks(ours) if outside_quotes(found["host"]) else ours) if meets else word
@@ -347,12 +351,20 @@ _FATES: Dict[str, Dict[str, str]] = {
             "launcher bootstrap iface nooversubscribe", _ITS_OWN),
     },
 }  # fmt: skip
-_SRUN = {*_FATES["srun"], "mpi", "network", "gpu-bind", "gpus-per-task", "ntasks-per-gpu"}
+# on-start exports them, and drumbeat's own srun reads them there.
+_READ_FROM_VARIABLES = frozenset((
+    "network", "resv-ports", "gpu-freq", "cpu-freq", "profile", "acctg-freq", "bcast", "epilog", "prolog", "task-prolog",
+    "task-epilog", "wckey",
+))  # fmt: skip
+_SRUN = {*_FATES["srun"], *_READ_FROM_VARIABLES, "mpi", "gpu-bind", "gpus-per-task", "ntasks-per-gpu"}
 PER_NODE = {"ntasks-per-node", "tasks-per-node", "npernode", "ppr", "ppn", "perhost"}
 
 
 # srun reads its options from variables too: SLURM_CPU_BIND is --cpu-bind. Those with another name than their option:
-_BY_NAME = {"MPI_TYPE": "mpi", "KILL_BAD_EXIT": "kill-on-bad-exit", "UNBUFFEREDIO": "unbuffered", "LABELIO": "label"}
+_BY_NAME = {
+    "MPI_TYPE": "mpi", "CPU_FREQ_REQ": "cpu-freq", "KILL_BAD_EXIT": "kill-on-bad-exit", "UNBUFFEREDIO": "unbuffered",
+    "LABELIO": "label",
+}  # fmt: skip
 
 
 def _from_variables(draft: Draft, launch: Launch) -> List[Tuple[str, str]]:
@@ -400,8 +412,11 @@ def _starter(draft: Draft, launch: Launch, program: str) -> None:
             draft.drop(launch.line, f"{program} {_dashed(name)} {value}", "the first node, where drumbeat's rank 0 is")
         elif name == "mpi":
             launch.mpi = value if value != "none" else ""
-        elif name == "network":
-            launch.before.append(f"export SLURM_NETWORK={draft.marks.quoted(value)}  # srun --network")
+        elif is_srun and name in _READ_FROM_VARIABLES:
+            variable = next(
+                (each for each, option in _BY_NAME.items() if option == name), name.upper().replace("-", "_")
+            )
+            launch.before.append(f"export SLURM_{variable}={draft.marks.quoted(value or '1')}  # srun --{name}")
         elif name == "export":
             _give(launch, dict(_pair(each) for each in value.split(",") if "=" in each))
             if value.split(",")[0] == "NONE":
@@ -426,12 +441,16 @@ def _starter(draft: Draft, launch: Launch, program: str) -> None:
                     launch.line, f"{program} {_dashed(name)} {value}", "cores are bound by the plan (cpus, cpu-bind)"
                 )
         elif name in ("gpus", "gpus-per-node", "gres", "G"):
-            if "gpus" not in draft.keys:
+            per_node = re.fullmatch(r"(?:gpu:)?(\d+)", value) if is_srun and name in ("gpus-per-node", "gres") else None
+            if "gpus" not in draft.keys and per_node:
+                draft.set("gpus", int(per_node[1]), launch.line)
+            elif "gpus" not in draft.keys:
                 draft.drop(
                     launch.line, f"{program} --{name} {value}", "every GPU of the node is used: write gpus: N if not"
                 )
         else:
             _other_option(draft, launch, f"{program} {_dashed(name)} {value}".strip(), fates.get(name, ""), value)
+    _in_image(draft, launch, draft.keys.get("container-runtime") == "pyxis" and launch.container)
     launch.words = _first_part(draft, launch, program, launch.words[1 + at :])
     if is_srun and launch.words and re.fullmatch(r"[\w+-][\w+.-]*\.[A-Za-z]\w*", launch.words[0]):
         launch.words[0] = f"./{launch.words[0]}"  # srun looks in the working directory too
@@ -531,10 +550,17 @@ def _container(draft: Draft, launch: Launch, program: str) -> None:
             _other_option(
                 draft, launch, f"{program} {_dashed(name)} {value}".strip(), why if name in _GIVEN_BY_US else ""
             )
+    _in_image(draft, launch, not apptainer)
     if not binds:
         del draft.keys["binds"]
     runscript = apptainer and rest[0] == "run"
     launch.words = [*(["/.singularity.d/runscript"] if runscript else []), *after[1:]]
+
+
+def _in_image(draft: Draft, launch: Launch, begins: bool) -> None:
+    """Let the command begin in the image's own folder, as in a container that is told no other."""
+    if begins and not launch.workdir:
+        launch.shell.cwd = draft.marks.mark(IMAGE_FOLDER)
 
 
 def _apptainer_variables(launch: Launch, binds: List[str]) -> None:

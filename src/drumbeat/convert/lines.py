@@ -27,7 +27,7 @@ def account(draft: Draft, batch: Shell, chosen: Started, launch: Launch) -> None
         if event.line in lines and not (event.kind in ("print", "assign") and "\n" in event.text):
             lines |= _span(event.line, event.text)
     events: Dict[int, List[Event]] = {}
-    for event in batch.events:
+    for event in [each for each in batch.events if each.kind != "arguments"]:
         for line in sorted(_span(event.line, event.text)) if event.kind == "shell" and event.writes else (event.line,):
             events.setdefault(line, []).append(event)
     lines |= set(range(chosen.line, batch.text.count("\n") + 2)) if chosen.whole else set()

@@ -19,12 +19,17 @@ from drumbeat.commands.syntax import DECLARING, arguments_read, into_file, names
 from drumbeat.commands.values import HEAD, HOSTS, JOB, MARK, ONCE, SUBMIT, TASK, Marks, Unknown, at_submission
 from drumbeat.convert.draft import Draft, LeftOut
 from drumbeat.convert.job_shell import OWN_PATH, JobShell, by_own_name
-from drumbeat.convert.launch import AS_TEXT, OURS, PLACE, WORKED_OUT, Launch
+from drumbeat.convert.launch import AS_TEXT, IMAGE_FOLDER, OURS, PLACE, WORKED_OUT, Launch
 
 _VERBS = (
     "load", "add", "purge", "reset", "use", "unuse", "unload", "rm", "del", "swap", "switch", "restore", "save", "list", "avail",
     "spider", "show", "refresh", "try-load", "--force", "-q",
 )  # fmt: skip
+_NEXT = re.compile(
+    r"\bsbatch(?:\s+(?:--parsable|-Q|--quiet))*\s+(?:--dependency[=\s]|-d\s*)(?:singleton|afterany:\$\{?SLURM_JOB_?ID\}?)"
+    r"\s+[\"']?\$(?:0|\{0\})[\"']?\s*(?:[)`]|$)"
+)
+_MOST_JOBS = 20  # of a script that submits itself without end
 _BY_NAME = re.compile(r"\$\{!\w+\}|\\\$\{?\$")  # ${!1}, eval echo \$$1: which variable it is, only the job knows
 _LIMITS = ("ulimit", "umask", "stty")  # of a process: they do not come back from on-start
 _OF_STEPS = ("SLURM_NTASKS", "SLURM_NTASKS_PER_NODE", "SLURM_CPUS_PER_TASK")  # srun's defaults
@@ -56,7 +61,7 @@ class _Residue:
         self.once = bool(launch.in_binds or launch.for_end)  # what the batch script runs goes into on-start
         self.given = dict(draft.env)
         self.arguments = " ".join(
-            map(draft.marks.quoted, launch.arguments or ())
+            map(draft.marks.quoted, draft.arguments or ())
         )  # of the script; empty: nobody gave any
         self.elsewhere = "workdir" in draft.keys  # the script does not begin where it is submitted
 
@@ -81,7 +86,8 @@ class _Residue:
         """Return the arguments of the script that a statement reads, before it gets others that only the job knows."""
         early = self.places[id(event)] < self.late
         acts = early and event.kind in ("shell", "once") and "()" not in event.text
-        return arguments_read(event.text, not self.arguments) if acts else set()
+        gives = early and event.kind == "assign" and self._known(event) is None  # as written
+        return arguments_read(event.text, not self.arguments) if acts or gives else set()
 
     def _settled(self) -> List[Event]:
         later: Set[str] = set()
@@ -160,6 +166,9 @@ class _Residue:
         for place in range(len(self.launch.events) - 1, -1, -1):
             event = self.launch.events[place]
             ours = self.once and place < self.launch.outside  # written down with all that it needs
+            if event.kind == "arguments":
+                kept += [event] if any(map(self._arguments, kept)) else []
+                continue
             if event.kind in ("started", "part") or event.kind == "print" and not self._waits(place):
                 continue
             if event.kind in ("assign", "export"):
@@ -178,8 +187,7 @@ class _Residue:
             elif ours and not (event.kind == "cd" or event.soft or set(event.words[:1]) & _UTILITIES):
                 needed |= self.exported - OURS  # what it starts may read them
             if re.search(r"\bsbatch\b.*\$\{?0\b", event.text, re.DOTALL):
-                why = "the script submits itself: array, dependency and requeues of the job file do that, or a line after submit"
-                self.draft.question(event.line, event.text, why)
+                self._submits_itself(event)
                 continue
             if event.kind == "once" and any(self.marks.resolved(word) == "$0" for word in event.words[1:]):
                 why = "$0 is drumbeat's batch script here, and Slurm's copy of yours there: name the file"
@@ -194,6 +202,18 @@ class _Residue:
             kept.append(event)
             needed |= self._reads(event)
         return kept[::-1]
+
+    def _submits_itself(self, event: Event) -> None:
+        """Write an array of one job at a time if each job submits the next one, whatever becomes of itself."""
+        why = (
+            "the script submits itself: array, dependency and requeues of the job file do that, or a line after submit"
+        )
+        simple = [each.kind for each in parse(event.text)] == ["simple"]
+        chain = _NEXT.search(event.text) and simple and self._outside(event)
+        if chain and self.draft.lines.setdefault("array", event.line) == event.line:
+            self.draft.set("array", f"1-{_MOST_JOBS}%1", event.line)
+            why = f"each job submits the next one, without end; here {_MOST_JOBS}, one at a time: write your number (array)"
+        self.draft.question(event.line, event.text, why, advice=self.draft.lines.get("array") == event.line)
 
     def _acts(self, event: Event) -> bool:
         """Return true for an assignment whose `$(...)` may change something."""
@@ -255,6 +275,8 @@ class _Residue:
         there = self.marks.kind(workdir) in ("", SUBMIT)
         if self.launch.workdir and self.launch.container:  # of the image: nothing outside knows it
             return [f"cd {self._quoted(workdir, self.elsewhere)}"]
+        if workdir.startswith(self.marks.mark(IMAGE_FOLDER)):
+            return ['cd "$OLDPWD"']
         begin = self.draft.keys.get("workdir") or self.marks.mark(Unknown("${SLURM_SUBMIT_DIR}", JOB))
         if moves and not self.launch.workdir and (not there or self._cd_in_setup(self.places[id(moves[-1])])):
             if there:
@@ -318,9 +340,15 @@ class _Residue:
         known = self.launch.shell.known
         tasks = [f"{name}={known[name]}  # as in the script" for name in OF_TASKS
                  if self.once and known.get(name) and (step and name in _OF_STEPS or name in reads)]  # fmt: skip
-        used = {each for event in events if self._outside(event) for each in self._arguments(event)}
+        needed, before, used = 0, 0, False
+        for event in filter(self._outside, events):
+            before += int(event.text[6:]) if event.kind == "arguments" and event.text.startswith("shift") else 0
+            if event.kind == "arguments" and event.text.startswith("set"):
+                break  # what follows reads others
+            used = used or bool(self._arguments(event))
+            needed = max([needed, *(before + int(each) for each in self._arguments(event) if each.isdigit())])
         if used:
-            numbered = [f'"${{ARG_{number}?}}"' for number in range(1, int(max(used)) + 1)]
+            numbered = [f'"${{ARG_{number}?}}"' for number in range(1, needed + 1)]
             tasks.insert(0, f"set -- {self.arguments or ' '.join(numbered)}")
         return [line for text in [*tasks, *lines] for line in self.marks.shown(text).split("\n")]
 

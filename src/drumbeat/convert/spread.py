@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import groupby
 from typing import List, Optional, Sequence
 
@@ -65,8 +66,16 @@ def _exported(step: Started) -> List[object]:
 
 def _numbered(marks: Marks, column: Sequence[str]) -> Optional[str]:
     """Return the word that all nodes have, with the node's number where they count; None if they differ otherwise."""
-    if len(set(map(marks.resolved, column))) == 1:
-        return column[0]
-    if list(column) != [f"{column[0][:-1]}{number}" for number in range(len(column))]:
+    rows = [re.split(r"(\d+)", each) for each in column]
+    if len(set(map(len, rows))) > 1:
         return None
-    return column[0][:-1] + marks.mark(Unknown("${SLURM_NODEID}", TASK, frozenset(("SLURM_NODEID",))))
+    number, word = marks.mark(Unknown("${SLURM_NODEID}", TASK, frozenset(("SLURM_NODEID",)))), ""
+    for parts in zip(*rows):
+        counts = list(parts) == list(map(str, range(len(parts))))
+        same = (
+            len({(marks.resolved(each), marks.kind(each)) for each in parts}) == 1
+        )  # the first node's differs from others'
+        if not counts and not same:
+            return None
+        word += number if counts else parts[0]
+    return word

@@ -135,7 +135,7 @@ def _damaged(path: str, why: str) -> Problem:
     return Problem(f"{path} is damaged ({why})", f"remove it: past runs are read again, but {lost}")
 
 
-def change_store(environ: Mapping[str, str], change: Callable[[Store], Store], now: Optional[float] = None) -> Store:
+def update_store(environ: Mapping[str, str], change: Callable[[Store], Store], now: Optional[float] = None) -> Store:
     """Read, change and write under a lock; return the new store. NotKept: it cannot be written; Problem: it cannot be
     read."""
     folder = store_folder(environ)
@@ -187,7 +187,7 @@ def learn(environ: Mapping[str, str], now: Optional[float] = None) -> Store:
     Problem: the store cannot be used."""
     moment = time.time() if now is None else now
     try:
-        return change_store(environ, lambda store: _with_runs(store, environ, moment), moment)
+        return update_store(environ, lambda store: _with_runs(store, environ, moment), moment)
     except NotKept as problem:
         print(f"drumbeat: {problem.what}", file=sys.stderr)
         return _with_runs(read_store(environ), environ, moment).bounded(moment)
@@ -440,7 +440,7 @@ def exclude(of: Site, hosts: Sequence[str], how_long: str, why: str, environ: Ma
     why = why[:_LONGEST_WHY] or "excluded by hand"
     until = now + seconds
     new = [Exclusion(site, host, why, now, until, by_hand=True) for host in hosts]
-    change_store(environ, lambda store: replace(store, exclusions=(*_without(store, site, hosts), *new)))
+    update_store(environ, lambda store: replace(store, exclusions=(*_without(store, site, hosts), *new)))
     words = f"new jobs on {site} avoid {', '.join(hosts[:8])}{' …' * (len(hosts) > 8)} until {_moment(until)}: {why}"
     without = _without_effect(of)
     return Changed((f"noted; but {without}" if without else words,), tuple(hosts), until)
@@ -460,7 +460,7 @@ def forget(of: Site, hosts: Sequence[str], environ: Mapping[str, str]) -> Change
         return replace(store, sightings=sightings, exclusions=exclusions, forgotten=forgotten)
 
     learn(environ, now)
-    change_store(environ, change)
+    update_store(environ, change)
     words = [f"{host}: forgotten" if host in known else f"{host}: no record" for host in hosts]
     return Changed(tuple(words), tuple(hosts))
 

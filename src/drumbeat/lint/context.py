@@ -65,17 +65,23 @@ class Context(NamedTuple):
         """Return on how many nodes a program starts, and as how many tasks."""
         if not start.step:
             return Extent(1, 1)
-        script, flags = self.script, start.flags
-        nodes = _count(flags["nodes"], self.job_nodes) if "nodes" in flags else self.job_nodes
+        found, by_gpus = self._extent(start.flags, self.job_nodes), {"ntasks-per-gpu", "gpus-per-task"}
+        per_node = self.script.option("ntasks-per-node", "tasks-per-node")
+        counted = start.flags.get("ntasks") or not per_node and self.script.option("ntasks")
+        by_gpus &= {*start.flags, *(each.name for each in self.script.directives)}
+        return Extent(found.nodes, None) if by_gpus and not counted else found
+
+    def _extent(self, flags: Mapping[str, str], has: Optional[int]) -> Extent:
+        """Return the nodes and tasks of a step with these options in a job of so many nodes."""
+        script = self.script
+        nodes = _count(flags["nodes"], has) if "nodes" in flags else has
         per_node = flags.get("ntasks-per-node") or flags.get("tasks-per-node") or ""
         total = flags.get("ntasks", "")
         if not per_node and (not total or re.sub(r"[${}]", "", total) in ("SLURM_NTASKS", "SLURM_NPROCS")):
             said, all_tasks = script.option("ntasks-per-node", "tasks-per-node"), script.option("ntasks")
             per_node, total = said.value if said else "", all_tasks.value if all_tasks and not said else ""
-        if {"ntasks-per-gpu", "gpus-per-task"} & {*flags, *(each.name for each in script.directives)} and not total:
-            return Extent(nodes, None)
         if total:
-            tasks = _count(total, self.job_nodes)
+            tasks = _count(total, has)
         else:
             each_node = _count(per_node, None) if per_node else 1
             tasks = nodes * each_node if nodes and each_node else None
@@ -114,21 +120,14 @@ class Context(NamedTuple):
 
     def tasks_on_a_node(self, command: Command) -> int:
         """Return how many tasks a step has on each node: its own options, then the script's; 2 where a variable says it."""
-        flags, script = self.flags(command), self.script
-        own = {name: flags.get(name, "") for name in ("ntasks-per-node", "tasks-per-node", "ntasks", "nodes")}
-        if command.name != "srun":
-            own = {**own, "ntasks": flags.get("np", "") or flags.get("ntasks", "")}
-        per_node, total = own["ntasks-per-node"] or own["tasks-per-node"], own["ntasks"]
-        said = script.option("ntasks-per-node", "tasks-per-node")
-        if not per_node and (not total or total.lstrip("$").strip("{}") in ("SLURM_NTASKS", "SLURM_NPROCS")):
-            all_tasks = script.option("ntasks")
-            per_node, total = said.value if said else "", all_tasks.value if all_tasks and not said else ""
-        nodes = int(own["nodes"]) if own["nodes"].isdecimal() else self.nodes or 1
-        if per_node or total:
-            return (
-                int(per_node) if per_node.isdecimal() else -(-int(total) // max(1, nodes)) if total.isdecimal() else 2
-            )
-        return 1
+        flags = {
+            name: value
+            for name, value in self.flags(command).items()
+            if name not in ("ntasks-per-gpu", "gpus-per-task")
+        }
+        if command.name != "srun" and flags.get("np"):
+            flags["ntasks"] = flags["np"]
+        return self._extent(flags, self.nodes or 1).tasks_per_node or 2
 
     @property
     def nodes(self) -> Optional[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.base import clock
@@ -60,6 +61,8 @@ def _become(
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         if cpus:
             _bind(cpus)
+        with suppress(OSError):
+            env = {**env, "OLDPWD": os.getcwd()}  # as `cd` does: in a container the folder of its image
         try:
             os.chdir(workdir)
         except OSError as error:
