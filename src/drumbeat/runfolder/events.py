@@ -101,6 +101,7 @@ class Resumed(Event, name="resumed"):
 
     seconds: float  # since the last step; 0 where all ranks have ended
     ended: bool = False  # all ranks ended with exit code 0, so it was no hang
+    stepped: bool = True  # false: a look has shown that ranks of a program without steps go on
 
 
 @dataclass(frozen=True)

@@ -339,7 +339,7 @@ class Node:
         if not self.active:
             return Beat()
         beat = self.metrics.ranks.beat(self.metrics.progress.last_t, time.monotonic())
-        return replace(beat, waits_least=self.looks.waits_least, waits=self.looks.waits)
+        return replace(beat, waits_least=self.looks.waits_least, waits=self.looks.waits, rests=self.looks.rests)
 
     def look(self, request: Look) -> None:
         """Start a look at the ranks for a request; the answer follows when the child has finished."""
