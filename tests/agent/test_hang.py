@@ -102,6 +102,12 @@ def test_all_busy_alike_is_no_hang_and_all_idle_is_one():
     assert judge([waits(rank, network=5e6) for rank in range(4)], Silence(38.0)) is None  # something comes or goes
     assert judge([busy(0), *(waits(rank) for rank in (1, 2, 3))], Silence(8.0)) is None
     assert judge([waits(0), *(busy(rank) for rank in (1, 2, 3))], Silence(8.0)) is None  # it has done its share
+    spins = busy(0, asked=False, left=True, raised="ValueError: no", raised_for=9.0)
+    found = judge([spins, waits(1)], Silence(9.0, False, again=True))
+    assert found.code == "hang-raised" and "rank 0 is still alive after it raised ValueError: no" in found.title
+    assert judge([replace(spins, asked=True), waits(1)], Silence(9.0, again=True)) is None, "it may save at its end"
+    for call in ("clock_nanosleep", "futex", "accept"):
+        assert judge([look(0, call=call)], Silence(100.0, False, again=True)) is None, "a timer, a server, a script"
     resting = look(2, call="nanosleep", place="a.py:1 f", stack=("a.py:1 f",))
     assert judge([busy(0), busy(1), resting, busy(3)], Silence(8.0)) is None
     assert judge([busy(0), busy(1), resting, busy(3)], Silence(70.0)).rank == 2

@@ -178,6 +178,8 @@ def read_ranks(
             since, seconds = last[rank.main].since(earlier.usage[rank.main]), now - earlier.at
             still = earlier.still.get(rank.main, 0.0)
         look = replace(look, granted=since.granted, waits=_waits(look, rank.moments, since, seconds))
+        if not (look.waits_for or (earlier and earlier.spares)):
+            look = replace(look, waits_for=awaited(rank, ranks, then, run_id, told))
         signs, progress = _signs(look, since, seconds)
         been, place = earlier.places.get(rank.main, ()) if earlier else (), _place(look)
         if not progress and look.asked is False and since.cpu >= _BUSY * seconds:
@@ -185,8 +187,6 @@ def read_ranks(
         elif progress or (been and place not in been):
             still = -seconds
         places[rank.main] = (place,) if progress else tuple(dict.fromkeys((*been, place)))[-_FEW_PLACES:]
-        if not (look.waits_for or (earlier and earlier.spares)):
-            look = replace(look, waits_for=awaited(rank, ranks, then, run_id, told))
         if rank.unnumbered and rank.main in told:
             look = replace(look, rank=told[rank.main], unnumbered=False)
         if look.meets or look.dials:
@@ -262,6 +262,8 @@ def _signs(look: RankLook, used: Usage, seconds: float) -> Tuple[str, bool]:
     if used.wakes > 1:  # repeated polls of a queue with a timeout are no work
         for_a_queue = look.call in _TIMED_WAITS and used.wakes < _OFTEN * seconds
         return f"it woke {used.wakes} times {span}", not for_a_queue
+    if look.waits_for and not look.waits_for.startswith("process "):
+        return "", False  # for another rank, a process of its own, or a file
     if look.waits_in.startswith(_SOCKET_WAITS) or look.call in ("recvfrom", "recvmsg", "connect"):
         return "it waits for an answer over the network", False
     if look.waits_in.startswith(_POLL_WAITS) and look.call != "nanosleep":

@@ -33,10 +33,7 @@ DEADLINE = 9.0  # seconds for one look
 _WORDS_WITHIN = 1.0  # seconds to read the ranks' logs
 ROUTINE = 0  # number of a look that was not requested
 _FIRST, _EVERY, _SLOWER, _RARELY = 10.0, 30.0, 1.5, 60.0  # seconds until the first one; intervals, growing
-_REST_EVERY, _LITTLE = (
-    2.0,
-    0.02,
-)  # seconds between two readings of a main thread's time; share of it that is hardly anything
+_REST_EVERY, _LITTLE = 2.0, 0.02  # seconds between two readings of a main thread's time; share of it that is rest
 
 
 class Looker:
@@ -161,9 +158,8 @@ class _Rest:
         self.folder = folder
         self.seconds: Optional[float] = None  # of the rank that has rested longest; None: no rank is known yet
         self._read = 0.0
-        self._ran: Dict[
-            int, Tuple[float, float]
-        ] = {}  # pid -> when it last ran, and the time it had wanted by the last reading
+        # pid -> when it last ran, and the CPU time it had wanted by the last reading
+        self._ran: Dict[int, Tuple[float, float]] = {}
 
     def poll(self, mains: Sequence[int], now: float) -> None:
         span = now - self._read
@@ -222,13 +218,12 @@ class NodeLooks:
         self.attempt = self.node_rank = self.node = 0
         self._earlier = _Earlier()
         self._looker = Looker(order.run_id, local, facts.gpus, self._looked)
-        self._rest = _Rest(local)
         self._watched = order.checks.get("hang", "off") != "off"
 
     def begin_attempt(self, attempt: int, node_rank: int, node: int, known: Known) -> None:
         self.attempt, self.node_rank, self.node, self._looker.known = attempt, node_rank, node, known
         self._looker.numbers, self._looker.mains, self._looker.unknown = {}, [], False
-        self._known_by = time.monotonic() + _RARELY
+        self._rest, self._known_by = _Rest(self._looker.folder), time.monotonic() + _RARELY
         self._next, self._wait, self._looker.routine = time.monotonic() + _FIRST, _EVERY, None
         self.waits_least: Optional[Pace] = None
         self.waits: Optional[float] = None

@@ -428,9 +428,8 @@ class Node:
             return replace(with_last_step(finding, step), rank=rank, node=self.member, host=self.facts.host)
 
         finding = placed(finding) if finding else None
-        later = tuple(
-            (t, placed(each)) for t, each in end.later if t < last
-        )  # its own steps say more than those of others
+        # Its own steps say more than those of others.
+        later = tuple((t, placed(each)) for t, each in end.later if t < last)
         if end.exit_code != 0 and not ended.by_us:
             self.failed_in = self.attempt
             self.watch.rank_failed()

@@ -318,9 +318,17 @@ def judge(looks: Sequence[RankLook], silence: Silence) -> Optional[Finding]:
     if quiet and len(idle) == len(looks) and (silence.steps or silence.again):
         if all(look.call in FOR_A_CHILD for look in looks) and silence.seconds < _WORKING_PATIENCE:
             return None  # a program that starts its ranks itself
+        together = silence.steps or any(map(_for_others, looks))
+        if not together and silence.seconds < _BUSY_PATIENCE:
+            return None  # each may wait for something of its own: a time, a server, a request
         if all(_stands(look, what[look.key], silence) for look in looks):
             return held_up(ALL_IDLE, [], looks, silence)
     return None
+
+
+def _for_others(look: RankLook) -> bool:
+    """Return true if a rank certainly waits for other ranks."""
+    return in_collective(look) or bool(look.meets) or look.waits_for.startswith(RANK_AT_END)
 
 
 def _stands(look: RankLook, word: str, silence: Silence) -> bool:
@@ -328,8 +336,7 @@ def _stands(look: RankLook, word: str, silence: Silence) -> bool:
     progress."""
     if moves(look):
         return False
-    outside = look.signs and word != INPUT and not look.waits_for.startswith(RANK_AT_END)  # it may wait for anything
-    if not silence.steps and (outside or not silence.again):
+    if not silence.steps and (look.signs and word != INPUT or not silence.again):
         return silence.seconds * had_core(look) >= _BUSY_PATIENCE
     stood = silence.seconds if in_collective(look) else look.still
     worked = silence.seconds * (had_core(look) if word == BUSY else 1.0)
@@ -342,10 +349,15 @@ def had_core(look: RankLook) -> float:
     return 1.0 if look.granted is None else look.granted
 
 
+def _is_leaving(look: RankLook) -> bool:
+    """Return true if a rank spins in a library after Python has ended. What saves at a program's end still answers."""
+    return look.left and look.asked is False and not moves(look)
+
+
 def _raised(looks: Sequence[RankLook], what: Mapping[Key, str], silence: Silence) -> Optional[RankLook]:
     """Return the rank whose last output is a traceback, if it is idle and no rank makes steps. A program that catches an
     exception and goes on works, writes, or lets the others step."""
-    idle = [look for look in looks if what[look.key] in _IDLE or look.left]
+    idle = [look for look in looks if what[look.key] in _IDLE or _is_leaving(look)]
     over = [look for look in idle if look.raised and look.raised_for >= _RAISED and not look.command]
     patient = len(idle) == len(looks) or silence.seconds >= _WORKING_PATIENCE
     return max(over, key=lambda look: look.raised_for) if over and patient and not silence.others_go_on else None

@@ -264,9 +264,8 @@ class WorldCount:
         self.last_step: Optional[float] = None
         # node -> the step and its rows at its first report with steps
         self._begun: Dict[int, Tuple[int, Tuple[Row, ...]]] = {}
-        self._steps: Dict[
-            int, Tuple[int, bool]
-        ] = {}  # node -> steps since then, by its last report, and whether that is fresh
+        # node -> steps since then, by its last report, and whether that is fresh
+        self._steps: Dict[int, Tuple[int, bool]] = {}
         self.apart: Optional[Finding] = None  # ranks that train in groups of their own, as far as known
         self._alone: Optional[Alone] = None
         self._mute: Optional[Mute] = None
@@ -455,9 +454,7 @@ class WorldCount:
     def versions(self) -> Optional[Verdict]:
         """Return the verdict, once, that ranks have loaded different versions of torch or NCCL."""
         rows = [row for _, each in self.rows.values() for row in each if row.rank is not None]
-        usual: Dict[
-            str, str
-        ] = {}  # package -> the version of most ranks; one that a rank has not loaded yet is unknown
+        usual: Dict[str, str] = {}  # package -> the version of most ranks; not loaded yet is unknown
         for version, _ in Counter(each for row in rows for each in row.versions).most_common():
             usual.setdefault(version.split()[0], version)
         loaded = [(row.rank or 0, each) for row in rows for each in row.versions]
