@@ -102,6 +102,12 @@ def test_all_busy_alike_is_no_hang_and_all_idle_is_one():
     assert judge([waits(rank, network=5e6) for rank in range(4)], Silence(38.0)) is None  # something comes or goes
     assert judge([busy(0), *(waits(rank) for rank in (1, 2, 3))], Silence(8.0)) is None
     assert judge([waits(0), *(busy(rank) for rank in (1, 2, 3))], Silence(8.0)) is None  # it has done its share
+    spins = busy(0, asked=False, left=True, raised="ValueError: no", raised_for=9.0)
+    found = judge([spins, waits(1)], Silence(9.0, False, again=True))
+    assert found.code == "hang-raised" and "rank 0 is still alive after it raised ValueError: no" in found.title
+    assert judge([replace(spins, asked=True), waits(1)], Silence(9.0, again=True)) is None, "it may save at its end"
+    for call in ("clock_nanosleep", "futex", "accept"):
+        assert judge([look(0, call=call)], Silence(100.0, False, again=True)) is None, "a timer, a server, a script"
     resting = look(2, call="nanosleep", place="a.py:1 f", stack=("a.py:1 f",))
     assert judge([busy(0), busy(1), resting, busy(3)], Silence(8.0)) is None
     assert judge([busy(0), busy(1), resting, busy(3)], Silence(70.0)).rank == 2
@@ -526,16 +532,24 @@ def test_a_rank_that_tries_to_connect_where_nobody_listens_is_named_if_the_other
     assert judge([replace(accepts, state="R", cpu=0.9), tries], Silence(40.0, False, again=True)) is None, "it works"
 
 
-def test_ranks_that_have_not_met_are_looked_at_early_three_times():
+def test_ranks_of_a_program_without_steps_are_looked_at_while_one_of_them_rests():
     hang = Hang("warn")
     hang.on(Saw("attempt", {"number": 0, "members": {0: {"host": "a", "ranks": 2}}}), 0.0)
-    asked = []
-    for now in range(1, 61):
-        found = hang.on(Saw("tick", {"unmet": now > 8}), float(now))
+    asked, told = [], []
+    for now in range(1, 90):
+        rests = 1.0 if now < 8 or now >= 55 else now - 8.0
+        hang.on(Saw("beat", {"member": 0, "beat": Beat(rests=rests)}), float(now))
+        found = hang.on(Saw("tick"), float(now))
         if any(isinstance(action, AskLook) for action in found):
             asked.append(now)
-            hang.on(Saw("looked", {"member": 0, "looks": [look(0), look(1)]}), now + 0.5)
-    assert asked == [9, 21, 33], asked
+            looks = [waits(0, still=rests), look(1, call="clock_nanosleep", place="a.py:3 load", still=rests)]
+            hang.on(Saw("looked", {"member": 0, "looks": looks}), now + 0.5)
+        told += [(now, action) for action in found if not isinstance(action, AskLook)]
+    assert asked[:3] == [14, 18, 28] and not any(55 <= now < 89 for now in asked), asked
+    said = [(now, getattr(action, "kind", None) or action.finding.code) for now, action in told]
+    assert said[0] == (15, "activity") and told[0][1].data["what"].startswith("rank 0 is waiting in all_reduce")
+    warned = next(now for now, what in said if what == "hang-asleep")
+    assert warned - 8 <= 36 and said[-2:] == [(55, "activity"), (55, "resumed")] and not told[-2][1].data["what"]
 
 
 ANSWERS = {

@@ -7,7 +7,7 @@ import pytest
 
 from drumbeat.agent.lead.attempt import hardware_behind
 from drumbeat.agent.watchers.contract import Emit, Saw, Warn
-from drumbeat.agent.watchers.kernel_log import GpuErrors, KernelLog, read_line
+from drumbeat.agent.watchers.kernel_log import GpuErrors, KernelLog, gpu_failure
 from drumbeat.agent.wire.messages import Done, RankEnded
 from drumbeat.findings.model import ERROR, LIKELY, WARNING, Finding
 from drumbeat.inspector import kernel_log
@@ -94,7 +94,7 @@ def test_a_broken_gpu_is_named_with_its_node_once(text, code, index):
 @pytest.mark.parametrize("text", [*HARMLESS, *OTHERS])
 def test_what_breaks_nothing_of_ours_is_not_told(text):
     assert on(GpuErrors(GPUS, 1, "n1", {}), text) == []
-    assert read_line(text) is None or text in OTHERS
+    assert gpu_failure(text) is None or text in OTHERS
 
 
 def test_the_pid_of_an_xid_names_the_rank():

@@ -131,14 +131,14 @@ def yields(q):
 
 @pytest.mark.parametrize("loop", [spins, breaks, raises])
 def test_what_a_loop_does_on_its_way_out_can_end_no_wait(loop):
-    at = {step.offset: stacks._in_endless_loop(loop.__code__, step.offset) for step in dis.get_instructions(loop)}
+    at = {step.offset: stacks._loop(loop.__code__, step.offset) == "endless" for step in dis.get_instructions(loop)}
     calls = [step.offset for step in dis.get_instructions(loop) if step.opname.startswith("CALL")]
     assert any(at.values()) and not any(at[place] for place in calls), "which may take as long as it likes"
 
 
 @pytest.mark.parametrize("loop", [counts, polls, retries, yields])
 def test_a_loop_that_does_something_may_end(loop):
-    assert not any(stacks._in_endless_loop(loop.__code__, step.offset) for step in dis.get_instructions(loop))
+    assert not any(stacks._loop(loop.__code__, step.offset) == "endless" for step in dis.get_instructions(loop))
 
 
 def test_a_loop_that_calls_a_function_again_and_again_is_named_itself():
@@ -162,10 +162,51 @@ def test_a_loop_that_calls_a_function_again_and_again_is_named_itself():
     seen = []
     for _ in range(20):
         time.sleep(0.006)
-        seen.append(stacks._stack(sys._current_frames()[thread.ident])[0])
+        seen.append(stacks._stack(sys._current_frames()[thread.ident], thread.ident)[0])
     over.append(True)
     thread.join()
     assert sum(frame[2] == "calls" and frame[4] for frame in seen) >= 10, seen
+
+
+LOOPS = f"""
+import os, sys, threading, time
+sys.path.insert(0, {str(FOLDER)!r})
+import stacks
+
+def repeats(number):
+    while number != 1:
+        number = number // 2 if number % 2 == 0 else number
+
+def advances(number):
+    while number:
+        number += 1
+
+def waits(lock):
+    lock.acquire()
+
+lock = threading.Lock()
+lock.acquire()
+threads = [threading.Thread(target=repeats, args=(6,)), threading.Thread(target=advances, args=(1,))]
+threads += [threading.Thread(target=waits, args=(lock,)), threading.Thread(target=advances, args=(5,))]
+for thread in threads:
+    thread.daemon = True
+    thread.start()
+time.sleep(0.1)
+frame = lambda number: sys._current_frames()[threads[number].ident]
+found = [{{stacks._stack(frame(number), threads[number].ident)[0][4] for _ in range(8)}} for number in (0, 1)]
+print(stacks.PROVEN in found[0], found[1], stacks._calling(frame(2)), flush=True)
+os._exit(0)
+"""
+
+
+def test_a_loop_that_comes_to_a_state_that_it_had_never_ends_and_the_method_that_is_called_is_named():
+    """Beside threads that leave it little time, too: a loop that has not run in between proves nothing."""
+    told = subprocess.run([sys.executable, "-S", "-c", LOOPS], capture_output=True, text=True, timeout=60, check=True)
+    assert told.stdout.split(maxsplit=2) == [
+        "True",
+        "{0}",
+        "_thread acquire\n" if sys.version_info >= (3, 11) else "\n",
+    ]
 
 
 def test_a_rank_that_raises_or_exits_notes_who_had_left_it(tmp_path):

@@ -115,7 +115,7 @@ def test_a_setup_that_sets_the_path_anew_keeps_the_adapter(asked, drumbeat):
     assert seen["answer"][0] == "drumbeat" and "/elsewhere" in seen["path"]
 
 
-def test_a_missing_module_names_the_python_that_lacks_it_and_the_environment_that_has_it(drumbeat):
+def test_a_missing_module_names_the_python_that_lacks_it_and_the_environment_that_has_it(drumbeat, monkeypatch):
     (drumbeat.folder / "train.py").write_text("import json, not_there.part")
     shown = drumbeat("run", "--ranks-per-node", "1", "--", sys.executable, "train.py").stderr
     assert f"cause      {sys.executable}, which ran this rank, does not have it: it is not installed there" in shown
@@ -124,6 +124,12 @@ def test_a_missing_module_names_the_python_that_lacks_it_and_the_environment_tha
     shown = drumbeat("run", "--ranks-per-node", "1", "--", sys.executable, "train.py").stderr
     assert f"does not have it; {drumbeat.folder}/venv does; raised at {drumbeat.folder}/train.py:1" in shown
     assert f"begin the command with {drumbeat.folder}/venv/bin/python" in shown
+    (own := drumbeat.folder / "own").mkdir()
+    (own / "gone.py").write_text("")
+    (drumbeat.folder / "train.py").write_text(f"import sys; sys.path.remove({str(own)!r}); import gone")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(own), os.environ["PYTHONPATH"])))
+    shown = drumbeat("run", "--ranks-per-node", "1", "--", sys.executable, "train.py").stderr
+    assert f"had it in {own}, which the program has taken off sys.path" in shown
     (drumbeat.folder / "train.py").write_text("import json.not_there")
     shown = drumbeat("run", "--ranks-per-node", "1", "--", sys.executable, "train.py").stderr
     assert "cause      by likelihood: it is not installed in this Python" in shown  # its package is

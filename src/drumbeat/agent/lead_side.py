@@ -83,8 +83,7 @@ class LeadWatching:
         )
 
     def tick(self, now: float) -> List[Act]:
-        world = self.lead.attempts[-1].world if self.lead.attempts else None
-        return self._feed(Saw("tick", {"unmet": world is not None and world.unmet}), now)
+        return self._feed(Saw("tick"), now)
 
     def recorded(self, kind: str, now: float) -> List[Act]:
         """Tell the watchers of the lead's decision: an attempt begins, or its ranks are being ended."""

@@ -12,6 +12,7 @@ Closed = Tuple[int, int, float]  # the same, and the time by which both ends had
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _MOST, _PIECE = 1 << 20, 1 << 14  # bytes read of one file, and at once
+_MOST_TEXT = 4096  # bytes of a path
 _TIME_WAIT = "06"
 _CLOSED_FIRST = ("04", "05", _TIME_WAIT, "0B")  # FIN-WAIT-1 and 2, CLOSING
 _REMEMBERED = 60.0  # seconds that the kernel keeps a connection in TIME-WAIT
@@ -172,6 +173,28 @@ def opened(pid: int, number: int) -> str:
         return os.readlink(f"/proc/{pid}/fd/{number}")
     except OSError:
         return ""
+
+
+def text_at(pid: int, address: int) -> str:
+    """Return the text at an address in the memory of a process; '' if not readable."""
+    try:
+        with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+            memory.seek(address)
+            return memory.read(_MOST_TEXT).partition(b"\0")[0].decode("utf-8", "replace")
+    except (OSError, ValueError, OverflowError):
+        return ""
+
+
+def lock_holder(pid: int) -> Optional[int]:
+    """Return the process that holds the file lock that a process waits for; None if it waits for none, or if unknown."""
+    holder: Optional[int] = None
+    with suppress(OSError, ValueError, IndexError), open("/proc/locks", encoding="ascii") as locks:
+        for fields in map(str.split, locks):
+            if fields[1] != "->":
+                holder = int(fields[4])
+            elif int(fields[5]) == pid:
+                return holder
+    return None
 
 
 def written_to(pid: int, number: int) -> str:

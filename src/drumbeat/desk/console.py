@@ -219,7 +219,7 @@ class Console:
         self._last_progress = time.monotonic()
         self._said_progress = ""
         self._hangs = self._stops = False  # either makes the time left unknown
-        self._said: Set[str] = set()  # findings of this attempt
+        self._said: Set[str] = set()  # findings and activities of this attempt
         self._ends = False  # a rank of this attempt has ended, or all were asked to: no time left is shown
         self._failed = False  # a rank has failed, and the others are being ended for it
 
@@ -391,10 +391,13 @@ class Console:
             self._show_verdict(event)
         elif isinstance(event, kinds.Activity):
             since = "for" if event.stepped else "recognised after"
-            self.say("waiting", f"no step {since} {duration(event.seconds)}: {event.what}")
+            if event.what and event.what not in self._said:
+                self.say("waiting", f"no step {since} {duration(event.seconds)}: {event.what}")
+            self._said.add(event.what)
         elif isinstance(event, kinds.Resumed):
             self._hangs = False
             steps = f"steps come again, after {duration(event.seconds)} without one"
+            steps = steps if event.stepped else f"the ranks go on, after {duration(event.seconds)}"
             self.say("resumed", "all ranks have ended well: it was no hang" if event.ended else steps)
         elif isinstance(event, kinds.FindingMade) and self._is_of_the_muster(event):
             self._node_findings.add(event.finding)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import _socket
 import _thread
 import atexit
+import functools
 import os
 import signal
 import socket
@@ -30,6 +31,16 @@ _SECONDS = 2.0  # seconds to read the answer
 # Prefixes of the instructions that leave a loop, and of those that may change what it waits for.
 _LEAVES = ("RETURN", "RAISE", "RERAISE", "YIELD")
 _ACTS = ("CALL", "STORE", "DELETE", "FOR_ITER", "SEND", "YIELD", "IMPORT", "BEFORE_", "SETUP_", "WITH_")
+# Prefixes of those that only compute; values whose operators have no other effect; seconds between two states of such a loop,
+# in all, and of CPU time between two equal ones: to wait for the interpreter's lock takes some, too.
+_COMPUTES = (
+    "LOAD_FAST", "LOAD_CONST", "LOAD_SMALL", "STORE_FAST", "BINARY_", "INPLACE_", "UNARY_", "COMPARE_", "CONTAINS_", "IS_OP",
+    "JUMP_", "POP_JUMP", "POP_TOP", "COPY", "SWAP", "DUP_", "ROT_", "NOP", "CACHE", "EXTENDED_ARG", "TO_BOOL", "NOT_TAKEN",
+)  # fmt: skip
+_PLAIN = (int, float, complex, bool, str, bytes, type(None))
+_SWITCH, _WATCHED, _RAN = 0.005, 0.1, 0.004
+_ENDLESS, _PURE = "endless", "pure"
+PROVEN = 2  # a loop was seen to repeat itself: one such sample is enough
 
 _CLOSED, _CLOSE_WAIT, _LISTENS = 7, 8, 10  # states of a TCP connection
 _NOTE = "end-"  # prefix of the names of notes
@@ -41,11 +52,12 @@ _TRIES, _LATELY = 3, 20.0  # refused connections that count as trying again and 
 _refused: List[Tuple[float, Any]] = []  # the last refused connections: when, and the address
 
 _serving = 0  # pid of the process that answers; its forks do not
-_endless: Dict[Tuple[CodeType, int], bool] = {}
 
 
 def adapt(module: Any) -> None:
     """Answer in a process that may be a rank. A process that certainly is one calls `serve`."""
+    if getattr(module, "__name__", "") == "mpi4py":
+        return  # this file has imported `socket`, for which it adapts
     if getattr(module, "__name__", "").startswith("torch."):
         store = sys.modules["torch._C._distributed_c10d"].TCPStore
         store.__init__ = _noting_places(store.__init__)
@@ -181,6 +193,12 @@ def _of_connection(value: Optional[BaseException]) -> bool:
     return False
 
 
+def left(folder: str) -> Set[int]:
+    """Return the processes that have left Python: they have raised or exited, and may still be alive."""
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    return {int(name.rpartition(".")[2]) for name in names if name.startswith(_NOTE)}
+
+
 def read_note(folder: str, rank: int, pids: Collection[int]) -> Dict[str, Any]:
     """Return the note of a rank; if several processes left one, that of one of `pids`, else the one with the most connections."""
     import json
@@ -233,9 +251,10 @@ def _answer(listener: socket.socket, starter: int) -> None:
 
             with connection:
                 connection.settimeout(_SECONDS)
-                frame = sys._current_frames().get(_main_thread(starter))
-                answer = {"pid": os.getpid(), "stack": _stack(frame), "flight": _flight(), "rank": _number()}
-                answer.update(meets=_meets(frame), dials=_dials())
+                main = _main_thread(starter)
+                frame = sys._current_frames().get(main)
+                answer = {"pid": os.getpid(), "stack": _stack(frame, main), "flight": _flight(), "rank": _number()}
+                answer.update(meets=_meets(frame), dials=_dials(), calling=_calling(frame))
                 del frame
                 connection.sendall(json.dumps(answer).encode())
         except Exception:  # noqa: BLE001, S112 - whatever a half-imported torch does here, the training goes on
@@ -249,16 +268,17 @@ def _main_thread(starter: int) -> int:
     return (main_thread().ident if main_thread else 0) or starter
 
 
-def _stack(frame: Optional[FrameType]) -> List[List[Any]]:
+def _stack(frame: Optional[FrameType], thread: int) -> List[List[Any]]:
     """Return the stack, innermost first: file, line, function, whether it is library code, and whether the frame is in a loop
-    that nothing in the loop can end."""
+    that nothing in the loop can end (1, or PROVEN)."""
     found: List[List[Any]] = []
     if frame is not None and frame.f_back is not None and _is_only_called(frame.f_code.co_code, frame.f_lasti):
         frame = frame.f_back
     while frame is not None and len(found) < _DEEPEST:
         name = frame.f_code.co_filename
         library = name == _SHOWN or any(part in name for part in _LIBRARY)
-        endless = _in_endless_loop(frame.f_code, frame.f_lasti)
+        kind = _loop(frame.f_code, frame.f_lasti)
+        endless = PROVEN if kind == _PURE and _repeats(frame, thread) else int(kind == _ENDLESS)
         found.append([name, frame.f_lineno, frame.f_code.co_name, library, endless])
         frame = frame.f_back
     return found
@@ -272,31 +292,72 @@ def _is_only_called(code: bytes, at: int) -> bool:
     return at < 0 or (code[at] == opcode.opmap.get("RESUME") and code[at + 1] & 3 == 0)
 
 
-def _in_endless_loop(code: CodeType, at: int) -> bool:
-    """Return true if the code is in a loop without an exit, or one that waits for a change and makes none itself."""
-    if (code, at) not in _endless:
-        import dis
+@functools.lru_cache(_KEPT)
+def _loop(code: CodeType, at: int) -> str:
+    """Return the kind of loop that the code is in: one that is endless, as it has no exit, or waits for a change and makes none
+    itself; or one that only computes with its own variables."""
+    import dis
 
-        if len(_endless) >= _KEPT:
-            _endless.clear()  # programs that compile code all the time would fill the memory
+    steps = list(dis.get_instructions(code))
+    jumps = {each.offset: int(each.argval) for each in steps if each.opcode in (*dis.hasjrel, *dis.hasjabs)}
+    loops = {to: max(jump for jump in jumps if jumps[jump] == to) for jump, to in jumps.items() if to <= jump}
+    around = ((to, jump) for to, jump in loops.items() if to <= at <= jump)
+    begin, end = min(around, key=lambda loop: loop[1] - loop[0], default=(0, -1))
+    inside = {each.offset: each.opname for each in steps if begin <= each.offset <= end}
+    exits = any(name.startswith(_LEAVES) for name in inside.values())
+    exits = exits or any(not begin <= jumps.get(step, begin) <= end for step in inside)
+    exits = exits or not inside.get(end, "").startswith("JUMP_")  # a condition at its end
+    stays = _stays(inside, jumps, begin)
+    handles = bool(getattr(code, "co_exceptiontable", b"")) or any(
+        name.startswith("SETUP_") for name in inside.values()
+    )
+    counted = inside if handles or at not in stays else stays
+    acts = any(inside[step].startswith(_ACTS) for step in counted)
+    if end < 0 or not (exits and acts):
+        return _ENDLESS if end >= 0 else ""
+    return _PURE if all(name.startswith(_COMPUTES) for name in inside.values()) else ""
 
-        steps = list(dis.get_instructions(code))
-        jumps = {each.offset: int(each.argval) for each in steps if each.opcode in (*dis.hasjrel, *dis.hasjabs)}
-        loops = {to: max(jump for jump in jumps if jumps[jump] == to) for jump, to in jumps.items() if to <= jump}
-        around = ((to, jump) for to, jump in loops.items() if to <= at <= jump)
-        begin, end = min(around, key=lambda loop: loop[1] - loop[0], default=(0, -1))
-        inside = {each.offset: each.opname for each in steps if begin <= each.offset <= end}
-        exits = any(name.startswith(_LEAVES) for name in inside.values())
-        exits = exits or any(not begin <= jumps.get(step, begin) <= end for step in inside)
-        exits = exits or not inside.get(end, "").startswith("JUMP_")  # a condition at its end
-        stays = _stays(inside, jumps, begin)
-        handles = bool(getattr(code, "co_exceptiontable", b"")) or any(
-            name.startswith("SETUP_") for name in inside.values()
-        )
-        counted = inside if handles or at not in stays else stays
-        acts = any(inside[step].startswith(_ACTS) for step in counted)
-        _endless[code, at] = end >= 0 and not (exits and acts)
-    return _endless[code, at]
+
+def _repeats(frame: FrameType, thread: int) -> bool:
+    """Return true if a frame whose loop only computes with its own plain values comes to a state that it had before, after it
+    has run for a while: such a loop never ends. The frame is held meanwhile, so that it is the same call."""
+    clock, until = time.pthread_getcpuclockid(thread), time.monotonic() + _WATCHED
+    seen: Dict[Any, float] = {}  # state -> the thread's CPU time by then
+    while time.monotonic() < until:
+        ran, values = time.clock_gettime(clock), dict(frame.f_locals)
+        if not all(type(value) in _PLAIN for value in values.values()):
+            return False
+        state = (frame.f_lasti, *((name, type(value), value) for name, value in values.items()))
+        if ran - seen.setdefault(state, ran) >= _RAN:
+            return True
+        time.sleep(_SWITCH)  # the thread goes on
+    return False
+
+
+def _calling(frame: Optional[FrameType]) -> str:
+    """Return module and name of the method of a library in C that a frame is calling, such as `mpi4py.MPI recv`; '' if
+    unknown. Nothing of the program is run for that, not even a property, and no file is read."""
+    name, *rest = _called(frame.f_code, frame.f_lasti) if frame else ("",)
+    if frame is None or not rest:
+        return ""
+    value = frame.f_locals.get(name, frame.f_globals.get(name))
+    for each in rest[:-1]:
+        value = getattr(value, "__dict__", {}).get(each)
+    return f"{type(value).__module__} {rest[-1]}"
+
+
+@functools.lru_cache(_KEPT)
+def _called(code: CodeType, at: int) -> Tuple[str, ...]:
+    """Return the dotted name that the code calls at this place: what is loaded where the text of the call begins. Python 3.10
+    and older do not record places."""
+    import dis
+
+    steps = {each.offset: each for each in dis.get_instructions(code)}
+    begin = getattr(steps.get(at), "positions", None)
+    if begin is None or not steps[at].opname.startswith("CALL"):
+        return ("",)
+    loads = (each for each in steps.values() if each.offset < at and each.opname.startswith("LOAD_"))
+    return tuple(str(each.argval) for each in loads if getattr(each, "positions", ())[::2] == begin[::2]) or ("",)
 
 
 def _stays(inside: Dict[int, str], jumps: Dict[int, int], begin: int) -> Set[int]:

@@ -21,7 +21,7 @@ from drumbeat.inspector.gpu import open_gpus
 from drumbeat.inspector.ranks import MOST_LINKS, RankProcesses, find_ranks, identity_in
 from drumbeat.inspector.ras import RasNote
 from drumbeat.inspector.record import Collective, RankLook
-from drumbeat.inspector.tree import Snapshot, below
+from drumbeat.inspector.tree import Snapshot
 from drumbeat.machine.host import Host, LiveHost
 from drumbeat.machine.model import Gpu
 from drumbeat.machine.parse import number
@@ -54,8 +54,9 @@ _RDMA_FILES = (
 RUNS, READS, SENDS, PEERS, RESTS = "runs", "reads", "sends", "waits for peers", "rests"  # a rank at one moment
 _WAITING_FUNCTIONS = ("_engine_run_backward",)  # DDP's gradients are reduced in there
 _FILE_WAITS = ("pipe_", "anon_pipe", "folio_wait", "wait_on_page", "io_schedule", "request_wait_answer", "rpc_wait")
+MPI = "mpi4py."  # prefix of a call of MPI, which waits for other ranks as a collective does
 RANK_AT_END = "rank "  # prefix of the text for the other end if it is a rank
-_RECEIVES = ("read", "recvfrom", "recvmsg")
+_RECEIVES, _LOCKS = ("read", "recvfrom", "recvmsg"), ("flock", "fcntl")
 FOR_A_CHILD = ("wait4", "waitid")  # calls that wait for a child process
 # The kernel's functions in which a process waits for a socket, and for any file descriptor.
 _SOCKET_WAITS = ("wait_woken", "sk_wait_data", "unix_stream_")
@@ -87,13 +88,13 @@ _OF_A_FILE = ("read", "write", "ioctl", "flock", "fsync", "fdatasync")  # calls 
 _CALLS = {
     "x86_64": {
         0: "read", 1: "write", 7: "poll", 16: "ioctl", 23: "select", 35: "nanosleep", 34: "pause", 42: "connect", 43: "accept",
-        45: "recvfrom", 47: "recvmsg", 61: "wait4", 73: "flock", 74: "fsync", 75: "fdatasync", 202: "futex",
+        45: "recvfrom", 47: "recvmsg", 61: "wait4", 72: "fcntl", 73: "flock", 74: "fsync", 75: "fdatasync", 202: "futex",
         230: "clock_nanosleep", 232: "epoll_wait", 257: "openat", 270: "pselect6", 271: "ppoll", 281: "epoll_pwait",
     },
     "aarch64": {
-        22: "epoll_pwait", 29: "ioctl", 32: "flock", 56: "openat", 63: "read", 64: "write", 72: "pselect6", 73: "ppoll",
-        82: "fsync", 83: "fdatasync", 98: "futex", 101: "nanosleep", 115: "clock_nanosleep", 202: "accept", 203: "connect",
-        207: "recvfrom", 212: "recvmsg", 260: "wait4",
+        22: "epoll_pwait", 25: "fcntl", 29: "ioctl", 32: "flock", 56: "openat", 63: "read", 64: "write", 72: "pselect6",
+        73: "ppoll", 82: "fsync", 83: "fdatasync", 98: "futex", 101: "nanosleep", 115: "clock_nanosleep", 202: "accept",
+        203: "connect", 207: "recvfrom", 212: "recvmsg", 260: "wait4",
     },
 }.get(os.uname().machine, {})  # fmt: skip
 
@@ -163,18 +164,22 @@ def read_ranks(
         time.sleep(max(0.0, begin + _APART * (index + 1) / _ASKS - time.monotonic()))
     now, told = time.monotonic(), {**(earlier.numbers if earlier else {}), **_told(ranks)}
     network = round(max(0, _carried() - carried) / (now - begin))
-    then = seen.later(below(seen.parents, [pid for rank in ranks for pid in rank.pids]))
+    gone = stacks.left(folder)
+    then = seen.later(seen.below([pid for rank in ranks for pid in rank.pids]))
     devices = Sampler(LiveHost(), gpus).sample()["gpus"] if gpus else []
     looks, last = [], _all_usage(ranks, then)
     places: Dict[int, Tuple[str, ...]] = {}
     for rank in ranks:
         used, known = last[rank.main].since(before[rank.main]), earlier is not None and rank.main in earlier.usage
         look = replace(_look(rank, seen, last[rank.main], used, now - begin, gpus, devices), network=network)
+        look = replace(look, left=rank.main in gone)
         since, seconds, still = used, now - begin, 0.0
         if earlier and known:
             since, seconds = last[rank.main].since(earlier.usage[rank.main]), now - earlier.at
             still = earlier.still.get(rank.main, 0.0)
         look = replace(look, granted=since.granted, waits=_waits(look, rank.moments, since, seconds))
+        if not (look.waits_for or (earlier and earlier.spares)):
+            look = replace(look, waits_for=awaited(rank, ranks, then, run_id, told))
         signs, progress = _signs(look, since, seconds)
         been, place = earlier.places.get(rank.main, ()) if earlier else (), _place(look)
         if not progress and look.asked is False and since.cpu >= _BUSY * seconds:
@@ -182,8 +187,6 @@ def read_ranks(
         elif progress or (been and place not in been):
             still = -seconds
         places[rank.main] = (place,) if progress else tuple(dict.fromkeys((*been, place)))[-_FEW_PLACES:]
-        if not (look.waits_for or (earlier and earlier.spares)):
-            look = replace(look, waits_for=other_end(rank, ranks, then, run_id, told))
         if rank.unnumbered and rank.main in told:
             look = replace(look, rank=told[rank.main], unnumbered=False)
         if look.meets or look.dials:
@@ -218,7 +221,7 @@ def _all_usage(ranks: Sequence[RankProcesses], seen: Snapshot) -> Dict[int, Usag
 
 
 def _usage(rank: RankProcesses, seen: Snapshot, sockets: Mapping[str, int]) -> Usage:
-    tree = below(seen.parents, rank.pids)
+    tree = seen.below(rank.pids)
     stats = {pid: seen.processes[pid].stat for pid in tree}
     moved = {pid: proc.moved(pid) for pid in tree}
     wakes = {pid: _wakes(pid) for pid in tree}
@@ -259,6 +262,8 @@ def _signs(look: RankLook, used: Usage, seconds: float) -> Tuple[str, bool]:
     if used.wakes > 1:  # repeated polls of a queue with a timeout are no work
         for_a_queue = look.call in _TIMED_WAITS and used.wakes < _OFTEN * seconds
         return f"it woke {used.wakes} times {span}", not for_a_queue
+    if look.waits_for and not look.waits_for.startswith("process "):
+        return "", False  # for another rank, a process of its own, or a file
     if look.waits_in.startswith(_SOCKET_WAITS) or look.call in ("recvfrom", "recvmsg", "connect"):
         return "it waits for an answer over the network", False
     if look.waits_in.startswith(_POLL_WAITS) and look.call != "nanosleep":
@@ -276,7 +281,9 @@ def in_collective(stack: Sequence[str], backward: bool = True) -> bool:
     """Return true if these frames show a rank inside a collective, or (`backward`) where it computes gradients and may wait for
     theirs."""
     waiting = _WAITING_FUNCTIONS if backward else ()
-    return any("distributed/" in frame or frame.rsplit(" ", 1)[-1] in waiting for frame in stack[:8])
+    return any(
+        "distributed/" in frame or frame.startswith(MPI) or frame.rsplit(" ", 1)[-1] in waiting for frame in stack[:8]
+    )
 
 
 def in_loader(stack: Sequence[str]) -> bool:
@@ -380,6 +387,8 @@ def _look(
         frames = _py_spy(rank.main)
     stack = frames[-1] if frames else []
     own = next((frame for frame in stack if not frame[3]), None)
+    calling = str(rank.answers[-1].get("calling") or "") if rank.answers else ""
+    called = [calling] if calling.startswith(MPI) else []  # a method in C, which has no frame
     programs = (seen.processes[pid].program for pid in rank.pids)
     opened = open_gpus(seen.processes[rank.main], gpus)
     device = next((each for each in devices if opened == (each.get("index"),)), {})  # if it holds exactly one
@@ -394,11 +403,12 @@ def _look(
         cpu=round(used.cpu / seconds, 3),
         io=round((used.moved + used.carried) / seconds),
         wakes=round(used.wakes / seconds, 2),
-        stack=tuple(_words(frame) for frame in stack[:_MOST_FRAMES]),
+        stack=(*called, *(_words(frame) for frame in stack[:_MOST_FRAMES])),
         place=_words(own) if own else "",
         spins=_spins(frames),
         asked=not rank.silent if rank.sock else None,
         collectives=_collectives(rank.answers[-1].get("flight") if rank.answers else None),
+        program=seen.processes[rank.main].program,
         compiler=next((name for name in programs if name in _COMPILERS), ""),
         gpu=device.get("busy"),
         power=round(power / cap, 2) if power is not None and cap else None,
@@ -423,40 +433,55 @@ def waits_for(function: str, call: Sequence[str], pid: int) -> str:
     return ", ".join(filter(None, (words, path if path.startswith("/") else "")))
 
 
-def other_end(
+def awaited(
     rank: RankProcesses, ranks: Sequence[RankProcesses], seen: Snapshot, run_id: str, told: Mapping[int, int]
 ) -> str:  # fmt: skip
-    """Name the rank or process on this machine that holds the other end of the pipe or connection that a rank's main thread
-    reads from; '' if unknown. A rank of another node may be on this machine, too."""
+    """Name the rank or process on this machine that a rank's main thread waits for: the holder of a pipe, connection or file
+    lock, or a child; else the file that it opens or reads; '' if unknown. A rank of another node may be on this machine,
+    too."""
     call = proc.word(rank.main, "syscall").split()
-    if not (call and call[0].isdigit() and _CALLS.get(int(call[0])) in _RECEIVES and len(call) > 1):
-        return ""
-    kind, _, inode = proc.opened(rank.main, int(call[1], 16)).partition(":[")
-    inode = inode.rstrip("]")
-    if kind == "pipe":
-        holders = [pid for pid in seen.processes if f"pipe:[{inode}]" in (seen.processes[pid].open_files or ())]
-    elif kind == "socket":
-        here, there = (seen.sockets(rank.main) or {}).get(inode, (0, 0))
-        local = unix_peers().get(inode, "") if not there else ""
-        holders = [
-            pid
-            for pid in seen.processes
-            if (there and (there, here) in (seen.sockets(pid) or {}).values())
-            or (local and f"socket:[{local}]" in (seen.processes[pid].open_files or ()))
-        ]
-    else:
-        return ""
+    name = _CALLS.get(int(call[0]), "") if len(call) > 2 and call[0].isdigit() else ""
+    target = proc.opened(rank.main, int(call[1], 16)) if name in (*_RECEIVES, *_LOCKS) else ""
+    holders, lock = _holders(rank.main, name, target, seen), f"the lock of {target}" if name in _LOCKS else ""
+    if lock and rank.main in holders:
+        return f"{lock}, which it holds itself"
     others = [pid for pid in holders if pid != rank.main]
+    if not others:
+        path = proc.text_at(rank.main, int(call[2], 16)) if name == "openat" else ""
+        return f"{path} to be opened" if path else target if target[:1] == "/" else ""
     own = next((pid for pid in others if pid in rank.pids), None)
     owner = next((each for each in ranks if not set(others).isdisjoint(each.pids)), None)
+    held = f", which holds {lock}" if lock else ""
     if own is None and owner and (owner.main in told or not (owner.command or owner.unnumbered)):
-        return f"{RANK_AT_END}{told[owner.main] if owner.unnumbered else owner.number}"
+        return f"{RANK_AT_END}{told[owner.main] if owner.unnumbered else owner.number}{held}"
     elsewhere = [seen.environ(pid) for pid in others] if owner is None else []
     numbers = {identity_in(each).rank for each in elsewhere if each.get("DRUMBEAT_RUN") == run_id} - {None}
     if len(numbers) == 1:
-        return f"{RANK_AT_END}{numbers.pop()}"
-    pid = own or (others[0] if others else None)
-    return f"{'its own ' if own else ''}process {pid} ({seen.processes[pid].program})" if pid else ""
+        return f"{RANK_AT_END}{numbers.pop()}{held}"
+    pid = own or others[0]
+    return f"{'its own ' if own else ''}process {pid} ({seen.processes[pid].program}){held}"
+
+
+def _holders(main: int, name: str, target: str, seen: Snapshot) -> List[int]:
+    """Return the processes that may end a system call: those with the other end of a pipe or connection, the holder of a file
+    lock, or the only child."""
+    kind, _, inode = target.rstrip("]").partition(":[")
+    if name in _LOCKS:
+        return [pid for pid in [proc.lock_holder(main)] if pid in seen.processes]
+    if name in FOR_A_CHILD:
+        return seen.children[main] if len(seen.children.get(main, ())) == 1 else []
+    if kind == "pipe":
+        return [pid for pid in seen.processes if target in (seen.processes[pid].open_files or ())]
+    if kind != "socket":
+        return []
+    here, there = (seen.sockets(main) or {}).get(inode, (0, 0))
+    local = unix_peers().get(inode, "") if not there else ""
+    return [
+        pid
+        for pid in seen.processes
+        if (there and (there, here) in (seen.sockets(pid) or {}).values())
+        or (local and f"socket:[{local}]" in (seen.processes[pid].open_files or ()))
+    ]
 
 
 def _throughout(answers: Sequence[Mapping[str, Any]], name: str) -> str:
@@ -499,15 +524,16 @@ def _ails(device: Mapping[str, Any], gpu: Optional[Gpu]) -> str:
     return "; ".join(found)
 
 
-def _spins(stacks: Sequence[Sequence[Sequence[Any]]]) -> bool:
+def _spins(samples: Sequence[Sequence[Sequence[Any]]]) -> bool:
     """Return true if in all samples the innermost common function is in a loop that nothing in the loop can end."""
-    if len(stacks) < _ASKS // 2 or not all(stacks):
+    if len(samples) < _ASKS // 2 or not all(samples):
         return False
     depth = 0
-    outermost = [list(reversed(stack)) for stack in stacks]
+    outermost = [list(reversed(stack)) for stack in samples]
     while all(len(stack) > depth for stack in outermost) and len({tuple(s[depth][:3:2]) for s in outermost}) == 1:
         depth += 1
-    return depth > 0 and all(len(stack[depth - 1]) > 4 and stack[depth - 1][4] for stack in outermost)
+    ends = [stack[depth - 1][4] if depth and len(stack[depth - 1]) > 4 else 0 for stack in outermost]
+    return all(ends) or stacks.PROVEN in ends
 
 
 def _words(frame: Sequence[Any]) -> str:

@@ -15,7 +15,7 @@ from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.proc import Ports
 from drumbeat.inspector.exchange import with_exchange
 from drumbeat.inspector.record import Row
-from drumbeat.inspector.tree import Snapshot, above, below
+from drumbeat.inspector.tree import Snapshot, above
 
 MOST_LINKS = 64  # connections kept per process, and reported to the lead
 _MPI = ("PMIX_RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK")
@@ -62,7 +62,7 @@ class Own:
     ) -> None:
         """Take a snapshot. `commands`: those of `mains` that start ranks; their own RANK, which their children inherit, is not
         a rank's."""
-        self.seen, self.pids = seen, below(seen.parents, mains)
+        self.seen, self.pids = seen, seen.below(mains)
         if run_id:
             agent = proc.stat(os.getppid())  # or an older process: none of the run's is older
             young = [pid for pid, each in seen.processes.items() if not agent or each.age >= (int(agent.started), 0)]
@@ -232,14 +232,17 @@ def _with_sockets(row: Row, branch: Sequence[int], identities: Mapping[int, Opti
     joined = any(identity.port in ports for ports in links)
     alone = False if any(found) else None if None in found else True
     row = replace(row, alone=alone, joined=joined, links=tuple(links), inner=_inner(row.pid, held))
-    return _with_work(row, branch, seen)
+    connected = [pid for pid in branch if any(ports[1] for ports in (held[pid] or {}).values())]
+    trains = [pid for pid in connected if not set(above(pid, seen.parents)).intersection(connected)]
+    return _with_work(row, branch, trains or branch, seen)
 
 
-def _with_work(row: Row, branch: Sequence[int], seen: Snapshot) -> Row:
-    """Add the work that a rank has done so far, and its framework."""
+def _with_work(row: Row, branch: Sequence[int], trains: Sequence[int], seen: Snapshot) -> Row:
+    """Add the work that a rank has done so far, and its framework. Work of loader workers and other helpers is not its own:
+    they inherit its connections."""
     mapped = [proc.mapped(pid) for pid in branch]
     loaded = (name for name, library in _FRAMEWORKS if any(library in path for paths in mapped for path in paths))
-    cpu = round(sum(seen.processes[pid].stat.cpu for pid in branch), 2)
+    cpu = round(sum(seen.processes[pid].stat.cpu for pid in trains), 2)
     found = _versions(set().union(*mapped))
     return replace(row, cpu=cpu, mapped=sum(map(len, mapped)), framework=next(loaded, ""), versions=found)
 
@@ -320,7 +323,7 @@ def _workers(seen: Snapshot, node: int, main: int, first: int, socks: Mapping[in
     """Return the processes at or below `main` without a RANK that are connected to each other or to MASTER_PORT, such as those
     that mp.spawn starts. If there are none, return the lowest processes with any connections, for example to another node.
     Their rank is known only if they answer with a number of their own."""
-    parents, tree = seen.parents, below(seen.parents, [main])
+    parents, tree = seen.parents, seen.below([main])
     rows = unnumbered(node, seen, tree, identity_in(seen.environ(main)).port or 0)
     ends = {link for row in rows for link in row.links}
     met = {row.pid for row in rows if row.joined or any((there, here) in ends for here, there in row.links)}

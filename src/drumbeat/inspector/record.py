@@ -45,6 +45,7 @@ class RankLook:
     spins: bool = False  # it is in a loop that nothing in the loop can end
     asked: Optional[bool] = None  # False: there is a thread to ask for stacks, and it did not answer
     collectives: Tuple[Collective, ...] = ()
+    program: str = ""  # name of its executable
     compiler: str = ""  # name of a compiler that runs for it
     gpu: Optional[float] = None  # per cent of the time with a kernel running
     power: Optional[float] = None  # share of the GPU's cap
@@ -60,6 +61,7 @@ class RankLook:
     had_ranks: bool = False  # a command that had ranks: it may go on for as long as it likes
     raised: str = ""  # the exception, if the last thing it wrote is a traceback
     raised_for: float = 0.0  # seconds since then
+    left: bool = False  # it has left Python, by an exception or by its end, and is still alive
     meets: str = ""  # host:port at which it waits for the other ranks in the rendezvous
     dials: str = ""  # host:port to which it tries to connect again and again
     missed: str = ""  # why it reaches nobody there
@@ -93,7 +95,7 @@ class Row:
     links: Tuple[Tuple[int, int], ...] = ()  # if it is not joined: local and remote port of its TCP connections
     inner: int = 0  # processes below it that have TCP connections to each other: helpers, or ranks of its own
     complete: bool = True  # its identity is complete and its own; otherwise unknown
-    cpu: float = 0.0  # seconds of CPU time that it and its helpers have used
+    cpu: float = 0.0  # seconds of CPU time that it has used; if it has no connections, its helpers' included
     mapped: int = 0  # mapped files: more and more while a program is importing
     framework: str = ""  # that it has loaded
     versions: Tuple[str, ...] = ()  # of its torch and NCCL so far, as its packages say: `torch 2.4.0`

@@ -73,6 +73,25 @@ class Snapshot:
         found = ((pid, kept.get(pid) or proc.stat(pid)) for pid in proc.pids())
         return Snapshot({pid: one for pid, one in found if one and one.alive})
 
+    @cached_property
+    def children(self) -> Mapping[int, List[int]]:
+        found: Dict[int, List[int]] = {}
+        for pid, parent in self.parents.items():
+            found.setdefault(parent, []).append(pid)
+        return found
+
+    def below(self, mains: Iterable[int]) -> Set[int]:
+        """Return the living processes among `mains`, and all below them. Orphans are not found: a helper may outlive its
+        rank."""
+        found: Set[int] = set()
+        waiting = [pid for pid in mains if pid in self.parents]
+        while waiting:
+            pid = waiting.pop()
+            if pid not in found:
+                found.add(pid)
+                waiting += self.children.get(pid, [])
+        return found
+
     def environ(self, pid: int) -> Mapping[str, str]:
         """Return the environment of a process; empty if it is not readable or the process is gone."""
         return (self.processes[pid].environ if pid in self.processes else None) or {}
@@ -93,21 +112,6 @@ class Snapshot:
             self._tables[namespace] = proc.tcp(pid) if namespace else None
         table = self._tables[namespace]
         return None if table is None else {inode: table[inode] for inode in inodes if inode in table}
-
-
-def below(parents: Mapping[int, int], mains: Iterable[int]) -> Set[int]:
-    """Return the living processes among `mains`, and all below them. Orphans are not found: a helper may outlive its rank."""
-    children: Dict[int, List[int]] = {}
-    for pid, parent in parents.items():
-        children.setdefault(parent, []).append(pid)
-    found: Set[int] = set()
-    waiting = [pid for pid in mains if pid in parents]
-    while waiting:
-        pid = waiting.pop()
-        if pid not in found:
-            found.add(pid)
-            waiting += children.get(pid, [])
-    return found
 
 
 def above(pid: int, parents: Mapping[int, int]) -> List[int]:

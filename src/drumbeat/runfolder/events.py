@@ -97,10 +97,11 @@ class Activity(Event, name="activity"):
 
 @dataclass(frozen=True)
 class Resumed(Event, name="resumed"):
-    """A reported hang is over: steps are reported again, or all ranks have ended well."""
+    """A reported hang is over: steps come again, a look has shown that the ranks go on, or all ranks have ended well."""
 
     seconds: float  # since the last step; 0 where all ranks have ended
     ended: bool = False  # all ranks ended with exit code 0, so it was no hang
+    stepped: bool = True  # false: a look has shown that ranks of a program without steps go on
 
 
 @dataclass(frozen=True)

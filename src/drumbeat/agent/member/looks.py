@@ -16,12 +16,12 @@ from drumbeat.agent.ranks.ends import LATER, raised_at, read_stream
 from drumbeat.agent.ranks.handles import Ranks
 from drumbeat.agent.ranks.launchers import Direct
 from drumbeat.agent.wire.messages import Looked, Message, Pace
-from drumbeat.base import clock
+from drumbeat.base import clock, proc
 from drumbeat.base.order import Order
-from drumbeat.base.proc import written_to
 from drumbeat.base.processes import Asked
 from drumbeat.base.record import RecordError, from_plain, to_plain
 from drumbeat.base.redact import printable
+from drumbeat.inrank.stacks import left
 from drumbeat.inspector.activity import Earlier, Usage, read_ranks, read_usage
 from drumbeat.inspector.ras import RasNote
 from drumbeat.inspector.record import Known, RankLook
@@ -33,6 +33,7 @@ DEADLINE = 9.0  # seconds for one look
 _WORDS_WITHIN = 1.0  # seconds to read the ranks' logs
 ROUTINE = 0  # number of a look that was not requested
 _FIRST, _EVERY, _SLOWER, _RARELY = 10.0, 30.0, 1.5, 60.0  # seconds until the first one; intervals, growing
+_REST_EVERY, _LITTLE = 2.0, 0.02  # seconds between two readings of a main thread's time; share of it that is rest
 
 
 class Looker:
@@ -46,6 +47,7 @@ class Looker:
         self.gpus = [gpu for gpu in gpus if not gpu.integrated]
         self.known = Known()
         self.numbers: Dict[int, int] = {}  # process -> rank, as looks have shown
+        self.mains: List[int] = []  # the processes that train, as the last look has shown
         self.unknown = False  # the last look showed processes whose rank is unknown
         self.last: Optional[Earlier] = None  # the last look at this silence
         self.routine: Optional[Earlier] = None  # the last routine look
@@ -83,6 +85,7 @@ class Looker:
             for pid in pids:
                 self.known.note(pid, rank, map(tuple, links))
         self.end()
+        self.mains = [look.pid for look in looks]
         self.unknown = any(look.unnumbered or look.command for look in looks)
         self.numbers.update((look.pid, look.rank) for look in looks if not (look.unnumbered or look.command))
         if numbers == [ROUTINE]:
@@ -148,6 +151,31 @@ class _Earlier:
         self.found = self._begun = None
 
 
+class _Rest:
+    """Time for which a rank of this node has rested: its main thread hardly ran, or it has left Python and has not ended."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self.seconds: Optional[float] = None  # of the rank that has rested longest; None: no rank is known yet
+        self._read = 0.0
+        # pid -> when it last ran, and the CPU time it had wanted by the last reading
+        self._ran: Dict[int, Tuple[float, float]] = {}
+
+    def poll(self, mains: Sequence[int], now: float) -> None:
+        span = now - self._read
+        if span < _REST_EVERY:
+            return
+        self._read, before, gone = now, self._ran, left(self.folder)
+        wanted = {pid: sum(proc.scheduled(pid)) for pid in mains}
+        self._ran = {}
+        for pid, total in wanted.items():
+            since, last = before.get(pid, (now, total))
+            awake = total - last > _LITTLE * span and pid not in gone
+            self._ran[pid] = (now if awake else since), total
+        alive = [since for pid, (since, total) in self._ran.items() if total]
+        self.seconds = round(now - min(alive), 1) if alive else None
+
+
 class _LastWords(threading.Thread):
     """Reads the ranks' last output during the look; if their logs cannot be read in time, the look is used without it."""
 
@@ -158,7 +186,9 @@ class _LastWords(threading.Thread):
 
     def run(self) -> None:
         for look in self.looks:
-            out, err = (read_stream(look.rank, name, written_to(look.pid, fd)) for name, fd in (("out", 1), ("err", 2)))
+            out, err = (
+                read_stream(look.rank, name, proc.written_to(look.pid, fd)) for name, fd in (("out", 1), ("err", 2))
+            )
             place = raised_at(err.lines)
             if place is not None and out.written <= err.written + LATER:
                 age = max(0.0, time.time() - err.written)
@@ -192,7 +222,8 @@ class NodeLooks:
 
     def begin_attempt(self, attempt: int, node_rank: int, node: int, known: Known) -> None:
         self.attempt, self.node_rank, self.node, self._looker.known = attempt, node_rank, node, known
-        self._looker.numbers, self._looker.unknown, self._known_by = {}, False, time.monotonic() + _RARELY
+        self._looker.numbers, self._looker.mains, self._looker.unknown = {}, [], False
+        self._rest, self._known_by = _Rest(self._looker.folder), time.monotonic() + _RARELY
         self._next, self._wait, self._looker.routine = time.monotonic() + _FIRST, _EVERY, None
         self.waits_least: Optional[Pace] = None
         self.waits: Optional[float] = None
@@ -203,14 +234,19 @@ class NodeLooks:
         earlier = self._looker.last or self._earlier.found
         if number == ROUTINE:
             earlier = (self._looker.routine or Earlier(time.monotonic(), {}))._replace(spares=True)
+        else:
+            self._next = max(self._next, time.monotonic() + self._wait)  # it finds the ranks as well as a routine look
         self._looker.start(number, *about, had_ranks, earlier)
 
     def poll(self, ranks: Ranks, launcher: Direct) -> None:
         self._looker.poll()
         about, now = (self.node_rank, ranks.rank_of, not launcher.is_rank), time.monotonic()
         read = partial(read_usage, self._looker.run_id, *about, self._looker.folder)
-        resting = self.metrics.ranks.resting(now)
-        if not resting and self.metrics.ranks.reporting:  # else the next look itself shows whether they went on
+        reporting, resting = self.metrics.ranks.reporting, self.metrics.ranks.resting(now)
+        if self._watched and not reporting:
+            self._rest.poll(self._looker.mains, now)
+            resting = bool(self.rests)
+        if not resting:
             self._looker.last = None
         self._earlier.poll(resting, read)
         if self._looker.unknown and now < self._known_by:  # a stopped rank cannot tell its number any more
@@ -218,6 +254,11 @@ class NodeLooks:
         if self._watched and now >= self._next and self._looker.idle:
             self._next, self._wait = now + self._wait, min(self._wait * _SLOWER, _RARELY)
             self.start(ROUTINE, ranks, launcher)
+
+    @property
+    def rests(self) -> Optional[float]:
+        """Return the seconds for which a rank that has reported no step yet has rested; None if unknown."""
+        return None if self.metrics.ranks.reporting else self._rest.seconds
 
     def end(self) -> None:
         self._looker.end()

@@ -339,7 +339,7 @@ class Node:
         if not self.active:
             return Beat()
         beat = self.metrics.ranks.beat(self.metrics.progress.last_t, time.monotonic())
-        return replace(beat, waits_least=self.looks.waits_least, waits=self.looks.waits)
+        return replace(beat, waits_least=self.looks.waits_least, waits=self.looks.waits, rests=self.looks.rests)
 
     def look(self, request: Look) -> None:
         """Start a look at the ranks for a request; the answer follows when the child has finished."""
@@ -428,9 +428,8 @@ class Node:
             return replace(with_last_step(finding, step), rank=rank, node=self.member, host=self.facts.host)
 
         finding = placed(finding) if finding else None
-        later = tuple(
-            (t, placed(each)) for t, each in end.later if t < last
-        )  # its own steps say more than those of others
+        # Its own steps say more than those of others.
+        later = tuple((t, placed(each)) for t, each in end.later if t < last)
         if end.exit_code != 0 and not ended.by_us:
             self.failed_in = self.attempt
             self.watch.rank_failed()

@@ -544,12 +544,12 @@ def _with_python(finding: Optional[Finding], notes: Sequence[Mapping[str, Any]])
     note = next((each for each in notes if finding and finding.title.endswith(f" '{each.get('module')}'")), None)
     if note is None or finding is None:
         return finding
-    python, have = printable(str(note.get("python"))), [printable(str(each)) for each in note.get("have") or ()]
-    known = find(
-        "import-error", "elsewhere" if have else "nowhere", what="", python=python, other=have[0] if have else ""
-    )
+    python = printable(str(note.get("python")))
+    have, taken = ([printable(str(each)) for each in note.get(name) or ()] for name in ("have", "taken"))
+    case, other = "taken" if taken else "elsewhere" if have else "nowhere", [*taken, *have, ""][0]
+    known = find("import-error", case, what="", python=python, other=other)
     _, raised, place = finding.cause.partition("; raised at ")
-    own = not have and note["module"].partition(".")[0] == "drumbeat"  # it is not to be had by its name
+    own = case == "nowhere" and note["module"].partition(".")[0] == "drumbeat"  # it is not to be had by its name
     return replace(finding, cause=f"{known.cause}{raised}{place}", fix=finding.fix if own else known.fix)
 
 

@@ -30,7 +30,7 @@ class Saw:
 
     On the lead: `attempt` (number, members: member -> host, ranks), `beat` (member, beat), `exited` (rank, node, host,
     exit_code, by_us), `looked` (member, looks, ras: an answer to this watcher's last `AskLook`), `stopping` (the ranks are
-    being ended), `tick` (unmet: ranks have loaded all they need, and have not met).
+    being ended), `tick` (time passed).
     """
 
     kind: str

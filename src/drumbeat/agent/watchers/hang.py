@@ -1,9 +1,9 @@
 """A watcher on the lead that notices when steps stop coming, has the agents look at their ranks, and names the rank that
 hangs.
 
-No step for max(5 s, 5 x the usual time between two reports) makes the agents look. A look alone is no verdict; see
-hang_verdict. A long pause that ended well (a validation, a checkpoint) raises the limit; a phase that a rank announces is
-waited for.
+No step for max(5 s, 5 x the usual time between two reports) makes the agents look; in a program that reports no steps, a rank
+that has hardly run for 5 s. A look alone is no verdict; see hang_verdict. A long pause that ended well (a validation, a
+checkpoint) raises the limit; a phase that a rank announces is waited for.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ _ANSWERS = 11.0  # seconds for all members to answer
 _LOOKS = (10.0, 20.0, PATIENCE)  # seconds of silence at which the agents look again; then every half minute
 _AGAIN = 30.0
 _LASTS = 2.0  # seconds that a look takes
+_OFTEN = 10  # looks at a silence of a program without steps; from then on they come more rarely
 _NUMBERS = regex(r"\d+")
-_EVERY = 60.0  # seconds between looks before the first step;
-_EARLY, _APART = 3, 12.0  # the first ones, and the seconds between them, if the ranks have loaded all and have not met
+_AT_ONCE = ("hang-stopped", "hang-raised", "hang-missed")  # verdicts that one look proves in a program without steps
+_EVERY = 60.0  # seconds between looks before the first step while all ranks run
 
 
 class Hang:
@@ -57,7 +58,7 @@ class Hang:
         if saw.kind == "attempt":
             self._forget()
             self.members, self._began, self._running = saw.data["members"], now, True
-            self._next_look = now + _EVERY
+            self._looked = now
         elif saw.kind == "stopping":
             self._running = False
         elif saw.kind == "beat" and self._running and saw.data["member"] in self.members:
@@ -72,8 +73,6 @@ class Hang:
             self._answers[saw.data["member"]] = saw.data["looks"]
             self._ras += saw.data.get("ras", [])
         elif saw.kind == "tick" and self._running:
-            if saw.data.get("unmet") and self._looks < _EARLY and self._silence(now) is None:
-                self._next_look = min(self._next_look, self._looked + _APART)
             return self._tick(now)
         return []
 
@@ -92,9 +91,8 @@ class Hang:
         self._ras: List[RasNote] = []
         self._next_look = 0.0
         self._looks = 0  # at this silence
-        self._looked = -_APART  # when the last look began
+        self._looked = 0.0  # when the last look began
         self._said: Optional[Finding] = None
-        self._last_words = ""
         self._told = ""  # what the ranks do in this silence
         self._alone: Tuple[int, ...] = ()  # ranks that were named while the others went on
         self._alone_for = 0.0  # seconds
@@ -117,6 +115,11 @@ class Hang:
     def _silence(self, now: float) -> Optional[float]:
         """Return the seconds since any rank reported anything; None before the first step."""
         return None if self._reported is None else now - self._reported
+
+    def _rest(self, now: float) -> float:
+        """Return the seconds for which a rank has rested that has not ended, before the first step."""
+        rests = (beat.rests + now - at for at, beat in self._beats.values() if beat.rests is not None)
+        return max(rests, default=0.0)
 
     def _stale(self, now: float) -> Dict[int, float]:
         """Return, for each member, its most overdue rank and the seconds since that rank's last report."""
@@ -146,7 +149,8 @@ class Hang:
         """Check after a beat whether a pause is over."""
         silence = self._silence(now)
         if silence is not None and not self._stepped:
-            self._stepped, self._next_look, self._looks, self._waiting = True, 0.0, 0, None
+            self._stepped, paused, self._quietest = True, self._quietest, 0.0
+            return self._over(paused)
         if self._alone:
             return self._after_alone(now)
         if silence is None or silence >= self._quietest - 0.5:
@@ -168,9 +172,12 @@ class Hang:
         return self._over(self._alone_for)
 
     def _over(self, seconds: float) -> List[Action]:
-        said, self._said, self._looks, self._shown, self._told = self._said, None, 0, (), ""
+        about = {"seconds": round(seconds, 1), "stepped": self._stepped}
+        clear: List[Action] = [Emit("activity", {**about, "what": ""})] if self._told and not self._stepped else []
+        again: List[Action] = [Emit("resumed", about)] if self._said else []
+        self._said, self._looks, self._shown, self._told = None, 0, (), ""
         self._waiting, self._next_look = None, 0.0
-        return [Emit("resumed", {"seconds": round(seconds, 1)})] if said else []
+        return clear + again
 
     def _tick(self, now: float) -> List[Action]:
         if any(code != 0 for _, code, _, _ in self._ended.values()):
@@ -178,26 +185,20 @@ class Hang:
         if self._waiting is not None:
             whole = len(self._answers) == len(self.members)
             return self._judge(now) if whole or now - self._waiting > _ANSWERS else []
-        if now < self._next_look and not self._exited_early(now):
-            return []
         silence = self._silence(now)
+        if silence is None and self._quietest and self._rest(now) <= LATE:
+            paused, self._quietest = self._quietest, 0.0
+            return self._over(paused)
+        if now < self._next_look:
+            return []
         if silence is None:
-            return self._look(now) if now >= self._next_look or self._exited_early(now) else []
+            return self._look(now) if self._rest(now) > LATE or now - self._looked >= _EVERY else []
         longest = max((silence, *self._stale(now).values()))
         # The limit is expensive to compute with thousands of members, and never below LATE.
         if longest > LATE and longest > self._limit():
             self._quietest = max(self._quietest, silence)
             return self._look(now)
         return []
-
-    def _exited_early(self, now: float) -> bool:
-        """Return true if some ranks have ended well and others go on silently: before the first step only a look can tell why."""
-        if self._looks or not self._ended or self._silence(now) is not None:
-            return False
-        return (
-            all(code == 0 for _, code, _, _ in self._ended.values())
-            and now - max(at for at, _, _, _ in self._ended.values()) > LATE
-        )
 
     def _look(self, now: float) -> List[Action]:
         self._waiting, self._looked, self._answers, self._ras = now, now, {}, []
@@ -206,72 +207,57 @@ class Hang:
     # -- verdicts ----------------------------------------------------------------------------------------------------
 
     def _judge(self, now: float) -> List[Action]:
-        stepped = self._silence(now)
-        self._next_look = now + (_EVERY if stepped is None else _AGAIN)
-        if stepped is not None:
-            later = [at for at in _LOOKS if at > stepped + 2.0]
-            self._next_look = now + (later[0] - stepped if later else _AGAIN)
-            due = [PATIENCE - look.still for each in self._answers.values() for look in each if look.still < PATIENCE]
+        reported = self._silence(now)
+        steps = reported is not None  # else the program has made none, and never ends for a verdict
+        silent = self._rest(now) if reported is None else reported
+        often, later = steps or self._looks < _OFTEN, [at for at in _LOOKS if at > silent + 2.0]
+        self._next_look = now + (later[0] - silent if later else _AGAIN if often else _EVERY)
+        due = [PATIENCE - look.still for each in self._answers.values() for look in each if look.still < PATIENCE]
+        if often:
             self._next_look = min(self._next_look, now + max(1.0, min(due, default=_AGAIN) - _LASTS))
         self._looks += 1
         self._waiting = None
         looks = sorted((look for each in self._answers.values() for look in each), key=lambda look: look.rank)
         looks = with_ras([look for look in looks if not self._has_ended(look)], self._ras)
-        if stepped is None:
-            return self._before_first_step(looks, now)
         stale, quiet = self._stalest(now)
-        limit = self._limit()
-        if max(stepped, stale) <= limit:
+        if steps and max(silent, stale) <= self._limit():
             return []  # progress was made meanwhile
-        one_rank = stepped <= limit
-        seconds = stale if one_rank else stepped
-        silence = Silence(
-            seconds,
-            True,
-            one_rank,
-            quiet if one_rank else (),
-            self._ended_well(now),
-            self._same(looks),
-            self._done(),
-            self._longest,
-        )
-        finding = judge(_expected(looks), silence)
-        if finding is None and not one_rank:
-            return self._state(_expected(looks), seconds)
-        patience = _MAY_END.get(finding.code if finding else "", 0.0)
-        pause = seconds < patience
-        if pause:
-            self._next_look = min(self._next_look, now + patience - seconds)  # then it may end the run
-        once = finding is not None and finding.code == "hang-raised" and not silence.again
-        actions = self._say(finding, None if one_rank else seconds, may_stop=not (pause or once))
-        if actions and one_rank:
-            self._alone, self._alone_for = quiet, stale
-        return actions
+        one_rank = steps and silent <= self._limit()
+        seconds = stale if one_rank else silent
+        self._quietest = self._quietest if steps else seconds
+        ended, same, looks = self._ended_well(now), self._same(looks), _expected(looks)
+        silence = Silence(seconds, steps, one_rank, quiet * one_rank, ended, same, self._done(), self._longest)
+        finding = judge(looks, silence)
+        if one_rank or finding and (steps or same or finding.code in _AT_ONCE):
+            patience = _MAY_END.get(finding.code if finding else "", 0.0)
+            pause = seconds < patience
+            if pause:
+                self._next_look = min(self._next_look, now + patience - seconds)  # then it may end the run
+            once = finding is not None and finding.code == "hang-raised" and not silence.again
+            actions = self._say(finding, None if one_rank else seconds, may_stop=steps and not (pause or once))
+            if actions and one_rank:
+                self._alone, self._alone_for = quiet, stale
+            return actions
+        again: List[Action] = []
+        if self._said and not (steps or finding):  # this look refutes it
+            self._said, again = None, [Emit("resumed", {"seconds": round(seconds, 1), "stepped": False})]
+        return self._state(looks, seconds, now, steps) + again
 
-    def _state(self, looks: List[RankLook], seconds: float) -> List[Action]:
+    def _state(self, looks: List[RankLook], seconds: float, now: float, steps: bool) -> List[Action]:
         """Report which ranks wait and what the others do, as a fact without a verdict. Only if it has changed, and not if all
-        ranks work alike."""
-        words = in_words(looks)
-        plain = _NUMBERS.sub("", words)
-        if plain == self._told or seconds < _FACT or all(class_of(look) == BUSY for look in looks):
-            return []
-        self._told = plain
-        return [Emit("activity", {"seconds": round(seconds, 1), "what": words, "stepped": True})]
-
-    def _before_first_step(self, looks: List[RankLook], now: float) -> List[Action]:
-        """Report what the ranks do; warn only of states that no start-up has: a stopped rank, or all idle twice in a row."""
-        seconds = now - self._began
-        same = self._same(looks)
-        actions: List[Action] = []
+        ranks work alike, except after a long time without a step."""
         words = in_words(looks)
         plain = _NUMBERS.sub("", words)  # changed rates and line numbers are no news
-        if words and plain != self._last_words and seconds >= _EVERY:
-            self._last_words = plain
-            actions.append(Emit("activity", {"seconds": round(seconds, 1), "what": words}))
-        finding = judge(_expected(looks), Silence(seconds, False, ended=self._ended_well(now), again=same))
-        if finding and (same or finding.code in ("hang-stopped", "hang-early-exit", "hang-raised", "hang-missed")):
-            actions += self._say(finding, seconds, may_stop=False)
-        return actions
+        alike = seconds < _FACT or all(class_of(look) == BUSY for look in looks)
+        if plain in ("", self._told) or alike and (steps or now - self._began < _EVERY):
+            return []
+        self._told = plain
+        return [
+            Emit(
+                "activity",
+                {"seconds": round(seconds if steps else now - self._began, 1), "what": words, "stepped": steps},
+            )
+        ]
 
     def _same(self, looks: List[RankLook]) -> bool:
         """Return true if this look shows the same as the last one."""

@@ -19,7 +19,7 @@ from drumbeat.causes.table import NOT_ZERO
 from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import LIKELY, Evidence, Finding
 from drumbeat.inspector import activity
-from drumbeat.inspector.activity import FOR_A_CHILD, RANK_AT_END, on_gpu_alone
+from drumbeat.inspector.activity import FOR_A_CHILD, MPI, RANK_AT_END, on_gpu_alone
 from drumbeat.inspector.ras import AHEAD, BEHIND, RasNote
 from drumbeat.inspector.record import Collective, RankLook
 from drumbeat.logs.read.collectives import Position, culprits
@@ -93,6 +93,8 @@ def doing(look: RankLook) -> str:
         return f"waiting in the kernel{what} ({look.waits_in or look.call or 'state D'}){at}"
     if look.compiler:
         return f"compiling ({look.compiler})"
+    if look.raised and look.left:
+        return f"still alive after it raised {look.raised}"
     if word == SILENT and not look.raised:
         return "not answering"
     if word == BUSY:
@@ -120,10 +122,12 @@ def doing(look: RankLook) -> str:
         return f"waiting for the other ranks {where}{at and ','}{at}"
     pending = next((each for each in look.collectives if not each.over), None)
     if in_collective(look):
-        return f"waiting in {f'{pending.operation} {pending.number}' if pending else 'a collective'}{at}"
+        what = f"{pending.operation} {pending.number}" if pending else "a collective"
+        what = f"MPI's {look.stack[0].partition(' ')[2]}" if look.stack[:1] and look.stack[0].startswith(MPI) else what
+        return f"waiting in {what}{at}"
     call = look.call or look.waits_in
     what = f" for {look.waits_for}" if look.waits_for else f" in {call}" if call and not at else ""
-    return f"waiting{what}{at}"
+    return f"waiting{what}{',' * (',' in what and bool(at))}{at}"
 
 
 def say_of(looks: Sequence[RankLook], words: str) -> str:
@@ -208,10 +212,12 @@ def held_up(word: str, odd: Sequence[RankLook], looks: Sequence[RankLook], silen
     else:
         title = f"{waited}: no rank is working{_rest(looks, odd, 3)}"
     one = len(odd) == 1 and not (first.command or first.unnumbered)
+    python = first.stack or first.program.startswith("python") or not first.program
     how = "no-line" if word in _WITH_A_LINE and not line else "dials" if word == MISSED and not first.meets else ""
     return find(
         f"hang-{word}", how, title=title, pid=first.pid,
-        who=_name(first), where=first.host or "that node", line=line, tool="" if first.stack else "py-spy",
+        who=_name(first), where=first.host or "that node", line=line, tool="py-spy" if python and not first.stack else "",
+        command=f"py-spy dump --pid {first.pid}" if python else f"gdb -p {first.pid}",
         evidence=_evidence(odd, looks), node=first.node if odd else None, host=first.host if odd else None,
         rank=first.rank if one else None, confidence=LIKELY, seen=_seen(looks),
     )  # fmt: skip
@@ -297,7 +303,7 @@ def judge(looks: Sequence[RankLook], silence: Silence) -> Optional[Finding]:
     busy = all(look.call in FOR_A_CHILD for look in looks) or not silence.steps and _asleep(looks, what)
     if silence.ended and len(idle) == len(looks) and not busy:
         return early_exit(silence, looks)
-    parted = _parted(looks) if len(idle) < len(looks) or silence.steps else None
+    parted = _parted(looks) if len(idle) < len(looks) or silence.steps or silence.again else None
     if parted:
         word, odd = parted
         return _unless_working(odd, looks, what, silence) if word == WAITS else held_up(word, odd, looks, silence)
@@ -312,9 +318,17 @@ def judge(looks: Sequence[RankLook], silence: Silence) -> Optional[Finding]:
     if quiet and len(idle) == len(looks) and (silence.steps or silence.again):
         if all(look.call in FOR_A_CHILD for look in looks) and silence.seconds < _WORKING_PATIENCE:
             return None  # a program that starts its ranks itself
+        together = silence.steps or any(map(_for_others, looks))
+        if not together and silence.seconds < _BUSY_PATIENCE:
+            return None  # each may wait for something of its own: a time, a server, a request
         if all(_stands(look, what[look.key], silence) for look in looks):
             return held_up(ALL_IDLE, [], looks, silence)
     return None
+
+
+def _for_others(look: RankLook) -> bool:
+    """Return true if a rank certainly waits for other ranks."""
+    return in_collective(look) or bool(look.meets) or look.waits_for.startswith(RANK_AT_END)
 
 
 def _stands(look: RankLook, word: str, silence: Silence) -> bool:
@@ -322,8 +336,8 @@ def _stands(look: RankLook, word: str, silence: Silence) -> bool:
     progress."""
     if moves(look):
         return False
-    if not silence.steps:
-        return silence.again and not look.signs or silence.seconds * had_core(look) >= _BUSY_PATIENCE
+    if not silence.steps and (look.signs and word != INPUT or not silence.again):
+        return silence.seconds * had_core(look) >= _BUSY_PATIENCE
     stood = silence.seconds if in_collective(look) else look.still
     worked = silence.seconds * (had_core(look) if word == BUSY else 1.0)
     long = worked >= max(_BUSY_PATIENCE, _TIMES_LONGEST * silence.longest)
@@ -335,10 +349,15 @@ def had_core(look: RankLook) -> float:
     return 1.0 if look.granted is None else look.granted
 
 
+def _is_leaving(look: RankLook) -> bool:
+    """Return true if a rank spins in a library after Python has ended. What saves at a program's end still answers."""
+    return look.left and look.asked is False and not moves(look)
+
+
 def _raised(looks: Sequence[RankLook], what: Mapping[Key, str], silence: Silence) -> Optional[RankLook]:
     """Return the rank whose last output is a traceback, if it is idle and no rank makes steps. A program that catches an
     exception and goes on works, writes, or lets the others step."""
-    idle = [look for look in looks if what[look.key] in _IDLE]
+    idle = [look for look in looks if what[look.key] in _IDLE or _is_leaving(look)]
     over = [look for look in idle if look.raised and look.raised_for >= _RAISED and not look.command]
     patient = len(idle) == len(looks) or silence.seconds >= _WORKING_PATIENCE
     return max(over, key=lambda look: look.raised_for) if over and patient and not silence.others_go_on else None

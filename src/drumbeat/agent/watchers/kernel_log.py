@@ -1,4 +1,4 @@
-"""Judges the lines of GPU drivers in the kernel's log during an attempt: which of them mean that a GPU of this job is broken."""
+"""Finds broken GPUs of this job in what GPU drivers write to the kernel's log during an attempt."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _PCIE = regex(
 )
 
 
-def read_line(text: str) -> Optional[GpuEvent]:
-    """Return the event of a line that means a broken GPU; None for lines that break nothing."""
+def gpu_failure(text: str) -> Optional[GpuEvent]:
+    """Return the event of a line that reports a broken GPU; None for any other line."""
     event = kernel_event(text)
     if event and event.code:
         return event
@@ -31,54 +31,54 @@ def read_line(text: str) -> Optional[GpuEvent]:
 
 
 class GpuErrors:
-    """Warns once per GPU and kind of error, and once per rank whose program a driver blames. The lead uses this to decide who
-    failed first, and what follows."""
+    """Warns once per GPU and kind of error, and once per rank whose program the driver blames. The lead uses these warnings to
+    decide which rank failed first and whether to restart."""
 
     def __init__(self, gpus: Sequence[Gpu], node: int, host: str, ranks: Mapping[int, int]) -> None:
         """Create the watcher. `ranks`: pid -> rank, as far as known."""
         self.node, self.host, self.ranks = node, host, ranks
         own = [gpu for gpu in gpus if not gpu.integrated]
-        self.known = {place(gpu.pci): gpu for gpu in own if gpu.pci}
-        self.bridges = {
+        self.own_gpus = {place(gpu.pci): gpu for gpu in own if gpu.pci}
+        self.gpu_behind = {
             place(part): gpu for gpu in own for part in (gpu.pci_path or "").split("/") if part.count(":") == 2
         }
-        self.any_counts = not own  # the job's own GPUs are unknown
-        self._told: Set[Tuple[str, str]] = set()
+        self.own_unknown = not own  # then every GPU may be ours
+        self._reported: Set[Tuple[str, str]] = set()
 
     def on(self, saw: Saw, now: float) -> List[Action]:
         if saw.kind == "kernel-log":
-            return self._source(saw.data)
+            return self._record_source(saw.data)
         if saw.kind != "kernel":
             return []
         text = saw.data["text"]
-        error = read_line(text)
+        error = gpu_failure(text)
         if error is None:
-            return self._accused(kernel_event(text), text)
-        if (error.address, error.code) in self._told:
+            return self._blame_rank(kernel_event(text), text)
+        if (error.address, error.code) in self._reported:
             return []
-        gpu = self.known.get(error.address)
+        gpu = self.own_gpus.get(error.address)
         if gpu is None and error.code == PCIE:
-            gpu = self.bridges.get(error.address)
-        if gpu is None and not self.any_counts:
+            gpu = self.gpu_behind.get(error.address)
+        if gpu is None and not self.own_unknown:
             return []  # the device is another job's GPU, or no GPU at all
-        self._told.add((error.address, error.code))
+        self._reported.add((error.address, error.code))
         return [Warn(self._finding(error, gpu, saw.data))]
 
-    def _accused(self, event: Optional[GpuEvent], text: str) -> List[Action]:
-        """Report a healthy GPU that has stopped the work of one of our ranks, for example after an access to foreign memory."""
+    def _blame_rank(self, event: Optional[GpuEvent], text: str) -> List[Action]:
+        """Warn that a GPU, itself well, has stopped the work of one of our ranks, for example after an illegal memory access."""
         rank = self.ranks.get(event.pid) if event else None
-        if event is None or rank is None or (str(rank), FAULT) in self._told:
+        if event is None or rank is None or (str(rank), FAULT) in self._reported:
             return []
-        self._told.add((str(rank), FAULT))
-        gpu = self.known.get(event.address)
+        self._reported.add((str(rank), FAULT))
+        gpu = self.own_gpus.get(event.address)
         finding = find(
             FAULT, rank=rank, gpu=f"GPU {gpu.index}" if gpu else "a GPU", number=event.number, evidence=[text],
             node=self.node, host=self.host, seen=(f"the kernel's log of {self.host}: the rank's process id",),
         )  # fmt: skip
         return [Warn(finding)]
 
-    def _source(self, about: Dict[str, Any]) -> List[Action]:
-        """Record once in the node's events which log is read, or why none is."""
+    def _record_source(self, about: Dict[str, Any]) -> List[Action]:
+        """Record in the node's events which log is read, or why none is."""
         return [Emit("kernel-log", {"source": about["source"], "why": about["why"]})]
 
     def _finding(self, error: GpuEvent, gpu: Optional[Gpu], about: Dict[str, Any]) -> Finding:

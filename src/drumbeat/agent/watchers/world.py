@@ -220,12 +220,8 @@ _LIVED = 15.0  # the same where they have ended well
 _LOADED = 9.0  # the last seconds of these, in which they must have imported nothing more
 _COMPUTES = 0.1  # cores, of each rank
 _MUTE = 20.0  # seconds of work, or
-_MUTE_STEPS, _MUTE_STEPPING = (
-    3,
-    10.0,
-)  # this many reports of steps and seconds, in which connected ranks send nothing
+_MUTE_STEPS, _MUTE_STEPPING = 3, 10.0  # so many reports and seconds of steps, in which connected ranks send nothing
 _KEPT_ALIVE = 100.0  # bytes per second that a framework's store may send to keep connections alive
-_STANDS = 4.0  # seconds without news after which ranks that have not met are looked at
 _SAME_REPORTS = 2  # consecutive equal reports before a run is called wrong
 
 
@@ -268,15 +264,12 @@ class WorldCount:
         self.last_step: Optional[float] = None
         # node -> the step and its rows at its first report with steps
         self._begun: Dict[int, Tuple[int, Tuple[Row, ...]]] = {}
-        self._steps: Dict[
-            int, Tuple[int, bool]
-        ] = {}  # node -> steps since then, by its last report, and whether that is fresh
+        # node -> steps since then, by its last report, and whether that is fresh
+        self._steps: Dict[int, Tuple[int, bool]] = {}
         self.apart: Optional[Finding] = None  # ranks that train in groups of their own, as far as known
         self._alone: Optional[Alone] = None
         self._mute: Optional[Mute] = None
         self._mute_told = self._moved = False  # it was reported; bytes were sent since then
-        # Node -> whether all its ranks have joined, what they have mapped, and since when.
-        self._joined: Dict[int, Tuple[bool, Tuple[int, ...], float]] = {}
         self._same: Dict[int, int] = {}  # node -> how many of its last reports showed the same ranks
         self._said = ""  # the last verdict's answer
         self._count = 0  # ranks that it named
@@ -292,9 +285,6 @@ class WorldCount:
         before = self.rows[node][1] if node in self.rows else ()
         same = node in self.rows and [_rank_of(row) for row in before] == [_rank_of(row) for row in rows]
         self._same[node] = self._same[node] + 1 if same else 1
-        joined, mapped = all(row.joined for row in rows), tuple(row.mapped for row in rows)
-        then = self._joined.get(node)
-        self._joined[node] = joined, mapped, then[2] if then and then[:2] == (joined, mapped) else at
         self.rows[node] = (at, rows)
         if len(rows) >= len(self.most.get(node, ())):
             self.most[node] = rows
@@ -304,12 +294,6 @@ class WorldCount:
             made = max(0, step - self._begun[node][0])
             self._steps[node] = made, self._is_fresh(at, made)
         self._changed = True
-
-    @property
-    def unmet(self) -> bool:
-        """Return true if no rank has loaded anything more for a while, and not all of them have met."""
-        still = all(self.rows[node][0] - since >= _STANDS for node, (_, _, since) in self._joined.items())
-        return still and self.planned.world_size > 1 and not all(joined for joined, _, _ in self._joined.values())
 
     def _is_fresh(self, at: float, made: int) -> bool:
         """Return true if the steps known at `at` are about those made by then. On a busy machine they are read late, and bytes
@@ -470,9 +454,7 @@ class WorldCount:
     def versions(self) -> Optional[Verdict]:
         """Return the verdict, once, that ranks have loaded different versions of torch or NCCL."""
         rows = [row for _, each in self.rows.values() for row in each if row.rank is not None]
-        usual: Dict[
-            str, str
-        ] = {}  # package -> the version of most ranks; one that a rank has not loaded yet is unknown
+        usual: Dict[str, str] = {}  # package -> the version of most ranks; not loaded yet is unknown
         for version, _ in Counter(each for row in rows for each in row.versions).most_common():
             usual.setdefault(version.split()[0], version)
         loaded = [(row.rank or 0, each) for row in rows for each in row.versions]

@@ -19,6 +19,7 @@ ADAPTERS = {
     "tensorflow.python.distribute.cluster_resolver.tfconfig_cluster_resolver": "worker_list.py",
     "paddle.distributed.parallel": "worker_list.py",
     "socket": "stacks.py",
+    "mpi4py": "stacks.py",
     "torch.distributed.rendezvous": "stacks.py",
     "wandb": "trackers.py",
     "mlflow.tracking.fluent": "trackers.py",
@@ -26,6 +27,7 @@ ADAPTERS = {
     "torch.utils.tensorboard.writer": "trackers.py",
     "tensorboardX.writer": "trackers.py",
 }
+AT_START: List[str] = []  # sys.path before the program began
 
 
 class Hook:
@@ -85,12 +87,16 @@ def note_missing(name: str) -> None:
     places += [os.path.join(folder, each) for folder in beside for each in (".venv", "venv", "env")]
     places += [os.path.dirname(each) for each in os.environ.get("PATH", "").split(os.pathsep) if each.endswith("/bin")]
     others = (each for each in dict.fromkeys(places) if each and os.path.realpath(each) != os.path.realpath(sys.prefix))
-    inside = [f"lib/python3*/*-packages/{begin}{end}" for end in ("", ".py", ".*.so")]
-    have = [each for each in others if any(glob(os.path.join(escape(each), part)) for part in inside)]
+
+    def holds(place: str, below: str) -> bool:
+        return any(glob(os.path.join(escape(place), below, f"{begin}{end}")) for end in ("", ".py", ".*.so"))
+
+    have = [each for each in others if holds(each, "lib/python3*/*-packages")]
+    taken = [each for each in AT_START if each not in sys.path and holds(each, "")]
     path = os.path.join(os.path.dirname(os.environ["DRUMBEAT_METRICS"]), LACKS + os.environ["RANK"])
     note = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
     with open(note, "w") as file:
-        file.write(json.dumps({"module": name, "python": sys.executable, "have": have}) + "\n")
+        file.write(json.dumps({"module": name, "python": sys.executable, "have": have, "taken": taken}) + "\n")
 
 
 def read_missing(folder: str, rank: int) -> List[Dict[str, Any]]:
@@ -128,3 +134,4 @@ if __name__ == "sitecustomize":
         adapt("socket", sys.modules["socket"])
     sys.meta_path.insert(0, Hook())
     load_users_own()
+    AT_START += sys.path
