@@ -312,6 +312,6 @@ def wait_for(condition, seconds=120.0, what="it"):
     while not condition():
         now = time.monotonic()
         assert now - begin < seconds, f"waited {seconds} s for {what}"
-        time.sleep(min(max(0.05, 2 * (now - looked)), 5.0))
+        time.sleep(min(max(0.05, 3 * (now - looked)), 5.0))
         looked = time.monotonic()
     return time.monotonic() - begin

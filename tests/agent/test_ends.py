@@ -114,7 +114,7 @@ def test_a_child_that_computes_on_a_busy_machine_has_longer_than_one_that_hangs(
         return b"read"
 
     monkeypatch.setattr(processes, "_STARVED", 1000)
-    assert in_child(lambda: computes(0.3), 0.1, lambda: None) == b"read"
+    assert in_child(lambda: computes(0.5), 0.3, lambda: None) == b"read"
     begin = time.monotonic()
     assert in_child(lambda: signal.pause() or b"", 0.1, lambda: None) is None and time.monotonic() - begin < 60
     monkeypatch.setattr(processes, "_STARVED", 2)

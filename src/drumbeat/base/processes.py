@@ -292,13 +292,15 @@ class Forked:
                 self._data += data
         except BlockingIOError:
             passed = time.monotonic() - self._began
-            ended = passed >= self._seconds and (
-                passed >= _STARVED * self._seconds or passed - sum(proc.scheduled(self.pid)) >= self._seconds
-            )
+            ended = passed >= self._seconds and (passed >= _STARVED * self._seconds or not self._works(passed))
         if ended:
             self.answer = self._data[: -len(_WHOLE)] if self._data.endswith(_WHOLE) else None
             self.end()
         return self.over
+
+    def _works(self, passed: float) -> bool:
+        """Return true if the child wants a core now, or has not been blocked for long. A wait that lasts is not counted yet."""
+        return proc.cpu_seconds(self.pid)[0] or passed - sum(proc.scheduled(self.pid)) < self._seconds
 
     def end(self) -> None:
         if not self.over:
