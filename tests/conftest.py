@@ -72,6 +72,20 @@ def pytest_make_parametrize_id(val):
     return f"{val[:60]!r}..." if isinstance(val, str) and len(val) > 200 else None
 
 
+@pytest.hookimpl(hookwrapper=True)
+def pytest_collection(session):
+    """In a new clone every test file is compiled, with its assertions, by whoever reads it first: the other workers wait for
+    that one, and find its byte code."""
+    worker = getattr(session.config, "workerinput", {}).get("workerid", "")
+    shared = Path(session.config._tmp_path_factory.getbasetemp()).parent
+    begin = time.monotonic()
+    while worker not in ("", "gw0") and not (shared / "collected").exists() and time.monotonic() - begin < 60:
+        time.sleep(0.1)
+    yield
+    if worker == "gw0":
+        (shared / "collected").touch()
+
+
 @pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
 def pytest_collection_modifyitems(items):
     """Run in parallel, a file (or one of those rooms) stays in one process."""
@@ -298,6 +312,6 @@ def wait_for(condition, seconds=120.0, what="it"):
     while not condition():
         now = time.monotonic()
         assert now - begin < seconds, f"waited {seconds} s for {what}"
-        time.sleep(min(max(0.05, 2 * (now - looked)), 5.0))
+        time.sleep(min(max(0.05, 3 * (now - looked)), 5.0))
         looked = time.monotonic()
     return time.monotonic() - begin

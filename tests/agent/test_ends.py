@@ -18,7 +18,8 @@ from drumbeat.agent.ranks.ends import Ends, Exit, Explainer
 from drumbeat.agent.ranks.launchers import launcher_of
 from drumbeat.agent.ranks.start import start
 from drumbeat.agent.wire.messages import Welcome
-from drumbeat.base.processes import on_storage
+from drumbeat.base import processes
+from drumbeat.base.processes import in_child, on_storage
 from drumbeat.base.signals import EXIT_STORAGE, EXIT_TIME_LIMIT
 from drumbeat.inspector.record import Known
 from drumbeat.plan.argv import Process
@@ -102,7 +103,22 @@ def test_a_log_that_hangs_is_given_up_and_said(node):
     assert [(each.end.rank, each.end.exit_code, each.end.signal) for each in told] == [(3, 1, None), (4, None, 9)]
     finding = told[0].end.finding
     assert "could not be read within 0.5 s" in finding.cause and finding.severity == "error"
+    assert finding.unseen == ("the rank's log",)
     assert told[1].end.finding.code == "stopped"  # drumbeat's own kill needs no log
+
+
+def test_a_child_that_computes_on_a_busy_machine_has_longer_than_one_that_hangs(monkeypatch):
+    def computes(seconds):
+        while time.process_time() < seconds:  # a child's begins with 0
+            pass
+        return b"read"
+
+    monkeypatch.setattr(processes, "_STARVED", 1000)
+    assert in_child(lambda: computes(0.5), 0.3, lambda: None) == b"read"
+    begin = time.monotonic()
+    assert in_child(lambda: signal.pause() or b"", 0.1, lambda: None) is None and time.monotonic() - begin < 60
+    monkeypatch.setattr(processes, "_STARVED", 2)
+    assert in_child(lambda: computes(1e6), 0.1, lambda: None) is None, "but not for ever"
 
 
 def test_whoever_leaves_waits_for_no_log(node):

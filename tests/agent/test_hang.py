@@ -23,7 +23,7 @@ from drumbeat.base import proc
 from drumbeat.inspector.activity import Earlier, read_ranks, read_usage, waits_for
 from drumbeat.inspector.record import Collective, RankLook
 from drumbeat.runfolder.records import Metric
-from tests.conftest import wait_for
+from tests.conftest import need_torch, wait_for
 
 GLOO = ("distributed/distributed_c10d.py:3252 all_reduce", "train.py:20 step", "train.py:40 main")
 
@@ -607,7 +607,7 @@ if __name__ == "__main__":
 
 def test_the_rank_that_a_framework_gave_is_known_also_of_a_process_that_has_stopped(tmp_path):
     """Workers of mp.spawn have no number in their environment: they tell it, and that is remembered."""
-    pytest.importorskip("torch", reason="its mp.spawn starts the workers: pip install '.[cpu]'")
+    need_torch("its mp.spawn starts the workers")
     (tmp_path / "spawns.py").write_text(SPAWNS)
     adapters = {each.name: each.value for each in install_adapters(str(tmp_path), {}, "")}
     environ = {**os.environ, **adapters, "DRUMBEAT_METRICS": str(tmp_path / "metrics")}

@@ -1,6 +1,7 @@
 """How the lead stops a run: requests, signals that launchers send by themselves, and what the ranks made of them."""
 
 import signal
+from dataclasses import replace
 
 import pytest
 
@@ -143,6 +144,27 @@ def test_what_mpirun_does_after_an_abort_is_not_a_cancellation():
     done(lead, 0, 22.0)
     assert finish(done(lead, 1, 22.0)) == [5]
     assert lead.history[-1].outcome == FAILED and lead.history[-1].finding.code == "exception"
+
+
+def test_an_exit_code_alone_is_no_blame_where_a_rank_was_killed_whose_words_nobody_could_read():
+    """Rank 1 calls MPI_Abort and is killed, rank 0 loses it and exits with 15: only their words tell one from the other."""
+
+    def blamed(words, silent):
+        lead, _ = mustered()
+        lead.signalled(StopRequest(LAUNCHER, signal.SIGTERM, "asked"), 20.0)
+        lead.tick(20.4)
+        aborts, loses = ended(1, number=signal.SIGKILL, finding=words), ended(0, 15, finding="exit-code")
+        lead.rank_ended(0, aborts, 21.0)
+        lead.rank_ended(0, replace(loses, finding=replace(loses.finding, rank=0, unseen=silent)), 21.0)
+        for rank in (2, 3):
+            lead.rank_ended(1, ended(rank, number=signal.SIGTERM, by_us=True), 21.0)
+        done(lead, 0, 22.0)
+        done(lead, 1, 22.0)
+        return lead.history[-1].outcome, lead.history[-1].finding and lead.history[-1].finding.code
+
+    assert blamed("exception", ()) == (FAILED, "exception") == blamed("exception", ("the rank's log",))
+    assert blamed("killed", ("the rank's log",)) == (CANCELLED, None)
+    assert blamed("killed", ()) == (FAILED, "exit-code"), "it wrote nothing: the code is all that there is"
 
 
 def test_a_user_who_stops_mpirun_has_cancelled_the_run():

@@ -40,7 +40,7 @@ def trained(layout, steps, folder=""):
     for batch in batches:
         result = trainer.step(batch, mean_loss)
         if folder:
-            time.sleep(0.02)
+            time.sleep(0.2)  # the ranks that wait for another node compute little meanwhile
             trainer.report(result, every=1)
             if trainer.steps % 3 == 0:
                 trainer.snapshot(folder)

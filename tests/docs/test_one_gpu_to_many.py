@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, need_torch
 
 pytestmark = pytest.mark.slow  # each process imports torch
 DIFF = re.search(r"```diff\n(.*?)```", (ROOT / "docs/howto/one-gpu-to-many.md").read_text(), re.DOTALL)[1]
@@ -19,7 +19,7 @@ def script(folder, sign):
 
 
 def test_before(tmp_path):
-    pytest.importorskip("torch")
+    need_torch("the page's script trains")
     script(tmp_path, "-")
     subprocess.run([sys.executable, "train.py"], cwd=tmp_path, check=True, capture_output=True, timeout=300)
     assert (tmp_path / "model.pt").exists()
@@ -33,7 +33,7 @@ def test_before(tmp_path):
     ],
 )
 def test_after(home, tmp_path, where):
-    pytest.importorskip("torch")
+    need_torch("the page's script trains")
     script(tmp_path, "+")
     command = [sys.executable, "-m", "drumbeat", "run", *where, "--", sys.executable, "train.py"]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)

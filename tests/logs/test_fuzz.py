@@ -16,7 +16,7 @@ from drumbeat.logs.reader import Reader
 from drumbeat.logs.show import render
 from tests.logs.reading import CXI, IB, ROCE, rule_examples, run
 
-CASES = int(os.environ.get("DRUMBEAT_FUZZ_CASES", "400"))
+CASES = int(os.environ.get("DRUMBEAT_FUZZ_CASES", "200"))
 PIECES = [line for each in rule_examples().values() for text in each.examples + each.near for line in text.splitlines()]
 PIECES += run("NET/IB/0/GDRDMA", more=[IB]).split("\n") + run("NET/IB/0", more=[ROCE]).split("\n")
 PIECES += run("NET/AWS Libfabric/0/GDRDMA", "AWS Libfabric", [CXI]).split("\n")

@@ -9,6 +9,7 @@ import pytest
 
 from drumbeat.base.signals import EXIT_DOUBTFUL
 from tests.conftest import need_torch, wait_for
+from tests.runs import little_torch
 from tests.runs.test_join import hosts  # noqa: F401
 
 PY = sys.executable
@@ -73,17 +74,49 @@ os._exit(0)  # when the interpreter ends, threads of gloo may abort it
 """
 
 
+# The same with the small torch in place of the real one, which takes each process seconds of CPU time to import.
+LITTLE_WORLD = """
+import os, socket, time
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+where = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+if rank == 0:
+    listener = socket.create_server(where)
+    peers = [listener.accept()[0] for _ in range(size - 1)]
+while rank:
+    try:
+        peers = [socket.create_connection(where)]
+        break
+    except OSError:
+        time.sleep(0.05)
+step, go = 0, b"y"
+while go == b"y":
+    step += 1
+    if rank == 0:
+        go = b"n" if os.path.exists("enough") else b"y"
+        print(f"step {step} loss {1 / step:.4f}", flush=True)
+        time.sleep(0.05)
+    for peer in peers:
+        peer.sendall(go * 20000)
+    read = [peer.recv(20000, socket.MSG_WAITALL) for peer in peers]
+    go = go if rank == 0 else read[0][:1]
+time.sleep(1)  # for the others to pass it
+"""
+
+
 @pytest.mark.skipif(
     os.geteuid() != 0 or not shutil.which("ip"),
     reason="network namespaces need root and iproute2 (apt install iproute2)",
 )
-@pytest.mark.parametrize(  # below a script: test_scripts.py has the real torchrun, too
-    "inside", [False, pytest.param(True, marks=pytest.mark.proof)], ids=["torchrun", "script"]
-)
-def test_torchrun_with_a_pods_number_is_not_a_rank(drumbeat, hosts, inside):  # noqa: F811
+@pytest.mark.parametrize("real", [False, pytest.param(True, marks=pytest.mark.proof)], ids=["little", "script"])
+def test_torchrun_with_a_pods_number_is_not_a_rank(drumbeat, hosts, tmp_path, real):  # noqa: F811
     """Two pods of Run:ai: each has its place in RANK, which torchrun inherits and its workers do not."""
-    need_torch("needs torch")
-    (drumbeat.folder / "train.py").write_text(WORLD)
+    environ = {**os.environ, "PATH": f"{os.path.dirname(PY)}:{os.environ['PATH']}"}
+    if real:
+        need_torch("needs torch")
+    else:
+        library, programs = little_torch.install(tmp_path / "little", PY)
+        environ.update(PYTHONPATH=f"{library}:{os.environ['PYTHONPATH']}", PATH=f"{programs}:{environ['PATH']}")
+    (drumbeat.folder / "train.py").write_text(WORLD if real else LITTLE_WORLD)
     (drumbeat.folder / "run.sh").write_text(
         "#!/bin/bash\ntorchrun --nproc-per-node 2 --nnodes $PET_NNODES --node_rank $RANK --master_addr 10.91.0.9 "
         "--master_port 29617 train.py\n"
@@ -92,13 +125,13 @@ def test_torchrun_with_a_pods_number_is_not_a_rank(drumbeat, hosts, inside):  # 
     for node, prefix in enumerate(hosts):
         pod = {
             "RANK": str(node), "WORLD_SIZE": "2", "PET_NNODES": "2", "RUNAI_NUM_OF_GPUS": "2", "MASTER_ADDR": "10.91.0.9",
-            "MASTER_PORT": "29617", "DRUMBEAT_TOKEN": "a" * 32, "PATH": f"{os.path.dirname(PY)}:{os.environ['PATH']}",
+            "MASTER_PORT": "29617", "DRUMBEAT_TOKEN": "a" * 32,
         }  # fmt: skip
         words = ["torchrun", "--nproc-per-node", "2", "--nnodes", "2", "--node_rank", str(node)]
         words += ["--master_addr", "10.91.0.9", "--master_port", "29617", "train.py"]
-        flags = ("--ranks-per-node", 2, "--launcher", "once") if inside else ()
-        command = ("bash", "run.sh") if inside else words
-        pods.append(drumbeat.start("run", *flags, "--", *command, env={**os.environ, **pod}, prefix=prefix))
+        flags = ("--ranks-per-node", 2, "--launcher", "once") if real else ()
+        command = ("bash", "run.sh") if real else words
+        pods.append(drumbeat.start("run", *flags, "--", *command, env={**environ, **pod}, prefix=prefix))
     ended = [False]
 
     def seen():

@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 
 from drumbeat import train
 
-STEPS = 20 if "DRUMBEAT_PROOFS" in os.environ else 8
+STEPS = 20 if "DRUMBEAT_PROOFS" in os.environ else 6
 ROWS = 8
 LENGTH = 16
 _SHAPE = {

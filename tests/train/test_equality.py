@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from drumbeat import train
 from drumbeat.train.refusal import Refusal, Stopped
 
-TOKENS = torch.randint(0, 64, (32, 12), generator=torch.Generator().manual_seed(5))
+TOKENS = torch.randint(0, 64, (16, 12), generator=torch.Generator().manual_seed(5))
 PLAN = {
     **{f"model.layers.*.{name}": "colwise" for name in ("self_attn.[qkv]_proj", "mlp.gate_proj", "mlp.up_proj")},
     **{f"model.layers.*.{name}": "rowwise" for name in ("self_attn.o_proj", "mlp.down_proj")},
@@ -33,7 +33,7 @@ def qwen3(layout: str, plan: Optional[Dict[str, str]], accumulate: int = 1) -> T
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     trainer = train.setup(model, optimizer, layout=layout, plan=plan, accumulate=accumulate)
     losses = []
-    for rows in TOKENS.view(8, 4, 12):
+    for rows in TOKENS.view(4, 4, 12):
         share = trainer.batches([rows])
         losses += [float(trainer.step({"input_ids": x, "labels": x}).loss) for x in share]
     norm = model.model.layers[0].self_attn.q_norm.weight.detach()

@@ -8,7 +8,7 @@ from typing import Any, Dict, List
 import pytest
 from gloo_world import GlooWorld
 
-STEPS = 20 if "DRUMBEAT_PROOFS" in os.environ else 6
+STEPS = 20 if "DRUMBEAT_PROOFS" in os.environ else 4
 
 
 def losses(layout: str, *more: str, experts: int = 4) -> List[float]:
@@ -33,7 +33,7 @@ def losses(layout: str, *more: str, experts: int = 4) -> List[float]:
 @pytest.fixture(scope="module")
 def alone(world: GlooWorld) -> List[float]:
     found: List[float] = world.run(losses, "ddp", size=1)[0]
-    assert found[0] > found[STEPS - 1] + 0.3, "the reference itself must learn"
+    assert found[0] > found[STEPS - 1] + 0.2, "the reference itself must learn"
     return found
 
 

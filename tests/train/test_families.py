@@ -99,7 +99,7 @@ def test_a_pipeline_resumes_as_shards_and_a_cut_sequence_as_a_pipeline(world: Gl
     whole = world.run(resumed, str(tmp_path / "whole"), "ddp", 0, {}, size=1)[0]
     for number, (first, second) in enumerate((("pp", "fsdp"), ("cp", "pp"))):
         folder, own = str(tmp_path / str(number)), {"pp": {"accumulate": 2, "schedule": "interleaved"}}
-        begun = world.run(resumed, folder, first, 7, own.get(first, {}), size=2)[1]
+        begun = world.run(resumed, folder, first, 4, own.get(first, {}), size=2)[1]
         ended = world.run(resumed, folder, second, 0, own.get(second, {}), size=2)[1]
         assert begun + ended == pytest.approx(whole, rel=1e-5), (first, second)
 

@@ -15,7 +15,7 @@ from drumbeat import train
 from drumbeat.train import optim
 from drumbeat.train.optim import AdamW8, Muon, OffloadedAdamW
 
-TEXT = ["model=test", "steps=6", "batch=8", "report_every=1", "validation=8", "lr=1e-2"]
+TEXT = ["model=test", "steps=4", "batch=8", "report_every=1", "validation=8", "lr=1e-2"]
 
 
 def test_muon_is_torchs_for_matrices_and_adamw_for_the_rest() -> None:
@@ -78,7 +78,7 @@ def losses(*more: str) -> List[float]:
 def test_muon_and_running_means_on_several_ranks_are_those_of_one(world: GlooWorld, layout: str) -> None:
     more = ("optimizer=muon", "ema=0.5", "rate=cosine")
     (alone,) = world.run(losses, *more, size=1)
-    assert alone[0] > alone[-2] + 0.3 and alone[-1] != alone[-2]
+    assert alone[0] > alone[-2] + 0.1 and alone[-1] != alone[-2]
     for values in world.run(losses, *more, f"layout={layout}", size=2):
         assert values == pytest.approx(
             alone, rel=2e-3

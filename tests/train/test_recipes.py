@@ -60,8 +60,8 @@ HOOKS = ["all-reduce", "fp16", "bf16", "powersgd:2:3"]
 
 
 def test_hooks_send_less_and_still_train(world: GlooWorld) -> None:
-    small = ["model=byte-tiny", "steps=12", "batch=8", "report_every=12", "validation=0", "lr=1e-2"]
-    ends = {hook: world.run(train_llama, [*small, f"hook={hook}"])[0][-1] for hook in HOOKS}
+    small = ["model=byte-tiny", "steps=6", "batch=8", "report_every=6", "validation=0", "lr=1e-2"]
+    ends = {hook: world.run(train_llama, [*small, f"hook={hook}"], size=2)[0][-1] for hook in HOOKS}
     assert ends["fp16"] == pytest.approx(ends["all-reduce"], rel=2e-3)
     assert ends["bf16"] == pytest.approx(ends["all-reduce"], rel=2e-2)
     assert ends["powersgd:2:3"] < 5.0 and ends["powersgd:2:3"] != ends["all-reduce"]
@@ -108,7 +108,7 @@ def in_fp8(texts: List[str]) -> List[float]:
 
 
 def test_fp8_trains_alike_with_ddp_fsdp_and_a_pipeline(world: GlooWorld) -> None:
-    small = ["model=byte-tiny", "steps=6", "batch=4", "length=16", "report_every=1", "validation=0", "lr=1e-2"]
+    small = ["model=byte-tiny", "steps=3", "batch=4", "length=16", "report_every=1", "validation=0", "lr=1e-2"]
     exact = world.run(train_llama, small)[0]
     for layout, accumulate in (("ddp", 1), ("fsdp", 1), ("pp=2,dp_replicate=2", 2)):
         for got in world.run(in_fp8, [*small, f"layout={layout}", f"accumulate={accumulate}"]):

@@ -13,7 +13,7 @@ import pytest
 from gloo_world import GlooWorld
 from tests.conftest import wait_for
 
-STEPS = 6
+STEPS = 5
 
 
 def train(folder: str, layout: str, *more: str) -> List[float]:
@@ -33,7 +33,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(world: GlooWorld, tmp_path: P
     first = world.run(train, saved, "fsdp", "save_every=2", "stop_after=3")[0]
     shutil.copytree(saved, other)
     second = world.run(train, saved, "fsdp")[0]
-    assert (len(first), len(second)) == (3, 3)
+    assert (len(first), len(second)) == (3, 2)
     assert first + second == whole
     assert first + world.run(train, other, "tp", size=2)[0] == pytest.approx(whole, rel=2e-4)
 

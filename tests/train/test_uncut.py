@@ -86,9 +86,9 @@ def with_dropout() -> Any:
         ("tp", 2, "fp32", 0.3),
         ("tp", 2, "fp32", 0.02),  # attention is nearly even: another number of heads hardly changes the loss
         ("tp", 2, "bf16", 0.02),
-        ("dp_replicate=2,tp=2", 4, "fp32", 0.02),
+        pytest.param("dp_replicate=2,tp=2", 4, "fp32", 0.02, marks=pytest.mark.proof),
         ("dp_shard=2,tp=2", 4, "fp32", 0.02),
-        ("dp_shard=2,tp=2", 4, "bf16", 0.3),
+        pytest.param("dp_shard=2,tp=2", 4, "bf16", 0.3, marks=pytest.mark.proof),
     ],
 )
 def test_heads_of_another_width_are_refused(

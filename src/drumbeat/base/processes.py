@@ -24,6 +24,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _NO_ROOM = 5.0  # seconds for which a failing fork is retried
 _CHASE = 0.1  # seconds per call to chase processes that fork faster than we can look
 _QUIET_LOOKS = 5
+_STARVED = 4
 
 
 def _prctl(option: int, value: int) -> None:
@@ -247,7 +248,8 @@ def _copy_redacted(reading: int, log: int) -> None:
 
 
 class Forked:
-    """One piece of work in a forked child, with a deadline: a call that blocks in the kernel holds up only the child.
+    """One piece of work in a forked child, with a deadline: a call that blocks in the kernel holds up only the child. While it
+    computes or waits for a core, on an overloaded node, it has up to _STARVED times as long.
 
     Call `poll` until it returns true. The child is reaped by whoever reaps this process's children.
     """
@@ -277,7 +279,7 @@ class Forked:
         os.set_blocking(self.fd, False)
         self.over = False
         self.answer: Optional[bytes] = None  # what `work` returned, once it is over; None if it failed or took too long
-        self._until = time.monotonic() + seconds
+        self._began, self._seconds = time.monotonic(), seconds
         self._data = b""
 
     def poll(self) -> bool:
@@ -289,11 +291,16 @@ class Forked:
                 ended = not data
                 self._data += data
         except BlockingIOError:
-            ended = time.monotonic() >= self._until
+            passed = time.monotonic() - self._began
+            ended = passed >= self._seconds and (passed >= _STARVED * self._seconds or not self._works(passed))
         if ended:
             self.answer = self._data[: -len(_WHOLE)] if self._data.endswith(_WHOLE) else None
             self.end()
         return self.over
+
+    def _works(self, passed: float) -> bool:
+        """Return true if the child wants a core now, or has not been blocked for long. A wait that lasts is not counted yet."""
+        return proc.cpu_seconds(self.pid)[0] or passed - sum(proc.scheduled(self.pid)) < self._seconds
 
     def end(self) -> None:
         if not self.over:

@@ -652,7 +652,9 @@ def _not_saved(
 
 
 def _own_failure(attempt: Attempt) -> Optional[RankEnd]:
-    """Return the first rank that failed by itself, by its words or its exit code, before it was told to stop."""
+    """Return the first rank that failed by itself, by its words or its exit code, before it was told to stop. If words could
+    not be read, an exit code proves nothing beside a rank that was killed: that one may have failed, and this one lost it."""
     failed = [end for end in attempt.ends if end.failed and not end.by_us and not is_consequence(end)]
+    killed = any(end.signal for end in failed)
     own = [end for end in failed if end.exit_code != EXIT_REQUEUE and end.finding and end.finding.code not in _OUTSIDE]
-    return earliest(own)[1]
+    return earliest([end for end in own if not (killed and end.finding and end.finding.unseen)])[1]

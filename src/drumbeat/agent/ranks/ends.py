@@ -278,7 +278,8 @@ class Explainer:
         if found.severity != ERROR:
             return found
         why = f"not known: the rank's log could not be read within {seconds:g} s"
-        return replace(found, cause=why, fix=f"look at the file system of {self.logs.path} on this node")
+        fix = f"look at the file system of {self.logs.path} on this node"
+        return replace(found, cause=why, fix=fix, unseen=("the rank's log",))
 
     def doubt(self, end: End, every_rank: bool) -> Optional[Finding]:
         """Return why a command that ended with 0 may still have failed: its exit code can be that of a pipe into tee, or of a
