@@ -400,7 +400,9 @@ def judge(
     communicators that never completed: a log that just ends there shows no failure."""
     log = log or Log()
     held = (event for event in events if event.match is None or holds(event.match.rule, seen, event))
+    held = (event for event in held if event.code in NOBODYS_FAULT or not log.is_of_failed_tests(event.evidence))
     live = [with_settings(event, seen) for event in held]
+    first = None if first is not None and log.is_of_failed_tests(first.evidence) else first
     rules = tuple(sorted({event.match.rule.id for event in live if event.match}))
     judged = _Judge(most_specific(live), RankOf.of(state, first), first, list(extra), list(unfinished), log)
     failure = without_itself(judged.failure())
@@ -408,10 +410,21 @@ def judge(
         failure = replace(failure, finding=by_label(failure.finding, log.labels))
     failure = with_latecomers(failure, live, judged.ranks, log)
     failure = _of_everybody(failure, live, judged.ranks, log) if first is None else failure
+    failure = _of_tests(failure, log)
     unheard = judged.named.unheard(failure.finding)
     report = _with_consequences(with_its_report(_below_an_unknown_error(failure, live, log)))
     failure = _with_silent(report, unheard, log, judged.named.waiting(failure.finding))
     return replace(with_record(failure, log, unheard), rules=rules)
+
+
+def _of_tests(failure: Failure, log: Log) -> Failure:
+    """Answer with the failed tests where nothing else failed."""
+    tests = next((each for each in log.tests.values() if each.failed), None)
+    if tests is None or failure.answer not in (NO_FAILURE, NOT_KNOWN):
+        return failure
+    why = "a test runner reports it; what the tests printed proves nothing else"
+    found = tests.finding
+    return replace(failure, answer=found.code, confidence=found.confidence, finding=found, why_first=why)
 
 
 def _below_an_unknown_error(failure: Failure, live: Sequence[Event], log: Log) -> Failure:

@@ -18,6 +18,7 @@ from drumbeat.logs.nccl.transport import Transport
 from drumbeat.logs.read.attempts import GoodEnds
 from drumbeat.logs.read.launchers import ElasticSummary, Timeouts
 from drumbeat.logs.read.progress import Steps
+from drumbeat.logs.read.testing import TestRun
 from drumbeat.logs.read.tracebacks import survived
 from drumbeat.logs.recorded import Recorded, with_record
 
@@ -129,6 +130,7 @@ def make_report(
     nan_value: Optional[Evidence] = None,
     ended_badly: AbstractSet[str] = frozenset(),
     last_lines: Optional[Mapping[int, Evidence]] = None,
+    tests: Optional[Mapping[str, TestRun]] = None,
 ) -> Report:
     state.of_gloo = not state.spoke and any("gloo" in event.evidence.text.lower() for event in events.kept)
     verdict = transport.judge(state)
@@ -159,6 +161,7 @@ def make_report(
         ended_badly,
         events.labels,
         last_lines or {},
+        tests or {},
     )
     failed = judge(
         [*events.kept, *_of_the_whole(rules, seen)],

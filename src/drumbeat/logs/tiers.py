@@ -375,8 +375,7 @@ class Tiers:
     def went_on_to_a_good_end(self, event: Event) -> bool:
         """Return True for a run that went on long and ended well, or that makes step after step since."""
         goes_on = self.log.after(event) > CAUGHT_LINES or (self.log.trains_on(event) and not self.tiers[REPORT])
-        tested = self.log.good_ends.is_tested(event.evidence.file or "", event.number)
-        return tested or self.is_history(event) or goes_on and self._good_end_after(event)
+        return self.log.of_passed_tests(event) or self.is_history(event) or goes_on and self._good_end_after(event)
 
     def is_history(self, event: Event) -> bool:
         """Return True if step after step follows and nothing fails any more: the job lived through it. Steps behind a launcher's

@@ -338,7 +338,6 @@ class GoodEnds:
     def __init__(self) -> None:
         self._last: Dict[str, Dict[str, int]] = {}  # file -> speaker -> line
         self._all: Dict[str, List[int]] = {}  # file -> lines
-        self._tallies: Dict[str, int] = {}  # file -> line on which a test runner counts successes alone
 
     def add(self, file: str, number: int, who: str) -> None:
         lines = self._all.setdefault(file, [])
@@ -347,14 +346,6 @@ class GoodEnds:
         speakers = self._last.setdefault(file, {})
         if len(speakers) < MAX_SPEAKERS or who in speakers:
             speakers[who] = number
-
-    def add_tally(self, file: str, number: int) -> None:
-        self.add(file, number, "")
-        self._tallies[file] = number
-
-    def is_tested(self, file: str, number: int) -> bool:
-        """Return True if a test runner counts successes alone below line `number`: the errors above it were part of a test."""
-        return number < self._tallies.get(file, 0)
 
     def drop(self, file: str, before: int) -> None:
         """Drop the good ends of earlier runs in the file."""
