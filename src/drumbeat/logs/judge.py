@@ -227,7 +227,7 @@ class NamedRank:
             return finding  # another node's torchrun, maybe of another run
         return replace(finding, rank=first.rank, local=False, host=finding.host or first.host or None)
 
-    def first_of_others(self, finding: Finding) -> Optional[FirstFailure]:
+    def other_rank_first(self, finding: Finding) -> Optional[FirstFailure]:
         """Report that torchrun says another rank failed first (such as by an uncaught exception), whose own output is not
         here."""
         first = self._first
@@ -622,14 +622,14 @@ class _Judge:
         rule = event.match.rule if event.match else None
         sure_words = any(cause.match and cause.match.confidence == CERTAIN for cause in alike)
         named = sure_words and not self._may_follow(event) if rule else self._ended(event)
-        named = named and not all(map(self.tiers.may_be_handled, alike)) and not self.tiers.passed_over
+        named = named and not all(map(self.tiers.may_have_passed, alike)) and not self.tiers.passed_over
         named = named and not self.tiers.trained_behind() and not found.unexplained
         if found.unexplained:
             why = f"the first line that names a cause; {self._before(found)} stands before it"
         passed = [each for each in map(self.tiers.survived, self.live) if each and each.span.rank == event.rank]
         named = named and all(each.wrote_on for each in passed)  # else the last one may follow from the one before
         others = self._merged([cause for cause in causes if cause.code != finding.code] + self.tiers[SYMPTOM])
-        other = self.named.first_of_others(finding)
+        other = self.named.other_rank_first(finding)
         if other is not None:
             why, named = f"{other.who} saw rank {other.rank} fail first; these words are rank {finding.rank}'s", False
             finding = replace(

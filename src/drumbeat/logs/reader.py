@@ -51,6 +51,7 @@ from drumbeat.logs.read.records import (
     TWICE,
     Tails,
     Work,
+    ended_well,
     last_work,
     once,
     telling,
@@ -403,6 +404,9 @@ class Reader:
                 for number, line in alike:
                     if line.text == last[1].text and line.rank not in (None, last[1].rank) and last[2]:
                         self._say(file, number, line, last[2])
+            well = ended_well([each for each in lines if each[0] >= begin])
+            if well:
+                self._good_ends.close(file, well)
             tests = test_run(file, [each for each in lines if each[0] >= begin])
             if tests is not None:
                 self._tests[file] = tests

@@ -133,14 +133,15 @@ def make_report(
     tests: Optional[Mapping[str, TestRun]] = None,
 ) -> Report:
     state.of_gloo = not state.spoke and any("gloo" in event.evidence.text.lower() for event in events.kept)
+    good_ends = GoodEnds() if good_ends is None else good_ends
     verdict = transport.judge(state)
     seen = whole(state, verdict, events)
-    hanging, unfinished = missing.incomplete(state, good_ends or GoodEnds())
+    hanging, unfinished = missing.incomplete(state, good_ends)
     more = [*extra, *timeouts.findings(verdict.nranks), *missing.different_networks(state), *hanging]
     log = Log(
         lines,
         ends or {},
-        good_ends or GoodEnds(),
+        good_ends,
         events.places,
         transport.missing_ranks(state),
         elastic.several_runs and recorded is None,

@@ -338,6 +338,7 @@ class GoodEnds:
     def __init__(self) -> None:
         self._last: Dict[str, Dict[str, int]] = {}  # file -> speaker -> line
         self._all: Dict[str, List[int]] = {}  # file -> lines
+        self._closing: Dict[str, int] = {}  # file -> line among the last ones by whose meaning it ends well
 
     def add(self, file: str, number: int, who: str) -> None:
         lines = self._all.setdefault(file, [])
@@ -352,6 +353,13 @@ class GoodEnds:
         kept = {who: number for who, number in self._last.pop(file, {}).items() if number >= before}
         if kept:
             self._last[file] = kept
+
+    def close(self, file: str, number: int) -> None:
+        """Note the line by which a file ends well, in any words."""
+        self._closing[file] = number
+
+    def closing(self, file: str) -> int:
+        return self._closing.get(file, 0)
 
     def __bool__(self) -> bool:
         return bool(self._last)

@@ -344,6 +344,13 @@ def outcome(texts: Sequence[str], of_member: Callable[[int], bool] = lambda plac
     return (GOOD, fine) if fine >= 0 else ended
 
 
+def ended_well(lines: Numbered) -> int:
+    """Return the number of the line by which a file's last ones say that all went well; 0 if they do not."""
+    texts = [(number, decode(raw)) for number, raw in lines if raw.strip()]
+    ended, behind = outcome([text for _, text in texts])
+    return texts[-1 - behind][0] if ended == GOOD else 0
+
+
 def _is_hedged(text: str) -> bool:
     """Return True if the line only mentions something possible or survived."""
     return bool(_HEDGED.search(_REMARK.sub("", _COMMENT.sub("", text))))
