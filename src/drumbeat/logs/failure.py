@@ -47,7 +47,8 @@ class Log:
     raised: Mapping[str, Sequence[int]] = field(default_factory=dict)  # file -> lines that end a traceback
     by_launcher: AbstractSet[Tuple[str, int]] = frozenset()  # file and line: ends of a launcher's own tracebacks
     connects_last: Mapping[str, int] = field(default_factory=dict)  # file -> last line on which NCCL's ranks connect
-    nranks: Optional[int] = None  # world size, where a line gives it
+    nranks: Optional[int] = None  # world size, as the communication library gives it
+    world: Optional[int] = None  # the same, in words of any program
     late: FrozenSet[int] = frozenset()  # ranks that the others waited for in a collective
     heard: FrozenSet[int] = frozenset()  # ranks that print lines about collectives
     of_a_run: bool = True  # False: no line looks like output of a run, a launcher or a library

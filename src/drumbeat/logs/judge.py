@@ -41,6 +41,7 @@ from drumbeat.logs.read.launchers import NOTICED, FirstFailure
 from drumbeat.logs.read.progress import CODE as NAN_LOSS
 from drumbeat.logs.read.progress import NOT_FINITE, nan_among_the_last
 from drumbeat.logs.read.tracebacks import CUT_OFF
+from drumbeat.logs.read.units import Units
 from drumbeat.logs.tiers import BARE, SAID, UNEXPLAINED, WAITED, WARNED, Tiers, is_own_failure, most_specific, of_tool
 
 # How events are shown: one finding per event, or one per code for many events, with lines of several ranks as evidence.
@@ -64,7 +65,7 @@ def finding_of(event: Event, ranks: RankOf, first: bool = True) -> Finding:
         own = not known or known.rule.blames == SELF and known.rule.role in (CAUSE, SYMPTOM)
         gone = missed(event.exception)[1] if event.said else None
         rank = gone if gone is not None else rank_in(event.exception) if event.said and rank is None and own else rank
-        title = message(event.exception) if event.said else event.exception
+        title = message(event.exception) if event.said else event.whole
         return Finding(
             event.code,
             ERROR,
@@ -171,7 +172,7 @@ class NamedRank:
             return ()
         heard = {self._ranks.rank(event) for event in self._live if not self._ranks.local(event)} - {None}
         heard |= self._log.heard
-        world = max(self._log.nranks or 0, *(rank + 1 for rank in heard if rank is not None), 0)
+        world = max(self._log.world or 0, *(rank + 1 for rank in heard if rank is not None), 0)
         return tuple(rank for rank in range(min(world, MAX_WORLD)) if rank not in heard)
 
     def waiting(self, finding: Optional[Finding]) -> FrozenSet[int]:
@@ -346,7 +347,7 @@ def with_record(failure: Failure, log: Log, unheard: Tuple[int, ...] = ()) -> Fa
     unheard = tuple(rank for rank in unheard if rank not in log.missing_ranks)
     if unheard:
         absent = tuple(rank for rank in unheard if rank not in log.last_lines)
-        maybe = "" if log.nranks else "; a log may be missing"  # the world size is known: these are named above
+        maybe = "" if log.world else "; a log may be missing"  # the world size is known: these are named above
         silent = [
             f"rank {rank}: no line about this in {log.last_lines[rank].file}" for rank in unheard if rank not in absent
         ]
@@ -414,7 +415,22 @@ def judge(
     unheard = judged.named.unheard(failure.finding)
     report = _with_consequences(with_its_report(_below_an_unknown_error(failure, live, log)))
     failure = _with_silent(report, unheard, log, judged.named.waiting(failure.finding))
+    failure = _fitting(failure, log.labels.units)
     return replace(with_record(failure, log, unheard), rules=rules)
+
+
+_OF_SLURM = re.compile(r"\bsacct(?: -\w+(?: [A-Z][\w,]*)?)*")  # `sacct -j JOB -o State,Reason`
+
+
+def _fitting(failure: Failure, units: Units) -> Failure:
+    """Replace advice to ask Slurm where the log is of Kubernetes."""
+    if failure.finding is None or not units.of_kubernetes:
+        return failure
+    one, *others = (
+        replace(each, fix=_OF_SLURM.sub("kubectl describe pod NAME", each.fix))
+        for each in (failure.finding, *failure.others)
+    )
+    return replace(failure, finding=one, others=tuple(others))
 
 
 def _of_tests(failure: Failure, log: Log) -> Failure:
@@ -625,7 +641,7 @@ class _Judge:
         named = named and not all(map(self.tiers.may_have_passed, alike)) and not self.tiers.passed_over
         named = named and not self.tiers.trained_behind() and not found.unexplained
         if found.unexplained:
-            why = f"the first line that names a cause; {self._before(found)} stands before it"
+            why = f"the first line that names a cause; {self._before(found, event)}"
         passed = [each for each in map(self.tiers.survived, self.live) if each and each.span.rank == event.rank]
         named = named and all(each.wrote_on for each in passed)  # else the last one may follow from the one before
         others = self._merged([cause for cause in causes if cause.code != finding.code] + self.tiers[SYMPTOM])
@@ -660,11 +676,12 @@ class _Judge:
         )  # fmt: skip
         return next(near, event)
 
-    def _before(self, found: First) -> str:
-        """Describe the first error before the answer that the answer does not explain: `collective-timeout at line 4`."""
+    def _before(self, found: First, answer: Event) -> str:
+        """Describe an error that may come before the answer and is not explained by it: `killed at line 4 stands before it`."""
         at = found.unexplained[0].order
         event = next(event for event in (*self.tiers[CAUSE], *self.tiers[SYMPTOM]) if event.sequence == at)
-        return f"{event.code} at line {event.number}"
+        above = event.evidence.file == answer.evidence.file and event.number < answer.number
+        return f"{event.code} at line {event.number} {'stands' if above else 'may have come'} before it"
 
     def _may_follow(self, event: Event) -> bool:
         """Return True for a timeout when another line reports a lost peer, which would explain it."""

@@ -135,9 +135,10 @@ def make_report(
     state.of_gloo = not state.spoke and any("gloo" in event.evidence.text.lower() for event in events.kept)
     good_ends = GoodEnds() if good_ends is None else good_ends
     verdict = transport.judge(state)
+    nranks = verdict.nranks or events.labels.units.world() or None
     seen = whole(state, verdict, events)
     hanging, unfinished = missing.incomplete(state, good_ends)
-    more = [*extra, *timeouts.findings(verdict.nranks), *missing.different_networks(state), *hanging]
+    more = [*extra, *timeouts.findings(nranks), *missing.different_networks(state), *hanging]
     log = Log(
         lines,
         ends or {},
@@ -155,7 +156,8 @@ def make_report(
         events.by_launcher,
         state.connects_last,
         verdict.nranks,
-        timeouts.late_ranks(verdict.nranks),
+        nranks,
+        timeouts.late_ranks(nranks),
         frozenset(timeouts.heard),
         of_a_run or bool(events.kept or good_ends or pasted or extra or state.spoke),
         worked or bool(good_ends or pasted or state.processes or recorded),

@@ -550,7 +550,12 @@ def _words(
             continue
         hedged = _is_hedged(line.text)
         indented = line.text[:2].isspace()
-        source = _STACK.match(line.text) or indented and ('File "' in above or 'File "' in line.text)
+        source = (
+            _STACK.match(line.text)
+            or "Traceback (" in line.text
+            or indented
+            and ('File "' in above or 'File "' in line.text)
+        )
         if source or hedged and not failed and not failing:
             continue
         if line.only_warns:
