@@ -220,3 +220,9 @@ EPOCHS = [f"Epoch {number} | loss 0.{9 - number}120" for number in range(1, 6)]
 )
 def test_a_good_end_in_any_words_with_steps_before_it(lines, answer):
     assert read(*lines).failure.answer == answer
+
+
+def test_words_that_only_seem_to_mean_a_failure_with_work_behind_them():
+    words = "[062fc37504b7:00351] Read -1, expected 268960, errno = 1"
+    assert read("building the graph", words, "step 1 | loss 9.911").failure.answer == "none"
+    assert read("building the graph", words).failure.answer == "permission"

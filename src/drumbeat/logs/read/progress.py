@@ -168,8 +168,8 @@ class Steps:
         """Return True if training may go on after the error on line `number`."""
         return self.trained(file, number) or (self.handled(file, number) and bool(self._between(file, number)))
 
-    def any(self, file: str, number: int, before: int) -> bool:
-        """Return True if a step lies between these lines."""
+    def any(self, file: str, number: int, before: int = sys.maxsize) -> bool:
+        """Return True if a step follows line `number`."""
         return bool(self._between(file, number, before))
 
     def trained(self, file: str, number: int, before: int = sys.maxsize) -> bool:

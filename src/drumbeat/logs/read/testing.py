@@ -57,7 +57,7 @@ _ENDED = ("Errors while running CTest", "FAIL\t")
 
 @dataclass(frozen=True)
 class TestRun:
-    """A test run's end. `number`: the line with its count, else its last result."""
+    """A test run's end. `number`: the line with its count, else the last one."""
 
     number: int
     failed: Tuple[Tuple[str, Evidence], ...] = ()  # tests and the lines that report them
@@ -95,7 +95,7 @@ def test_run(file: str, lines: Sequence[Tuple[int, bytes]]) -> Optional[TestRun]
                 name = next(value for key, value in groups.items() if not key.startswith("bad"))
                 failed.append((name, Evidence(clipped(text.strip(), MAX_TEXT), file, number)))
     if counts and shown > 1 or failed and shown > 1:
-        number = max(counts, default=failed[-1][1].line if failed else 0) or 0
+        number = max(counts, default=texts[-1][0])  # without a count the run was cut: its last lines are a test's
         count, of = max(counts.values(), default=(0, 0))
         if not failed:
             failed = [("", Evidence(clipped(text.strip(), MAX_TEXT), file, at)) for at, text in texts if at in counts]
