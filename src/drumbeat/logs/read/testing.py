@@ -1,4 +1,4 @@
-"""How a test run ended: the results that runners print for single tests, and the counts at their end.
+"""Ends of test runs: the results that runners print for single tests, and the counts at their end.
 
 ctest, pytest, unittest, gtest, Go, cargo, jest and TAP. Tests print any error on purpose, so that their texts prove nothing: a
 run failed if a test is reported as failed, and went well if only successes are counted.
