@@ -132,12 +132,12 @@ def test_errors_of_tests_that_passed_were_wanted():
     )
     assert (
         read("tests/test_save.py::test_full", FULL, "FAILED", "==== 1 failed, 4 passed in 4s ====").failure.answer
-        == "disk-full"
+        == "tests-failed"
     )
     assert read(f"test_full: {FULL}, as expected ... ok", "20 passed in 34.11s").failure.answer == "none"
     assert read(FULL, "# pass 3", "# fail 0").failure.answer == "none"
     assert read(FULL, "ok", "Ran 2 tests in 0.412s", "OK").failure.answer == "none"
-    assert read(FULL, "ERROR", "Ran 2 tests in 0.412s", "FAILED (errors=1)").failure.answer == "disk-full"
+    assert read(FULL, "ERROR", "Ran 2 tests in 0.412s", "FAILED (errors=1)").failure.answer == "tests-failed"
 
 
 def test_a_word_inside_a_name_is_no_verdict():
@@ -191,3 +191,38 @@ OF_TESTS = ["CUDA error: out of memory", "Connection reset by peer", "ERROR disk
 def test_errors_above_a_count_of_passed_tests_were_part_of_them(good, bad):
     assert read(*OF_TESTS, *good).failure.answer == "none"
     assert read(*OF_TESTS, *bad).failure.answer != "none"
+
+
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+RETRIED = "(raylet, ip=10.2.0.11) A worker died or was killed while executing a task by an unexpected system error. To troubleshoot the problem, check the logs for the dead worker. Worker exit type: SYSTEM_ERROR"  # noqa: E501
+FINDER = ["probing batch 96", f"[rank1]: {OOM}", "96 does not fit, next is 48", "[rank1]: probing batch 48 worked"]
+EPOCHS = [f"Epoch {number} | loss 0.{9 - number}120" for number in range(1, 6)]
+
+
+@pytest.mark.parametrize(
+    "lines, answer",
+    [
+        ([*FINDER, *EPOCHS, "saved model.bin", "All done."], "none"),
+        ([*FINDER, *EPOCHS[:1], "All done."], "gpu-out-of-memory"),  # the other ranks may make a step
+        ([*FINDER, *EPOCHS], "gpu-out-of-memory"),
+        ([*FINDER, "All done."], "gpu-out-of-memory"),
+        (
+            [EPOCHS[0], *RAISED, *EPOCHS[1:], "Job finished"],
+            "exception",
+        ),  # steps that were buffered, and the script's word
+        (
+            [EPOCHS[0], f"{RETRIED} The task will be retried.", EPOCHS[1], "Trial A_0 completed after 2 iterations"],
+            "none",
+        ),
+        ([EPOCHS[0], RETRIED, EPOCHS[1], "Trial A_0 completed after 2 iterations"], "unknown"),
+        ([EPOCHS[0], f"{RETRIED} The task will be retried.", EPOCHS[1]], "unknown"),
+    ],
+)
+def test_a_good_end_in_any_words_with_steps_before_it(lines, answer):
+    assert read(*lines).failure.answer == answer
+
+
+def test_words_that_only_seem_to_mean_a_failure_with_work_behind_them():
+    words = "[062fc37504b7:00351] Read -1, expected 268960, errno = 1"
+    assert read("building the graph", words, "step 1 | loss 9.911").failure.answer == "none"
+    assert read("building the graph", words).failure.answer == "permission"

@@ -37,6 +37,10 @@ class Place:
     node: Optional[int] = None
     host: str = ""
 
+    def shares_clock(self, other: Place) -> bool:
+        """Return True if both are known to be of one machine."""
+        return self.node is not None and self.node == other.node or bool(self.host) and self.host == other.host
+
     def differs(self, other: Place) -> bool:
         """Return True if these are known to be two ranks."""
         return self.rank is not None and other.rank is not None and self.rank != other.rank
@@ -60,7 +64,7 @@ class Event:
         seconds. Lines that several ranks write to one source are in order only ROUGHLY. Lines of one rank are in exact order,
         and whatever follows a record came after it."""
         if self.end is not None and other.begin is not None:
-            one_clock = self.place.node is not None and self.place.node == other.place.node
+            one_clock = self.place.shares_clock(other.place)
             return self.end + (0.0 if one_clock else noise) < other.begin
         if self.source != other.source or self.order >= other.order:
             return False

@@ -11,7 +11,7 @@ from drumbeat.base.ranges import Places
 from drumbeat.causes.events import fault_in, is_observed
 from drumbeat.findings.model import Evidence
 from drumbeat.logs.meaning.rules import REPORT, Match
-from drumbeat.logs.meaning.senses import PROGRAM, remedy, sense
+from drumbeat.logs.meaning.senses import PROGRAM, of_configuration, remedy, sense
 from drumbeat.logs.meaning.subject import is_of_program
 from drumbeat.logs.nccl.communicators import Communicators, Process
 from drumbeat.logs.nccl.grammar import Record
@@ -24,6 +24,7 @@ MAX_PER_RULE_AND_SOURCE = 3
 MAX_ENDS = 64  # lines that end a job: a file may hold several jobs, and the last of them counts
 ENDS = frozenset({"time-limit", "cancelled", "preempted"})
 MAX_EVENTS = 20_000
+MAX_WORDS = 300  # characters of an exception
 MAX_SOURCES = 20_000
 _Source = Tuple[str, str, Optional[int], str]  # rule or exception, file, rank, host
 
@@ -73,7 +74,11 @@ class Event:
         """Return the meaning of an exception that no rule knows, as a rule's code."""
         if self.match or self.of_launcher or self.meant == PROGRAM or self.own and fault_in(self.exception):
             return ""
-        if self.own and not is_observed(self.exception) and is_of_program(self.exception):
+        if (
+            self.own
+            and not (is_observed(self.exception) or of_configuration(self.exception))
+            and is_of_program(self.exception)
+        ):
             return ""
         found = self.meant or sense(self.exception)
         return found if found != PROGRAM else ""
@@ -81,6 +86,14 @@ class Event:
     @property
     def code(self) -> str:
         return self.match.rule.code if self.match else self.sense or "exception"
+
+    @property
+    def whole(self) -> str:
+        """Return the exception, with the line below that holds its message if its own words end with a colon."""
+        below = (
+            self.beside[0].text.strip() if self.meant and self.beside and self.exception.rstrip().endswith(":") else ""
+        )
+        return f"{self.exception.rstrip()} {below}"[:MAX_WORDS] if below else self.exception
 
     @property
     def guessed(self) -> bool:
@@ -203,7 +216,7 @@ class Events:
         event = Event(
             sequence,
             evidence,
-            exception=raised.text[:300],
+            exception=raised.text[:MAX_WORDS],
             raised_at=raised.where,
             beside=(Evidence(raised.asserted, evidence.file, (evidence.line or 1) - 1),) if raised.asserted else (),
             rank=line.rank if line.rank is not None else owner[0],
@@ -244,7 +257,7 @@ class Events:
         file = event.evidence.file or ""
         where = event.raised_at or self._where.get((file, event.number), "")
         rank = event.rank
-        if event.unit is not None and rank == event.unit and not self.labels.units.are_ranks(file):
+        if event.unit is not None and rank == event.unit and self.labels.of_units(file, ""):
             rank = self.owner(file)[0]
         speaker = self.labels.speaker(file, event.number) if rank is None else None
         if (where, rank, speaker) == (event.raised_at, event.rank, None):

@@ -14,6 +14,7 @@ from drumbeat.logs.events import Event
 from drumbeat.logs.read.attempts import GoodEnds, speaker
 from drumbeat.logs.read.labels import Labels
 from drumbeat.logs.read.progress import Steps
+from drumbeat.logs.read.testing import TestRun
 from drumbeat.logs.read.tracebacks import Survived
 
 NO_FAILURE, NOT_KNOWN = "none", "unknown"
@@ -46,7 +47,8 @@ class Log:
     raised: Mapping[str, Sequence[int]] = field(default_factory=dict)  # file -> lines that end a traceback
     by_launcher: AbstractSet[Tuple[str, int]] = frozenset()  # file and line: ends of a launcher's own tracebacks
     connects_last: Mapping[str, int] = field(default_factory=dict)  # file -> last line on which NCCL's ranks connect
-    nranks: Optional[int] = None  # world size, where a line gives it
+    nranks: Optional[int] = None  # world size, as the communication library gives it
+    world: Optional[int] = None  # the same, in words of any program
     late: FrozenSet[int] = frozenset()  # ranks that the others waited for in a collective
     heard: FrozenSet[int] = frozenset()  # ranks that print lines about collectives
     of_a_run: bool = True  # False: no line looks like output of a run, a launcher or a library
@@ -54,6 +56,7 @@ class Log:
     failed: AbstractSet[str] = frozenset()  # files whose last lines show a failure
     labels: Labels = field(default_factory=Labels)  # rank labels used in the lines
     last_lines: Mapping[int, Evidence] = field(default_factory=dict)  # rank -> the last line of its own log
+    tests: Mapping[str, TestRun] = field(default_factory=dict)  # file -> the test run with which it ends
 
     def after(self, event: Event) -> int:
         """Return the number of lines that follow the event in its file."""
@@ -77,6 +80,16 @@ class Log:
     def trained_between(self, event: Event, later: Event) -> bool:
         """Return True if the file shows training steps between two events."""
         return self.steps.trained(event.evidence.file or "", event.number, later.number)
+
+    def is_of_failed_tests(self, line: Evidence) -> bool:
+        """Return True if a test runner reports failed tests below this line: they printed it."""
+        tests = self.tests.get(line.file or "")
+        return tests is not None and bool(tests.failed) and (line.line or 0) <= tests.number
+
+    def of_passed_tests(self, event: Event) -> bool:
+        """Return True if a test runner counts successes alone below the event."""
+        tests = self.tests.get(event.evidence.file or "")
+        return tests is not None and not tests.failed and event.number < tests.number
 
     def last_error(self) -> Optional[Evidence]:
         """Return a line at the end of its file that was logged as an error and that no rule knows."""

@@ -41,6 +41,7 @@ from drumbeat.logs.read.launchers import NOTICED, FirstFailure
 from drumbeat.logs.read.progress import CODE as NAN_LOSS
 from drumbeat.logs.read.progress import NOT_FINITE, nan_among_the_last
 from drumbeat.logs.read.tracebacks import CUT_OFF
+from drumbeat.logs.read.units import Units
 from drumbeat.logs.tiers import BARE, SAID, UNEXPLAINED, WAITED, WARNED, Tiers, is_own_failure, most_specific, of_tool
 
 # How events are shown: one finding per event, or one per code for many events, with lines of several ranks as evidence.
@@ -64,7 +65,7 @@ def finding_of(event: Event, ranks: RankOf, first: bool = True) -> Finding:
         own = not known or known.rule.blames == SELF and known.rule.role in (CAUSE, SYMPTOM)
         gone = missed(event.exception)[1] if event.said else None
         rank = gone if gone is not None else rank_in(event.exception) if event.said and rank is None and own else rank
-        title = message(event.exception) if event.said else event.exception
+        title = message(event.exception) if event.said else event.whole
         return Finding(
             event.code,
             ERROR,
@@ -171,7 +172,7 @@ class NamedRank:
             return ()
         heard = {self._ranks.rank(event) for event in self._live if not self._ranks.local(event)} - {None}
         heard |= self._log.heard
-        world = max(self._log.nranks or 0, *(rank + 1 for rank in heard if rank is not None), 0)
+        world = max(self._log.world or 0, *(rank + 1 for rank in heard if rank is not None), 0)
         return tuple(rank for rank in range(min(world, MAX_WORLD)) if rank not in heard)
 
     def waiting(self, finding: Optional[Finding]) -> FrozenSet[int]:
@@ -227,7 +228,7 @@ class NamedRank:
             return finding  # another node's torchrun, maybe of another run
         return replace(finding, rank=first.rank, local=False, host=finding.host or first.host or None)
 
-    def first_of_others(self, finding: Finding) -> Optional[FirstFailure]:
+    def other_rank_first(self, finding: Finding) -> Optional[FirstFailure]:
         """Report that torchrun says another rank failed first (such as by an uncaught exception), whose own output is not
         here."""
         first = self._first
@@ -346,7 +347,7 @@ def with_record(failure: Failure, log: Log, unheard: Tuple[int, ...] = ()) -> Fa
     unheard = tuple(rank for rank in unheard if rank not in log.missing_ranks)
     if unheard:
         absent = tuple(rank for rank in unheard if rank not in log.last_lines)
-        maybe = "" if log.nranks else "; a log may be missing"  # the world size is known: these are named above
+        maybe = "" if log.world else "; a log may be missing"  # the world size is known: these are named above
         silent = [
             f"rank {rank}: no line about this in {log.last_lines[rank].file}" for rank in unheard if rank not in absent
         ]
@@ -400,7 +401,9 @@ def judge(
     communicators that never completed: a log that just ends there shows no failure."""
     log = log or Log()
     held = (event for event in events if event.match is None or holds(event.match.rule, seen, event))
+    held = (event for event in held if event.code in NOBODYS_FAULT or not log.is_of_failed_tests(event.evidence))
     live = [with_settings(event, seen) for event in held]
+    first = None if first is not None and log.is_of_failed_tests(first.evidence) else first
     rules = tuple(sorted({event.match.rule.id for event in live if event.match}))
     judged = _Judge(most_specific(live), RankOf.of(state, first), first, list(extra), list(unfinished), log)
     failure = without_itself(judged.failure())
@@ -408,10 +411,36 @@ def judge(
         failure = replace(failure, finding=by_label(failure.finding, log.labels))
     failure = with_latecomers(failure, live, judged.ranks, log)
     failure = _of_everybody(failure, live, judged.ranks, log) if first is None else failure
+    failure = _of_tests(failure, log)
     unheard = judged.named.unheard(failure.finding)
     report = _with_consequences(with_its_report(_below_an_unknown_error(failure, live, log)))
     failure = _with_silent(report, unheard, log, judged.named.waiting(failure.finding))
+    failure = _fitting(failure, log.labels.units)
     return replace(with_record(failure, log, unheard), rules=rules)
+
+
+_OF_SLURM = re.compile(r"\bsacct(?: -\w+(?: [A-Z][\w,]*)?)*")  # `sacct -j JOB -o State,Reason`
+
+
+def _fitting(failure: Failure, units: Units) -> Failure:
+    """Replace advice to ask Slurm where the log is of Kubernetes."""
+    if failure.finding is None or not units.of_kubernetes:
+        return failure
+    one, *others = (
+        replace(each, fix=_OF_SLURM.sub("kubectl describe pod NAME", each.fix))
+        for each in (failure.finding, *failure.others)
+    )
+    return replace(failure, finding=one, others=tuple(others))
+
+
+def _of_tests(failure: Failure, log: Log) -> Failure:
+    """Answer with the failed tests where nothing else failed."""
+    tests = next((each for each in log.tests.values() if each.failed), None)
+    if tests is None or failure.answer not in (NO_FAILURE, NOT_KNOWN):
+        return failure
+    why = "a test runner reports it; what the tests printed proves nothing else"
+    found = tests.finding
+    return replace(failure, answer=found.code, confidence=found.confidence, finding=found, why_first=why)
 
 
 def _below_an_unknown_error(failure: Failure, live: Sequence[Event], log: Log) -> Failure:
@@ -609,14 +638,14 @@ class _Judge:
         rule = event.match.rule if event.match else None
         sure_words = any(cause.match and cause.match.confidence == CERTAIN for cause in alike)
         named = sure_words and not self._may_follow(event) if rule else self._ended(event)
-        named = named and not all(map(self.tiers.may_be_handled, alike)) and not self.tiers.passed_over
+        named = named and not all(map(self.tiers.may_have_passed, alike)) and not self.tiers.passed_over
         named = named and not self.tiers.trained_behind() and not found.unexplained
         if found.unexplained:
-            why = f"the first line that names a cause; {self._before(found)} stands before it"
+            why = f"the first line that names a cause; {self._before(found, event)}"
         passed = [each for each in map(self.tiers.survived, self.live) if each and each.span.rank == event.rank]
         named = named and all(each.wrote_on for each in passed)  # else the last one may follow from the one before
         others = self._merged([cause for cause in causes if cause.code != finding.code] + self.tiers[SYMPTOM])
-        other = self.named.first_of_others(finding)
+        other = self.named.other_rank_first(finding)
         if other is not None:
             why, named = f"{other.who} saw rank {other.rank} fail first; these words are rank {finding.rank}'s", False
             finding = replace(
@@ -647,11 +676,12 @@ class _Judge:
         )  # fmt: skip
         return next(near, event)
 
-    def _before(self, found: First) -> str:
-        """Describe the first error before the answer that the answer does not explain: `collective-timeout at line 4`."""
+    def _before(self, found: First, answer: Event) -> str:
+        """Describe an error that may come before the answer and is not explained by it: `killed at line 4 stands before it`."""
         at = found.unexplained[0].order
         event = next(event for event in (*self.tiers[CAUSE], *self.tiers[SYMPTOM]) if event.sequence == at)
-        return f"{event.code} at line {event.number}"
+        above = event.evidence.file == answer.evidence.file and event.number < answer.number
+        return f"{event.code} at line {event.number} {'stands' if above else 'may have come'} before it"
 
     def _may_follow(self, event: Event) -> bool:
         """Return True for a timeout when another line reports a lost peer, which would explain it."""

@@ -51,12 +51,13 @@ from drumbeat.logs.read.records import (
     TWICE,
     Tails,
     Work,
+    ended_well,
     last_work,
     once,
-    tally,
     telling,
 )
 from drumbeat.logs.read.templates import Chunk, Dull
+from drumbeat.logs.read.testing import TestRun, test_run
 from drumbeat.logs.read.tracebacks import (
     ARROW,
     CHAINED,
@@ -167,6 +168,7 @@ class Reader:
         ] = {}  # file -> a line that the next one answers, and what stood before it
         self._failed: Set[str] = set()  # files whose last words speak of a failure
         self._good_ends = GoodEnds()
+        self._tests: Dict[str, TestRun] = {}  # file -> the test run with which it ends
         self._tails = Tails()
         self._bare = 0
         self._dull = self._dull_at_first = Dull(self._prefilter, _SIGNS)
@@ -346,6 +348,7 @@ class Reader:
             self.losses.last_value(self._ends),
             self._failed,
             self._last_lines(),
+            self._tests,
         )
         failure = replace(report.failure, notes=(*report.failure.notes, *earlier))
         if failure.answer == NO_FAILURE and not self._good_ends and self.recorded is None:
@@ -401,9 +404,14 @@ class Reader:
                 for number, line in alike:
                     if line.text == last[1].text and line.rank not in (None, last[1].rank) and last[2]:
                         self._say(file, number, line, last[2])
-            passed = tally(lines)
-            if passed > begin:
-                self._good_ends.add_tally(file, passed)
+            well = ended_well([each for each in lines if each[0] >= begin])
+            if well:
+                self._good_ends.close(file, well)
+            tests = test_run(file, [each for each in lines if each[0] >= begin])
+            if tests is not None:
+                self._tests[file] = tests
+                if not tests.failed:
+                    self._good_ends.add(file, tests.number, "")
 
     def _say(self, file: str, number: int, line: Line, meant: str) -> None:
         """Add an event for words that no rule knows and no traceback raises, if they have a meaning."""

@@ -18,6 +18,7 @@ from drumbeat.logs.nccl.transport import Transport
 from drumbeat.logs.read.attempts import GoodEnds
 from drumbeat.logs.read.launchers import ElasticSummary, Timeouts
 from drumbeat.logs.read.progress import Steps
+from drumbeat.logs.read.testing import TestRun
 from drumbeat.logs.read.tracebacks import survived
 from drumbeat.logs.recorded import Recorded, with_record
 
@@ -129,16 +130,19 @@ def make_report(
     nan_value: Optional[Evidence] = None,
     ended_badly: AbstractSet[str] = frozenset(),
     last_lines: Optional[Mapping[int, Evidence]] = None,
+    tests: Optional[Mapping[str, TestRun]] = None,
 ) -> Report:
     state.of_gloo = not state.spoke and any("gloo" in event.evidence.text.lower() for event in events.kept)
+    good_ends = GoodEnds() if good_ends is None else good_ends
     verdict = transport.judge(state)
+    nranks = verdict.nranks or events.labels.units.world() or None
     seen = whole(state, verdict, events)
-    hanging, unfinished = missing.incomplete(state, good_ends or GoodEnds())
-    more = [*extra, *timeouts.findings(verdict.nranks), *missing.different_networks(state), *hanging]
+    hanging, unfinished = missing.incomplete(state, good_ends)
+    more = [*extra, *timeouts.findings(nranks), *missing.different_networks(state), *hanging]
     log = Log(
         lines,
         ends or {},
-        good_ends or GoodEnds(),
+        good_ends,
         events.places,
         transport.missing_ranks(state),
         elastic.several_runs and recorded is None,
@@ -152,13 +156,15 @@ def make_report(
         events.by_launcher,
         state.connects_last,
         verdict.nranks,
-        timeouts.late_ranks(verdict.nranks),
+        nranks,
+        timeouts.late_ranks(nranks),
         frozenset(timeouts.heard),
         of_a_run or bool(events.kept or good_ends or pasted or extra or state.spoke),
         worked or bool(good_ends or pasted or state.processes or recorded),
         ended_badly,
         events.labels,
         last_lines or {},
+        tests or {},
     )
     failed = judge(
         [*events.kept, *_of_the_whole(rules, seen)],

@@ -6,6 +6,8 @@ import textwrap
 from typing import Iterable, List, Optional, Tuple, Union
 
 from drumbeat.base.redact import printable
+from drumbeat.causes.events import WAITS
+from drumbeat.causes.table import kind_of
 from drumbeat.findings.model import CERTAIN, INFO, SEVERITIES, UNKNOWN, Evidence, Finding, PastedDump
 from drumbeat.logs.failure import EARLIER, EARLIER_RUNS, NO_FAILURE, NOT_KNOWN, Failure
 from drumbeat.logs.meaning.rules import Rulebook
@@ -44,8 +46,9 @@ def _answers(report: Union[Report, JobReport], lines: List[str], width: int) -> 
     nothing_else = report.failure.answer == NO_FAILURE and report.transport.path.answer == UNKNOWN
     if not (report.dumps and nothing_else):
         _failure(report.failure, lines, width)
-        lines.append("")
-        _transport(report.transport, lines, width)
+        if _tells(report):
+            lines.append("")
+            _transport(report.transport, lines, width)
     for finding in _worst_first(report.failure.notes)[:MAX_LIST]:
         _item("note", finding, lines, width)
     for finding in report.environment[:MAX_LIST]:
@@ -57,6 +60,14 @@ def _answers(report: Union[Report, JobReport], lines: List[str], width: int) -> 
             lines,
             width,
         )
+
+
+def _tells(report: Union[Report, JobReport]) -> bool:
+    """Return False where no line is of a communication library, and the failure is not about communication."""
+    path, failure = report.transport.path, report.failure
+    nothing = path.answer == UNKNOWN and not path.network and not path.evidence and not report.transport.versions
+    found = failure.finding
+    return not nothing or found is not None and kind_of(found.code, found.title) in WAITS
 
 
 def _worst_first(findings: Iterable[Finding]) -> List[Finding]:

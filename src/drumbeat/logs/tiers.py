@@ -16,20 +16,15 @@ from drumbeat.causes.table import CONSEQUENCES, NOBODYS_FAULT, kind_of
 from drumbeat.findings.model import CERTAIN, ERROR, Finding
 from drumbeat.logs.events import Event, RankOf, is_reported
 from drumbeat.logs.failure import AT_THE_END, Log
-from drumbeat.logs.meaning.grammar import is_listed
 from drumbeat.logs.meaning.rules import CAUSE, CONSEQUENCE, NOISE, NOTE, OTHER, REPORT, ROLES, SYMPTOM
 from drumbeat.logs.meaning.senses import PROGRAM, rank_in
 from drumbeat.logs.read.launchers import NOTICED, FirstFailure
-from drumbeat.logs.read.progress import HANDLED_LINES
 from drumbeat.logs.read.tracebacks import CUT_OFF, Survived
+from drumbeat.logs.recovery import MANY_LINES, MESSAGE_LINES, SOME_LINES, Recovery
 
-SURVIVED_LINES = 100  # that a rank goes on writing after an exception which did not end it
-MESSAGE_LINES = 25  # below an exception's first line that may still belong to it
 _RERAISED = re.compile(r"^[\w.]+: Caught \w+ in |RemoteTraceback|^[\w.]*(?:ProcessRaised|RayTask)\w*")
 WARNED, UNEXPLAINED, SAID = "warned", "unexplained", "said"  # tiers beside the rules' roles
 _FAILING = (CAUSE, SYMPTOM, REPORT, CONSEQUENCE, UNEXPLAINED)
-CAUGHT_LINES = 300  # that a file goes on after an exception when nothing says that anything failed
-CAUGHT_BELOW = 2  # the same, for an exception that was caught and printed, or that came several times before
 TABLE = 16  # lines of torchrun's table
 _OF_CAUSES = (order.HARDWARE, order.RAISED_IN_COMMUNICATION)  # other known causes are as strong as an exception
 # All who say so waited equally long: who says it first was not first at fault.
@@ -65,6 +60,7 @@ class Tiers:
         self, live: List[Event], ranks: RankOf, first: Optional[FirstFailure], extra: Sequence[Finding], log: Log
     ) -> None:
         self.ranks, self.first, self.extra, self.log = ranks, first, extra, log
+        self.past = Recovery(log)
         self.record = _record(first, live) if first else None
         self.lived_through = False  # errors were left out because the work was done in the end
         self.passed_over = False  # errors were left out because training went on behind them
@@ -89,9 +85,7 @@ class Tiers:
         follows: it has started the ranks again. What stands before belongs to an attempt that is over."""
         found: Dict[Optional[str], int] = {}
         for event in live if self.first is None else ():
-            if _ELASTIC_FAILED.search(event.evidence.text) and (
-                self.log.trains_on(event) or self._good_end_after(event)
-            ):
+            if _ELASTIC_FAILED.search(event.evidence.text) and (self.past.trains(event) or self.past.finished(event)):
                 found[event.evidence.file] = max(event.number, found.get(event.evidence.file, 0))
         return found
 
@@ -118,14 +112,14 @@ class Tiers:
             )
             next_one = min((lines for lines in behind if lines >= 0), default=None)
             quiet = self.log.after(event) if next_one is None else next_one
-            if quiet > CAUGHT_LINES or next_one is None and self.log.trains_on(event):
+            if quiet > MANY_LINES or next_one is None and self.past.trains(event):
                 self.tiers[SYMPTOM].remove(event)
                 self.tiers[NOTE].append(event)
                 self.lived_through = True
 
     def may_have_been_outlived(self, event: Event) -> bool:
         """Hundreds of lines follow a death that nobody reports of a rank."""
-        return event.code in _DEATHS and self.log.after(event) > CAUGHT_LINES and not self._of_a_rank(event)
+        return event.code in _DEATHS and self.log.after(event) > MANY_LINES and not self._of_a_rank(event)
 
     def _of_a_rank(self, event: Event) -> bool:
         """Return True if a launcher or scheduler says so of a rank, or the line names it."""
@@ -174,9 +168,9 @@ class Tiers:
     def _tier(self, event: Event) -> str:
         if event.number <= self._restarted.get(event.evidence.file, 0):
             return NOTE if event.match and event.match.rule.role in (CAUSE, SYMPTOM, NOTE) else NOISE
-        if _survivable(event) and self._lived_through(event):
+        if _survivable(event) and self.past.went_on(event):
             return NOTE if event.match and event.match.rule.role != CONSEQUENCE else NOISE
-        if self.log.steps.settled(event.evidence.file or "", event.number):
+        if self.past.settled(event):
             self.lived_through = True
             return NOTE if event.match else NOISE
         if event.said:
@@ -190,15 +184,15 @@ class Tiers:
             return CONSEQUENCE  # the launcher had seen another rank fail, and ended this one
         if rule.severity != ERROR and rule.role in (CAUSE, SYMPTOM):
             return NOTE
-        if rule.fallback and (self._lived_through(event) or self._connects_after(event)):
+        if rule.fallback and (self.past.went_on(event) or self._connects_after(event)):
             return NOTE
         if rule.fallback and rule.role == NOTE:
             return UNEXPLAINED
         if event.level in ("I", "W") and not rule.any_level:
             return WARNED if rule.role in (CAUSE, SYMPTOM) else NOISE if rule.role != NOTE else NOTE
-        if rule.role == SYMPTOM and event.code not in _ENDS and self._good_end_after(event):
+        if rule.role == SYMPTOM and event.code not in _ENDS and self.past.finished(event):
             return NOTE
-        if event.mention and event.rank is None and (self._good_end_after(event) or self.log.trains_on(event)):
+        if event.mention and event.rank is None and (self.past.finished(event) or self.past.trains(event)):
             return NOISE if rule.role in (REPORT, CONSEQUENCE) else NOTE
         if (rule.role == CONSEQUENCE or event.code == "terminated") and self._done_before(event):
             return NOISE
@@ -225,26 +219,9 @@ class Tiers:
             None,
         )
 
-    def _lived_through(self, event: Event) -> bool:
-        """Return True if the file continues long after the event, shows steps there, or ends well."""
-        return self.log.after(event) > SURVIVED_LINES or self._good_end_after(event) or self.log.trains_on(event)
-
     def _connects_after(self, event: Event) -> bool:
         """NCCL warned, and its ranks went on to connect."""
         return self.log.connects_last.get(event.evidence.file or "", 0) > event.number
-
-    def _handled(self, event: Event) -> bool:
-        """Training goes on behind this line, which is no traceback's end and of no certain rank, or the program says that it goes
-        on. (Python prints a traceback at once, and what the program had printed before may follow it.)"""
-        file = event.evidence.file or ""
-        if not self.log.steps.trained(file, event.number):
-            return False
-        own = event.rank is None and not self.log.is_raised(event, MESSAGE_LINES)
-        own = own or event.code == "import-error"  # which a program meets before its first step, or lives through
-        return own or self.log.steps.handled(file, event.number)
-
-    def _good_end_after(self, event: Event) -> bool:
-        return self.log.good_end_after(event)
 
     def _ends(self, event: Event) -> bool:
         """Return True for the last word of a file that never says that its work was done."""
@@ -254,17 +231,14 @@ class Tiers:
         """Return True behind a good end: the ranks leave one by one, and the last ones see closed connections."""
         return 0 < self.log.good_ends.last(event.evidence.file or "") < event.number
 
-    def _went_on(self, event: Event, alone: bool) -> bool:
-        """Return True if the program continued after this error and nothing else failed; `alone`: no other line names a cause."""
-        if self._good_end_after(event) or self._handled(event) or self.is_history(event):
-            return True
-        lines = CAUGHT_BELOW if event.caught or event.again else CAUGHT_LINES
-        if event.caught and not event.again and not event.bare and not self.log.trains_on(event):
-            lines = MESSAGE_LINES  # the program may have caught it to tidy up and leave
-        unknown = event.bare and event.match is None and event.lines == 1 and not is_listed(event.exception)
-        if unknown and not event.again:
-            lines = MESSAGE_LINES  # a name that nobody knows: it ended the program, or it was a message
-        return (alone or event.said) and self.log.after(event) > lines
+    def trained_behind(self) -> bool:
+        """Return True if steps, or words of a good end, follow the last failing line of every file."""
+        last = self._last_words().values()
+        return bool(last) and all(self.past.trains(event) or self.past.finished(event) for event in last)
+
+    def may_have_passed(self, event: Event) -> bool:
+        """Return True if it is not certain that this error ended the program."""
+        return self.nobody_else() and self.past.may_have_passed(event)
 
     def nobody_else(self) -> bool:
         """Return True if only causes say that anything failed: no launcher, signal or lost peer. A cancelled job or a time limit
@@ -272,12 +246,6 @@ class Tiers:
         symptoms = [event for event in self.tiers[SYMPTOM] if event.code not in NOBODYS_FAULT]
         others = symptoms or self.tiers[REPORT] or self.tiers[CONSEQUENCE]
         return not others and not self.extra and self.first is None
-
-    def may_be_handled(self, event: Event) -> bool:
-        """The log goes on long behind this line, shows steps there or says what is tried next, and nobody else says that anything
-        failed."""
-        goes_on = self.log.after(event) > CAUGHT_LINES or self.log.trains_on(event)
-        return self.nobody_else() and (goes_on or self.log.steps.tries(event.evidence.file or "", event.number))
 
     def _ended_otherwise(self, event: Event) -> bool:
         """Return True if the file continues long after this exception and ends with a cancel or a time limit."""
@@ -287,7 +255,7 @@ class Tiers:
             if symptom.code in NOBODYS_FAULT and symptom.evidence.file == event.evidence.file
         ]
         return any(
-            self.log.after(symptom) <= AT_THE_END and symptom.number - event.number > CAUGHT_LINES for symptom in ends
+            self.log.after(symptom) <= AT_THE_END and symptom.number - event.number > MANY_LINES for symptom in ends
         )
 
     def _without_trained_on(self, causes: List[Event]) -> List[Event]:
@@ -366,26 +334,11 @@ class Tiers:
         last = self._last_words()
         if self.extra or self.first or not last:
             return
-        if all(self.went_on_to_a_good_end(event) for event in last.values()):
+        if all(self.past.is_over(event, self.tiers[REPORT]) for event in last.values()):
             self.lived_through = True
             for tier in _FAILING:
                 self.tiers[NOTE] += [event for event in self.tiers[tier] if event.match]
                 self.tiers[tier] = []
-
-    def went_on_to_a_good_end(self, event: Event) -> bool:
-        """Return True for a run that went on long and ended well, or that makes step after step since."""
-        goes_on = self.log.after(event) > CAUGHT_LINES or (self.log.trains_on(event) and not self.tiers[REPORT])
-        tested = self.log.good_ends.is_tested(event.evidence.file or "", event.number)
-        return tested or self.is_history(event) or goes_on and self._good_end_after(event)
-
-    def is_history(self, event: Event) -> bool:
-        """Return True if step after step follows and nothing fails any more: the job lived through it. Steps behind a launcher's
-        report or a rank's own error may be other ranks', and those behind a traceback may be older than it."""
-        file, steps = event.evidence.file or "", self.log.steps
-        ended = self.tiers[REPORT] or file in self.log.failed or self.log.is_raised(event, MESSAGE_LINES)
-        lines = range(event.number - HANDLED_LINES, event.number + 1)
-        own = event.rank is None or any(steps.handled(file, line) for line in lines)
-        return not ended and own and steps.trained(file, event.number)
 
     def met_before(self, end: Event) -> List[Event]:
         """Return errors that stand before this cancellation, without a step between: whoever cancelled the run may have
@@ -409,11 +362,6 @@ class Tiers:
         """Return file -> the last event that reports a failure."""
         failing = sorted((each for tier in _FAILING for each in self.tiers[tier]), key=lambda each: each.number)
         return {event.evidence.file or "": event for event in failing}
-
-    def trained_behind(self) -> bool:
-        """Return True if steps, or words of a good end, follow the last failing line of every file."""
-        last = self._last_words()
-        return bool(last) and all(self.log.trains_on(event) or self._good_end_after(event) for event in last.values())
 
     def _sort_out(self) -> None:
         """Drop exceptions that a better line explains, that were caught, or that the rank survived."""
@@ -453,7 +401,7 @@ class Tiers:
             if not self.nobody_else():
                 break
             alone = named.isdisjoint(map(id, tiers[CAUSE]))
-            each = [(event, self._went_on(event, alone)) for event in tiers[tier]]
+            each = [(event, self.past.passed(event, self.tiers[REPORT], alone)) for event in tiers[tier]]
             tiers[tier] = [event for event, passed in each if not passed]
             tiers[NOTE] += [event for event, passed in each if passed and event.match]
             self.lived_through = self.lived_through or tier != SAID and len(tiers[tier]) < len(each)
@@ -569,7 +517,7 @@ def without_survived(causes: List[Event]) -> List[Event]:
         last[stream] = max(last.get(stream, 0), event.number)
 
     def survived(event: Event) -> bool:
-        goes_on = last[(event.evidence.file, event.rank)] > event.number + SURVIVED_LINES
+        goes_on = last[(event.evidence.file, event.rank)] > event.number + SOME_LINES
         return event.match is None and event.rank is not None and goes_on
 
     return [event for event in causes if not survived(event)] or causes

@@ -173,7 +173,7 @@ def words() -> Words:
 def senses() -> FrozenSet[str]:
     """Return every code that the grammar or the model of likely.py can give."""
     known = (*OF_ERRNO.values(), *gpu_errors().values(), *CODE_OF_SIGNAL.values(), *(code for code, _ in words().rows))
-    return frozenset((*known, *load("drumbeat.logs.meaning", "weights")["codes"])) - {PROGRAM}
+    return frozenset((*known, "configuration", *load("drumbeat.logs.meaning", "weights")["codes"])) - {PROGRAM}
 
 
 def _joined(text: str, parts: Mapping[str, str] = {}) -> str:
@@ -221,7 +221,21 @@ def sense(text: str) -> str:
     return owned(text, code) if code else ""
 
 
+# Packages that read settings: what they raise is about a file or a command line, whatever the words are.
+_CONFIGURATION = regex(
+    r"(?:omegaconf|hydra|ruamel\.yaml|yaml|pydantic\w*|jsonargparse|tomli|tomllib|toml|configparser|marshmallow|voluptuous"
+    r"|cerberus|dacite|draccus|tyro|ml_collections)\.(?:[\w]+\.)*[A-Z]\w*|Config(?:Attribute|Key|Composition|Value|Type)\w*:"
+)
+
+
+def of_configuration(exception: str) -> bool:
+    """Return True if a package that reads settings raised this."""
+    return bool(_CONFIGURATION.match(exception))
+
+
 def _sense(text: str) -> str:
+    if of_configuration(text):
+        return "configuration"
     runtime = gpu_error_in(text)[0]
     if runtime:
         return runtime

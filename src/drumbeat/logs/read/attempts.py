@@ -338,7 +338,7 @@ class GoodEnds:
     def __init__(self) -> None:
         self._last: Dict[str, Dict[str, int]] = {}  # file -> speaker -> line
         self._all: Dict[str, List[int]] = {}  # file -> lines
-        self._tallies: Dict[str, int] = {}  # file -> line on which a test runner counts successes alone
+        self._closing: Dict[str, int] = {}  # file -> line among the last ones by whose meaning it ends well
 
     def add(self, file: str, number: int, who: str) -> None:
         lines = self._all.setdefault(file, [])
@@ -348,19 +348,18 @@ class GoodEnds:
         if len(speakers) < MAX_SPEAKERS or who in speakers:
             speakers[who] = number
 
-    def add_tally(self, file: str, number: int) -> None:
-        self.add(file, number, "")
-        self._tallies[file] = number
-
-    def is_tested(self, file: str, number: int) -> bool:
-        """Return True if a test runner counts successes alone below line `number`: the errors above it were part of a test."""
-        return number < self._tallies.get(file, 0)
-
     def drop(self, file: str, before: int) -> None:
         """Drop the good ends of earlier runs in the file."""
         kept = {who: number for who, number in self._last.pop(file, {}).items() if number >= before}
         if kept:
             self._last[file] = kept
+
+    def close(self, file: str, number: int) -> None:
+        """Note the line by which a file ends well, in any words."""
+        self._closing[file] = number
+
+    def closing(self, file: str) -> int:
+        return self._closing.get(file, 0)
 
     def __bool__(self) -> bool:
         return bool(self._last)

@@ -152,13 +152,25 @@ class Labels:
                 long = [one for one in counts if word and one.startswith(word) and one != word]
                 world = max((counts[one] for one in counts if one in long or is_about("member", one)), default=0)
                 world = max(world, *numbers.of)
-                if numbers.is_label(world) and not is_about("node", word) and not is_about("gpu", word):
+                if (
+                    numbers.is_label(world)
+                    and not self.of_units(file, word)
+                    and not is_about("node", word)
+                    and not is_about("gpu", word)
+                ):
                     ranks = frozenset(numbers.values)
                     names = frozenset({word, *(one[:-1] for one in long)})
                     strength = (word == "rank", is_about("member", word), numbers.lines)
                     found.append((strength, Label(word, names, ranks, max(world, max(ranks) + 1))))
             self._labels[file] = max(found, key=lambda each: each[0])[1] if found else None
         return self._labels[file]
+
+    def of_units(self, file: str, word: str) -> bool:
+        """Return True if the numbers behind this word are those of tasks or pods (`1: `, `clip-worker-2`) that each start several
+        ranks."""
+        known = self._numbers.get(file, {}).get(word)
+        count = max(known.values) + 1 if known else 0
+        return (not word or "-" in word) and not self.units.are_ranks(file, count)
 
     def writers(self, world: int) -> Set[int]:
         """Return the ranks of a world of this size that begin lines with their number."""

@@ -28,7 +28,8 @@ _STEP = re.compile(
 # Phrases right after an error, or in its line, of a program that continues.
 _HANDLED = re.compile(
     rb"(?i)\b(?:skip(?:s|ped|ping)?|retry(?:ing)?|retries|recover(?:s|ed|ing)|continu(?:e|es|ing)|ignor(?:ed|ing)"
-    rb"|fall(?:s|ing)? ?back|tr(?:y|ies|ying) again|once more|postpon(?:e[ds]?|ing)|restor(?:ed|ing)|rejoin\w*)\b"
+    rb"|fall(?:s|ing)? ?back|tr(?:y|ies|ying) again|(?:will|to) be (?:retried|restarted|resubmitted|rescheduled)"
+    rb"|resubmit(?:ted|ting)?|once more|postpon(?:e[ds]?|ing)|restor(?:ed|ing)|rejoin\w*)\b"
 )
 _TRIES = re.compile(rb"(?i)\W{0,4}(?:now )?trying (?!to\b)")  # a line of its own: `trying batch size 32`
 _PASSED = re.compile(r"(?i)\b(?:skip(?:s|ped|ping)?|continu(?:e|es|ing)|ignor(?:ed|ing))\b")
@@ -166,6 +167,10 @@ class Steps:
     def goes_on(self, file: str, number: int) -> bool:
         """Return True if training may go on after the error on line `number`."""
         return self.trained(file, number) or (self.handled(file, number) and bool(self._between(file, number)))
+
+    def any(self, file: str, number: int, before: int = sys.maxsize) -> bool:
+        """Return True if a step follows line `number`."""
+        return bool(self._between(file, number, before))
 
     def trained(self, file: str, number: int, before: int = sys.maxsize) -> bool:
         """Return True if training goes on after line `number`, for more steps than other ranks may still make."""

@@ -290,15 +290,6 @@ _NOT_WELL = regex(
     r"|\b(?:bad|failed|failures?|lost|dead|crashed|died|killed)['\"]?\s?[=:]\s?[1-9]"
     r"|(?<![\w.=:-])[1-9]\d*(?: of \d+)?(?: \w+)? (?:were |was |have |has )?(?:lost|failed|dead|crashed|died)\b"
 )
-# What test runners count at their end: `5 passed in 3.1s`, `# pass 3`, `0 failed`, `ok  pkg/ring  2.7s`, `[  PASSED  ] 3 tests.`
-_PASSED = regex(
-    r"(?i)(?:^|[=,;:(.]) {0,12}(?:all )?[1-9]\d*%? (?:tests? |checks? )?(?:pass(?:ed|ing)|succeeded|ok)\b"
-    r"|\bpass(?:ed)?(?: *\]|[:=])? [1-9]\d*(?: tests?\.?)?$|^Ran [1-9]\d* tests?\b|^ok\s+\S+\s+(?:[\d.]+s|\(cached\))"
-)
-_NOT_PASSED = regex(
-    r"(?i)(?<![\w.])[1-9]\d* (?:tests? |checks? )?(?:fail(?:ed|ing)|errors?|failures?)\b|\b(?:fail|error)\w*[:=]? [1-9]"
-    r"|\b(?-i:FAIL(?:ED)?)\b"
-)
 _STOPS = regex(
     r"(?i)\b(?:stop|halt|quit|bail|exit|leav|terminat|cancel|tear|abandon|evict|withdr[ae]w|resign|remov|reclaim|kill"
     r"|end(?:ed|s|ing)\b|over\b|out\b|clos|(?:take|taken|taking|call|called|hand) (?:\w+ )?(?:back|off|away))\w*\b"
@@ -353,11 +344,11 @@ def outcome(texts: Sequence[str], of_member: Callable[[int], bool] = lambda plac
     return (GOOD, fine) if fine >= 0 else ended
 
 
-def tally(lines: Numbered) -> int:
-    """Return the number of the line among a file's last ones that counts what went well and nothing that did not; 0 if none."""
-    last = [(number, clean(decode(raw)).text) for number, raw in lines if raw.strip()][-LAST_WORDS:]
-    good = [number for number, text in last if _PASSED.search(text)]
-    return good[-1] if good and not any(_NOT_PASSED.search(text) for _, text in last) else 0
+def ended_well(lines: Numbered) -> int:
+    """Return the number of the line by which a file's last ones say that all went well; 0 if they do not."""
+    texts = [(number, decode(raw)) for number, raw in lines if raw.strip()]
+    ended, behind = outcome([text for _, text in texts])
+    return texts[-1 - behind][0] if ended == GOOD else 0
 
 
 def _is_hedged(text: str) -> bool:
@@ -559,7 +550,12 @@ def _words(
             continue
         hedged = _is_hedged(line.text)
         indented = line.text[:2].isspace()
-        source = _STACK.match(line.text) or indented and ('File "' in above or 'File "' in line.text)
+        source = (
+            _STACK.match(line.text)
+            or "Traceback (" in line.text
+            or indented
+            and ('File "' in above or 'File "' in line.text)
+        )
         if source or hedged and not failed and not failing:
             continue
         if line.only_warns:

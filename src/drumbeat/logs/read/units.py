@@ -7,12 +7,13 @@ unit's number, or a rank speaks whose number is higher than that of every unit.
 from __future__ import annotations
 
 import re
-from typing import Dict, Optional, Sequence, Set
+from typing import Dict, Optional, Sequence, Set, Tuple
 
 from drumbeat.logs.read.prefixes import Line
 
 MAX_FILES = 1_000
 MAX_NUMBERS = 20_000
+_KUBERNETES, _SLURM = (b"kube", b"[pod/", b"PyTorchJob"), (b"slurm", b"SLURM", b"srun")
 # torchrun and the like, by what they print; `--nproc-per-node 1` starts one rank per unit.
 _LAUNCHER = re.compile(
     rb"torch[./]distributed[./](?:elastic|run\b|launch)|elastic/multiprocessing|\(exitcode: -?\d+\) local_rank: \d"
@@ -21,6 +22,14 @@ _LAUNCHER = re.compile(
 _REPORTED = re.compile(rb"(?m)srun: error: \S{1,80}: tasks? (\d[\d,-]{0,200}): ")
 _RANK = re.compile(rb"(?m)^\W{0,3}(?:\d{1,6}: ?)?\[[Rr]ank ?(\d{1,6})\]")
 _NUMBER = re.compile(rb"\d+")
+# The size of the world, in words of any program; `--nnodes 4 --nproc-per-node 8` gives it as a product.
+_WORLD = re.compile(
+    rb"(?i)\bworld[_ -]?size['\"]?\s{0,3}(?:[:=]|is|of)?\s{0,3}(\d{1,6})\b"
+    rb"|\b\d{1,6}(?:/| of )(\d{1,6}) (?:clients |ranks )?joined"
+)
+_SIZED = re.compile(rb"(?i)world|joined")
+_NODES = re.compile(rb"\bnnodes['\"]?[=: ]{1,3}(?:\d{1,4}:)?(\d{1,4})\b")
+_PER_NODE = re.compile(rb"\bnproc[_-]per[_-]node['\"]?[=: ]{1,3}(\d{1,3})\b")
 # Ray says once which process is which rank: `(ip=10.0.0.5, pid=2902) world_rank=3`, `(Worker pid=811) ... [rank=0, world_size=3]`
 _PROCESS = r"pid=(?P<{pid}>\d{{1,9}})(?:, ip=(?P<{ip}>[\w.:-]{{1,60}}))?"
 _RANK_OF = re.compile(
@@ -37,14 +46,27 @@ class Units:
         self._of_several: Set[str] = set()  # files in which a unit is seen to start several ranks
         self._reported: Dict[str, Set[int]] = {}  # file -> units that its launcher reports
         self._ranks: Dict[str, int] = {}  # file -> the highest rank that labels a line
+        self._schedulers: Set[Tuple[bytes, ...]] = set()
+        self._worlds: Dict[str, int] = {}  # file -> number of ranks that its lines give
         self._failing: Dict[str, Set[int]] = {}  # file -> ranks that label a line of an event
         self._of_process: Dict[str, Dict[str, Dict[str, int]]] = {}  # file -> process id -> address -> rank
+
+    @property
+    def of_kubernetes(self) -> bool:
+        """Return True if lines speak of Kubernetes and none of Slurm."""
+        return self._schedulers == {_KUBERNETES}
 
     def look(self, file: str, lines: Sequence[bytes]) -> None:
         """Learn from lines of a file."""
         text = b"\n".join(lines)
+        self._schedulers.update(words for words in (_KUBERNETES, _SLURM) if any(word in text for word in words))
         if file not in self._of_several and len(self._of_several) < MAX_FILES and _LAUNCHER.search(text):
             self._of_several.add(file)
+        world = max((int(one or two) for one, two in _WORLD.findall(text)), default=0) if _SIZED.search(text) else 0
+        nodes, per_node = _NODES.search(text), _PER_NODE.search(text)
+        world = max(world, int(nodes[1]) * int(per_node[1]) if nodes and per_node else 0)
+        if world > self._worlds.get(file, 0) and len(self._worlds) < MAX_FILES:
+            self._worlds[file] = world
         highest = max((int(found[1]) for found in _RANK.finditer(text)), default=-1) if b"ank" in text else -1
         if highest > self._ranks.get(file, -1) and len(self._ranks) < MAX_FILES:
             self._ranks[file] = highest
@@ -79,8 +101,14 @@ class Units:
             return ranks.get(found["ip"], ranks.get(""))
         return next(iter(ranks.values())) if len(ranks) == 1 else None  # a line of the driver's own node has no address
 
-    def are_ranks(self, file: str) -> bool:
-        if file in self._of_several:
+    def world(self, file: str = "") -> int:
+        """Return the number of ranks that the lines of this file, or of any, give; 0 if none does."""
+        return self._worlds.get(file, 0) if file else max(self._worlds.values(), default=0)
+
+    def are_ranks(self, file: str, count: int = 0) -> bool:
+        """Return True if the launcher's numbers are ranks. `count`: how many there are, if known."""
+        world = self._worlds.get(file, 0)
+        if file in self._of_several or count > 1 and world > count and world % count == 0:
             return False
         reported = self._reported.get(file, set())
         return (
