@@ -81,6 +81,8 @@ def meaning_of(item: Item, items: List[Item]) -> Tuple[str, Any]:
         return _time_of_step(item, unit)
     if known & LOSSES or rest - OF_ENTROPY - VALIDATION in OTHER_LOSSES:
         more = rest - LOSSES - OBJECTIVES - OF_ENTROPY - {"cost", "neg", "negative", "log", "likelihood"}
+        if "entropy" in more and not more & {"cross", "ce"} and not rest & OF_ENTROPY - {"avg", "average", "mean"}:
+            return "", None  # of a policy
         if more <= LOSS and unit != "%" and unit not in TIMES:
             return "loss", number("loss", item.text)
         if known & VALIDATION and more - VALIDATION - {"best"} <= LOSS and unit != "%" and unit not in TIMES:
