@@ -43,7 +43,6 @@ _TOTAL_OF = {total: name for name, total in _TOTALS.items()}
 Value = Union[int, float, bool]
 _SIGNS_OF_BAR = ("%", "━", "╸", "╺", "|█", "|#", "|=", "|>")
 _CLOCK_OF_BAR = regex(r"\d{1,3}:\d\d(?=[<,\] ])|<\d{1,3}:\d\d")
-_ROUND_OF_BAR = regex(r"(?i)\b(episodes?|rounds?)[ :]{1,2}[\[(]?\d{1,9}/\d{1,9}[\])]?(?=[:,\s])")
 _DIGIT = regex(r"\d")
 _ASIDE = regex(r"(?<![A-Za-z_])(?:[Bb]est|[Ll]owest|[Ss]av(?:e|ed|ing))(?![A-Za-z_]).*")  # words for past values
 # Lines that mention a value without reporting it.
@@ -59,8 +58,8 @@ _TALKS = (  # text of each of these
 _LONE = regex(r"(?i)\W*(?:step|iter(?:ation)?)\W{1,4}\d{1,12}(?:[:,] ?| (?:- )?)-?\d+\.\d+\s*$")  # `step 20: 2.5`
 _OTHER_UNIT = regex(r"(?:\s?[kMGT]?(?:i?B|bits?|W|Hz)|\s?(?:ms|us|s|sec|seconds))\b")  # of a benchmark, not of training
 _REWARDED = regex(r"(?i)reward|return|score|loss|kimg")
-_IS = regex(r"(?:(?<![=<>!])[=:]| is)[\[( ]{0,8}$")
 _DONE = regex(r"(?i)[\w\s:#/\[\]-]{0,40}\d\]?\s*:?\s*(?:completed|complete|done|finished)\W*$")
+_IS = regex(r"(?:(?<![=<>!])[=:]| is)[\[( ]{0,8}$")
 
 
 class Line(NamedTuple):
@@ -96,7 +95,7 @@ def parse(text: str, shapes: Optional[Shapes] = None, tabled: bool = False, vali
         line = _with_points(line, shapes)
     bar = BAR.search(line) if any(sign in line for sign in _SIGNS_OF_BAR) else None
     if bar:
-        line = _ROUND_OF_BAR.sub(r"\1", line[: bar.end()]) + _CLOCK_OF_BAR.sub(MASK, line[bar.end() :])
+        line = line[: bar.end()] + _CLOCK_OF_BAR.sub(MASK, line[bar.end() :])
         bar = BAR.search(line)
     items = _with_initials(items_of(line))
     if not items:
@@ -352,7 +351,7 @@ def _grows_evenly(item: Item, slot: Slot, lossy: bool, alone: bool, line: str, b
     words = {*item.words}
     if not slot.grows or item.unit:
         return False
-    foreign = words & NO_COUNTER or words & {*NOUNS} or _UNIT_BEHIND.match(line, item.end)
+    foreign = words & NO_COUNTER or words & {*NOUNS}
     if item.total:
         counts = words <= NOISE or slot.ups > 1 and not foreign and OF_TRIALS.isdisjoint(words)
         return lossy and counts and not bar and not _KERAS.search(line) and not _EPOCH_BEFORE.search(line)
@@ -409,7 +408,6 @@ def _in_no_known_words(
 
 
 _TUPLE = regex(r"\s*\(\d{1,12}(?:, -?\d{1,9}\.\d[\d.e+-]*){1,6}\)\s*")
-_UNIT_BEHIND = regex(r"\s?[a-zµ]{1,3}[:,;]")  # `1510 nm: loss 0.2`
 _KEYED_COMMA = regex(
     r"[^\W\d]\w*\s{0,2}[:=]?\s{0,2}-?(?:0,\d{1,9}|[1-9]\d{0,2},(?:\d{1,2}|\d{4,9}))(?=\s*(?:[%;|)-]|$|,?\s[^\W\d]))"
 )
@@ -547,10 +545,6 @@ def _count(
     pairs = [item for item in unkeyed if item.total and not item.unit.strip() and item.text.isdigit()]
     known = pairs and (bar or _EPOCH_BEFORE.search(line))  # else these are samples
     pairs = [item for item in pairs if known or not _PERCENT_BEHIND.match(line[item.end :])]
-    if pairs and not counted and "epochs" not in values and _PART_OF_EPOCH.match(line):
-        values.update(step=number("step", pairs[0].text), steps=number("steps", pairs[0].total))
-        places["step"] = pairs[0].start
-        return False
     first = bool(pairs) and (
         pairs[0].opened in tuple("[(<{") or bar or not _LETTER_OR_DIGIT.search(_SHARE.sub("", line[: pairs[0].start]))
     )
@@ -572,7 +566,6 @@ def _count(
         if (last or not line[: pairs[0].start].strip()) and "epoch" not in values and not bar and not keras:
             places["batch"] = pairs[0].start
         name = ("batch", "batches") if "epoch" in values or keras or "batch" in places else ("step", "steps")
-        name = ("epoch", "epochs") if bar and _EPOCHS_OF_BAR.match(line) else name
         values.update(zip(name, (number("step", pairs[-1].text), number("steps", pairs[-1].total))))
         return False
     both = _EPOCH_AND_BATCH.match(line)
@@ -595,14 +588,12 @@ def _count(
 
 
 _EPOCH_JUST_BEFORE = regex(r"(?i)\bep(?:och)?[\s:=\[(]{0,3}\d{1,6}(?:/\d{1,6})?[\])]?[\s,:|(-]{1,12}$")
-_EPOCHS_OF_BAR = regex(r"(?i)\s*epochs:?\s")
 _LETTER_OR_DIGIT = regex(r"[^\W_]")
 _SHARE = regex(r"\[?\s*\d{1,3}(?:\.\d+)?\s*%\]?")
 _KERAS = regex(r"/step|[━=]{3}|\[[.>]")
 _PERCENT_BEHIND = regex(r"\s*\(\s*\d{1,3}(?:\.\d+)?\s*%\)")
 _EPOCH_BEFORE = regex(r"(?:\[(\d{1,6})\]|(?i:train):? (\d{1,6})) ?\[ *\d{1,9}/\d")  # `[2][10/30]`, `Train: 2 [10/30`
 _EPOCH_AND_BATCH = regex(r"\s*[\[(]\s*(\d{1,9}),\s*(\d{1,9})[\])]")
-_PART_OF_EPOCH = regex(r"(?i)\s*\d{1,12}/\d{1,12} \(epoch \d+\.\d")  # `1/21150 (epoch 0.002), loss`
 _STEP_IN_FRONT = regex(
     r"\s*\[?(\d{1,12})(?:\s*[:|]\s|\s+\d+\.\d)"
 )  # `100: 2.34 loss`, `10 | loss 2.3`, `[10 | 3.4] loss`

@@ -306,7 +306,8 @@ class Lines:
         self._validating -= self._validating > 0
         line = _read(text, shapes, tabled, self._validating > 0)
         if not line:
-            self._validating = {True: _BLOCK, False: 0}.get(_opens(text), self._validating)
+            opens = _opens(text)
+            self._validating = self._validating if opens is None else _BLOCK * opens
         elif isinstance(line, Line) and (line.bare or {"step", "batch", "epoch"} & {*line.values}):
             self._validating = _BLOCK if line.bare and line.validation and not line.bar else 0
         if not line or not isinstance(line, list) and line.bare:
@@ -444,7 +445,9 @@ class Lines:
         self._headings = self._headings + 1 if goes_on and before < self._losses else 0
         self._went_on = bool(goes_on)
         self._set_heading(line.values, _BLOCK)
-        if self._headings > 1 and not self._trusted and not line.member:  # it counts, though no value below it is known
+        if (
+            self._headings > ("steps" not in line.values) and not self._trusted and not line.member
+        ):  # it counts, though no value below it is known
             return [self._in_steps({"kind": "step", **self._heading})]
         return []
 
