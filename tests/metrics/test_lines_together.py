@@ -148,3 +148,36 @@ def test_a_fractional_epoch_says_how_far_the_run_is_also_where_it_is_whole():
     assert (progress.first_loss, progress.last_loss, progress.step, progress.epoch) == (3.99, 3.75, None, 6.25)
     assert progress_line(progress).startswith("epoch 6.25  loss 3.750")
     assert loss_words(progress).endswith("fell from 3.990 to 3.750; at epoch 6.25")
+
+
+def test_a_validation_is_read_by_the_names_that_are_printed():
+    lines = """Num Epochs = 3
+step 100, loss 2.31
+step 200, loss 2.11
+Validation:
+  loss: 2.0512
+  bleu: 21.41
+  perplexity: 7.81
+step 300, loss 1.91
+[eval] step: 300
+  F1 = 0.741
+  runtime = 3.1
+step 400, loss 1.81
+Validation perplexity: 7.5
+threshold: 0.5"""
+    found = read(*lines.splitlines())
+    named = [{**record} for record in found if record["kind"] == "validation"]
+    assert [{name: value for name, value in each.items() if name not in ("kind", "loss_per")} for each in named] == [
+        {"loss": 2.0512}, {"bleu": 21.41}, {"perplexity": 7.81}, {"F1": 0.741}, {"perplexity": 7.5},
+    ]  # fmt: skip
+    assert [(record["step"], record["loss"]) for record in found if record["kind"] == "step"][-1] == (400, 1.81)
+
+
+def test_settings_tell_the_total_unless_the_counter_passes_it():
+    settings = "Trainer(max_steps={}, val_every=1000)"
+    steps = ["it 500 | 1.911 | lr 2e-05", "it 600 | 1.871 | lr 2e-05"]
+    assert [(each["step"], each.get("steps"), each["loss"]) for each in read(settings.format(6000), *steps)] == [
+        (500, 6000, 1.911),
+        (600, 6000, 1.871),
+    ]
+    assert all("steps" not in each for each in read(settings.format(400), *steps))

@@ -11,7 +11,9 @@ from drumbeat.metrics.tokens import BAR, NUMBER, Item, spelled, words_of
 
 def header(text: str) -> List[List[str]]:
     """Return the columns if this line is a table header, one list per way to split its words; [] for any other line."""
-    if len(text) > 400 or _PLURAL.search(text) or not _COUNTS.search(text) or _ALONE.search(text):
+    small = text.lower()
+    counts = any(word in small for word in _COUNTS) or text.lstrip(" |#")[:3].rstrip(" |") in ("E", "ep")
+    if len(text) > 400 or not counts or _ALONE.search(text) or _PLURAL.search(text):
         return []
     found = []
     for way in _cells(spelled(text)):
@@ -65,12 +67,14 @@ def _cells(text: str) -> List[List[str]]:
 
 
 _PLURAL = regex(r"(?i)(?<![a-z_/])epochs(?![a-z_])")  # a table of results, one row per run
-_COUNTS = regex(r"(?i)step|epoch|\bep\b|iter|batch|update|round|tick|itn|^\W*E\s")
+_COUNTS = ("step", "epoch", " ep ", "iter", "batch", "update", "round", "tick", "itn")
 _LETTERS = regex(r"[^\W\d]")
 _WIDE = regex(r"\s{2,}")
 _LIST = regex(r"\[[^\[\]]*\]")
 _ALONE = regex(r"(?<![\w.@-])-?\.?\d")  # a number of its own
 _FIELD_TEXT = rf"|-+|[A-Za-z/]{{1,4}}|\d[\d:._/-]*|\d+/\d+|(?:{NUMBER})\s?(?:%|s|ms|[GM]i?B?)?"
 _FIELD = regex(_FIELD_TEXT)
-_PAIR = regex(rf"([A-Za-z][^:=|]*?)(?:\s*[:=]\s*|\s{{2,}}|\s(?=\d+/))({_FIELD_TEXT})(?:\s[A-Za-z/]+)?")
+_PAIR = regex(
+    rf"([A-Za-z][^:=|]*?)(?:\s*[:=]\s*|\s{{2,}}|\s(?=\d+/))({_FIELD_TEXT})(?:\s{{1,4}}(?:[A-Za-z/]+|\([^()]{{1,40}}\)))?"
+)
 _COLUMNS = {"#": "step", "E": "epoch"}

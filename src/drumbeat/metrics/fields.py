@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any, List, Optional, Set, Tuple
 
+from drumbeat.base.regex import regex
 from drumbeat.metrics.tokens import Item, number, words_of
 from drumbeat.metrics.words import (
     ACCURACIES,
@@ -18,12 +19,14 @@ from drumbeat.metrics.words import (
     LR,
     MEMORY,
     MORE_OF_A_COUNTER,
+    NO_COUNTER,
     NOISE,
     NOUNS,
     OBJECTIVES,
     OF_ENTROPY,
     OTHER_LOSSES,
     PARTS,
+    QUALITIES,
     RATES,
     ROUNDS,
     SECOND,
@@ -32,6 +35,7 @@ from drumbeat.metrics.words import (
     TFLOPS,
     TIMES,
     VALIDATION,
+    VALUES,
 )
 
 _NORM = {"grad", "gradient", "norm", "gnorm"}
@@ -42,6 +46,9 @@ def counter_name(words: Tuple[str, ...]) -> str:
     return counter_of(Item(words, "1", "", "", 0, 0), {*words} - NOISE, {*words})[0]
 
 
+_COUNTERS = (({"global", "num", "up"}, 3), ({"step", "steps"}, 2), ({"iteration"}, 1.5), ({"timesteps"}, 1.2))
+
+
 def strength_of(name: str, words: Set[str]) -> float:
     """Rank the keys for one value; the strongest wins: a global step over a step over an iteration; peak over current memory."""
     if name in ("loss", "validation"):
@@ -50,7 +57,9 @@ def strength_of(name: str, words: Set[str]) -> float:
     if name == "step":
         if words & ROUNDS:
             return 0.5 if "total" in words else 0
-        return 3 if words & {"global", "num", "up"} else 2 if words & {"step", "steps", "timesteps"} else 1
+        return next((strength for names, strength in _COUNTERS if words & names), 1)
+    if name == "lr":
+        return 1 if "base" in words else 2
     return 2 if words & ({"max", "peak"} if name != "step_time" else STEP | BATCH) else 1
 
 
@@ -72,6 +81,8 @@ def meaning_of(item: Item, items: List[Item]) -> Tuple[str, Any]:
         return _time_of_step(item, unit)
     if known & LOSSES or rest - OF_ENTROPY - VALIDATION in OTHER_LOSSES:
         more = rest - LOSSES - OBJECTIVES - OF_ENTROPY - {"cost", "neg", "negative", "log", "likelihood"}
+        if "entropy" in more and not more & {"cross", "ce"} and not rest & OF_ENTROPY - {"avg", "average", "mean"}:
+            return "", None  # of a policy
         if more <= LOSS and unit != "%" and unit not in TIMES:
             return "loss", number("loss", item.text)
         if known & VALIDATION and more - VALIDATION - {"best"} <= LOSS and unit != "%" and unit not in TIMES:
@@ -98,9 +109,26 @@ def meaning_of(item: Item, items: List[Item]) -> Tuple[str, Any]:
     return counter_of(item, rest, known)
 
 
+def quality_of(item: Item) -> str:
+    """Return the name of a validation's own measure, such as perplexity, F1, mAP or BLEU; '' for a count, a time or a rate."""
+    words = {*item.words}
+    if not ("." in item.text or "e" in item.text.lower() or words & QUALITIES) or item.unit.strip() not in ("", "%"):
+        return ""
+    name = _SPLIT.sub("", _LEAF.sub("", item.key)).strip(" ()[]-_./").replace(" ", "_")[:40]
+    plain = name.lower()
+    odd = words & (NO_COUNTER | SECOND | {"best", "per", "lr", "alpha", "beta", "threshold"})
+    return "" if odd or plain in _TAKEN or not any(map(str.isalpha, name)) or set(plain.split("_")) <= NOISE else name
+
+
+_LEAF = regex(r"^.*[./](?=\w)")
+_SPLIT = regex(r"(?i)(?<![^\W_])(?:" + "|".join(sorted(VALIDATION, key=len, reverse=True)) + r")(?:[\W_]+|$)")
+_TAKEN = {"t", "rank", "kind", "rate", "unit", "tokens", "samples", "seconds", "printed", *VALUES}
+
+
 def _of_optimizer(words: Tuple[str, ...], rest: Set[str]) -> str:
     """Name a learning rate or a gradient's norm."""
-    if ("lr" in words or {"learning", "rate"} <= {*words} or words == ("l", "r")) and rest <= LR:
+    named = "rate" in words and {"learning", "train"} & {*words}
+    if ("lr" in words or named or words == ("l", "r")) and rest <= LR:
         return "lr"
     return "grad_norm" if rest <= _NORM | {"total", "optim"} and rest & _NORM else ""
 

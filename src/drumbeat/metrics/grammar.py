@@ -8,10 +8,11 @@ are not. Only later lines can show if a counter really counts.
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple, Union
+from types import MappingProxyType
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Set, Tuple, Union
 
 from drumbeat.base.regex import regex
-from drumbeat.metrics.fields import counter_name, counter_of, meaning_of, strength_of
+from drumbeat.metrics.fields import counter_name, counter_of, meaning_of, quality_of, strength_of
 from drumbeat.metrics.shapes import Shapes, Slot
 from drumbeat.metrics.tokens import BAR, MASK, TOO_LARGE, Item, items_of, masked, number, spelled, words_of
 from drumbeat.metrics.words import (
@@ -40,9 +41,9 @@ from drumbeat.metrics.words import (
 _TOTALS = {"step": "steps", "batch": "batches", "epoch": "epochs"}
 _TOTAL_OF = {total: name for name, total in _TOTALS.items()}
 Value = Union[int, float, bool]
+_SIGNS_OF_BAR = ("%", "━", "╸", "╺", "|█", "|#", "|=", "|>")
 _CLOCK_OF_BAR = regex(r"\d{1,3}:\d\d(?=[<,\] ])|<\d{1,3}:\d\d")
-_ROUND_OF_BAR = regex(r"(?i)\b(episodes?|rounds?)[ :]{1,2}[\[(]?\d{1,9}/\d{1,9}[\])]?(?=[:,\s])")
-_VALUE = regex(r"\d|(?i:nan|inf)")
+_DIGIT = regex(r"\d")
 _ASIDE = regex(r"(?<![A-Za-z_])(?:[Bb]est|[Ll]owest|[Ss]av(?:e|ed|ing))(?![A-Za-z_]).*")  # words for past values
 # Lines that mention a value without reporting it.
 _TALK = regex(
@@ -50,11 +51,15 @@ _TALK = regex(
     r"|[A-Z]\w*(?:Error|Warning)|[Ee]rror(?=: *[A-Za-z])|ERROR|[Cc]heckpoint shards|[Rr]educing)(?![A-Za-z_])"
     r"|(?i:(?<![a-z])(?:hyper-?param(?:eter)?s|params|hparams|config\w*|arg(?:ument)?s|namespace|settings|options|defaults)\s*[:=({])"
 )
+_TALKS = (  # text of each of these
+    "wandb: ", "resum", "restor", "load", "patience", "packet", "jitter", "profit", "error", "warning", "checkpoint shards",
+    "reducing", "params", "parameters", "config", "args", "arguments", "namespace", "settings", "options", "defaults",
+)  # fmt: skip
 _LONE = regex(r"(?i)\W*(?:step|iter(?:ation)?)\W{1,4}\d{1,12}(?:[:,] ?| (?:- )?)-?\d+\.\d+\s*$")  # `step 20: 2.5`
 _OTHER_UNIT = regex(r"(?:\s?[kMGT]?(?:i?B|bits?|W|Hz)|\s?(?:ms|us|s|sec|seconds))\b")  # of a benchmark, not of training
 _REWARDED = regex(r"(?i)reward|return|score|loss|kimg")
-_IS = regex(r"(?:(?<![=<>!])[=:]| is)[\[( ]{0,8}$")
 _DONE = regex(r"(?i)[\w\s:#/\[\]-]{0,40}\d\]?\s*:?\s*(?:completed|complete|done|finished)\W*$")
+_IS = regex(r"(?:(?<![=<>!])[=:]| is)[\[( ]{0,8}$")
 
 
 class Line(NamedTuple):
@@ -74,18 +79,23 @@ class Line(NamedTuple):
     improves: bool = False  # it has a loss or a reward of any kind
     member: bool = False  # inside an open bracket: one setting, unless it repeats
     unnamed: bool = False  # what it counts is not known: a simulation counts, too
+    measures: Mapping[str, float] = MappingProxyType({})  # a validation's own, by the names that are printed
 
 
-def parse(text: str, shapes: Optional[Shapes] = None, tabled: bool = False) -> Optional[Line]:
-    """Return the metrics in a line; None if it has none. `shapes`: of the lines before it; `tabled`: it was a table row."""
-    if not _VALUE.search(text) or _TALK.search(text):
+def parse(text: str, shapes: Optional[Shapes] = None, tabled: bool = False, validating: bool = False) -> Optional[Line]:
+    """Return the metrics in a line; None if it has none. `shapes`: of the lines before it; `tabled`: it was a table row;
+    `validating`: a heading of a validation stands above it."""
+    small = text.lower()
+    if not _DIGIT.search(text) and "nan" not in small and "inf" not in small:
+        return None
+    if any(word in small for word in _TALKS) and _TALK.search(text):
         return None
     line = masked(spelled(_ASIDE.sub("", text, 1) if "est" in text or "av" in text else text))
     if "," in line:
         line = _with_points(line, shapes)
-    bar = BAR.search(line)
+    bar = BAR.search(line) if any(sign in line for sign in _SIGNS_OF_BAR) else None
     if bar:
-        line = _ROUND_OF_BAR.sub(r"\1", line[: bar.end()]) + _CLOCK_OF_BAR.sub(MASK, line[bar.end() :])
+        line = line[: bar.end()] + _CLOCK_OF_BAR.sub(MASK, line[bar.end() :])
         bar = BAR.search(line)
     items = _with_initials(items_of(line))
     if not items:
@@ -136,6 +146,10 @@ def parse(text: str, shapes: Optional[Shapes] = None, tabled: bool = False) -> O
             if name and item.text.isdigit() and not {*item.words} & VALIDATION:
                 values.update({name: value, **({_TOTALS[name]: number("steps", item.total)} if item.total else {})})
                 break
+    if not {"loss", "validation"} & {*values} and shapes is not None:
+        bare = _unnamed_loss(items, values, shapes.losses > 0)
+        shapes.losses += bool(bare)
+        values.update(bare)
     if set(values) == {"loss"} and all(item.text.isdigit() for item in items):
         return None  # `win 12 loss 3`
     metrics = [place for name, place in places.items() if name not in COUNTERS]
@@ -170,7 +184,12 @@ def parse(text: str, shapes: Optional[Shapes] = None, tabled: bool = False) -> O
         values["epochs"] += 1
     validation = validation or bool(set(words_of(label)) & VALIDATION)
     validation = validation or validates and _is_for_validation(line, min(learnt, default=0))
+    if validating and not validation and not {"step", "batch", "epoch"} & {*values}:
+        validation = all({"train", "training"}.isdisjoint(item.words) for item in items)
+    measures = _measures(items, validation) if validates or validation else {}
     judged = _judged(values, validation, whose, "bar" if bar else "row" if tabled else "", label, line, items)
+    if measures:
+        judged = (judged or Line({}, True))._replace(bare=False, measures=measures)
     member = not bar and not tabled and not (shapes and shapes.changed) and bool(_MEMBER.fullmatch(text))
     improves = any(
         not IMPROVED.isdisjoint(item.words) or not {"train", "training"}.isdisjoint(item.words) for item in items
@@ -182,6 +201,35 @@ def parse(text: str, shapes: Optional[Shapes] = None, tabled: bool = False) -> O
         samples = (int(counted.text), int(number("steps", counted.total)))
         judged = judged._replace(samples=samples) if samples[0] <= samples[1] else judged
     return judged
+
+
+def _unnamed_loss(items: List[Item], values: Dict[str, Any], trains: bool) -> Dict[str, float]:
+    """Return the only value without a key beside a counter and a learning rate: `it 500 | 1.91 | lr 1e-5`; or the only one of a
+    line that names nothing but a validation: `valid 1.90`."""
+    floats = [item for item in items if "." in item.text and not item.unit and not item.total]
+    if len(items) == 1 and floats and trains and items[0].words and {*items[0].words} <= VALIDATION:
+        return {"validation": float(number("loss", items[0].text))}
+    bare = [item for item in floats if not item.words]
+    known = {"step", "batch"} & {*values} and {"lr", "grad_norm"} & {*values}
+    return (
+        {"loss": float(number("loss", bare[0].text))}
+        if known and len(bare) == 1 and bare[0].opened in tuple("|:")
+        else {}
+    )
+
+
+def _measures(items: List[Item], validation: bool) -> Dict[str, float]:
+    """Return what a validation measures beside its loss and its accuracy, by name."""
+    found: Dict[str, float] = {}
+    for item in items:
+        if (validation or VALIDATION & {*item.words}) and not meaning_of(item, items)[0]:
+            name = quality_of(item)
+            if name and len(found) < _MEASURES:
+                found.setdefault(name, float(number("", item.text)))
+    return found
+
+
+_MEASURES = 16  # of one line
 
 
 def _as_loss(item: Item) -> Item:
@@ -218,11 +266,10 @@ def _in_parts(items: List[Item], line: str) -> List[Item]:
         name = meaning_of(item, items)[0]
         if own and name:
             part, labelled = own[0], False
-        elif (
-            name in _LEARNT
-            and part in VALIDATION
-            and _LEARNT[name] not in seen
-            and (labelled or name in (*seen, "accuracy"))
+        elif part in VALIDATION and (
+            _LEARNT[name] not in seen and (labelled or name in (*seen, "accuracy"))
+            if name in _LEARNT
+            else labelled and not name and item.words
         ):
             item = item._replace(words=("val", *item.words))
         seen.add(name)
@@ -304,7 +351,7 @@ def _grows_evenly(item: Item, slot: Slot, lossy: bool, alone: bool, line: str, b
     words = {*item.words}
     if not slot.grows or item.unit:
         return False
-    foreign = words & NO_COUNTER or words & {*NOUNS} or _UNIT_BEHIND.match(line, item.end)
+    foreign = words & NO_COUNTER or words & {*NOUNS}
     if item.total:
         counts = words <= NOISE or slot.ups > 1 and not foreign and OF_TRIALS.isdisjoint(words)
         return lossy and counts and not bar and not _KERAS.search(line) and not _EPOCH_BEFORE.search(line)
@@ -361,7 +408,6 @@ def _in_no_known_words(
 
 
 _TUPLE = regex(r"\s*\(\d{1,12}(?:, -?\d{1,9}\.\d[\d.e+-]*){1,6}\)\s*")
-_UNIT_BEHIND = regex(r"\s?[a-zµ]{1,3}[:,;]")  # `1510 nm: loss 0.2`
 _KEYED_COMMA = regex(
     r"[^\W\d]\w*\s{0,2}[:=]?\s{0,2}-?(?:0,\d{1,9}|[1-9]\d{0,2},(?:\d{1,2}|\d{4,9}))(?=\s*(?:[%;|)-]|$|,?\s[^\W\d]))"
 )
@@ -481,7 +527,9 @@ def _with_initials(items: List[Item]) -> List[Item]:
     counted = any(item.total or not COUNTING.isdisjoint(item.words) for item in items)
     known = INITIALS if "l" in letters and counted else {"i": "step", "e": "epoch"} if "loss" in letters else {}
     return [
-        item._replace(words=(known[item.words[0]],)) if len(item.words) == 1 and item.words[0] in known else item
+        item._replace(words=tuple(known[item.words[0]].split()))
+        if len(item.words) == 1 and item.words[0] in known
+        else item
         for item in items
     ]
 
@@ -497,10 +545,6 @@ def _count(
     pairs = [item for item in unkeyed if item.total and not item.unit.strip() and item.text.isdigit()]
     known = pairs and (bar or _EPOCH_BEFORE.search(line))  # else these are samples
     pairs = [item for item in pairs if known or not _PERCENT_BEHIND.match(line[item.end :])]
-    if pairs and not counted and "epochs" not in values and _PART_OF_EPOCH.match(line):
-        values.update(step=number("step", pairs[0].text), steps=number("steps", pairs[0].total))
-        places["step"] = pairs[0].start
-        return False
     first = bool(pairs) and (
         pairs[0].opened in tuple("[(<{") or bar or not _LETTER_OR_DIGIT.search(_SHARE.sub("", line[: pairs[0].start]))
     )
@@ -522,7 +566,6 @@ def _count(
         if (last or not line[: pairs[0].start].strip()) and "epoch" not in values and not bar and not keras:
             places["batch"] = pairs[0].start
         name = ("batch", "batches") if "epoch" in values or keras or "batch" in places else ("step", "steps")
-        name = ("epoch", "epochs") if bar and _EPOCHS_OF_BAR.match(line) else name
         values.update(zip(name, (number("step", pairs[-1].text), number("steps", pairs[-1].total))))
         return False
     both = _EPOCH_AND_BATCH.match(line)
@@ -545,14 +588,12 @@ def _count(
 
 
 _EPOCH_JUST_BEFORE = regex(r"(?i)\bep(?:och)?[\s:=\[(]{0,3}\d{1,6}(?:/\d{1,6})?[\])]?[\s,:|(-]{1,12}$")
-_EPOCHS_OF_BAR = regex(r"(?i)\s*epochs:?\s")
 _LETTER_OR_DIGIT = regex(r"[^\W_]")
 _SHARE = regex(r"\[?\s*\d{1,3}(?:\.\d+)?\s*%\]?")
 _KERAS = regex(r"/step|[━=]{3}|\[[.>]")
 _PERCENT_BEHIND = regex(r"\s*\(\s*\d{1,3}(?:\.\d+)?\s*%\)")
 _EPOCH_BEFORE = regex(r"(?:\[(\d{1,6})\]|(?i:train):? (\d{1,6})) ?\[ *\d{1,9}/\d")  # `[2][10/30]`, `Train: 2 [10/30`
 _EPOCH_AND_BATCH = regex(r"\s*[\[(]\s*(\d{1,9}),\s*(\d{1,9})[\])]")
-_PART_OF_EPOCH = regex(r"(?i)\s*\d{1,12}/\d{1,12} \(epoch \d+\.\d")  # `1/21150 (epoch 0.002), loss`
 _STEP_IN_FRONT = regex(
     r"\s*\[?(\d{1,12})(?:\s*[:|]\s|\s+\d+\.\d)"
 )  # `100: 2.34 loss`, `10 | loss 2.3`, `[10 | 3.4] loss`

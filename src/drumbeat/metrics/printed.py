@@ -17,7 +17,8 @@ from drumbeat.metrics.columns import header, more_of_header, pair, row
 from drumbeat.metrics.grammar import Line, parse
 from drumbeat.metrics.shapes import Shapes
 from drumbeat.metrics.table import owner_of, rules
-from drumbeat.metrics.words import COUNTERS
+from drumbeat.metrics.tokens import words_of
+from drumbeat.metrics.words import COUNTERS, VALIDATION
 
 _TOO_LARGE = 1e15  # for a step
 
@@ -99,14 +100,14 @@ _OF_VALIDATION = regex(r"(?i)(?:val|eval|test)")
 _TRAINS = regex(
     r"(?i)train(?:ing)?|steps?|iterations?|epochs?|episodes?|rounds?"
 )  # the label of a bar that counts steps
-_BEHIND_BAR = regex(r"(?<=\])(?=[^\W\d_])")  # another stream's line after an open bar
+_BEHIND_BAR = regex(r"(?<=\])(?=[^\W\d_]|\d{1,9}\|)")  # another stream's line after an open bar
 _COLOUR = regex(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\].*?(?:\x07|\x1b\\)|\x1b[()][A-Z0-9]")
 # Every line that may be a metric has one of these texts, in small letters; few others have.
 WORDS = (
     "loss", "cost", "/s", "_s", "/it", "persec=", "acc", "step", "ep ", "ep.", "poch", "iter", "complete", "%|", "atch",
     "time=", "rate", "lr", "training time:", "number of ", "gpus used:", "nll", "xent", "mse", "bpb", "objective", "update",
     "[l ", " l=", " l:", "ℒ", "learn", " ce", " l ", "norm", "memory", "tick ", "round ", "episode", "generation", "verl",
-    "perte", "perd", "strata", "valid", "-err",
+    "perte", "perd", "strata", "valid", "eval", "-err",
 )  # fmt: skip
 _WORDS = tuple(word.encode() for word in WORDS)
 _STRANGE = regex(rb"(?m)^\(\d|[\xc3-\xdf\xe0\xe1\xe3-\xed]")  # a tuple, or a letter that English has not
@@ -127,7 +128,7 @@ def _plain_text(text: str) -> str:
     return _COLOUR.sub("", text).replace("\b", "") if "\x1b" in text or "\b" in text else text
 
 
-def _read(text: str, shapes: Optional[Shapes] = None, tabled: bool = False) -> Any:
+def _read(text: str, shapes: Optional[Shapes] = None, tabled: bool = False, validating: bool = False) -> Any:
     """Read a line: records by a rule of the table, a Line by the grammar, or nothing."""
     if len(text) > _LONGEST:
         return None
@@ -138,7 +139,7 @@ def _read(text: str, shapes: Optional[Shapes] = None, tabled: bool = False) -> A
                 per = rule.rule.per
                 rate = next((per[name] for name in RATES if name in per), "unknown")
                 return [_with_owner(record, per.get("loss", "rank"), rate)] if record else []
-    line = parse(text, shapes, tabled)
+    line = parse(text, shapes, tabled, validating)
     owner = owner_of(text) if line else None
     if line and owner:
         rate = line.whose if line.whose != "unknown" else owner.rate or "unknown"
@@ -150,7 +151,11 @@ def _reports(line: Line) -> bool:
     """Return true if a line reports progress: a heading, a bar or a learning rate alone does not."""
     names = set(line.values)
     return not line.bare and bool(
-        names & _WORTH or names & {"step", "batch"} or "epoch" in names and (line.improves or "step_time" in names)
+        line.measures
+        or names & _WORTH
+        or names & {"step", "batch"}
+        or "epoch" in names
+        and (line.improves or "step_time" in names)
     )
 
 
@@ -160,6 +165,7 @@ def _records(line: Line) -> List[Dict[str, Any]]:
     other = {
         name: values.pop(key) for name, key in (("loss", "validation"), ("accuracy", "val_accuracy")) if key in values
     }
+    other.update(line.measures)
     if line.validation and "loss" in values:
         other["loss"] = values.pop("loss")
     if line.validation and "accuracy" in values:
@@ -236,6 +242,8 @@ class Lines:
         self._columns: List[List[str]] = []  # of the table whose header was seen
         self._rows, self._others = 0, 0  # its rows, and the lines since the last one
         self._box: Dict[str, str] = {}  # keys and values of `| loss | 0.5 |`, up to the border
+        self._validating = 0  # lines that the heading of a validation still applies to
+        self._plans: Dict[str, int] = {}  # steps and epochs that the settings announce; 0: that number was no plan
         self._section = self._cut = ""  # cut: the beginning of a line that goes on in the next one
         self._went_on = False  # the new heading is the previous one, some steps later
         self._second_counts = False  # what looked like the total of a counter advances
@@ -247,7 +255,7 @@ class Lines:
         """Yield start and end of lines worth reading: lines with one of the known words, and all lines of a table."""
         place = 0
         for start, stop in (*_promising(data, end), (end, end)):
-            while (self._columns or self._box or self._cut) and place < start:
+            while (self._columns or self._box or self._cut or self._validating) and place < start:
                 after = data.find(b"\n", place, end)
                 yield place, end if after < 0 else after
                 place = end if after < 0 else after + 1
@@ -294,7 +302,14 @@ class Lines:
     def read_text(self, text: str, tabled: bool) -> List[Record]:
         """Return the records that a line completes. What only its behaviour shows is read in the lines before it, too."""
         shapes = self.shapes
-        line = _read(text, shapes, tabled)
+        self._plan(text)
+        self._validating -= self._validating > 0
+        line = _read(text, shapes, tabled, self._validating > 0)
+        if not line:
+            opens = _opens(text)
+            self._validating = self._validating if opens is None else _BLOCK * opens
+        elif isinstance(line, Line) and (line.bare or {"step", "batch", "epoch"} & {*line.values}):
+            self._validating = _BLOCK if line.bare and line.validation and not line.bar else 0
         if not line or not isinstance(line, list) and line.bare:
             shapes.unread(text)
             return self.read(line)
@@ -306,6 +321,27 @@ class Lines:
             shapes.replays = False
         return found + self.read(line)
 
+    def _plan(self, text: str) -> None:
+        """Take the planned number of steps or epochs from settings: `max_steps=6000`, `Num Epochs = 3`."""
+        if self._plans or not self._trusted:
+            for match in _PLAN.finditer(text) if "epochs" in text or "max" in text or "otal" in text else ():
+                name = "epochs" if match[2][:1] in "eE" else "steps"
+                number = int(match[3].replace(",", ""))
+                if match[1] or name == "epochs":
+                    self._plans[name] = number if self._plans.get(name, number) == number else 0
+
+    def _planned(self, record: Record) -> Record:
+        """Add the planned total to a counter that is printed without one; a counter beyond it shows that it was no plan."""
+        for name, total in (("epoch", "epochs"), ("step", "steps")):
+            plan = self._plans.get(total)
+            if plan and name in record and not {total, "batch" if name == "step" else ""} & {*record}:
+                self._plans[total] = plan if record[name] <= plan else 0
+                record = {**record, total: plan} if record[name] <= plan else record
+        if "epoch" not in record and self._plans.get("epochs") and self._plans["epochs"] == record.get("steps"):
+            record = {**record, "epoch": record["step"], "epochs": record["steps"]}  # `[3/12] loss 0.5`
+            del record["step"], record["steps"]
+        return record
+
     def read(self, line: Any) -> List[Record]:
         """Return the records that a line completes. Steps with only a speed, which a benchmark has too, are held back until a
         value that training improves is seen."""
@@ -314,6 +350,8 @@ class Lines:
         if isinstance(line, list):
             self._trains = True
             return [self._steps.counted(record) for record in line]
+        if line.measures and not (line.values or self._trains):
+            return []
         found = self._understood(line)
         self._trains = (
             self._trains
@@ -355,7 +393,7 @@ class Lines:
             if (line.batch or line.bar) and "epoch" in self._heading and "step" in record and "epoch" not in record:
                 record.update({_OF_EPOCH[name]: record.pop(name) for name in ("step", "steps") if name in record})
             told = record["kind"] in ("step", "throughput") or self._of_block(line)
-            found += self._step(record, line.known or follows) if told else [record]
+            found += self._step(record, line.known or follows) if told else [_told(record)]
             if (
                 not told and not self.shapes.losses and "step" in record
             ):  # errors of the validation are all that it prints
@@ -407,7 +445,9 @@ class Lines:
         self._headings = self._headings + 1 if goes_on and before < self._losses else 0
         self._went_on = bool(goes_on)
         self._set_heading(line.values, _BLOCK)
-        if self._headings > 1 and not self._trusted and not line.member:  # it counts, though no value below it is known
+        if (
+            self._headings > ("steps" not in line.values) and not self._trusted and not line.member
+        ):  # it counts, though no value below it is known
             return [self._in_steps({"kind": "step", **self._heading})]
         return []
 
@@ -546,6 +586,7 @@ class Lines:
 
     def _in_steps(self, record: Record) -> Record:
         """Return the record with the run's step; if a program counts only epochs, these are its steps."""
+        record = self._planned(record)
         epoch = record.get("epoch", 0)
         others = any("step" in form or "batch" in form for form in (*self._trusted, *self._held))
         if "step" in record or "batch" in record or others or not isinstance(epoch, int):
@@ -554,6 +595,22 @@ class Lines:
         return {**record, "step": epoch, **planned, "step_is": "epoch"}
 
 
+_PLAN = regex(
+    r"(?i)(?<![a-z_])((?:(?:max|total|scheduled|optimization|num(?:ber of)?(?=.train))[ _-]{1,2}(?:train(?:ing)?[ _-])?){1,2})?"
+    r"(epochs|(?<=[ _-])(?:steps|iters|iterations|updates))['\"]?\s?[:=]\s?['\"]?(\d[\d,]{0,11})(?![\w.]|\s?/)"
+)
+
+
+def _opens(text: str) -> Optional[bool]:
+    """Return true for the heading of a validation, false for that of training, None for any other line: a heading has few words
+    and no number."""
+    words = {*words_of(text)} if len(text) < 80 and text.strip() else set()
+    if not words or len(words) > 5 or _FIGURES.search(text):
+        return None
+    return True if words & VALIDATION else False if words & {"train", "training"} else None
+
+
+_FIGURES = regex(r"\d")
 _MARKS = {*COUNTERS, "kind", "line", "again", "member"}
 
 

@@ -25,7 +25,10 @@ _STAMP = regex(
     r"|(?<![\w:.])\d{1,3}:\d\d:\d\d(?:[.,]\d{1,9})?(?![\w:])|(?<![\w.])[IWE]\d{4}(?= <?\d)"
     r"|\b[a-z][a-z0-9+]{1,12}://[^\s'\"]+"
     r"|(?<![\w.)])(?:~|\.{1,2})?(?:/[\w.+=@%?&-]{1,80}){2,}|(?<![\w.])v?\d{1,4}\.\d{1,4}\.\d[\w.+-]*"
-    r"|(?<![\w.+=@%/-])(?=[A-Za-z])(?:[\w+@%-]{1,80}[./=]){1,8}[\w+@%-]{0,80}\d\.[A-Za-z][A-Za-z0-9]{1,11}(?![\w/=:])"
+)
+_FILE_ENDS = regex(r"\d\.[A-Za-z]")
+_FILE = regex(
+    r"(?<![\w.+=@%/-])(?=[A-Za-z])(?:[\w+@%-]{1,80}[./=]){1,8}[\w+@%-]{0,80}\d\.[A-Za-z][A-Za-z0-9]{1,11}(?![\w/=:])"
 )
 _FIRST_STAMP = regex(r"^\s*(?:[\[(]?<t>[\])]?[\s,|:-]*)+")
 _TOGETHER = regex(
@@ -97,13 +100,17 @@ class Item(NamedTuple):
     end: int
     opened: str = ""  # the bracket before it
     leaf: Tuple[str, ...] = ()  # words of the last part of a key with parts: `optimizer.lr`
+    key: str = ""  # as printed
 
 
 def masked(text: str) -> str:
     """Mask every date, clock, path and version, and remove those at the line's start: their numbers do not count."""
+    if _FILE_ENDS.search(text):
+        text = _FILE.sub(MASK, text)
     return _FIRST_STAMP.sub("", _STAMP.sub(MASK, text), 1)
 
 
+_SENTENCE_BEFORE = regex(r"^.*(?<!al)(?<!alid)(?<!est)(?<!ev)\. (?=[A-Z])")  # `done. Loss: 0.5`, but `Val. Loss: 0.5`
 _SENTENCE = regex(r" [A-Z]|\s*$")  # `Step: 2000. Mean reward: 0.5`
 _DIGITS = regex("[,'_]")  # between groups of digits
 
@@ -133,8 +140,13 @@ def items_of(line: str) -> List[Item]:
             continue
         left = line[max(last, match.start() - 160) : match.start()]
         key = _KEY.search(left[-120:])
-        words = words_of(key["key"], key["more"] or "") if key else ()
-        leaf = words_of(_LEAF.sub("", key["key"])) if key and " " not in key["key"] else ()
+        name = key["key"] if key else ""
+        if " " in name:
+            name = _SENTENCE_BEFORE.sub("", name)
+            if key and left[-120:][: key.start()][-1:] == "=":  # `msg=progress epoch=1`
+                name = name.partition(" ")[2]
+        words = words_of(name, key["more"] or "") if key else ()
+        leaf = words_of(_LEAF.sub("", name)) if key and " " not in name else ()
         text = match["until"] or match["number"]
         if "," in text or "_" in text or "'" in text:
             text = _DIGITS.sub("", text)
@@ -150,7 +162,7 @@ def items_of(line: str) -> List[Item]:
         owed = ()
         if text.isdigit():
             words, unit, end, owed = _count_behind(line, words, unit, end)
-        found.append(Item(words, text, match["total"] or "", unit, match.start(), end, opened, leaf))
+        found.append(Item(words, text, match["total"] or "", unit, match.start(), end, opened, leaf, name))
         last = end
     return found
 
@@ -183,6 +195,7 @@ def spelled(text: str) -> str:
     if not text.isascii():
         text = _TOGETHER.sub(r" \1 ", _ACCENTS.sub("", text.translate(_SIGNS)).replace("d'", "")).replace("  ", " ")
         text = _COUNTED_IN_CJK.sub(r"\2 \1", _DIGITS_IN_CJK.sub(" ", text))
+        text = _LETTERS.sub(lambda word: ALIASES.get(word[0].lower(), word[0]), text)
     if "):" in text or ")=" in text:
         text = _OVER.sub("", text)
     if "op-" in text or "OP-" in text:
@@ -201,6 +214,7 @@ def spelled(text: str) -> str:
 
 
 _ACCENTS = regex("(?![\\w\\s])[\u0300-\u036f\u0590-\u0eff\u3099\u309a]")  # marks, which are part of a word
+_LETTERS = regex(r"[^\W\d_]{2,40}")
 _TOP = regex(r"(?i)(?<![a-z])top-(?=\d)")
 _OVER = regex(r"(?<=[A-Za-z]) ?\([^()\d]{0,30}\d[^()]{0,30}\)(?=\s?[:=]\s?-?\d*\.\d)")  # `loss (last 100): 0.5`
 _NORM = regex(r"(?<![\w|])(\|{1,2})g(?:rad)?\1(?!\|)")  # `|g| 1.2`

@@ -35,17 +35,20 @@ ALIASES = {
         "loss": "trainloss avgloss verlust trainingsverlust verlies strata kayıp "
         "perte pérdida perdida perda perdita потери потеря 损失值 损失 損失 손실",
         "lr": "lernrate 学习率 学習率 학습률",
+        "rate": "taux tasa taxa tasso скорость",
+        "learning": "apprentissage aprendizaje aprendizado aprendizagem apprendimento",
         "val loss": "validierungsverlust testverlust",
         "accuracy": "genauigkeit précision precisión acurácia exactitud exactitude accuratezza precisione dokładność doğruluk "
         "точность 准确率 精度 정확도",
         "mean": "mittlerer moyenne media média средние средняя 平均 평균",
-        "train": "tr trn trainings entraînement entrenamiento treino addestramento обучения обучении 训练 訓練 훈련",
-        "val": "va vl vld validierung validación validação validazione валидации проверке 验证 驗證 検証 검증",
+        "train": "tr trn trainings entraînement entrenamiento treino addestramento обучение обучения обучении 训练 訓練 学習 "
+        "훈련",
+        "val": "va vl vld validierung validación validação validazione валидация валидации проверке 验证 驗證 検証 검증",
         "after": "nach",
     }.items()
     for word in words.split()
 }
-INITIALS = {"e": "epoch", "b": "batch", "i": "step", "s": "step", "l": "loss"}
+INITIALS = {"e": "epoch", "b": "batch", "i": "step", "s": "step", "l": "loss", "v": "val loss", "gn": "norm"}
 HAS_COUNTED = _set("after completed finished done at processed trained on seen")
 LINKS = _set("at after for on in")  # `loss at step 12`
 STEP = _set(
@@ -108,7 +111,7 @@ COUNTED_WITH = _set("of max total num n nb out planned target all")
 OF_TRIALS = _set("trial trials fold folds client clients")
 NO_COUNTER = _set(
     "client worker fold trial run model layer head seed rank size params time t elapsed seconds sec s eta mem memory gpu gpus "
-    "seen world node nodes pid port bs remaining left"
+    "seen world node nodes pid port bs remaining left runtime"
 )
 # Quantities of simulations and solvers, which count steps too.
 PHYSICS = _set(

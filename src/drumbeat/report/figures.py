@@ -192,6 +192,9 @@ class Figures:
     loss_not_finite: str = ""  # the loss reported last, where it is nan, inf or -inf, and since which step
     validation: Optional[Tuple[float, float]] = None
     validation_not_finite: str = ""
+    validation_measures: Dict[str, float] = field(
+        default_factory=dict
+    )  # beside its loss, by the names that are printed
     accuracy: Optional[float] = None
     target: Optional[float] = None  # accuracy that the command asks for
     target_reached: Optional[bool] = None

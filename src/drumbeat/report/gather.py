@@ -278,6 +278,7 @@ def figures_of(run: Run, now: Optional[float] = None) -> Figures:
         loss_not_finite=not_finite_words(progress) if progress.not_finite else "",
         validation=both(progress.first_validation, progress.last_validation),
         validation_not_finite=progress.validation_not_finite,
+        validation_measures=progress.validation_measures,
         accuracy=progress.accuracy,
         target=target,
         target_reached=reached,

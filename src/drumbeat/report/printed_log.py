@@ -55,7 +55,8 @@ def figures_of_log(path: str) -> Figures:
             times.append(took)
             timed.add_rate(1 / took, metric.step)
     trained = progress.step is not None or progress.first_loss is not None or bool(progress.not_finite)
-    known = (trained, ends, progress.first_validation, progress.accuracy, progress.target_reached)
+    validated = (progress.first_validation, progress.validation_measures, progress.accuracy)
+    known = (trained, ends, *validated, progress.target_reached)
     if not any(value not in (None, False, {}) for value in known) and not (times or _all_ranks(unit)):
         raise Problem(
             f"{path}: has no line with a metric that drumbeat knows",
@@ -84,6 +85,7 @@ def figures_of_log(path: str) -> Figures:
         loss_not_finite=not_finite_words(progress) if progress.not_finite else "",
         validation=both(progress.first_validation, progress.last_validation),
         validation_not_finite=progress.validation_not_finite,
+        validation_measures=progress.validation_measures,
         accuracy=progress.accuracy,
         target_reached=progress.target_reached,
         speed=_speed(rates, ends, stated, unit, gpus) if has_speed else None,

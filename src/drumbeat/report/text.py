@@ -9,7 +9,7 @@ from drumbeat.base.redact import printable
 from drumbeat.base.text import count, duration, traffic
 from drumbeat.predict.forecast import FAILURE_SOURCE, reliability_of
 from drumbeat.report.figures import Figures, Foreseen, GpuUse, Steps
-from drumbeat.runfolder.lines import WHOSE_RATE, ledger_words, loss_text, part_words
+from drumbeat.runfolder.lines import WHOSE_RATE, ledger_words, loss_text, measures, part_words
 from drumbeat.runfolder.progress import AS_PRINTED, speed
 from drumbeat.runfolder.state import GOING_ON, HANGING, QUEUE, TRAINING
 
@@ -44,6 +44,7 @@ def rows(figures: Figures) -> List[Tuple[str, str]]:
         found.append((figures.step_is or "step", f"{figures.step:,}{steps}{counted}{resumed}"))
     losses = [_went(figures.loss, figures.loss_not_finite, figures.loss_trend)]
     validation = _went(figures.validation, figures.validation_not_finite)
+    validation = ", ".join([*([validation] if validation else []), *measures(figures.validation_measures)])
     losses.append(f"validation {validation}" if validation else "")
     found += [
         ("loss", "; ".join(words for words in losses if words) or NOT),

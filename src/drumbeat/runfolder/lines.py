@@ -104,8 +104,9 @@ def progress_words(
         parts.append(f"loss {loss_text(progress.last_loss)}{of_step(progress)}")
     if progress.validation_not_finite:
         parts.append(f"validation {progress.validation_not_finite}")
-    elif progress.last_validation is not None:
-        parts.append(f"validation {loss_text(progress.last_validation)}")
+    elif progress.last_validation is not None or progress.validation_measures:
+        loss = [] if progress.last_validation is None else [loss_text(progress.last_validation)]
+        parts.append("validation " + ", ".join([*loss, *measures(progress.validation_measures)[:_MEASURES]]))
     measured = progress.rate() if rate else None
     if measured:
         parts.append(speed(*measured, rough=progress.rough))
@@ -114,6 +115,14 @@ def progress_words(
     elif left is not None:
         parts.append(f"{duration(left)} left")
     return "  ".join(parts)
+
+
+def measures(values: Mapping[str, float]) -> List[str]:
+    """Return what a validation measured beside its loss: `perplexity 8.594`."""
+    return [f"{name} {loss_text(value)}" for name, value in values.items()]
+
+
+_MEASURES = 3  # in one line
 
 
 def of_step(progress: Progress) -> str:
@@ -381,7 +390,9 @@ def loss_words(progress: Progress, losses: Sequence[float] = ()) -> str:
     validation = _went(progress.first_validation, progress.last_validation, None, None)
     if progress.validation_not_finite:
         validation = progress.validation_not_finite + (f" (before that: {validation})" if validation else "")
-    return "; ".join([went] * bool(went) + [f"validation loss {validation}"] * bool(validation))
+    words = [went] * bool(went) + [f"validation loss {validation}"] * bool(validation)
+    more = ", ".join(measures(progress.validation_measures))
+    return "; ".join([*words, *([f"validation {more}"] if more else [])])
 
 
 def not_finite_words(progress: Progress) -> str:

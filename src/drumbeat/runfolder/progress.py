@@ -9,6 +9,7 @@ from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Se
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.record import RecordError, from_plain, to_plain
+from drumbeat.base.regex import regex
 from drumbeat.runfolder.records import Metric, is_count
 
 AS_PRINTED = " as printed"  # after the unit of a figure whose scope (rank or job) is unknown
@@ -28,6 +29,7 @@ _LOSSES = (
     "not_finite_since",
     "not_finite_first",
 )
+_NO_MEASURE = regex(r"^(?:epochs?|batch(?:es)?|lr|node)$|_(?:ms|s|time|norm)$")  # in the report of a validation
 _VALIDATIONS = ("first_validation", "last_validation", "validation_not_finite")
 # Values that belong together: each group comes from the first node that has any value of it.
 _OF_FIRST_NODE = (
@@ -106,6 +108,7 @@ class Progress:
     first_validation: Optional[float] = None
     last_validation: Optional[float] = None
     validation_not_finite: str = ""
+    validation_measures: Dict[str, float] = field(default_factory=dict)  # beside its loss: perplexity, F1, ... as named
     accuracy: Optional[float] = None
     target_reached: Optional[bool] = None
     first_t: Optional[float] = None  # of the first report of a step, on this node's clock
@@ -147,6 +150,7 @@ class Progress:
             self.own_steps = self.own_seconds = None
             for name in _LOSSES + _VALIDATIONS:  # never mix the first loss of one rank with the last one of another
                 setattr(self, name, _DEFAULTS[name])
+            self.validation_measures = {}
         lowest = rank == self._lowest
         if lowest:
             self.phase = metric.kind if metric.announces else ""
@@ -159,8 +163,8 @@ class Progress:
             self.target_reached = metric.target_reached
         if metric.rate is not None and self.stated.is_for(metric):
             self.reported_rate, self.reported_unit = self.stated.add(metric), metric.unit
-        if metric.kind == "validation" and metric.loss is not None and lowest:
-            self._add_validation(metric.loss)
+        if metric.kind == "validation" and lowest:
+            self._add_validation(metric)
         elif metric.kind == "checkpoint" and metric.step is not None:
             self.saved = metric.step
         elif metric.kind == STAGE:
@@ -168,7 +172,14 @@ class Progress:
         elif metric.kind == "step":
             self._add_step(metric, metric.t + clock_offset, lowest)
 
-    def _add_validation(self, loss: float) -> None:
+    def _add_validation(self, metric: Metric) -> None:
+        for name, value in metric.more.items():
+            known = name in self.validation_measures or len(self.validation_measures) < _MOST_KINDS and len(name) <= 40
+            if known and type(value) in (int, float) and math.isfinite(value) and not _NO_MEASURE.search(name):
+                self.validation_measures[name] = float(value)
+        loss = metric.loss
+        if loss is None:
+            return
         self.validation_not_finite = "" if math.isfinite(loss) else str(loss)
         if math.isfinite(loss):
             self.first_validation = loss if self.first_validation is None else self.first_validation
@@ -274,6 +285,7 @@ class Progress:
             if all(getattr(self, name) in _UNKNOWN for name in names):
                 for name in names:
                     setattr(self, name, getattr(other, name))
+        self.validation_measures = self.validation_measures or other.validation_measures
 
     @property
     def short_of_steps(self) -> bool:
