@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
@@ -258,6 +259,16 @@ def resumed(weights: str, folder: str, place: str) -> bool:
 
 def test_a_mixture_with_lora_resumes_exactly(world: GlooWorld, base: Tuple[Path, Any, Any], tmp_path: Path) -> None:
     assert world.run(resumed, str(base[0]), str(data(tmp_path / "data")), str(tmp_path / "saved"), size=1) == [True]
+
+
+def test_a_folder_whose_weights_have_other_shapes_is_refused(base: Tuple[Path, Any, Any], tmp_path: Path) -> None:
+    from drumbeat.train.recipes.finetune import loaded
+
+    shutil.copytree(base[0], tmp_path, dirs_exist_ok=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "intermediate_size": 64}))
+    with pytest.raises(Refusal, match=r"weights=.* cannot be loaded: .*; it needs safetensors and a tokenizer"):
+        loaded(transformers.AutoModelForCausalLM, str(tmp_path))
 
 
 def test_lora_refuses_layers_that_are_not_there(base: Tuple[Path, Any, Any]) -> None:

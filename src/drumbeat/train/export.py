@@ -97,8 +97,11 @@ def export(
     if adapter and learnt is None:
         raise Refusal(f"{path} has no adapter", "only a model that was trained with LoRA has one")
     if adapter and learnt is not None:
-        lora.write_adapter(folder, held, saved.read, learnt, str((config or {}).get("_name_or_path") or ""))
-        keep_config(folder, None, beside)
+        try:
+            lora.write_adapter(folder, held, saved.read, learnt, str((config or {}).get("_name_or_path") or ""))
+            keep_config(folder, None, beside)
+        except OSError as error:
+            raise unwritable(folder, error.strerror or str(error)) from None
         return f"an adapter of rank {learnt['r']} in {folder}"
     entries: Dict[str, Entry] = {}
     origin: Dict[str, str] = {}  # name of the checkpoint tensor that it equals, begins or is cut from

@@ -115,6 +115,19 @@ class TokenSettings(Settings):
     UNUSED: ClassVar[Dict[str, str]] = {"smallest": "its blocks are FSDP's units"}
 
 
+# What changes no number that is trained, or only the order of additions.
+_BESIDE = {
+    "layout", "accumulate", "compile", "recompute", "offload", "prefetch", "smallest", "schedule", "context", "stop_after",
+    "checkpoint", "save_every", "keep", "snapshot_every", "report_every", "validate_every", "profile", "watch_communication",
+    "figures", "measure_peak", "deterministic", "check_plan", "export", "workers", "decode",
+}  # fmt: skip
+
+
+def deciding(settings: Settings) -> Dict[str, Any]:
+    """Return the settings on which the numbers depend."""
+    return {name: value for name, value in vars(settings).items() if name not in _BESIDE}
+
+
 def fill(kind: Type[T], texts: List[str]) -> T:
     """Turn `["steps=20", "lr=1e-3"]` into settings; an unknown key or a wrong value is refused in one line."""
     kinds = get_type_hints(kind)

@@ -91,7 +91,7 @@ def loaded(kind: Any, folder: str, **more: Any) -> Any:
         raise Refusal(f"weights={folder}: no folder with a config.json", "give a downloaded model's folder")
     try:
         return kind.from_pretrained(folder, local_files_only=True, **more)
-    except (OSError, ValueError, ImportError) as error:
+    except Exception as error:  # whatever transformers, safetensors and a model's own code raise
         why = " ".join(str(error).split())[:300]
         raise Refusal(f"weights={folder} cannot be loaded: {why}", "it needs safetensors and a tokenizer") from error
 
