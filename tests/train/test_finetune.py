@@ -271,6 +271,15 @@ def test_a_folder_whose_weights_have_other_shapes_is_refused(base: Tuple[Path, A
         loaded(transformers.AutoModelForCausalLM, str(tmp_path))
 
 
+def test_a_tokenizer_of_another_model_is_refused(base: Tuple[Path, Any, Any], tmp_path: Path) -> None:
+    shutil.copytree(base[0], tmp_path / "m")
+    base[1].__class__(transformers.LlamaConfig(**{**base[1].config.to_dict(), "vocab_size": 50})).save_pretrained(
+        tmp_path / "m"
+    )
+    with pytest.raises(Refusal, match="the tokenizer gives token 1.., and the model has 50 embeddings"):
+        tune(str(tmp_path / "m"), str(data(tmp_path / "data")))
+
+
 def test_lora_refuses_layers_that_are_not_there(base: Tuple[Path, Any, Any]) -> None:
     with pytest.raises(Refusal, match="no linear layer called qproj"):
         add_lora(transformers.LlamaForCausalLM(base[1].config), 2, 4, ["qproj"])

@@ -51,7 +51,7 @@ def steps(trainer: train.Trainer, batches: Any, count: int, folder: str = "", ev
 
 @pytest.mark.parametrize(("damaged", "first"), [((), 8), ((8,), 6), ((8, 6), 0)])
 def test_the_newest_whole_one_goes_on_bit_by_bit(
-    memory: List[int], tmp_path: Path, damaged: Tuple[int, ...], first: int
+    memory: List[int], tmp_path: Path, damaged: Tuple[int, ...], first: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
     folder = str(tmp_path)
     trainer, batches = set_up()
@@ -62,6 +62,7 @@ def test_the_newest_whole_one_goes_on_bit_by_bit(
         os.pwrite(file, bytes([os.pread(file, 1, 5000)[0] ^ 1]), 5000)
     again, batches = set_up()
     assert again.load(folder) == first and ("from memory" in again.loaded_from) == bool(first)
+    assert ("the snapshot of step 8 is DAMAGED" in capfd.readouterr().out) == (damaged == (8,))
     assert steps(again, batches, 9 - first) == want[first:]
 
 

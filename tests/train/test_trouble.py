@@ -90,6 +90,12 @@ def test_nothing_is_said_of_a_run_without_one(capfd: pytest.CaptureFixture[str])
     assert "spike" not in capfd.readouterr().out
 
 
+def test_a_folder_that_cannot_be_written_is_refused_first(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(Refusal, match="file cannot be written: File exists; make room, or name another folder"):
+        trained(0.0, checkpoint=str(tmp_path / "file"))
+
+
 def test_going_back_needs_checkpoints() -> None:
     with pytest.raises(Refusal, match="on_spike=back without checkpoints; give checkpoint=FOLDER and save_every"):
         trained(0.0, on_spike="back")

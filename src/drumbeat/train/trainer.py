@@ -533,8 +533,14 @@ class Trainer:
     def checkpoints(self, folder: str, keep: Optional[int] = None) -> Checkpoints:
         """Return the checkpoints in `folder`, with the config that an export needs beside them."""
         if folder not in self._checkpoints:
-            if self.world.lead:
-                keep_config(folder, config_of(self.module), folder_of(self.module) or self.weights)
+            problem: Optional[Refusal] = None
+            try:
+                if self.world.lead:
+                    keep_config(folder, config_of(self.module), folder_of(self.module) or self.weights)
+            except Refusal as refusal:
+                problem = refusal
+            if problem := gathered(problem)[0]:
+                raise problem
             self._checkpoints[folder] = Checkpoints(
                 folder,
                 self.parts,

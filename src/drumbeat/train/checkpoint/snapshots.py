@@ -365,8 +365,7 @@ class Snapshots:
         if not self.available:
             return None
         self.finish()
-        usable = self._usable()
-        step = -1
+        usable, step, lost = self._usable(), -1, set()
         while True:
             step, plan = self._choose(usable)
             if step <= newer_than:
@@ -378,6 +377,7 @@ class Snapshots:
             damaged = [each for some in self.checkpoints.gathered(checking.result()) for each in some]
             if not damaged:
                 break
+            lost.add(step)
             usable = [found for found in usable if (found.holder, found.number) not in damaged]
         self._clear(step)
         self._transfer(plan, next((i for i, file in enumerate(self.files) if file.header() is None), 0))
@@ -388,7 +388,8 @@ class Snapshots:
             for file in self.files[:_SLOTS]:
                 self._thread.submit(self._pin, file, size)
         extra = {name: value for name, value in state["extra"].items() if name in wanted}
-        return Loaded(step, extra, ())
+        words = "the snapshot of step {} is DAMAGED in the memory of a node and is left out"
+        return Loaded(step, extra, [words.format(each) for each in sorted(lost - {step})])
 
     def _clear(self, step: int) -> None:
         for file in self.files:

@@ -173,6 +173,11 @@ class Mixture:
         self.table = [(s, j % len(source)) for s, source in enumerate(sources) for j in range(counts[s])]
         self.sizes = np.array([sources[s].sizes[row] for s, row in self.table], dtype=np.int64)
 
+    @property
+    def largest(self) -> int:
+        """Return the largest number of a token."""
+        return max((int(source.inputs[:, 0].max()) for source in self.sources), default=0)
+
     def __len__(self) -> int:
         return len(self.table)
 

@@ -118,8 +118,12 @@ def run(settings: FinetuneSettings) -> Result:
         settings = replace(settings, warmup=min(settings.warmup, settings.steps // 10))
     seed_generators(settings.seed)
     model = loaded(AutoModelForCausalLM, folder, dtype=torch.float32)
+    known, most = len(model.get_input_embeddings().weight), max(rows.largest, kept.largest)
+    if most >= known:
+        what = f"weights={folder}: the tokenizer gives token {most}, and the model has {known} embeddings"
+        raise Refusal(what, "give the model's own tokenizer")
     if settings.adapter:
-        load_adapter(model, os.path.expanduser(settings.adapter))
+        load_adapter(model, os.path.expanduser(settings.adapter), settings.lora)
     elif settings.lora:
         targets = [name for name in settings.targets.split(",") if name]
         add_lora(model, settings.lora, settings.alpha or 2.0 * settings.lora, targets)
