@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
@@ -13,7 +14,7 @@ from gloo_world import GlooWorld
 
 transformers = pytest.importorskip("transformers", reason="a heavy development dependency: pip install transformers")
 
-from drumbeat.train.data.conversations import Mixture, Packed, document, lines_of, named  # noqa: E402
+from drumbeat.train.data.conversations import Mixture, Packed, documents, lines_of, named  # noqa: E402
 from drumbeat.train.layers.cross_entropy import IGNORE  # noqa: E402
 from drumbeat.train.lora import add_lora, load_adapter  # noqa: E402
 from drumbeat.train.refusal import Refusal  # noqa: E402
@@ -65,7 +66,7 @@ def test_only_answers_count(base: Tuple[Path, Any, Any]) -> None:
     tokenizer = base[2]
 
     def counted(row: Dict[str, Any]) -> str:
-        tokens, counts = document(row, tokenizer)
+        ((tokens, counts),) = documents(row, tokenizer)
         return "".join(chr(token) for token, so in zip(tokens, counts) if so)
 
     turns = [("system", "be"), ("user", "hi"), ("assistant", "hello"), ("user", "and?"), ("assistant", "bye")]
@@ -73,18 +74,36 @@ def test_only_answers_count(base: Tuple[Path, Any, Any]) -> None:
     assert counted({"messages": messages}) == "hello</s>bye</s>"
     assert counted({"prompt": "1+1=", "completion": "2"}) == "2\x03" and counted({"text": "abc"}) == "abc\x03"
     with pytest.raises(Refusal, match="a row with question; rows have messages"):
-        document({"question": "?"}, tokenizer)
+        documents({"question": "?"}, tokenizer)
+
+
+def test_an_answer_that_the_template_writes_otherwise_later_is_a_document_of_its_own(
+    base: Tuple[Path, Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Qwen 3: what the last answer thought is written, what earlier ones thought is not."""
+    tokenizer = base[2]
+    template = (
+        "{% for m in messages %}{{ m['role'][0] + ':' }}{% if m['role'] == 'assistant' and loop.last %}{{ '(think)' }}"
+        "{% endif %}{{ m['content'] + ';' }}{% endfor %}{% if add_generation_prompt %}{{ 'a:' }}{% endif %}"
+    )
+    monkeypatch.setattr(tokenizer, "chat_template", template)
+    turns = [("assistant", "hello"), ("user", "and?"), ("assistant", "bye")]
+    found = documents({"messages": [{"role": role, "content": said} for role, said in turns]}, tokenizer)
+    read = [
+        ("".join(map(chr, tokens)), "".join(chr(t) for t, so in zip(tokens, counts) if so)) for tokens, counts in found
+    ]
+    assert read == [("a:hello;u:and?;a:(think)bye;", "(think)bye;"), ("a:(think)hello;", "a:(think)hello;")]
 
 
 def test_packed_documents_do_not_see_each_other(base: Tuple[Path, Any, Any]) -> None:
     _, model, tokenizer = base
-    documents = [document({"text": text}, tokenizer) for text in ("first one", "two", "the third of them", "x")]
-    rows = Packed(documents, 24, 4)
+    texts = [documents({"text": text}, tokenizer)[0] for text in ("first one", "two", "the third of them", "x")]
+    rows = Packed(texts, 24, 4)
     batch = named(*rows.read(list(range(len(rows))), [0] * len(rows)))
     with torch.no_grad():
         together = model(**batch).loss * (batch["labels"] != IGNORE).sum()
         apart = torch.zeros(())
-        for tokens, _ in documents:
+        for tokens, _ in texts:
             ids = torch.tensor([tokens])
             apart += model(input_ids=ids, labels=ids).loss * (ids.numel() - 1)
     assert len(rows) == 2 and rows.inputs[0, 1].tolist()[8:12] == [8, 9, 0, 1]
@@ -93,7 +112,7 @@ def test_packed_documents_do_not_see_each_other(base: Tuple[Path, Any, Any]) -> 
 
 def test_a_mixture_takes_its_shares_and_every_row() -> None:
     sources = [Packed([([n, i], [1, 1]) for i in range(count)], 2, 0) for n, count in ((1, 30), (2, 10))]
-    mixed = Mixture(sources, [1, 3])
+    mixed = Mixture(list(zip(sources, [1, 3])))
     first = mixed.read(list(range(len(mixed))), [0] * len(mixed))[0][:, 0].numpy()
     assert len(mixed) == 40 and np.bincount(first[:, 0])[1:].tolist() == [10, 30]
     assert np.bincount(first[first[:, 0] == 2][:, 1]).tolist() == [3] * 10
@@ -105,7 +124,9 @@ def test_a_step_counts_all_tokens_of_its_documents_and_no_padding() -> None:
     documents = [([5] * size, [0] * (size - 1) + [1]) for size in (3, 7, 4, 6, 2, 5, 8)]
     sources = [Packed(documents[:4], 10, 0), Packed(documents[4:], 10, 0)]
     assert [source.sizes.tolist() for source in sources] == [[10, 10], [7, 8]]
-    streams = [NamedStream(Mixture(sources, [3, 1]), 2, data_rank=rank, data_ranks=2, prefetch=0) for rank in (0, 1)]
+    streams = [
+        NamedStream(Mixture(list(zip(sources, [3, 1]))), 2, data_rank=rank, data_ranks=2, prefetch=0) for rank in (0, 1)
+    ]
     for steps in (1, 3):
         seen = 0
         for stream in streams:
@@ -118,11 +139,27 @@ def test_a_step_counts_all_tokens_of_its_documents_and_no_padding() -> None:
     assert plain.tokens(1) is None
 
 
-def test_a_folder_is_read_by_name_and_a_broken_line_is_told(tmp_path: Path) -> None:
+def test_a_folder_is_read_by_name_and_a_bad_row_is_told_with_its_place(
+    base: Tuple[Path, Any, Any], tmp_path: Path
+) -> None:
     folder = data(tmp_path / "data")
     assert len(list(lines_of(str(folder)))) == 60
-    (folder / "c.jsonl").write_text('{"text": "a"}\n[1]\n{')
-    with pytest.raises(Refusal, match=r"c.jsonl, line 2: not a JSON object"):
+    for row, why in (
+        (b"[1]", "not a JSON object"),
+        (b'[["text", "a"]]', "not a JSON object"),
+        (b"{", "not a JSON object"),
+        (b'{"text": "\xff"}', "UnicodeDecodeError: .*; correct this row"),
+        (b'{"text": 5}', "ValueError: "),
+        (b'{"prompt": "a", "completion": null}', "ValueError: "),
+        (b'{"messages": "hello"}', "AttributeError: "),
+        (b'{"messages": [{"content": "hello"}]}', ".*'role'"),
+        (b"{}", "a row with nothing"),
+    ):
+        (folder / "c.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "a"}\n\n' + row)
+        with pytest.raises(Refusal, match=f"c.jsonl, line 3: {why}"):
+            list(lines_of(str(folder), lambda row: documents(row, base[2])))
+    (folder / "c.jsonl").rename(folder / "c.parquet")
+    with pytest.raises(Refusal, match=r"c.parquet, row 1: "):
         list(lines_of(str(folder)))
     with pytest.raises(Refusal, match="no .jsonl or .parquet file"):
         list(lines_of(str(tmp_path / "none")))
@@ -222,6 +259,25 @@ def resumed(weights: str, folder: str, place: str) -> bool:
 
 def test_a_mixture_with_lora_resumes_exactly(world: GlooWorld, base: Tuple[Path, Any, Any], tmp_path: Path) -> None:
     assert world.run(resumed, str(base[0]), str(data(tmp_path / "data")), str(tmp_path / "saved"), size=1) == [True]
+
+
+def test_a_folder_whose_weights_have_other_shapes_is_refused(base: Tuple[Path, Any, Any], tmp_path: Path) -> None:
+    from drumbeat.train.recipes.finetune import loaded
+
+    shutil.copytree(base[0], tmp_path, dirs_exist_ok=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "intermediate_size": 64}))
+    with pytest.raises(Refusal, match=r"weights=.* cannot be loaded: .*; it needs safetensors and a tokenizer"):
+        loaded(transformers.AutoModelForCausalLM, str(tmp_path))
+
+
+def test_a_tokenizer_of_another_model_is_refused(base: Tuple[Path, Any, Any], tmp_path: Path) -> None:
+    shutil.copytree(base[0], tmp_path / "m")
+    base[1].__class__(transformers.LlamaConfig(**{**base[1].config.to_dict(), "vocab_size": 50})).save_pretrained(
+        tmp_path / "m"
+    )
+    with pytest.raises(Refusal, match="the tokenizer gives token 1.., and the model has 50 embeddings"):
+        tune(str(tmp_path / "m"), str(data(tmp_path / "data")))
 
 
 def test_lora_refuses_layers_that_are_not_there(base: Tuple[Path, Any, Any]) -> None:

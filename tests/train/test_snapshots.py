@@ -51,7 +51,7 @@ def steps(trainer: train.Trainer, batches: Any, count: int, folder: str = "", ev
 
 @pytest.mark.parametrize(("damaged", "first"), [((), 8), ((8,), 6), ((8, 6), 0)])
 def test_the_newest_whole_one_goes_on_bit_by_bit(
-    memory: List[int], tmp_path: Path, damaged: Tuple[int, ...], first: int
+    memory: List[int], tmp_path: Path, damaged: Tuple[int, ...], first: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
     folder = str(tmp_path)
     trainer, batches = set_up()
@@ -62,6 +62,7 @@ def test_the_newest_whole_one_goes_on_bit_by_bit(
         os.pwrite(file, bytes([os.pread(file, 1, 5000)[0] ^ 1]), 5000)
     again, batches = set_up()
     assert again.load(folder) == first and ("from memory" in again.loaded_from) == bool(first)
+    assert ("the snapshot of step 8 is DAMAGED" in capfd.readouterr().out) == (damaged == (8,))
     assert steps(again, batches, 9 - first) == want[first:]
 
 
@@ -74,8 +75,8 @@ def test_storage_counts_if_it_is_newer_and_a_save_is_a_snapshot_too(memory: List
     trainer.close()
     again, batches = set_up()
     assert again.load(folder) == 4 and "from memory" in again.loaded_from
-    for file in memory:
-        os.pwrite(file, bytes(4096), 0)
+    other, _ = set_up()
+    assert other.load(str(tmp_path / "other")) == 0, "the next training of the same command"
     again, batches = set_up()
     assert again.load(folder) == 4 and not again.loaded_from
     assert steps(again, batches, 1) == want[4:]

@@ -90,6 +90,12 @@ def test_nothing_is_said_of_a_run_without_one(capfd: pytest.CaptureFixture[str])
     assert "spike" not in capfd.readouterr().out
 
 
+def test_a_folder_that_cannot_be_written_is_refused_first(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(Refusal, match="file cannot be written: File exists; make room, or name another folder"):
+        trained(0.0, checkpoint=str(tmp_path / "file"))
+
+
 def test_going_back_needs_checkpoints() -> None:
     with pytest.raises(Refusal, match="on_spike=back without checkpoints; give checkpoint=FOLDER and save_every"):
         trained(0.0, on_spike="back")
@@ -124,12 +130,19 @@ def test_trouble_before_the_first_save_ends_the_run(tmp_path: Path) -> None:
         )
 
 
-def test_a_run_stopped_just_before_a_spike_equals_one_that_was_not(tmp_path: Path) -> None:
-    _, want = trained(1e4, checkpoint=str(tmp_path / "whole"), save_every=10, on_spike="back")
-    (note,) = [json.loads(line) for line in (tmp_path / "whole" / "skipped.jsonl").read_text().splitlines()]
-    parts = {"checkpoint": str(tmp_path / "parts"), "save_every": 10, "on_spike": "back"}
-    assert trained(1e4, stop_after=note["back_to"], **parts)[0].stopped
-    _, trainer = trained(1e4, **parts)
+@pytest.mark.parametrize(("wrong", "every", "late"), [(1e4, 1, 0), (float("nan"), 4, 1)])
+def test_a_run_stopped_beside_trouble_equals_one_that_was_not(
+    tmp_path: Path, wrong: float, every: int, late: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Just before a spike; and after a NaN that no report has seen yet."""
+    both = {"save_every": 10, "report_every": every, "on_spike": "back", "on_nan": "back"}
+    _, want = trained(wrong, checkpoint=str(tmp_path / "whole"), **both)
+    note = json.loads((tmp_path / "whole" / "skipped.jsonl").read_text().splitlines()[0])
+    parts = {"checkpoint": str(tmp_path / "parts"), **both}
+    at = note["step"] - 1 if late else note["back_to"]
+    assert trained(wrong, stop_after=at, **parts)[0].stopped
+    assert ("; not saved, so that a resumed run goes back" in capfd.readouterr().out) == bool(late)
+    _, trainer = trained(wrong, **parts)
     assert (tmp_path / "parts" / "skipped.jsonl").read_text() == (tmp_path / "whole" / "skipped.jsonl").read_text()
     assert weights(trainer) == weights(want)
 
@@ -188,3 +201,15 @@ def test_an_own_loop_stops_where_it_is_told_to(tmp_path: Path) -> None:
     for said, words in (({"on_nan": "back"}, "skip"), ({"on_spike": "hope"}, "warn")):
         with pytest.raises(Refusal, match=f"known: .*{words}"):
             own_loop(lambda step: False, tmp_path / "none", **said)
+
+
+def test_a_second_start_says_what_has_changed_and_what_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    trained(0.0, checkpoint=str(tmp_path), save_every=50)
+    assert "changed" not in capfd.readouterr().out
+    monkeypatch.setattr(f"{__name__}.STEPS", 90)
+    trained(0.0, checkpoint=str(tmp_path))
+    said = capfd.readouterr().out
+    assert "\nchanged since it was saved: samples=2880 (was 3200)\n" in said
+    assert "\nnothing left to train: 100 of 90 steps are made\n" in said

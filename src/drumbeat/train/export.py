@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from contextlib import contextmanager
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
 
 import torch
@@ -47,16 +48,17 @@ def read_config(folder: str) -> Dict[str, Any]:
 
 def keep_config(folder: str, config: Optional[Mapping[str, Any]], beside: str = "") -> None:
     """Copy a model's config, and the tokenizer's files from the folder `beside`, to where an export finds them."""
-    os.makedirs(folder, exist_ok=True)
-    if config is not None:
-        path = os.path.join(folder, CONFIG)
-        with open(path + ".part", "w", encoding="utf-8") as file:
-            json.dump(config, file, indent=2, sort_keys=True)
-        os.replace(path + ".part", path)
     there = os.path.isdir(beside) and os.path.realpath(beside) != os.path.realpath(folder)
-    for name in _BESIDE if there else ():
-        if os.path.isfile(os.path.join(beside, name)):
-            shutil.copyfile(os.path.join(beside, name), os.path.join(folder, name))
+    with writing(folder):
+        os.makedirs(folder, exist_ok=True)
+        if config is not None:
+            path = os.path.join(folder, CONFIG)
+            with open(path + ".part", "w", encoding="utf-8") as file:
+                json.dump(config, file, indent=2, sort_keys=True)
+            os.replace(path + ".part", path)
+        for name in _BESIDE if there else ():
+            if os.path.isfile(os.path.join(beside, name)):
+                shutil.copyfile(os.path.join(beside, name), os.path.join(folder, name))
 
 
 def newest(folder: str, step: Optional[int] = None) -> Tuple[str, str]:
@@ -97,7 +99,8 @@ def export(
     if adapter and learnt is None:
         raise Refusal(f"{path} has no adapter", "only a model that was trained with LoRA has one")
     if adapter and learnt is not None:
-        lora.write_adapter(folder, held, saved.read, learnt, str((config or {}).get("_name_or_path") or ""))
+        with writing(folder):
+            lora.write_adapter(folder, held, saved.read, learnt, str((config or {}).get("_name_or_path") or ""))
         keep_config(folder, None, beside)
         return f"an adapter of rank {learnt['r']} in {folder}"
     entries: Dict[str, Entry] = {}
@@ -139,19 +142,25 @@ def export(
     if config is not None and entries:
         kinds = {entry.dtype for entry in entries.values() if entry.dtype.is_floating_point}
         config = {**config, "dtype": str(kinds.pop()).replace("torch.", "")} if len(kinds) == 1 else config
-    try:
+    with writing(folder):
         os.makedirs(folder, exist_ok=True)
         files = write(folder, dict(sorted(entries.items(), key=lambda item: saved.order(origin[item[0]]))), read)
-        keep_config(folder, config, beside)
-    except OSError as error:
-        raise unwritable(folder, error.strerror or str(error)) from None
+    keep_config(folder, config, beside)
     size = sum(entry.nbytes for entry in entries.values())
     without = "" if config is not None else f"; no {CONFIG}: the run had none"
     return f"{len(entries)} tensors, {size / 2**30:.2f} GiB, in {len(files)} file{'s' * (len(files) != 1)} in {folder}{without}"
 
 
+@contextmanager
+def writing(folder: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise unwritable(folder, error.strerror or str(error)) from None
+
+
 def unwritable(folder: str, why: str) -> Refusal:
-    return Refusal(f"{folder} cannot be written: {why}", "make room, or export to another folder")
+    return Refusal(f"{folder} cannot be written: {why}", "make room, or name another folder")
 
 
 def _rows(x: Tensor) -> Tensor:

@@ -84,7 +84,9 @@ def _train(
     trouble = Trouble(settings, trainer, stream)
     gc.collect()
     gc.disable()  # a collection on one rank makes all others wait; it is run between steps, on all at once
-    stopped, spoke = False, (began := time.monotonic())
+    stopped, spoke, problem = False, (began := time.monotonic()), None
+    if done >= settings.steps:
+        reporter.say(f"nothing left to train: {done} of {settings.steps} steps are made")
     try:
         while done < settings.steps:
             meter.start()
@@ -120,7 +122,10 @@ def _train(
                 gathered.clear()
                 gc.collect(1)
                 skipped = int(now.get("skipped_steps", 0))
-                if problem := trouble.judge(done, now["loss"], skipped, trainer.usual, reporter.say):
+                # A stop adds no look of its own: a resumed run decides at the steps at which one that never stopped does.
+                usual = trainer.usual if reporting else list(trainer.usual)
+                problem = trouble.judge(done, now["loss"], skipped, usual, reporter.say)
+                if problem and reporting:
                     _saved(reporter, checkpoints.finish() if checkpoints is not None else None)
                     trouble.go_back(problem, reporter.say)
                     done = trainer.steps
@@ -128,7 +133,7 @@ def _train(
             if stopped or last:
                 meter.start()  # the last step is over: a last save is no part of it
             wanted = stopped or (settings.save_every and (last or _due(settings.save_every, done)))
-            save = checkpoints is not None and wanted
+            save = checkpoints is not None and wanted and not problem
             if checkpoints is not None:
                 _saved(reporter, checkpoints.poll())
                 if save:  # before validating: what has been trained is not lost to whatever happens there
@@ -150,6 +155,8 @@ def _train(
                             _saved(reporter, saved)
             if stopped:
                 where = "; saved" if checkpoints is not None else "; nothing is saved: no checkpoint folder was given"
+                if problem:
+                    where = f"; not saved, so that a resumed run goes back to the checkpoint before: {problem.what}"
                 reporter.say(f"stopped by a signal after step {done}{where}")
             if stopped or last:
                 break

@@ -51,8 +51,8 @@ def add_lora(model: nn.Module, rank: int = 16, alpha: float = 32.0, targets: Seq
     return model
 
 
-def load_adapter(model: nn.Module, folder: str) -> nn.Module:
-    """Add the adapter of a folder that peft or an export wrote."""
+def load_adapter(model: nn.Module, folder: str, rank: int = 0) -> nn.Module:
+    """Add the adapter of a folder that peft or an export wrote, if it is of `rank` (0: of any)."""
     try:
         with open(os.path.join(folder, CONFIG), encoding="utf-8") as file:
             config: Dict[str, Any] = json.load(file)
@@ -63,6 +63,8 @@ def load_adapter(model: nn.Module, folder: str) -> nn.Module:
     if config.get("peft_type") != "LORA" or odd:
         what = f"{folder}: {(odd or [str(config.get('peft_type'))])[0]} is not built"
         raise Refusal(what, "give a plain LoRA adapter")
+    if rank not in (0, config["r"]):
+        raise Refusal(f"lora={rank}, and the adapter in {folder} has the rank {config['r']}", "leave one of them out")
     tensors = Tensors(os.path.join(folder, WEIGHTS))
     # The config may name layers by patterns; the tensors are those of the layers that they have met.
     end = ".lora_A.weight"

@@ -7,7 +7,7 @@ import difflib
 import math
 import os
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Dict, List, Optional, Sequence, Type, TypeVar, get_type_hints
+from typing import Any, ClassVar, Dict, List, Optional, Sequence, Tuple, Type, TypeVar, get_type_hints
 
 from drumbeat.train.refusal import Refusal
 
@@ -115,6 +115,19 @@ class TokenSettings(Settings):
     UNUSED: ClassVar[Dict[str, str]] = {"smallest": "its blocks are FSDP's units"}
 
 
+# What changes no number that is trained, or only the order of additions.
+_BESIDE = {
+    "layout", "accumulate", "compile", "recompute", "offload", "prefetch", "smallest", "schedule", "context", "stop_after",
+    "checkpoint", "save_every", "keep", "snapshot_every", "report_every", "validate_every", "profile", "watch_communication",
+    "figures", "measure_peak", "deterministic", "check_plan", "export", "workers", "decode",
+}  # fmt: skip
+
+
+def deciding(settings: Settings) -> Dict[str, Any]:
+    """Return the settings on which the numbers depend."""
+    return {name: value for name, value in vars(settings).items() if name not in _BESIDE}
+
+
 def fill(kind: Type[T], texts: List[str]) -> T:
     """Turn `["steps=20", "lr=1e-3"]` into settings; an unknown key or a wrong value is refused in one line."""
     kinds = get_type_hints(kind)
@@ -140,17 +153,29 @@ def fill(kind: Type[T], texts: List[str]) -> T:
 
 
 def _check_path(option: Any, value: str) -> None:
-    """Refuse a folder or file that is not there, before anything is loaded; of several with weights (a:0.7,b:0.3), each."""
+    """Refuse a folder or file that is not there, before anything is loaded; of several with weights, each."""
     fix = f"{option.name} takes: {option.metadata['help']}"
-    for path in [value] if os.path.exists(value) else value.split(","):
-        folder, colon, weight = path.rpartition(":")
-        path = os.path.expanduser(folder if colon and weight.replace(".", "").isdigit() else path)
+    for path, _ in weighted(value):
         if path in option.metadata["reads"]:
             continue
         if not os.path.exists(path):
             raise Refusal(f"{option.name}={path}: no such file or folder", fix)
         if option.metadata["holds"] and not os.path.isfile(os.path.join(path, option.metadata["holds"])):
             raise Refusal(f"{option.name}={path}: there is no {option.metadata['holds']} in it", fix)
+
+
+def weighted(value: str) -> List[Tuple[str, float]]:
+    """Split folders with weights, a:0.7,b:0.3; without one it is 1. A path that exists is taken as it is."""
+    if os.path.exists(whole := os.path.expanduser(value)):
+        return [(whole, 1.0)]
+    found = []
+    for path in value.split(","):
+        folder, colon, weight = path.rpartition(":")
+        has_weight = bool(colon and weight.replace(".", "", 1).isdigit())
+        if has_weight and not float(weight):
+            raise Refusal(f"{path}: a weight of 0", "give a larger one, or leave it out")
+        found.append((os.path.expanduser(folder if has_weight else path), float(weight) if has_weight else 1.0))
+    return found
 
 
 def _read(key: str, value: str, kind: Any) -> Any:

@@ -146,6 +146,8 @@ class Trainer:
         self.profiler = Profiler(Profile.parse(profile) if profile else Profile(), world.rank, world.device)
         self._leave, self._samples, self.weights = leave_at_end, 0, weights
         self._unreported: Optional[Result] = None
+        self.made_with: Dict[str, Any] = {}  # what else decides about the numbers: a resume names what is different
+        self.changed: List[str] = []
         self.loaded_from = ""  # where a load found the state, if not in storage
         self.usual: List[float] = []  # losses of the last reports: a spike is far above them
 
@@ -194,6 +196,7 @@ class Trainer:
             device=self.world.device,
             finish=finish,
         )
+        self.made_with["samples"] = len(samples)
         return self._registered(stream)
 
     def _registered(self, batches: B) -> B:
@@ -312,9 +315,11 @@ class Trainer:
         with torch.no_grad():
             for p in kept:
                 p.copy_(self.optimizer.state[p][MEAN])
-            yield
-            for p, value in kept.items():
-                p.copy_(value)
+            try:
+                yield
+            finally:
+                for p, value in kept.items():
+                    p.copy_(value)
 
     def result(self, outcome: Outcome) -> Result:
         """Return the means of the last step over all ranks: every rank must call it."""
@@ -463,7 +468,7 @@ class Trainer:
     def state(self) -> Dict[str, str]:
         """Return what a checkpoint holds beside weights, optimizer and random numbers."""
         positions = [batches.state_dict() for batches in self._all_batches]
-        state = {"steps": self.steps, "batches": positions, "usual": self.usual}
+        state = {"steps": self.steps, "batches": positions, "usual": self.usual, "made_with": self.made_with}
         if hasattr(self.scheduler, "state_dict"):
             state["scheduler"] = self.scheduler.state_dict()
         return {"trainer": json.dumps(state)}
@@ -495,6 +500,8 @@ class Trainer:
         the step it was taken after, or 0 where there is none."""
         if step := self.restore(folder):
             self.say(f"resumed: step {step} from {folder}{self.loaded_from}")
+            if self.changed:
+                self.say(f"changed since it was saved: {', '.join(self.changed)}")
         return step
 
     def restore(self, folder: str) -> int:
@@ -514,6 +521,8 @@ class Trainer:
         self.steps, self._positions = loaded.step, [{"sample": loaded.extra.get("sample", 0)}]  # of an older recipe
         state = json.loads(loaded.extra.get("trainer", "{}"))
         self._positions, self.usual = state.get("batches", self._positions), state.get("usual", [])
+        was = {**self.made_with, **state.get("made_with", {})}
+        self.changed = [f"{name}={now} (was {was[name]!r})" for name, now in self.made_with.items() if was[name] != now]
         if hasattr(self.scheduler, "load_state_dict") and "scheduler" in state:
             self.scheduler.load_state_dict(state["scheduler"])
         for batches, position in zip(self._all_batches, self._positions):
@@ -524,8 +533,14 @@ class Trainer:
     def checkpoints(self, folder: str, keep: Optional[int] = None) -> Checkpoints:
         """Return the checkpoints in `folder`, with the config that an export needs beside them."""
         if folder not in self._checkpoints:
-            if self.world.lead:
-                keep_config(folder, config_of(self.module), folder_of(self.module) or self.weights)
+            problem: Optional[Refusal] = None
+            try:
+                if self.world.lead:
+                    keep_config(folder, config_of(self.module), folder_of(self.module) or self.weights)
+            except Refusal as refusal:
+                problem = refusal
+            if problem := gathered(problem)[0]:
+                raise problem
             self._checkpoints[folder] = Checkpoints(
                 folder,
                 self.parts,

@@ -15,6 +15,7 @@ slot of the previous one. A load takes the newest step that is complete over all
 
 from __future__ import annotations
 
+import hashlib
 import io
 import mmap
 import os
@@ -174,6 +175,8 @@ class Snapshots:
         for rank, each in enumerate(self.places):
             self._keepers.setdefault((each.node, each.key), rank)
         self.keeps_state = self._keeps(self.rank)
+        folder = os.path.realpath(checkpoints.told_by_rank_0(checkpoints.folder))  # a command may train twice
+        self._folder = hashlib.sha256(folder.encode()).hexdigest()[:16]
         self.group: Any = None
         self._prepared = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="drumbeat-snapshot")
@@ -334,9 +337,7 @@ class Snapshots:
         for section in (own, found):
             if section is not None:
                 section[2] = self._checksum(file.part(section))
-        checkpoints = self.checkpoints
-        about: Header = {"step": step, "rank": self.rank, "ranks": self.size, "key": place.key}
-        about |= {"model": checkpoints.fingerprint, "optimizer": checkpoints.optimizer}
+        about: Header = {"step": step, "rank": self.rank, "key": place.key, **self._like}
         return {**about, "own": own, "state": found, "sent": self._sends_state}
 
     def _checksum(self, data: Tensor) -> int:
@@ -364,8 +365,7 @@ class Snapshots:
         if not self.available:
             return None
         self.finish()
-        usable = self._usable()
-        step = -1
+        usable, step, lost = self._usable(), -1, set()
         while True:
             step, plan = self._choose(usable)
             if step <= newer_than:
@@ -377,6 +377,7 @@ class Snapshots:
             damaged = [each for some in self.checkpoints.gathered(checking.result()) for each in some]
             if not damaged:
                 break
+            lost.add(step)
             usable = [found for found in usable if (found.holder, found.number) not in damaged]
         self._clear(step)
         self._transfer(plan, next((i for i, file in enumerate(self.files) if file.header() is None), 0))
@@ -387,7 +388,8 @@ class Snapshots:
             for file in self.files[:_SLOTS]:
                 self._thread.submit(self._pin, file, size)
         extra = {name: value for name, value in state["extra"].items() if name in wanted}
-        return Loaded(step, extra, ())
+        words = "the snapshot of step {} is DAMAGED in the memory of a node and is left out"
+        return Loaded(step, extra, [words.format(each) for each in sorted(lost - {step})])
 
     def _clear(self, step: int) -> None:
         for file in self.files:
@@ -396,11 +398,16 @@ class Snapshots:
 
     def _usable(self) -> List[Found]:
         """Return the snapshots that all ranks hold and that belong to a run like this one."""
-        checkpoints = self.checkpoints
-        like = {"ranks": self.size, "model": checkpoints.fingerprint, "optimizer": checkpoints.optimizer}
+        checkpoints, like = self.checkpoints, self._like
         own = [Found(self.rank, number, header) for number, file in enumerate(self.files) if (header := file.header())]
         every = [found for some in checkpoints.gathered(own) for found in some]
         return [found for found in every if {key: found.header.get(key) for key in like} == like]
+
+    @property
+    def _like(self) -> Header:
+        """Return what a snapshot must have in common with this run."""
+        ours = self.checkpoints
+        return {"ranks": self.size, "model": ours.fingerprint, "optimizer": ours.optimizer, "folder": self._folder}
 
     def _choose(self, usable: Sequence[Found]) -> Tuple[int, List[Need]]:
         """Return the newest step whose parts are all available, and the source of each rank's part."""

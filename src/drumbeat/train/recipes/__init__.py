@@ -12,6 +12,7 @@ from drumbeat.predict import cost
 from drumbeat.predict.machine import FRAMEWORKS
 from drumbeat.predict.memory import parts
 from drumbeat.predict.shapes import Model
+from drumbeat.train.checkpoint.checkpoints import free_bytes
 from drumbeat.train.checkpoint.state import seed_generators
 from drumbeat.train.data import Samples
 from drumbeat.train.layers.cross_entropy import IGNORE
@@ -22,7 +23,7 @@ from drumbeat.train.parallel.parallelize import RECOMPUTE, shards
 from drumbeat.train.parallel.pipeline import SPLIT_BACKWARD
 from drumbeat.train.prepare import setup
 from drumbeat.train.refusal import Refusal
-from drumbeat.train.settings import Settings, TokenSettings
+from drumbeat.train.settings import Settings, TokenSettings, deciding
 from drumbeat.train.trainer import Summed, Trainer
 from drumbeat.train.world import World
 
@@ -62,6 +63,7 @@ def resolved(settings: S, world: World, meshes: Meshes, shape: Optional[Transfor
             micro=share // settings.accumulate if settings.accumulate else 0,
             least=2 * layout.pp if layout.pp > 1 else 1,
             saved=SAVED_BYTES.get(optimizer, 0),
+            host=(free_bytes() or 0) // world.local_size or None,
         )
         accumulate = settings.accumulate or max(1, share // found.micro)
         recompute = found.recompute
@@ -92,7 +94,9 @@ def set_up(settings: Settings, model: nn.Module, optimizer: torch.optim.Optimize
             "hook", "profile", "schedule")  # fmt: skip
     # The recipes' own plans are tested; those that models of transformers bring are compared.
     more.setdefault("check_plan", getattr(settings, "check_plan", False))
-    return setup(model, optimizer, **{name: getattr(settings, name) for name in same}, **more)
+    trainer = setup(model, optimizer, **{name: getattr(settings, name) for name in same}, **more)
+    trainer.made_with = deciding(settings)
+    return trainer
 
 
 def decaying(model: nn.Module, decay: float) -> List[Dict[str, Any]]:
@@ -211,11 +215,12 @@ def fit(
     micro: int = 0,
     least: int = 1,
     saved: int = 0,
+    host: Optional[int] = None,
 ) -> Fit:
     """Choose micro-batch and recomputation. `pieces`: over how many ranks the state is divided; `share`: samples of one
     rank and step, of which a micro-batch
     is a divisor; `least`: micro-batches that there must be; `saved`: bytes of state per parameter that the optimizer does not
-    need. `recompute` and `micro` are kept where they are given."""
+    need. `recompute` and `micro` are kept where they are given. `host`: the memory of a process without a GPU."""
     size = 4 if precision in ("fp32", "tf32") else 2
     state = (_STATE_BYTES - saved + 2 * (precision in ("bf16", "fp16") and not sharded)) * shape.parameters / pieces
     ways = _ORDER if recompute == "auto" else (recompute,)
@@ -223,14 +228,15 @@ def fit(
     sizes = [n for n in range(most, 0, -1) if share % n == 0 and share // n >= least] or [1]
     choices = [(n, way) for way in ways for n in ([micro] if micro else sizes)]
     found = [Fit(precision, n, way, state, _activations(shape, n, way, size), memory) for n, way in choices]
-    if memory is None:
-        return found[0]
-    if state > memory:
+    room = host if memory is None else memory
+    if room is not None and state > room:
         raise Refusal(
             f"weights, gradients and optimizer state of {shape.parameters:,} parameters take {state / 2**30:.0f} GiB per "
-            f"GPU, which has {memory / 2**30:.0f}",
+            f"{'GPU' if memory else 'process'}, which has {room / 2**30:.0f}",
             "share them between more GPUs (layout fsdp), use optimizer=adamw-8bit, or choose a smaller model",
         )
+    if memory is None:
+        return found[0]
     return next((one for one in found if one.state + one.activations <= _USABLE * memory), found[-1])
 
 

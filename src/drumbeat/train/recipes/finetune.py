@@ -8,19 +8,18 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Dict, Iterator, List
+from typing import Any, ClassVar, Dict, Iterator, Tuple
 
 import torch
 
 from drumbeat.train.checkpoint.state import seed_generators
-from drumbeat.train.data import Samples
-from drumbeat.train.data.conversations import Document, Mixture, NamedStream, Packed, document, lines_of, named
+from drumbeat.train.data.conversations import Mixture, NamedStream, Packed, documents, lines_of, named
 from drumbeat.train.loop import Result, train
 from drumbeat.train.lora import add_lora, load_adapter
 from drumbeat.train.optim import SCHEDULES
 from drumbeat.train.recipes import decaying, kept_batches, meshes_for, resolved, set_up
 from drumbeat.train.refusal import Refusal
-from drumbeat.train.settings import Settings, option
+from drumbeat.train.settings import Settings, option, weighted
 from drumbeat.train.world import join
 
 _BATCH = 32
@@ -58,27 +57,25 @@ class FinetuneSettings(Settings):
 SettingsClass = FinetuneSettings
 
 
-def samples(settings: FinetuneSettings, tokenizer: Any, kept: bool) -> Samples:
-    """Return rows to train on, or those of every 50th document, which are kept back for validation."""
+def samples(settings: FinetuneSettings, tokenizer: Any) -> Tuple[Mixture, Mixture, str]:
+    """Return rows to train on, those of every 50th row of the data, which are kept back for validation, and words about documents
+    that are not there whole."""
     padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id or 0
-    sources: List[Packed] = []
-    weights: List[float] = []
-    for text in settings.data.split(","):
-        folder, colon, weight = text.rpartition(":") if ":" in text else (text, "", "1")
-        try:
-            weights.append(float(weight))
-        except ValueError:
-            what = f"data={text} cannot be read"
-            raise Refusal(what, "write FOLDER, or FOLDER:WEIGHT with a comma between") from None
-        documents: List[Document] = []
-        for i, row in enumerate(lines_of(os.path.expanduser(folder))):
-            if bool(settings.validation and i % _KEPT == _KEPT - 1) == kept:
-                documents.append(document(row, tokenizer))
-        sources.append(Packed(documents, settings.length, padding))
-        if not len(sources[-1]) and not kept:
+    learnt, kept = [], []  # with their weights
+    for folder, weight in weighted(settings.data):
+        rows = list(lines_of(folder, lambda row: documents(row, tokenizer)))
+        held = range(_KEPT - 1, len(rows) if settings.validation else 0, _KEPT)
+        packed = Packed([each for i, row in enumerate(rows) if i not in held for each in row], settings.length, padding)
+        learnt.append((packed, weight))
+        kept.append((Packed([each for i in held for each in rows[i]], settings.length, padding), weight))
+        if not len(packed):
             raise Refusal(f"{folder}: nothing to learn from", "rows need an answer, a completion or a text")
-    there = [i for i, source in enumerate(sources) if len(source)]
-    return Mixture([sources[i] for i in there], [weights[i] for i in there])
+    every = [packed for packed, _ in learnt]
+    cut, empty, count = (sum(getattr(packed, name) for packed in every) for name in ("cut", "empty", "documents"))
+    parts = [f"{cut:,} cut to {settings.length} tokens"] if cut else []
+    parts += [f"{empty:,} left out: nothing to learn"] if empty else []
+    words = f"documents: {count:,}, of which {', '.join(parts)}" if parts else ""
+    return Mixture(learnt), Mixture(kept), words
 
 
 def fitted(settings: FinetuneSettings, rows: int, ranks: int) -> FinetuneSettings:
@@ -94,7 +91,7 @@ def loaded(kind: Any, folder: str, **more: Any) -> Any:
         raise Refusal(f"weights={folder}: no folder with a config.json", "give a downloaded model's folder")
     try:
         return kind.from_pretrained(folder, local_files_only=True, **more)
-    except (OSError, ValueError, ImportError) as error:
+    except Exception as error:  # whatever transformers, safetensors and a model's own code raise
         why = " ".join(str(error).split())[:300]
         raise Refusal(f"weights={folder} cannot be loaded: {why}", "it needs safetensors and a tokenizer") from error
 
@@ -113,7 +110,7 @@ def run(settings: FinetuneSettings) -> Result:
     world = join()
     folder = os.path.expanduser(settings.weights)
     tokenizer = loaded(AutoTokenizer, folder)
-    rows, kept = samples(settings, tokenizer, False), samples(settings, tokenizer, True)
+    rows, kept, words = samples(settings, tokenizer)
     meshes = meshes_for(settings, world)
     given, settings = settings, fitted(settings, len(rows), meshes.layout.data_ranks)
     settings = resolved(settings, world, meshes)
@@ -121,8 +118,12 @@ def run(settings: FinetuneSettings) -> Result:
         settings = replace(settings, warmup=min(settings.warmup, settings.steps // 10))
     seed_generators(settings.seed)
     model = loaded(AutoModelForCausalLM, folder, dtype=torch.float32)
+    known, most = len(model.get_input_embeddings().weight), max(rows.largest, kept.largest)
+    if most >= known:
+        what = f"weights={folder}: the tokenizer gives token {most}, and the model has {known} embeddings"
+        raise Refusal(what, "give the model's own tokenizer")
     if settings.adapter:
-        load_adapter(model, os.path.expanduser(settings.adapter))
+        load_adapter(model, os.path.expanduser(settings.adapter), settings.lora)
     elif settings.lora:
         targets = [name for name in settings.targets.split(",") if name]
         add_lora(model, settings.lora, settings.alpha or 2.0 * settings.lora, targets)
@@ -138,6 +139,8 @@ def run(settings: FinetuneSettings) -> Result:
         )
         seen = f"{settings.steps} steps of {settings.batch}, {settings.steps * settings.batch / len(rows):.3g} epochs"
         rest = f"on {len(rows):,} rows of {settings.length} tokens: {seen}"
+        if words:
+            print(words, flush=True)
         if settings.batch > len(rows):
             print(f"batch={settings.batch}: each step sees every one of {len(rows)} rows more than once", flush=True)
         print(f"{folder}: {learns:,} of {all_:,} parameters are trained {rest}", flush=True)
