@@ -132,7 +132,7 @@ def _train(
                     continue
             if stopped or last:
                 meter.start()  # the last step is over: a last save is no part of it
-            wanted = stopped or (settings.save_every and (last or _due(settings.save_every, done)))
+            wanted = stopped or last or _due(settings.save_every, done)
             save = checkpoints is not None and wanted and not problem
             if checkpoints is not None:
                 _saved(reporter, checkpoints.poll())
@@ -150,7 +150,7 @@ def _train(
                 if not last and finished is not None and finished(checks[-1]):
                     last = True
                     meter.start()
-                    if checkpoints is not None and settings.save_every:
+                    if checkpoints is not None:
                         for saved in _save(checkpoints, reporter, trainer, wait=True):
                             _saved(reporter, saved)
             if stopped:

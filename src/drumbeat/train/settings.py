@@ -69,7 +69,7 @@ class Settings:
     smallest: int = option(100_000, "FSDP without named blocks: a module of so many parameters is a unit")
     schedule: str = option("1f1b", "pipeline: gpipe, 1f1b, interleaved, zero-bubble, zbv")
     checkpoint: str = option("", "folder to save to and to resume from")
-    save_every: int = option(0, "steps between checkpoints; 0: only when stopped by a signal")
+    save_every: int = option(0, "steps between checkpoints; 0: only at the end, or when stopped by a signal")
     keep: int = option(2, "how many checkpoints stay")
     snapshot_every: int = option(
         0, "steps between snapshots in the memory of this node and the next, from which a run comes back; 0: none"
