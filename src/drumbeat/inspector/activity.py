@@ -164,7 +164,7 @@ def read_ranks(
         time.sleep(max(0.0, begin + _APART * (index + 1) / _ASKS - time.monotonic()))
     now, told = time.monotonic(), {**(earlier.numbers if earlier else {}), **_told(ranks)}
     network = round(max(0, _carried() - carried) / (now - begin))
-    gone = stacks.left(folder)
+    gone = stacks.read_notes(folder)
     then = seen.later(seen.below([pid for rank in ranks for pid in rank.pids]))
     devices = Sampler(LiveHost(), gpus).sample()["gpus"] if gpus else []
     looks, last = [], _all_usage(ranks, then)
@@ -172,7 +172,9 @@ def read_ranks(
     for rank in ranks:
         used, known = last[rank.main].since(before[rank.main]), earlier is not None and rank.main in earlier.usage
         look = replace(_look(rank, seen, last[rank.main], used, now - begin, gpus, devices), network=network)
-        look = replace(look, left=rank.main in gone)
+        if rank.main in gone:
+            note = gone[rank.main]
+            look = replace(look, left=True, raised=note["raised"], raised_for=round(time.time() - note["t"], 1))
         since, seconds, still = used, now - begin, 0.0
         if earlier and known:
             since, seconds = last[rank.main].since(earlier.usage[rank.main]), now - earlier.at
@@ -421,6 +423,7 @@ def _look(
         unnumbered=rank.unnumbered,
         meets=_throughout(rank.answers, "meets"),
         dials=_throughout(rank.answers, "dials"),
+        died=str(rank.answers[-1].get("died") or "") if rank.answers else "",
     )
 
 
