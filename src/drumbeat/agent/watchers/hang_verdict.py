@@ -299,7 +299,7 @@ def judge(looks: Sequence[RankLook], silence: Silence) -> Optional[Finding]:
         odd = [look for look in looks if look.rank in silence.quiet and not _may_be_done(look, what[look.key])]
         return _unless_working(odd, looks, what, silence) if odd else None
     idle = [look for look in looks if what[look.key] in _IDLE]
-    busy = all(look.call in FOR_A_CHILD for look in looks) or not silence.steps and _asleep(looks, what)
+    busy = all(look.call in FOR_A_CHILD for look in looks) or _asleep(looks, what)
     if silence.ended and len(idle) == len(looks) and not busy:
         return early_exit(silence, looks)
     parted = _parted(looks) if len(idle) < len(looks) or silence.steps or silence.again else None
@@ -335,7 +335,8 @@ def _stands(look: RankLook, word: str, silence: Silence) -> bool:
     progress."""
     if moves(look):
         return False
-    if not silence.steps and (look.signs and word != INPUT or not silence.again):
+    asks = look.signs.endswith(activity.ANSWER) and not in_collective(look)
+    if asks or not silence.steps and (look.signs and word != INPUT or not silence.again):
         return silence.seconds * had_core(look) >= _BUSY_PATIENCE
     stood = silence.seconds if in_collective(look) else look.still
     worked = silence.seconds * (had_core(look) if word == BUSY else 1.0)
