@@ -20,7 +20,7 @@ from drumbeat.agent.watchers.hang_verdict import Ended, Silence, class_of, doing
 from drumbeat.agent.watchers.straggler import Straggler
 from drumbeat.agent.wire.messages import Beat, Pace
 from drumbeat.base import proc
-from drumbeat.inspector.activity import Earlier, read_ranks, read_usage, waits_for
+from drumbeat.inspector.activity import ANSWER, Earlier, read_ranks, read_usage, waits_for
 from drumbeat.inspector.record import Collective, RankLook
 from drumbeat.runfolder.records import Metric
 from tests.conftest import need_torch, wait_for
@@ -436,6 +436,8 @@ def test_what_follows_the_last_step_is_no_hang_unless_ranks_wait_for_each_other(
     assert judge([uploads, asleep], Silence(90.0, again=True)).code == "hang-all-idle"
     assert judge([waits(0), asleep], Silence(8.0, done=True)).code == "hang-asleep"  # a last barrier
     assert judge([waits(0)], Silence(8.0, ended=ended, done=True)).code == "hang-early-exit"
+    own_time = look(0, call="clock_nanosleep", wakes=0.1, still=8.0)
+    assert judge([own_time], Silence(8.0, ended=ended)) is None, "it sleeps of its own accord, and waits for nobody"
     assert judge([uploads], Silence(8.0, ended=ended)) is None, "what it waits for may be at work"
     assert judge([uploads], Silence(90.0, ended=ended)).code == "hang-all-idle", "not for the rank that left"
 
@@ -639,6 +641,8 @@ def test_who_waits_for_a_process_of_its_own_holds_up_whoever_waits_for_it():
     assert (found.code, found.rank) == ("hang-waits", 0)
     assert "rank 0 is waiting for its own process 71 (python) at a.py:1 f; rank 1 is waiting for rank 0" in found.title
     assert judge([replace(for_a_child, waits_for="rank 1"), for_it], Silence(38.0)).code == "hang-all-idle"
+    asks = replace(for_a_child, signs=f"it waits for {ANSWER}")
+    assert judge([asks, for_it], Silence(99.0)) is None and judge([asks, for_it], Silence(301.0)).rank == 0
 
 
 def test_an_interpreter_that_computes_and_does_not_answer_is_said_to():
@@ -664,6 +668,8 @@ def test_a_run_is_not_ended_for_one_long_call_that_may_return(spins, least):
     assert spins or 300 <= warned[0] < 330, "until then it is only said that it is busy"
 
 
+CONNECTS = "import socket, sys; socket.create_connection(('127.0.0.1', int(sys.argv[1]))).recv(1)"
+ASKS = [sys.executable, "-S", "-c", CONNECTS]
 RESTING = {
     "time.sleep(600)": "",
     "lock = threading.Lock(); lock.acquire(); lock.acquire()": "",
@@ -676,6 +682,9 @@ RESTING = {
     "a.recv(9999, socket.MSG_WAITALL)": "it has sent or received ",
     "a, b = socket.socketpair(); a.recv(1)": "it waits for an answer over the network",
     "subprocess.run([sys.executable, '-S', '-c', 'import time\\nwhile True: time.sleep(0.5)'])": "it waits for a process of",
+    f"s = socket.create_server(('', 0)); subprocess.run([*{ASKS!r}, str(s.getsockname()[1])])": (
+        "the process that it waits for may wait for an answer"
+    ),
     "[(open('grows', 'a').write('x'), time.sleep(0.5)) for _ in range(6000)]": "it has read or written ",
 }
 
@@ -694,7 +703,7 @@ def test_signs_of_work_of_real_processes(tmp_path, text):
     try:
         wait_for((tmp_path / "up").exists, what="the process")
         about = ("r", 0, {rank.pid: 0}, False, str(tmp_path))
-        if not RESTING[text]:
+        if not RESTING[text] or "answer" in RESTING[text]:
             wait_for(lambda: is_still(about), what="rest")
         earlier = Earlier(time.monotonic(), read_usage(*about))
         time.sleep(2.0)

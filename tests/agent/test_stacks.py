@@ -55,16 +55,23 @@ for tries in range(1, 4):
         frames = [each.filename for each in traceback.extract_tb(error.__traceback__)]
     print(tries, stacks._dials())
 print(frames[-1])
+import threading
+thread = threading.Thread(target=int, args="x", name="feed")
+thread.start()
+thread.join()
+print(*stacks._died)
 """
 
 
-def test_a_process_that_is_refused_again_and_again_tells_where(tmp_path):
+def test_a_process_that_is_refused_again_and_again_or_lost_a_thread_tells_so(tmp_path):
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))  # and nobody listens
         port = str(bound.getsockname()[1])
         argv = [sys.executable, "-S", "-c", DIALS, port]
         done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=True)
-    assert done.stdout.split() == ["1", "2", "3", f"127.0.0.1:{port}", "<frozen", "socket>"], "a line of no program"
+    told, died = done.stdout.split("\nfeed ended with ")
+    assert told.split() == ["1", "2", "3", f"127.0.0.1:{port}", "<frozen", "socket>"], "a line of no program"
+    assert died == "ValueError: invalid literal for int() with base 10: 'x'\n"
 
 
 LEAVES = f"""
@@ -225,6 +232,7 @@ def test_a_rank_that_raises_or_exits_notes_who_had_left_it(tmp_path):
         (folder / "end-2.1").write_text('{"t": 1.0, "links": [], "left": [], "own": false}')
         note = stacks.read_note(str(folder), 2, [process.pid])
         assert begin <= note["t"] <= time.time() and note["own"] == (number == 0)
+        assert note["raised"] == {0: "KeyError: 3", 3: "ConnectionError: 3"}.get(number, "")
         assert [stays, port] in note["links"] and [port, stays] in note["links"]
         assert [each[:2] for each in note["left"]] == [[goes, port]]
     assert stacks.read_note(str(tmp_path / "0"), 1, []) == {}

@@ -72,6 +72,8 @@ def test_a_run_that_was_started_again_says_how_its_earlier_attempts_ended(tmp_pa
     failure = {"code": "exception", "severity": "error", "title": "ValueError: bad", "cause": "", "fix": "", "rank": 1}
     ended = {"outcome": "failed", "exit_code": 1, "progress": {"step": 20}}
     written = (*TRAINS, ("failed", {"finding": failure}), ("attempt-ended", ended))
+    over = make_run(tmp_path / "over", nodes=2)
+    events(over, *((kind, dict(data)) for kind, data in written), ("run-ended", {"outcome": "failed", "exit_code": 1}))
     written += (("attempt-started", {"world_size": 2, "attempt": 1, **MEETING}),)
     events(run, *((kind, dict(data)) for kind, data in written))
     monkeypatch.setattr("drumbeat.desk.state.status", lambda _: Status("local://h/1", "running"))
@@ -79,6 +81,9 @@ def test_a_run_that_was_started_again_says_how_its_earlier_attempts_ended(tmp_pa
     assert (found.attempt, found.before) == (1, ("attempt 1 failed at step 20: rank 1: ValueError: bad",))
     assert main(["status", run.path]) == 0
     assert "2; before it: attempt 1 failed at step 20: rank 1: ValueError: bad" in capsys.readouterr().out
+    assert main(["status", over.path]) == 0
+    said = capsys.readouterr().out
+    assert "stopping: its ranks have ended" in said and "before it" not in said
 
 
 @pytest.mark.parametrize("word", STATES)

@@ -11,9 +11,9 @@ import select
 import signal
 import time
 from contextlib import suppress
-from typing import Callable
+from typing import Callable, Optional
 
-from drumbeat.base.proc import cpu_seconds
+from drumbeat.base.proc import Stat, stat
 from drumbeat.base.processes import become_subreaper, die_with_parent, fork, sweep
 from drumbeat.base.signals import STOPS, let_stops_in
 
@@ -68,7 +68,7 @@ def _run(agent: Callable[[int], int], beat_fd: int) -> int:
 
 def _watch(child: int, beats: int, deadline: float, alive: Callable[[], None], hung: Callable[[], None]) -> int:
     last = looked = told = time.monotonic()
-    used = cpu_seconds(child)[1]  # CPU seconds at the last beat
+    used = stat(child)  # at the last beat
     alive()
     while True:
         done, status = os.waitpid(child, os.WNOHANG)
@@ -83,7 +83,7 @@ def _watch(child: int, beats: int, deadline: float, alive: Callable[[], None], h
             told = now
             alive()
         if readable and os.read(beats, 4096):
-            last, used = time.monotonic(), cpu_seconds(child)[1]
+            last, used = time.monotonic(), stat(child)
         elif readable:  # the pipe's end is closed: the agent is about to be gone
             return os.waitpid(child, 0)[1]
         elif time.monotonic() - last > deadline and not _starved(child, used, time.monotonic() - last, deadline):
@@ -93,8 +93,11 @@ def _watch(child: int, beats: int, deadline: float, alive: Callable[[], None], h
             return os.waitpid(child, 0)[1]
 
 
-def _starved(child: int, used: float, silent: float, deadline: float) -> bool:
-    """Return true if the agent is late because the node is overloaded, not hung: it was runnable, and has hardly got a core
-    since the last beat."""
-    runnable, now = cpu_seconds(child)
-    return runnable and now - used < deadline / 4 and silent < _STARVED * deadline
+def _starved(child: int, used: Optional[Stat], silent: float, deadline: float) -> bool:
+    """Return true if the agent is late because the node is overloaded, not hung: it is runnable, or waits for its own pages where
+    memory is short, and has hardly got a core since the last beat."""
+    now = stat(child)
+    if now is None or used is None or silent >= _STARVED * deadline:
+        return False
+    wants = now.state == "R" or now.state == "D" and now.faults > used.faults
+    return wants and now.cpu - used.cpu < deadline / 4

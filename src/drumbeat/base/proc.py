@@ -26,6 +26,7 @@ class Stat(NamedTuple):
     cpu: float  # CPU seconds used
     waited: float  # CPU seconds used by its children that ended and were waited for
     started: str  # clock ticks since boot; together with the pid it identifies a process uniquely
+    faults: int = 0  # pages that it had to wait for
 
     @property
     def alive(self) -> bool:
@@ -42,7 +43,7 @@ def stat(pid: int) -> Optional[Stat]:
         return None
     fields = data[data.rindex(b")") + 2 :].split()  # the process name before it may contain spaces and brackets
     own, waited = (int(fields[at]) + int(fields[at + 1]) for at in (11, 13))
-    return Stat(fields[0].decode(), int(fields[1]), own / _TICKS, waited / _TICKS, fields[19].decode())
+    return Stat(fields[0].decode(), int(fields[1]), own / _TICKS, waited / _TICKS, fields[19].decode(), int(fields[9]))
 
 
 def stats() -> Dict[int, Stat]:
@@ -55,12 +56,6 @@ def start_time(pid: int) -> Optional[str]:
     """Return `Stat.started` of a live process; None for a zombie."""
     found = stat(pid)
     return found.started if found and found.alive else None
-
-
-def cpu_seconds(pid: int) -> Tuple[bool, float]:
-    """Return whether a process is runnable now, and the CPU seconds it has used."""
-    found = stat(pid)
-    return (found.state == "R", found.cpu) if found else (False, 0.0)
 
 
 def children(of: Optional[int] = None) -> List[int]:

@@ -85,8 +85,9 @@ def going_on(state: State, now: float) -> List[Tuple[str, str]]:
         lines.append(("hang", f"{finding.title} ({duration(max(0.0, now - state.hang.t))} ago)"))
         lines += [("cause", finding.cause), ("fix", finding.fix)]
     if state.before:
-        lines.append(("attempt", f"{state.attempt + 1}; before it: {'; '.join(state.before[-3:])}"))
-        lines += [("progress", "no step in this attempt yet")] if not state.progress.place else []
+        begun = len(state.before) <= state.attempt  # else the last attempt has ended
+        lines.append(("attempt", begun * f"{state.attempt + 1}; before it: " + "; ".join(state.before[-3:])))
+        lines += [("progress", "no step in this attempt yet")] if begun and not state.progress.place else []
     if state.progress.place:
         lines.append(("progress", progress_line(state.progress, not state.hang and state.status.state == RUNNING, now)))
     if state.world:

@@ -50,6 +50,7 @@ _SHOWN = (
 )
 _TRIES, _LATELY = 3, 20.0  # refused connections that count as trying again and again; seconds since the first of them
 _refused: List[Tuple[float, Any]] = []  # the last refused connections: when, and the address
+_died: List[str] = []  # the thread that ended last with an exception, and which
 
 _serving = 0  # pid of the process that answers; its forks do not
 
@@ -67,13 +68,22 @@ def adapt(module: Any) -> None:
     show, leave = sys.excepthook, os._exit
 
     def note_and_show(kind: Any, value: Any, trace: Any) -> None:
-        note_end(not _of_connection(value))
+        note_end(not _of_connection(value), _words(kind, value))
         show(kind, value, trace)
 
     def note_and_leave(status: int) -> None:
         note_end()
         leave(status)
 
+    def note_thread_and_show(about: Any) -> None:
+        if about.exc_type is not SystemExit:
+            _died[:] = [f"{getattr(about.thread, 'name', '')} ended with {_words(about.exc_type, about.exc_value)}"]
+        show_thread(about)
+
+    loaded = "threading" in sys.modules  # otherwise it will take its hook from there
+    holder, name = (sys.modules["threading"], "excepthook") if loaded else (_thread, "_excepthook")
+    show_thread = getattr(holder, name)
+    setattr(holder, name, note_thread_and_show)
     sys.excepthook, os._exit = note_and_show, note_and_leave  # type: ignore[assignment]
     atexit.register(note_end)
 
@@ -166,7 +176,16 @@ def ask(folder: str, name: str, seconds: float) -> Optional[Dict[str, Any]]:
         return None
 
 
-def note_end(own: bool = False) -> None:
+def _words(kind: Any, value: Any) -> str:
+    """Return an exception as the last line of its traceback shows it."""
+    try:
+        lines = str(value).strip().splitlines()
+    except Exception:  # noqa: BLE001 - its class may be the user's
+        lines = []
+    return ": ".join([kind.__name__, *lines[:1]])[:200]
+
+
+def note_end(own: bool = False, raised: str = "") -> None:
     """Record, once, that this rank leaves: the time, its TCP connections (own port, peer's port), and those that the peer has
     closed, with the seconds since their last data. `own`: it has raised, and no lost connection was the reason."""
     metrics = os.environ.get("DRUMBEAT_METRICS")
@@ -179,7 +198,7 @@ def note_end(own: bool = False) -> None:
         place = os.open(os.path.join(os.path.dirname(metrics), name), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         now, (links, left) = time.time(), _connections()
         with open(place, "w") as file:
-            file.write(json.dumps({"t": now, "links": links, "left": left, "own": own}))
+            file.write(json.dumps({"t": now, "links": links, "left": left, "own": own, "raised": raised}))
     except Exception:  # noqa: BLE001, S110 - an exception's own words must come out
         pass
 
@@ -193,26 +212,25 @@ def _of_connection(value: Optional[BaseException]) -> bool:
     return False
 
 
-def left(folder: str) -> Set[int]:
-    """Return the processes that have left Python: they have raised or exited, and may still be alive."""
-    names = os.listdir(folder) if os.path.isdir(folder) else []
-    return {int(name.rpartition(".")[2]) for name in names if name.startswith(_NOTE)}
+def read_notes(folder: str, rank: str = "") -> Dict[int, Dict[str, Any]]:
+    """Return the notes of the processes that have left Python: they have raised or exited, and may still be alive."""
+    import json
+
+    found = {}
+    for name in os.listdir(folder) if os.path.isdir(folder) else ():
+        if name.startswith(f"{_NOTE}{rank}"):
+            try:
+                with open(os.path.join(folder, name)) as file:
+                    found[int(name.rpartition(".")[2])] = json.load(file)
+            except (OSError, ValueError):
+                continue
+    return found
 
 
 def read_note(folder: str, rank: int, pids: Collection[int]) -> Dict[str, Any]:
     """Return the note of a rank; if several processes left one, that of one of `pids`, else the one with the most connections."""
-    import json
-
-    found: List[Tuple[bool, int, Dict[str, Any]]] = []
-    for name in os.listdir(folder) if os.path.isdir(folder) else ():
-        if name.startswith(f"{_NOTE}{rank}."):
-            try:
-                with open(os.path.join(folder, name)) as file:
-                    note = json.load(file)
-                found.append((int(name.rpartition(".")[2]) in pids, len(note["links"]), note))
-            except (OSError, ValueError, KeyError, TypeError):
-                continue
-    return max(found, key=lambda each: each[:2], default=(False, 0, {}))[2]
+    found = read_notes(folder, f"{rank}.")
+    return found[max(found, key=lambda pid: (pid in pids, len(found[pid]["links"])))] if found else {}
 
 
 def _connections() -> Tuple[List[Tuple[int, int]], List[Tuple[int, int, float]]]:
@@ -254,7 +272,7 @@ def _answer(listener: socket.socket, starter: int) -> None:
                 main = _main_thread(starter)
                 frame = sys._current_frames().get(main)
                 answer = {"pid": os.getpid(), "stack": _stack(frame, main), "flight": _flight(), "rank": _number()}
-                answer.update(meets=_meets(frame), dials=_dials(), calling=_calling(frame))
+                answer.update(meets=_meets(frame), dials=_dials(), calling=_calling(frame), died="".join(_died))
                 del frame
                 connection.sendall(json.dumps(answer).encode())
         except Exception:  # noqa: BLE001, S112 - whatever a half-imported torch does here, the training goes on

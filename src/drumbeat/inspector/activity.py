@@ -10,7 +10,7 @@ import subprocess
 import threading
 import time
 from dataclasses import replace
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Collection, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from drumbeat.base import proc
 from drumbeat.base.proc import Ports
@@ -58,6 +58,8 @@ MPI = "mpi4py."  # prefix of a call of MPI, which waits for other ranks as a col
 RANK_AT_END = "rank "  # prefix of the text for the other end if it is a rank
 _RECEIVES, _LOCKS = ("read", "recvfrom", "recvmsg"), ("flock", "fcntl")
 FOR_A_CHILD = ("wait4", "waitid")  # calls that wait for a child process
+ANSWER = "an answer over the network"  # end of the signs of a rank that may wait for somebody outside the job
+_OWN = "its own "  # prefix of the text for the other end if it is a process below the rank
 # The kernel's functions in which a process waits for a socket, and for any file descriptor.
 _SOCKET_WAITS = ("wait_woken", "sk_wait_data", "unix_stream_")
 # What a process waits for in the kernel, by the prefix of the kernel function it waits in.
@@ -164,15 +166,18 @@ def read_ranks(
         time.sleep(max(0.0, begin + _APART * (index + 1) / _ASKS - time.monotonic()))
     now, told = time.monotonic(), {**(earlier.numbers if earlier else {}), **_told(ranks)}
     network = round(max(0, _carried() - carried) / (now - begin))
-    gone = stacks.left(folder)
+    gone = stacks.read_notes(folder)
     then = seen.later(seen.below([pid for rank in ranks for pid in rank.pids]))
     devices = Sampler(LiveHost(), gpus).sample()["gpus"] if gpus else []
     looks, last = [], _all_usage(ranks, then)
     places: Dict[int, Tuple[str, ...]] = {}
+    ends = {ports for rank in ranks for ports in (then.sockets(rank.main) or {}).values()}
     for rank in ranks:
         used, known = last[rank.main].since(before[rank.main]), earlier is not None and rank.main in earlier.usage
         look = replace(_look(rank, seen, last[rank.main], used, now - begin, gpus, devices), network=network)
-        look = replace(look, left=rank.main in gone)
+        if rank.main in gone:
+            note = gone[rank.main]
+            look = replace(look, left=True, raised=note["raised"], raised_for=round(time.time() - note["t"], 1))
         since, seconds, still = used, now - begin, 0.0
         if earlier and known:
             since, seconds = last[rank.main].since(earlier.usage[rank.main]), now - earlier.at
@@ -180,7 +185,7 @@ def read_ranks(
         look = replace(look, granted=since.granted, waits=_waits(look, rank.moments, since, seconds))
         if not (look.waits_for or (earlier and earlier.spares)):
             look = replace(look, waits_for=awaited(rank, ranks, then, run_id, told))
-        signs, progress = _signs(look, since, seconds)
+        signs, progress = _signs(look, since, seconds, _asks(rank, look, then, ends))
         been, place = earlier.places.get(rank.main, ()) if earlier else (), _place(look)
         if not progress and look.asked is False and since.cpu >= _BUSY * seconds:
             still, place = still - seconds, been[-1] if been else place  # it computes, nobody knows where
@@ -247,7 +252,16 @@ def _wakes(pid: int) -> int:
     return int(value) if value.isdigit() else 0
 
 
-def _signs(look: RankLook, used: Usage, seconds: float) -> Tuple[str, bool]:
+def _asks(rank: RankProcesses, look: RankLook, seen: Snapshot, ends: Collection[Ports]) -> bool:
+    """Return true if it, or the process below it that it waits for, has a connection that no rank here has the other end of."""
+    below = look.call in FOR_A_CHILD or look.waits_for.startswith(_OWN)
+    about, held = {rank.main}, (seen.sockets(rank.main) or {}) if below else {}
+    about = seen.below(about) - about if below else about
+    links = [each for pid in about for each in (seen.sockets(pid) or {}).items()]
+    return any(ports[1] and ports[::-1] not in ends and inode not in held for inode, ports in links)
+
+
+def _signs(look: RankLook, used: Usage, seconds: float, asks: bool) -> Tuple[str, bool]:
     """Return why a rank may be working, in words, and whether it certainly makes progress. Work of helpers counts only while
     the rank waits for a child: a process that collects metrics is never still."""
     span, for_a_child = f"in {seconds:.0f} s", look.call in FOR_A_CHILD or look.waits_in == "do_wait"
@@ -262,12 +276,14 @@ def _signs(look: RankLook, used: Usage, seconds: float) -> Tuple[str, bool]:
     if used.wakes > 1:  # repeated polls of a queue with a timeout are no work
         for_a_queue = look.call in _TIMED_WAITS and used.wakes < _OFTEN * seconds
         return f"it woke {used.wakes} times {span}", not for_a_queue
+    if asks and (for_a_child or look.waits_for.startswith(_OWN)):
+        return f"the process that it waits for may wait for {ANSWER}", False
     if look.waits_for and not look.waits_for.startswith("process "):
         return "", False  # for another rank, a process of its own, or a file
     if look.waits_in.startswith(_SOCKET_WAITS) or look.call in ("recvfrom", "recvmsg", "connect"):
-        return "it waits for an answer over the network", False
+        return f"it waits for {ANSWER}", False
     if look.waits_in.startswith(_POLL_WAITS) and look.call != "nanosleep":
-        return "it waits for a file descriptor to become ready", False
+        return f"it waits for {ANSWER if asks else 'a file descriptor to become ready'}", False
     return "", False
 
 
@@ -421,6 +437,7 @@ def _look(
         unnumbered=rank.unnumbered,
         meets=_throughout(rank.answers, "meets"),
         dials=_throughout(rank.answers, "dials"),
+        died=str(rank.answers[-1].get("died") or "") if rank.answers else "",
     )
 
 
@@ -459,7 +476,7 @@ def awaited(
     if len(numbers) == 1:
         return f"{RANK_AT_END}{numbers.pop()}{held}"
     pid = own or others[0]
-    return f"{'its own ' if own else ''}process {pid} ({seen.processes[pid].program}){held}"
+    return f"{_OWN if own else ''}process {pid} ({seen.processes[pid].program}){held}"
 
 
 def _holders(main: int, name: str, target: str, seen: Snapshot) -> List[int]:

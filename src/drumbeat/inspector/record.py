@@ -59,9 +59,10 @@ class RankLook:
     command: bool = False  # not a rank, but the node's script or launcher while it has no ranks
     unnumbered: bool = False  # started by the command, rank unknown; `rank` is the node's first
     had_ranks: bool = False  # a command that had ranks: it may go on for as long as it likes
-    raised: str = ""  # the exception, if the last thing it wrote is a traceback
-    raised_for: float = 0.0  # seconds since then
     left: bool = False  # it has left Python, by an exception or by its end, and is still alive
+    raised: str = ""  # the exception by which it has left
+    raised_for: float = 0.0  # seconds since then
+    died: str = ""  # a thread of its that ended with an exception, and which
     meets: str = ""  # host:port at which it waits for the other ranks in the rendezvous
     dials: str = ""  # host:port to which it tries to connect again and again
     missed: str = ""  # why it reaches nobody there

@@ -67,7 +67,8 @@ class Course:
         elif isinstance(event, kinds.Decided) and event.action in ("restart", "requeue"):
             self.stopping, self.next = "", "restarting" if event.action == "restart" else "waiting to be queued again"
         elif isinstance(event, (kinds.RunStarted, kinds.AttemptStarted, kinds.RunEnded)):
-            self.stopping = self.next = ""
+            self.stopping = "its ranks have ended" if isinstance(event, kinds.RunEnded) else ""
+            self.next = ""
         if isinstance(event, kinds.RunStarted):
             self._started, self._here, self._named = event, set(), None
         elif isinstance(event, (kinds.Mustered, kinds.RunEnded)):

@@ -4,7 +4,6 @@ the run folder and to the lead; of a routine look only the time that each rank w
 from __future__ import annotations
 
 import json
-import threading
 import time
 from dataclasses import replace
 from functools import partial
@@ -12,7 +11,6 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.agent.folder.child import FolderChild
 from drumbeat.agent.member.progress import NodeMetrics
-from drumbeat.agent.ranks.ends import LATER, raised_at, read_stream
 from drumbeat.agent.ranks.handles import Ranks
 from drumbeat.agent.ranks.launchers import Direct
 from drumbeat.agent.wire.messages import Looked, Message, Pace
@@ -20,8 +18,7 @@ from drumbeat.base import clock, proc
 from drumbeat.base.order import Order
 from drumbeat.base.processes import Asked
 from drumbeat.base.record import RecordError, from_plain, to_plain
-from drumbeat.base.redact import printable
-from drumbeat.inrank.stacks import left
+from drumbeat.inrank.stacks import read_notes
 from drumbeat.inspector.activity import Earlier, Usage, read_ranks, read_usage
 from drumbeat.inspector.ras import RasNote
 from drumbeat.inspector.record import Known, RankLook
@@ -30,7 +27,6 @@ from drumbeat.runfolder.layout import NodeFolder
 from drumbeat.runfolder.progress import median
 
 DEADLINE = 9.0  # seconds for one look
-_WORDS_WITHIN = 1.0  # seconds to read the ranks' logs
 ROUTINE = 0  # number of a look that was not requested
 _FIRST, _EVERY, _SLOWER, _RARELY = 10.0, 30.0, 1.5, 60.0  # seconds until the first one; intervals, growing
 _REST_EVERY, _LITTLE = 2.0, 0.02  # seconds between two readings of a main thread's time; share of it that is rest
@@ -66,7 +62,6 @@ class Looker:
             before = (earlier or Earlier(time.monotonic(), {}))._replace(numbers=self.numbers)
             about = (self.run_id, node, mains, commands, self.folder, self.gpus)
             looks, notes, last, links = read_ranks(*about, before)
-            looks = _LastWords(looks).added()
             if commands and had_ranks():
                 looks = [replace(look, had_ranks=look.command) for look in looks]
             return {"looks": looks, "ras": notes, "last": _lines(last), "links": links}
@@ -165,7 +160,7 @@ class _Rest:
         span = now - self._read
         if span < _REST_EVERY:
             return
-        self._read, before, gone = now, self._ran, left(self.folder)
+        self._read, before, gone = now, self._ran, read_notes(self.folder)
         wanted = {pid: sum(proc.scheduled(pid)) for pid in mains}
         self._ran = {}
         for pid, total in wanted.items():
@@ -174,30 +169,6 @@ class _Rest:
             self._ran[pid] = (now if awake else since), total
         alive = [since for pid, (since, total) in self._ran.items() if total]
         self.seconds = round(now - min(alive), 1) if alive else None
-
-
-class _LastWords(threading.Thread):
-    """Reads the ranks' last output during the look; if their logs cannot be read in time, the look is used without it."""
-
-    def __init__(self, looks: Sequence[RankLook]) -> None:
-        super().__init__(daemon=True)
-        self.looks, self.found = looks, {look.pid: look for look in looks}
-        self.start()
-
-    def run(self) -> None:
-        for look in self.looks:
-            out, err = (
-                read_stream(look.rank, name, proc.written_to(look.pid, fd)) for name, fd in (("out", 1), ("err", 2))
-            )
-            place = raised_at(err.lines)
-            if place is not None and out.written <= err.written + LATER:
-                age = max(0.0, time.time() - err.written)
-                text = printable(err.lines[place]).strip()[:200]
-                self.found[look.pid] = replace(look, raised=text, raised_for=round(age, 1))
-
-    def added(self) -> List[RankLook]:
-        self.join(_WORDS_WITHIN)
-        return [self.found[look.pid] for look in self.looks]
 
 
 class NodeLooks:

@@ -136,12 +136,12 @@ def last_error(streams: Sequence[RankStream]) -> Optional[Tuple[Finding, RankStr
     return None
 
 
-def raised_at(lines: Sequence[str], most: int = _LAST_WORDS) -> Optional[int]:
-    """Return the index of the line that names the exception of the last traceback, if no work went on after it and at most
-    `most` lines follow. Python prints uncaught exceptions like this; after a caught one the program would go on."""
+def _raised_at(lines: Sequence[str]) -> Optional[int]:
+    """Return the index of the line that names the exception of the last traceback, if no work went on after it and few lines
+    follow. Python prints uncaught exceptions like this; after a caught one the program would go on."""
     begin = max((number for number, line in enumerate(lines) if line.startswith(_TRACEBACK)), default=len(lines))
     place = next((number for number in range(begin + 1, len(lines)) if lines[number][:1] not in ("", " ", "\t")), None)
-    return None if place is None or _works(lines[place + 1 :], most) else place
+    return None if place is None or _works(lines[place + 1 :], _LAST_LINES) else place
 
 
 def wrote_on(streams: Sequence[RankStream], stream: RankStream, ended: float) -> bool:
@@ -367,7 +367,7 @@ _RELATIVE = regex(r"no such file '[^/'].*'")  # as FileNotFoundError names it
 def _raised_before(found: Finding, lines: Sequence[str]) -> Sequence[str]:
     """Return the lines up to the exception that ended a rank's work, if the found failure only came later, while the rank
     waited for the others."""
-    place = raised_at(lines, _LAST_LINES) if found.code in CONSEQUENCES and found.evidence else None
+    place = _raised_at(lines) if found.code in CONSEQUENCES and found.evidence else None
     if place is None:
         return ()
     later = any(found.evidence[0].text in shown(line) for line in lines[place + 1 :])

@@ -93,9 +93,9 @@ def doing(look: RankLook) -> str:
         return f"waiting in the kernel{what} ({look.waits_in or look.call or 'state D'}){at}"
     if look.compiler:
         return f"compiling ({look.compiler})"
-    if look.raised and look.left:
-        return f"still alive after it raised {look.raised}"
-    if word == SILENT and not look.raised:
+    if look.raised:
+        return f"still alive after it raised {look.raised}{at and ','}{at}"
+    if word == SILENT:
         return "not answering"
     if word == BUSY:
         if look.asked is False:
@@ -107,8 +107,6 @@ def doing(look: RankLook) -> str:
         return (
             f"waiting for a kernel on its GPU, which is {look.gpu:.0f} % busy at {look.power or 0:.0%} of its power{at}"
         )
-    if look.raised:
-        return f"waiting after it raised {look.raised}"
     if look.missed and not look.meets:
         return f"trying to connect to {look.dials}, {look.missed}{at and ','}{at}"
     if look.missed:
@@ -204,11 +202,12 @@ def held_up(word: str, odd: Sequence[RankLook], looks: Sequence[RankLook], silen
     """Name the ranks that hold the others up: `odd`, or all if no rank works."""
     first = odd[0] if odd else next((look for look in looks if class_of(look) == ASLEEP), looks[0])
     line = first.place.rsplit(" ", 1)[0]  # its function is named in the title
+    died = first.died and f" (its thread {first.died})"
     waited = f"no step for {silence.seconds:.0f} s" if silence.steps else f"nothing moves for {silence.seconds:.0f} s"
     if silence.others_go_on:
         title = f"{say_of(odd, doing(first))}, without a report for {silence.seconds:.0f} s; the others go on"
     elif odd:
-        title = f"{waited}: {say_of(odd, doing(first))}{_rest(looks, odd)}"
+        title = f"{waited}: {say_of(odd, doing(first))}{died}{_rest(looks, odd)}"
     else:
         title = f"{waited}: no rank is working{_rest(looks, odd, 3)}"
     one = len(odd) == 1 and not (first.command or first.unnumbered)
@@ -300,7 +299,7 @@ def judge(looks: Sequence[RankLook], silence: Silence) -> Optional[Finding]:
         odd = [look for look in looks if look.rank in silence.quiet and not _may_be_done(look, what[look.key])]
         return _unless_working(odd, looks, what, silence) if odd else None
     idle = [look for look in looks if what[look.key] in _IDLE]
-    busy = all(look.call in FOR_A_CHILD for look in looks) or not silence.steps and _asleep(looks, what)
+    busy = all(look.call in FOR_A_CHILD for look in looks) or _asleep(looks, what)
     if silence.ended and len(idle) == len(looks) and not busy:
         return early_exit(silence, looks)
     parted = _parted(looks) if len(idle) < len(looks) or silence.steps or silence.again else None
@@ -336,7 +335,8 @@ def _stands(look: RankLook, word: str, silence: Silence) -> bool:
     progress."""
     if moves(look):
         return False
-    if not silence.steps and (look.signs and word != INPUT or not silence.again):
+    asks = look.signs.endswith(activity.ANSWER) and not in_collective(look)
+    if asks or not silence.steps and (look.signs and word != INPUT or not silence.again):
         return silence.seconds * had_core(look) >= _BUSY_PATIENCE
     stood = silence.seconds if in_collective(look) else look.still
     worked = silence.seconds * (had_core(look) if word == BUSY else 1.0)
@@ -355,8 +355,7 @@ def _is_leaving(look: RankLook) -> bool:
 
 
 def _raised(looks: Sequence[RankLook], what: Mapping[Key, str], silence: Silence) -> Optional[RankLook]:
-    """Return the rank whose last output is a traceback, if it is idle and no rank makes steps. A program that catches an
-    exception and goes on works, writes, or lets the others step."""
+    """Return the rank that an exception has ended, if its process has not ended, is idle, and no rank makes steps."""
     idle = [look for look in looks if what[look.key] in _IDLE or _is_leaving(look)]
     over = [look for look in idle if look.raised and look.raised_for >= _RAISED and not look.command]
     patient = len(idle) == len(looks) or silence.seconds >= _WORKING_PATIENCE
