@@ -197,7 +197,7 @@ def resolve(job: Job, site: Site, here: Here) -> Order:
         raise Problem(
             f"{nodes} nodes, but the program starts its own workers (Ray): each node would be a Ray cluster of its own",
             "nodes: 1; or launcher: once and a script that starts Ray's head on node 0 and joins it from the others "
-            "(docs/run.md)",
+            "(docs page run)",
         )
     wanted = nodes if least and least <= given < nodes else None
     nodes = given if wanted else nodes  # so many the scheduler could give

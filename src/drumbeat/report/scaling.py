@@ -121,7 +121,7 @@ _LONG_ENOUGH = 60.0  # seconds of training
 NOT = "not measured"
 FINISHED = "finished"
 _SHARED = ("steps/s", "epochs/s")  # speeds that all ranks make together: the work in one is not told
-_TELL_BATCH = "add metrics.report(step, samples=...) to the program (docs/metrics.md)"
+_TELL_BATCH = "add metrics.report(step, samples=...) to the program (docs page metrics)"
 
 
 @dataclass(frozen=True)

@@ -349,7 +349,9 @@ def export(run: Run, where: str) -> List[str]:
 
 def _written(count: int, name: str, kind: str, place: str) -> List[str]:
     if not count:
-        raise Problem(f"{name} has no metrics: nothing was written", "docs/metrics.md says how a program reports some")
+        raise Problem(
+            f"{name} has no metrics: nothing was written", "docs page metrics says how a program reports some"
+        )
     return [f"{count:,} records of {name} written to {kind} {place}"]
 
 
