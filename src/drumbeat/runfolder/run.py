@@ -431,7 +431,7 @@ class Run:
             part = _part(lines, node, paced, stepped)
             # an earlier drumbeat recorded no paces, or no sum has been written yet
             if part is None and (whole or size >= _FAR):
-                part = _part(lines, node) or (_added(Progress(), lines, node) if whole else None)
+                part = _part(lines, node, stepped=stepped) or (_added(Progress(), lines, node) if whole else None)
             size *= 8
         return part
 
