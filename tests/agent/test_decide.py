@@ -41,7 +41,7 @@ ROWS = [
     ("finished", [Outcome(FINISHED, 0)], 3, 0, False, "stop", "finished"),
     ("cancelled", [Outcome(CANCELLED, 130)], 3, 0, False, "stop", "cancelled"),
     ("no restart", steps("exception", 5), 0, 0, False, "stop", "no restart"),
-    ("first failure", steps("exception", 5), 3, 0, False, "restart", "restart 1 of 3 in 1 s (cause: program)"),
+    ("first failure", steps("exception", 5), 3, 0, False, "restart", "restart 1 of 3 in 1 s: program"),
     ("restarts spent", steps("exception", 5, 50, 500), 2, 0, False, "stop", "all 2 restarts are spent"),
     ("same bug", steps("exception", 5, 5), 9, 0, False, "stop", "at step 5 twice"),
     ("same bug, reported late", steps("exception", 5, 6), 9, 0, False, "stop", "at step 6 twice"),
@@ -83,12 +83,12 @@ ROWS = [
     ("NaN, no step", steps("nan-loss", None), 9, 0, False, "restart", "older than the first bad step"),
     ("NaN twice", steps("nan-loss", 5, 9), 9, 0, False, "stop", "older than step 9 helps; look at the learning rate"),
     ("NaN, then a bug", [*steps("nan-loss", 5), failed(step=9)], 9, 0, False, "restart", "restart 2 of 9"),
-    ("full disk", steps("disk-full", 5), 9, 0, False, "restart", "restart 1 of 3 in 30 s (cause: storage)"),
+    ("full disk", steps("disk-full", 5), 9, 0, False, "restart", "restart 1 of 3 in 30 s: storage"),
     ("full disk again", steps("disk-full", 5, 9), 9, 0, False, "restart", "restart 2 of 3 in 60 s"),
     ("full disk for good", steps("disk-full", 5, 9, 12, 15), 9, 0, False, "stop", "make room"),
     ("preempted", steps("preempted", 5), 0, 0, True, "requeue", "costs no restart"),
     ("preempted, alone", steps("preempted", 5), 0, 0, False, "stop", "no restart"),
-    ("link lost", steps("ib-retry-exceeded", 5), 9, 0, False, "restart", "in 5 s (cause: network)"),
+    ("link lost", steps("ib-retry-exceeded", 5), 9, 0, False, "restart", "in 5 s: network"),
 ]  # fmt: skip
 
 

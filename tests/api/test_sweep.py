@@ -35,6 +35,11 @@ def test_a_machine_without_a_scheduler_queues_one_run_for_each_value(drumbeat):
     assert first["run_id"].startswith("x-lr-1e-3-") or first["run_id"].startswith("sh-lr-1e-3-")
     assert second["run_id"].rpartition("-lr-")[2].startswith("a-b-")
     assert "a b seed" in drumbeat("logs", second["run_id"]).stdout
+    name = first["run_id"].partition("-lr-")[0]
+    refused = " ".join(drumbeat("compare", name).stderr.split())
+    assert f"{name}-lr-1e-3: no throughput" in refused and f"{name}-lr-a-b: no throughput" in refused, (
+        "its runs, by its name"
+    )
 
 
 def test_combinations():

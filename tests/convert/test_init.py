@@ -96,7 +96,7 @@ def test_copies_are_told_at_every_run(drumbeat):
     words = ["run", "--site", "localhost", "--ranks-per-node", "2", "--", "python3", "train.py"]
     first = drumbeat(*words).stderr
     assert [line for line in first.splitlines() if line.startswith("script")] == [
-        "script     not distributed: each rank trains a copy of its own (docs/howto/one-gpu-to-many.md)"
+        "script     not distributed: each rank trains a copy of its own (docs page howto/one-gpu-to-many)"
     ]
     told = drumbeat(*words).stderr.splitlines()
     assert [line.split()[0] for line in told if "not distributed: each rank trains" in line] == ["script", "warning"]

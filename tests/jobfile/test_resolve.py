@@ -171,9 +171,9 @@ def test_as_many_emulated_ranks_as_are_allowed():
         ("command: x\ngpus: 8", {"gpus": 2}, "job.yaml:2: gpus: 8 GPUs per node requested, but laptop has 2"),
         ("command: x\nruns: ~/runs", {}, "job.yaml:2: runs: '~' is not expanded here\n  write $HOME"),
         ("command: x\nnodes: 3\nranks-per-node: 3", {}, "3 nodes x 3 ranks = 9 ranks on this one machine; "
-         "2 cores x 4 per core allow 8\n  ask for fewer, or allow more with --oversubscribe 5"),
+         "its 2 cores take 8, 4 per core\n  ask for fewer, or allow more with --oversubscribe 5"),
         ("command: x\nspares: 1000", {}, "1 node x 1 rank = 1 rank and 1,000 spare nodes on this one machine; "
-         "2 cores x 4 per core allow 8\n  ask for fewer, or allow more with --oversubscribe 501"),
+         "its 2 cores take 8, 4 per core\n  ask for fewer, or allow more with --oversubscribe 501"),
         ("command: x\nwrap: {ranks: [0, 1], command: p}", {}, "job.yaml:2: wrap.ranks: there is no rank 1 among 1, "
          "counted from 0"),
         ("command: x\nenv: {HF_TOKEN: hf_abc}", {}, "job.yaml:2: env.HF_TOKEN: looks secret, and this text is written "

@@ -68,7 +68,7 @@ def test_a_batch_that_grows_with_the_nodes_is_shown(capsys):
     [
         (("--model", "7b"), "did you mean llama2-7b, mistral-7b, qwen2.5-7b, gemma-7b?"),
         (("--model", "lama3-8b"), "did you mean llama3-8b"),
-        (("--model", "zzz"), "docs/predict.md; or give a config.json"),
+        (("--model", "zzz"), "docs page predict lists the known names; or give a config.json"),
         (("--model", "llama3-8b", "--gpu", "h100", "--gpus", "16"), "--nodes 2: nodes of 8 GPUs"),
     ],
 )

@@ -4,13 +4,14 @@ import csv
 import dataclasses
 import io
 import re
+from dataclasses import replace
 
 import pytest
 
 from drumbeat.base.problem import Problem
 from drumbeat.report.figures import Figures, Phases, Setting, Speed
 from drumbeat.report.scaling import compare
-from drumbeat.report.tables import charts_of_comparison, csv_text, latex, markdown, page, said, text
+from drumbeat.report.tables import cells, charts_of_comparison, csv_text, latex, markdown, page, said, text
 from drumbeat.verify.chart import line_chart, ticks
 
 
@@ -41,17 +42,26 @@ def test_a_changed_batch_is_flagged():
     assert any(line == "differs: batch of a step: 4,096 tokens (run-4); 6,000 tokens (run-8)" for line in said(found))
 
 
-def test_runs_of_one_size_with_other_batches_are_reckoned_alike_in_table_and_text():
+def test_variants_show_their_losses_and_nothing_of_scaling():
     first = run(2, 8 / 1.5, 8.0, phases=Phases(step=1500.0))
     second = run(2, 16 / 4.725, 16.0, name="larger", phases=Phases(step=4725.0))
-    found = compare([first, second])
-    assert found.rows[1].efficiency == pytest.approx(0.635, abs=1e-3)
-    assert found.rows[1].lost_ms == pytest.approx(4725.0 - 3000.0)
-    words = "\n".join(said(found))
-    assert (
-        "differs: batch of a step: 8 tokens (run-2); 16 tokens (larger)" in words and "faster than ideal" not in words
-    )
-    assert "per step: communication, input, imbalance and compute not measured" in words
+    curves = {"loss": [(1.0, 3.0), (9.0, 1.0)], "validation loss": [(5.0, 2.0), (9.0, 1.5)]}
+    told = {"curves": curves, "steps_at": [(1.0, 10.0), (9.0, 90.0)]}
+    found = compare([replace(first, loss=(3.0, 1.0), **told), replace(second, loss=(3.0, 0.5), **told)])
+    assert found.losses["training loss"]["larger"] == [(10, 3.0), (90, 1.0)]
+    assert found.losses["validation loss"]["run-2"] == [(50, 2.0), (90, 1.5)]
+    shown = "\n".join([*said(found), *cells(found)[0], page(found)])
+    assert "differs: batch of a step: 8 tokens (run-2); 16 tokens (larger)" in shown
+    assert "lowest last loss: 0.5 (larger)" in shown and "Validation loss" in shown
+    assert not any(word in shown for word in ("speed-up", "efficiency", "lost on", "ideal"))
+    assert list(charts_of_comparison(found)) == ["training-loss", "validation-loss"]
+
+
+def test_the_names_of_what_a_run_wrote_are_no_difference():
+    named = {
+        name: run(4, 4000.0, name=name, command=f"train.py --out {name}.pt", outputs=(f"{name}.pt",)) for name in "ab"
+    }
+    assert compare(list(named.values())).differences == () and len(compare(list(named.values())).repeats) == 1
 
 
 def test_a_batch_that_is_not_reported_is_not_guessed():

@@ -78,6 +78,8 @@ def test_without_a_checkpoint_all_of_the_first_attempt_is_lost():
     second = ended(112.0, 1, "finished", first_t=72.0, last_t=112.0, first_step=1, step=41)
     parts = ledger(0.0, 112.0, [run_started(1.0), started(1.0), first, started(62.0, 1), second])
     assert parts["lost"] == 50.0 and parts["training"] == 40.0
+    parts = ledger(0.0, 112.0, [run_started(1.0), started(1.0), first, started(62.0, 1), ended(112.0, 1)])
+    assert not parts["lost"] and parts["training"] == 50.0, "killed after the last step: nothing was repeated"
 
 
 def test_time_in_the_queue_is_no_part_of_the_share():

@@ -203,7 +203,9 @@ class Order:
     checks: Dict[str, str] = field(default_factory=dict)  # a watcher's check -> one of CHECK_LEVELS
     floors: Dict[str, Floor] = field(default_factory=dict)  # one of COLLECTIVES -> the site's floor
     brings: Tuple[str, ...] = ()  # packages of drumbeat's own that agents copy to `{attempt}`: inrank/collective_test
-    sweep: Tuple[Dict[str, str], ...] = ()  # for each job of an array: name -> value of `{name}` in the command
+    sweep: Tuple[
+        Dict[str, str], ...
+    ] = ()  # name -> value of `{name}` in the command: of each job of an array, or of this job
     code: str = "shared"  # one of CODES: how the working tree gets to the nodes
     code_root: str = ""  # sync: where it was packed
     code_digest: str = ""  # sync: SHA-256 of RUN/code.tar.gz

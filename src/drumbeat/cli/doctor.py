@@ -91,7 +91,7 @@ def _dumps(args: Any) -> Judged:
     if not found and not jobs and all(finding.code == "dump-unread" for finding in unread):
         raise Problem(
             "nothing in these files is known",
-            f"docs/diagnose.md lists the commands whose output is read; a log: drumbeat diagnose {shlex.join(args.dumps)}",
+            f"docs page diagnose lists the commands whose output is read; a log: drumbeat diagnose {shlex.join(args.dumps)}",
         )
     of = ", ".join(dict.fromkeys(kinds))
     limits: Tuple[str, ...] = ("whatever these lines do not show: drumbeat doctor on the node looks at all of it",)

@@ -21,7 +21,9 @@ _RUN = "name, run id or the start of one, run folder, scheduler job, or a file t
 def add_arguments(parser: Any) -> None:
     several = parser.get_default("called") == "compare"
     runs = (
-        f"two or more: each a {_RUN}" if several else f"{_RUN}; default: the newest run here; several: how they scale"
+        f"two or more: each a {_RUN}; or the name of a sweep"
+        if several
+        else f"{_RUN}; default: the newest run here; several: how they scale"
     )
     parser.add_argument("runs", nargs="*", metavar="RUN", help=runs)
     parser.add_argument("--html", metavar="FILE", help="write one self-contained page with plots")
@@ -36,15 +38,10 @@ def add_arguments(parser: Any) -> None:
 
 
 def run(args: Any) -> int:
-    if len(args.runs) > 1:
+    if len(args.runs) > 1 or args.called == "compare":
         return _several(args)
-
-    if args.called == "compare":
-        raise Problem("compare takes two runs or more", "drumbeat compare RUN RUN; drumbeat list shows them")
     if args.table:
         raise Problem("--table compares runs, but only one was given", "drumbeat report RUN RUN ... --table markdown")
-    if args.export:
-        return _export(args)
     from drumbeat.report.gather import read_figures
     from drumbeat.report.tables import charts_of, page_of
     from drumbeat.report.text import lines_of
@@ -54,9 +51,11 @@ def run(args: Any) -> int:
         write_file(args.html, page_of(figures))
     if args.svg:
         _write_charts(args.svg, charts_of(figures))
+    if args.export:
+        _export(args)
     if args.json:
         print_json(figures)
-    elif not (args.html or args.svg):
+    elif not (args.html or args.svg or args.export):
         print("\n".join(lines_of(figures, shutil.get_terminal_size((80, 24)).columns)))
     return 0
 
@@ -93,7 +92,7 @@ def _write_charts(folder: str, charts: Dict[str, str]) -> None:
         write_file(os.path.join(folder, f"{name}.svg"), standalone(chart))
 
 
-def _export(args: Any) -> int:
+def _export(args: Any) -> None:
     from drumbeat.desk.runs import find_run
     from drumbeat.report.tables import export, export_log
 
@@ -102,5 +101,4 @@ def _export(args: Any) -> int:
         lines = export_log(wanted, args.export)
     else:
         lines = export(find_run(wanted, os.environ), args.export)
-    print("\n".join(lines))
-    return 0
+    print("\n".join(lines), file=sys.stderr if args.json else sys.stdout)

@@ -13,7 +13,8 @@ from drumbeat.cli.output import print_json, warn
 def add_arguments(parser: Any) -> None:
     from drumbeat.jobfile.flags import add_job_flags
 
-    add_job_flags(parser)
+    words = "one job for each value of {NAME} in the command; then: drumbeat compare, with the job's name; repeatable"
+    add_job_flags(parser, sweep=words)
     group = parser.add_argument_group("before and after")
     group.add_argument("--wait", action="store_true", help="wait until the job has ended; exit with its code")
     group.add_argument("--follow", action="store_true", help="like --wait, and show what its ranks print")

@@ -59,6 +59,9 @@ def add_arguments(parser: Any) -> None:
     group.add_argument("--dry-run", action="store_true", help="show the cost and stop")
     group.add_argument("--submit", action="store_true", help="submit one job for all trials; with --dry-run: show it")
     add_json(group)
+    parser.epilog = (
+        "Other values, such as learning rates: drumbeat submit --sweep lr=1e-3,1e-4 -- python train.py --lr {lr}"
+    )
     parser.usage = f"{parser.prog} {{{','.join(_HELP)}}} [JOB.yaml] [options] [-- COMMAND...]"
 
 

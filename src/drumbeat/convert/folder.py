@@ -81,7 +81,7 @@ def first_look(text: str) -> Look:
     worst = next((each for kind in (ERROR, WARNING) for each in review.findings if each.severity == kind), None)
     advice = f"line {worst.evidence[0].line}: {worst.title}; {worst.fix}" if worst and worst.evidence else ""
     if not world:
-        advice = "not distributed: each rank trains a copy of its own (docs/howto/one-gpu-to-many.md)"
+        advice = "not distributed: each rank trains a copy of its own (docs page howto/one-gpu-to-many)"
     return Look(world, advice)
 
 
@@ -129,7 +129,7 @@ def _no_script(notebook: str) -> Problem:
     return Problem(
         f"{name} trains, but ranks cannot be started from a notebook",
         f"make it a script: jupyter nbconvert --to script {shlex.quote(name)}; or move the training into a function: "
-        "docs/api.md#functions",
+        "docs page api",
     )
 
 
@@ -153,7 +153,9 @@ def job_of(name: str, names: Sequence[str], read: Read, kind: Optional[str] = No
         notes = [f"# ranks-per-node: {ranks}  # {name} says so, and wins"] if ranks else []
         return _written(name, f"bash {_word(name)}", f"starts {what}", notes, names, read, trained)
     if not name.endswith(".py"):
-        raise Problem(f"{printable(name)}: starts no training that is known", "write its job file by hand: docs/job.md")
+        raise Problem(
+            f"{printable(name)}: starts no training that is known", "write its job file by hand: docs page job"
+        )
     look = first_look(text)
     required = list(dict.fromkeys(_REQUIRED.findall(text)))
     notes = [f"# It requires {', '.join(required)}: add them to the command."] if required else []
@@ -181,7 +183,7 @@ def _written(
 ) -> str:
     stem = re.sub(r"[^A-Za-z0-9-]+", "-", os.path.splitext(os.path.basename(trained or name))[0]).strip("-") or "job"
     lines = [
-        f"# From {printable(name)} by drumbeat init: {printable(what)}. docs/job.md lists every key.",
+        f"# From {printable(name)} by drumbeat init: {printable(what)}. docs page job lists every key.",
         f"name: {stem}",
     ]
     lines += [f"command: {command}", *map(printable, notes), *_environment(names, read), "nodes: 1"]
@@ -190,7 +192,7 @@ def _written(
     lines += [
         "# gpus: 4  # per node; a scheduler gives none unless this or the site profile names a number",
         "# time: 1h  # most schedulers want one",
-        "# restarts: 2  # if it resumes from its checkpoint: docs/howto/resume.md",
+        "# restarts: 2  # if it resumes from its checkpoint: docs page howto/resume",
     ]
     return "\n".join(lines) + "\n"
 
@@ -204,7 +206,7 @@ def _environment(names: Sequence[str], read: Read) -> List[str]:
     if conda:
         named = re.search(r"^name:\s*(\S+)", read(conda), re.M)
         return [
-            f"# {conda}: conda activate {named[1] if named else 'NAME'} goes into setup (docs/howto/environments.md)"
+            f"# {conda}: conda activate {named[1] if named else 'NAME'} goes into setup (docs page howto/environments)"
         ]
     if "requirements.txt" in names and "uv.lock" not in names:
         return ["# requirements.txt: install it where the job runs, and name that environment in setup"]

@@ -7,7 +7,7 @@ import os
 import shutil
 import stat
 import sys
-from typing import Callable, List, Mapping, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat import backends
 from drumbeat.backends.contract import ALIVE, CANCELLED, FINISHED, parse_handle
@@ -18,6 +18,7 @@ from drumbeat.base.redact import printable
 from drumbeat.base.text import some
 from drumbeat.desk.start.create import index_folder
 from drumbeat.desk.status import ask_together, status
+from drumbeat.jobfile.resolve import swept_name
 from drumbeat.runfolder.run import Run
 
 _LOOKED_AT = 20  # newest runs among which one to diagnose is chosen
@@ -75,6 +76,18 @@ def find_run(wanted: Optional[str], environ: Mapping[str, str]) -> Run:
     if matches:
         raise Problem(f"{wanted} could be any of {_ids(matches)}", "type more of the run id")
     raise NoSuchRun(f"no run {wanted}", "drumbeat list shows them; the path of a run folder works too")
+
+
+def runs_of_sweep(name: str, environ: Mapping[str, str]) -> List[Run]:
+    """Return the runs of the sweep of this name, the newest of each combination; none if no sweep has it."""
+    found: Dict[str, Run] = {}
+    for run in all_runs(environ).runs:
+        if name in (run.record.name, run.run_id) and not found:
+            return run.array()
+        order = run.order() if run.record.name.startswith(f"{name}-") else None
+        if order and len(order.sweep) == 1 and run.record.name == swept_name(name, order.sweep[0]):
+            found.setdefault(run.record.name, run)
+    return of_this_folder([*found.values()][::-1]) or [*found.values()][::-1]
 
 
 def runs_here(environ: Mapping[str, str]) -> List[Run]:

@@ -383,7 +383,7 @@ def _hint(name: str, known: Iterable[str]) -> str:
     if name in _OF_SUBMIT and "submit" in known:  # a site's default for all jobs
         return f"; write submit: {{{name}: {{value: --{name}=..., why: ...}}}}"
     if name in _OF_JOB and "submit" in known:
-        return f"; {name} is a key of a job file (docs/job.md), where each job says its own"
+        return f"; {name} is a key of a job file (docs page job), where each job says its own"
     return near(name, known)
 
 

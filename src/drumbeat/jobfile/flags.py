@@ -161,8 +161,9 @@ _JOINED = ("names", "hosts")  # the kinds of a list: --track a --track b is --tr
 _EXPANDED = ("path", "variables")  # the kinds whose text resolve() expands; the user's shell has done it for a flag
 
 
-def add_job_flags(parser: Any, leave_out: Sequence[str] = ()) -> None:
-    """Add `[JOB.yaml]`, a flag for each field that has one, and `-- COMMAND...` (cli/__init__.py cuts that off first)."""
+def add_job_flags(parser: Any, leave_out: Sequence[str] = (), **also: str) -> None:
+    """Add `[JOB.yaml]`, a flag for each field that has one, and `-- COMMAND...` (cli/__init__.py cuts that off first).
+    `also`: other flags in the short help."""
     parser.add_argument("job", nargs="?", metavar="JOB.yaml", help="job file; flags override it")
     group = parser.add_argument_group("job (each is also a key of the job file)")
     for name, (field, key) in keys_of(Job).items():
@@ -178,7 +179,8 @@ def add_job_flags(parser: Any, leave_out: Sequence[str] = ()) -> None:
         if key.kind in ("variables", "lists", *_JOINED):
             options["action"] = "append"
         action = group.add_argument(f"--{name}", **options)
-        action.rare, action.short = name not in _COMMON, _COMMON.get(name)
+        action.short = _COMMON.get(name) or also.get(name)
+        action.rare = not action.short
         for alias in _ALIASES.get(name, ()):
             group.add_argument(alias, **{**options, "help": SUPPRESS})
     only_keys = [name for name, (_, key) in keys_of(Job).items() if not key.flag]

@@ -116,7 +116,7 @@ class JobCourse:
     spares: int = key(
         "number",
         "Spare nodes: more than `nodes`, waiting without ranks. One replaces a node that is lost or bad: the job goes on from "
-        "its checkpoint, without waiting in a queue (docs/comeback.md). The last of `hosts` are the spares.",
+        "its checkpoint, without waiting in a queue (docs page comeback). The last of `hosts` are the spares.",
         "1",
         0,
         minimum=0,
@@ -216,7 +216,7 @@ class JobLaunch:
     )
     preset: Optional[str] = key(
         "text",
-        "A workload that many run (docs/presets.md): its image, command and variables; what this file says wins.",
+        "A workload that many run (docs page presets): its image, command and variables; what this file says wins.",
         "megatron-lm",
         None,
         flag="NAME",
@@ -232,7 +232,7 @@ class JobLaunch:
     nodes: Optional[int] = key(
         "count",
         "Number of nodes. With a range the job starts when the least is there, goes on with fewer after a loss, and uses "
-        "those that return in its next attempt (docs/comeback.md).",
+        "those that return in its next attempt (docs page comeback).",
         "4-8",
         None,
         minimum=1,
@@ -309,7 +309,7 @@ class JobLaunch:
     )
     hosts: Tuple[str, ...] = key(
         "hosts",
-        "Machines to run on, reached by ssh (docs/ssh.md): each is one node, the first is node 0. With `nodes`, only"
+        "Machines to run on, reached by ssh (docs page ssh): each is one node, the first is node 0. With `nodes`, only"
         " that many are used.",
         "[gpu1, gpu2]",
         (),
@@ -368,7 +368,7 @@ class JobLaunch:
     textfile: Optional[str] = key(
         "path",
         "The folder of node-exporter's textfile collector: during the run, the lead keeps its numbers in a file "
-        "there for Prometheus (docs/watch.md).",
+        "there for Prometheus (docs page watch).",
         "/var/lib/node_exporter/textfile",
         None,
         flag="DIR",
@@ -376,7 +376,7 @@ class JobLaunch:
     )
     track: Tuple[str, ...] = key(
         "names",
-        "Trackers that get the metrics while the job runs (docs/metrics.md): tensorboard, wandb, mlflow; after `=` the "
+        "Trackers that get the metrics while the job runs (docs page metrics): tensorboard, wandb, mlflow; after `=` the "
         "folder, project or experiment. One process on node 0 sends what ranks report or print.",
         "[tensorboard, wandb=my-project]",
         (),

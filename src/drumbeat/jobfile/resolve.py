@@ -90,10 +90,15 @@ def separate(job: Job) -> List[Job]:
         command = job.command
         for name, value in values.items():
             command = tuple(word.replace("{" + name + "}", value) for word in command)
-        name = "-".join([job.name or default_name(job.command), *(f"{key}-{value}" for key, value in values.items())])
-        safe = re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:64]
-        found.append(dataclasses.replace(job, command=command, name=safe, sweep={}, array=None))
+        name = swept_name(job.name or default_name(job.command), values)
+        found.append(dataclasses.replace(job, command=command, name=name, sweep={}, array=None))
     return found
+
+
+def swept_name(name: str, values: Mapping[str, str]) -> str:
+    """Return the name of a sweep's job, from the sweep's name and the job's values."""
+    whole = "-".join([name, *(f"{key}-{value}" for key, value in values.items())])
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", whole)[:64]
 
 
 # The meeting point of a run's nodes: their hosts, node 0 among them, and the identity that tells this run from another.
@@ -192,7 +197,7 @@ def resolve(job: Job, site: Site, here: Here) -> Order:
         raise Problem(
             f"{nodes} nodes, but the program starts its own workers (Ray): each node would be a Ray cluster of its own",
             "nodes: 1; or launcher: once and a script that starts Ray's head on node 0 and joins it from the others "
-            "(docs/run.md)",
+            "(docs page run)",
         )
     wanted = nodes if least and least <= given < nodes else None
     nodes = given if wanted else nodes  # so many the scheduler could give
@@ -421,7 +426,7 @@ def _check_room(job: Job, nodes: int, ranks: int, here: Here) -> None:
         spares = f" and {count(job.spares, 'spare node')}" if job.spares else ""
         raise Problem(
             f"{count(nodes, 'node')} x {count(ranks, 'rank')} = {count(nodes * ranks, 'rank')}{spares} on this one machine; "
-            f"{count(here.cpus, 'core')} x {job.oversubscribe} per core allow {room}",
+            f"its {count(here.cpus, 'core')} take {room}, {job.oversubscribe} per core",
             _ELSEWHERE.format(keys=job.for_scheduler)
             if job.for_scheduler
             else f"ask for fewer, or allow more with --oversubscribe {-(-asked // here.cpus)}",

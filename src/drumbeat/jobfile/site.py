@@ -152,7 +152,7 @@ class Site:
     gpus: Optional[int] = key("number", "GPUs per node, as torch counts them.", "8", None, minimum=1)
     gpus_as: Optional[str] = key(
         "text",
-        "Way to request GPUs, if the scheduler has several (docs/slurm.md, docs/kubernetes.md).",
+        "Way to request GPUs, if the scheduler has several (docs pages slurm, kubernetes).",
         "gres",
         None,
         default_text="the backend's",

@@ -47,7 +47,7 @@ def named(name: str) -> Described:
     known = [row["name"] for row in rows] + list(nets) + ["wide-resnet-50-2"]
     near = [each for each in known if spelled in each.split("-")][:8]  # only a size or a family: 7b, llama3
     near = near or difflib.get_close_matches(spelled, known, 3, 0.3)
-    hint = f"did you mean {', '.join(near)}? " if near else "the names that are known are in docs/predict.md; "
+    hint = f"did you mean {', '.join(near)}? " if near else "docs page predict lists the known names; "
     raise Problem(f"unknown model {name!r}", f"{hint}{'Or' if near else 'or'} give a config.json")
 
 

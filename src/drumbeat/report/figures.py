@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import field
-from typing import Dict, List, Optional, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.runfolder.progress import speed
@@ -142,6 +143,7 @@ class Setting:
     software: Dict[str, str] = field(default_factory=dict)
     hardware: Dict[str, str] = field(default_factory=dict)
     site: str = ""
+    outputs: Tuple[str, ...] = ()  # words of the command that name a file or folder which the run wrote
 
 
 @dataclass(frozen=True)
@@ -216,7 +218,22 @@ class Figures:
     curves: Dict[str, List[Point]] = field(default_factory=dict)  # title with its unit -> points
     steps_at: List[Point] = field(default_factory=list)  # seconds as in the curves, step made then; empty: not known
 
+    def losses_by_step(self) -> Dict[str, List[Point]]:
+        """Return the curves of the losses over the steps; over seconds if the times of steps are not known."""
+        found = {name: self.curves[name] for name in (LOSS, VALIDATION) if name in self.curves}
+        if len(self.steps_at) < 2:
+            return found
+        return {name: [(_step_at(t, self.steps_at), value) for t, value in each] for name, each in found.items()}
+
     @property
     def size(self) -> Optional[int]:
         """Size that scaling counts: GPUs, or ranks if there are none."""
         return self.gpus or self.ranks
+
+
+def _step_at(t: float, steps: Sequence[Point]) -> float:
+    """Return the step made at a time, between those that are known."""
+    place = min(max(bisect_left(steps, (t, -1.0)), 1), len(steps) - 1)
+    (before, first), (after, second) = steps[place - 1], steps[place]
+    share = (t - before) / (after - before) if after > before else 1.0
+    return round(first + (second - first) * min(max(share, 0.0), 1.0))

@@ -11,10 +11,11 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import Order
+from drumbeat.base.problem import Problem
 from drumbeat.base.record import RecordError
 from drumbeat.base.regex import regex
 from drumbeat.base.text import count, duration
-from drumbeat.desk.runs import find_run
+from drumbeat.desk.runs import find_run, runs_of_sweep
 from drumbeat.desk.state import state_of
 from drumbeat.findings.model import CERTAIN, INFO, OK, UNKNOWN, WARNING, Finding
 from drumbeat.machine.model import GpuSample
@@ -206,9 +207,19 @@ _STAMP = regex(r"-\d{8}-\d{6}-\w+")  # what a run id adds to the name
 
 
 def compare_named(wanted: Sequence[str], environ: Mapping[str, str]) -> Comparison:
-    """Compare runs or logs. Runs are called as they were given if that is their name; files of the same name are told apart by
-    their paths; a run given twice counts once."""
-    found = [(name, read_figures(name, environ)) for name in wanted]
+    """Compare runs or logs; the name of a sweep stands for all of its runs. Runs are called as they were given if that is their
+    name; files of the same name are told apart by their paths; a run given twice counts once."""
+    swept = {name: () if os.path.exists(name) else runs_of_sweep(name, environ) for name in wanted}
+    if sum(len(runs) or 1 for runs in swept.values()) < 2 and len(wanted) < 2:
+        raise Problem(
+            "compare takes two runs or more, or the name of a sweep",
+            "drumbeat compare RUN RUN; drumbeat list shows them",
+        )
+    found = [
+        (label, read_figures(place, environ))
+        for name in wanted
+        for label, place in [(run.record.name, run.path) for run in swept[name]] or [(name, name)]
+    ]
     called = (
         replace(each, name=name) if _STAMP.fullmatch(each.name, len(name)) and each.name.startswith(name) else each
         for name, each in found
@@ -224,6 +235,8 @@ def figures_of(run: Run, now: Optional[float] = None) -> Figures:
     state, events, order = state_of(run, now, parts), run.run_events(), _order(run)
     progress, summary = state.progress, state.summary
     ledger = run.ledger(now, progress)
+    if not any(part.reports for part in parts.values()):  # the last attempt made no step
+        parts = run.parts(paced=True, stepped=True)
     reports = _reports(run, events, progress, parts)
     devices = _devices(run)
     nodes_here = run.nodes()
@@ -232,7 +245,7 @@ def figures_of(run: Run, now: Optional[float] = None) -> Figures:
     planned = sum(member.ranks for member in run.members()) or None
     ranks = summary.ranks if summary else ranks_seen(events) or planned
     seconds = sum(ledger.values()) - ledger.get(QUEUE, 0.0) if ledger else state.seconds
-    setting = setting_of(run, order, facts.get(0), reports.setup)
+    setting = setting_of(run, order, facts.get(0), reports.setup, run.record.created + sum(ledger.values()))
     speed = _speed(state.rate, progress, reports, gpus, ranks)
     target = target_of(order.command if order else ())
     reached = progress.target_reached
@@ -396,7 +409,10 @@ def _lines(run: Run, parts: Mapping[int, Progress], lowest: Optional[int]) -> It
 
 def _reports(run: Run, events: Sequence[Event], progress: Progress, parts: Mapping[int, Progress]) -> Reports:
     starts = [event.t for event in events if isinstance(event, kinds.AttemptStarted)]
-    since = starts[-1] if starts else 0.0
+    stepped = [event.t for event in events if isinstance(event, kinds.FirstStep)]
+    since = max(
+        (t for t in starts if not stepped or t <= stepped[-1]), default=0.0
+    )  # of the last attempt that made steps
     over = [event for event in events if isinstance(event, kinds.Resumed) and event.t > since]
     hangs = tuple((event.t - event.seconds, event.t) for event in over if not event.ended)
     offsets = run.clock_offsets()

@@ -33,7 +33,7 @@ class Reports:
     """Reports of a run: those of the lowest rank one by one, those of all ranks as agents have added them up (`paces`). Times
     are by the lead's clock."""
 
-    since: float = 0.0  # start of the last attempt: earlier steps may have been made twice
+    since: float = 0.0  # start of the last attempt that made steps: earlier steps may have been made twice
     lowest: Optional[int] = None  # of the ranks that report steps
     paces: Dict[int, RankPace] = field(default_factory=dict)
     steps: Dict[int, _Step] = field(default_factory=dict)

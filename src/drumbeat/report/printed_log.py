@@ -60,7 +60,7 @@ def figures_of_log(path: str) -> Figures:
     if not any(value not in (None, False, {}) for value in known) and not (times or _all_ranks(unit)):
         raise Problem(
             f"{path}: has no line with a metric that drumbeat knows",
-            "docs/metrics.md says which lines are read; a run folder works too",
+            "docs page metrics says which lines are read; a run folder works too",
         )
     gpus = _gpus(ends)
     if not (rates or "rate" in ends):

@@ -15,7 +15,7 @@ from typing import Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.problem import Problem
 from drumbeat.base.regex import regex
-from drumbeat.report.figures import NOT_RECORDED, Figures, Phases
+from drumbeat.report.figures import LOSS, NOT_RECORDED, VALIDATION, Figures, Phases, Point
 from drumbeat.report.intervals import error_of_mean
 from drumbeat.runfolder.progress import AS_PRINTED
 from drumbeat.runfolder.state import GOING_ON
@@ -56,15 +56,18 @@ def differences(runs: Sequence[Figures], batch_is_explained: bool) -> List[Diffe
     for what in ("precision", "code", "image", "site"):
         values = {name: str(getattr(setting, what)) for name, setting in settings.items()}
         found += _difference(what, values, breaks=what != "site")
-    commands = {name: _without_size(setting.command) for name, setting in settings.items()}
+    commands = {run.name: work for run, work in zip(runs, _works(runs))}
     found += _difference("command", _cut_alike(commands), breaks=True)
     found += _each("hardware", {name: setting.hardware for name, setting in settings.items()})
     found += _each("software", {name: setting.software for name, setting in settings.items()})
     return found
 
 
-def _without_size(command: str) -> str:
-    return " ".join(_SIZE_OR_SEED.sub("", command).split())
+def _works(runs: Sequence[Figures]) -> List[str]:
+    """Return each command without what does not change its work: its size, its seed, and the names of what the runs wrote."""
+    written = {word for run in runs for word in run.setting.outputs}
+    plain = (" ".join("..." if word in written else word for word in run.setting.command.split()) for run in runs)
+    return [" ".join(_SIZE_OR_SEED.sub("", command).split()) for command in plain]
 
 
 def _each(room: str, values: Mapping[str, Mapping[str, str]]) -> List[Difference]:
@@ -118,7 +121,7 @@ _LONG_ENOUGH = 60.0  # seconds of training
 NOT = "not measured"
 FINISHED = "finished"
 _SHARED = ("steps/s", "epochs/s")  # speeds that all ranks make together: the work in one is not told
-_TELL_BATCH = "add metrics.report(step, samples=...) to the program (docs/metrics.md)"
+_TELL_BATCH = "add metrics.report(step, samples=...) to the program (docs page metrics)"
 
 
 @dataclass(frozen=True)
@@ -177,6 +180,10 @@ class Comparison:
     questions: Tuple[str, ...] = ()
     left_out: Dict[str, str] = field(default_factory=dict)  # run -> why
     repeats: Tuple[Repeats, ...] = ()
+    losses: Dict[str, Dict[str, List[Point]]] = field(
+        default_factory=dict
+    )  # of variants: training loss, ... -> run -> curve
+    counts: str = "step"  # what these curves are over
 
     @property
     def variants(self) -> bool:
@@ -215,16 +222,32 @@ def compare(runs: Sequence[Figures]) -> Comparison:
     questions = tuple(_questions(rows, ordered, kind))
     repeats = tuple(repeated(ordered))
     made = Comparison(units.pop(), size_is, baseline.name, kind, why, rows, tuple(found), questions, left_out, repeats)
-    return replace(made, questions=()) if made.variants else made
+    return _of_variants(made, ordered) if made.variants else made
+
+
+def _of_variants(made: Comparison, runs: Sequence[Figures]) -> Comparison:
+    """Leave out what only scaling has, and put the losses side by side."""
+    rows = tuple(
+        replace(row, speedup=None, efficiency=None, error=None, ideal=None, lost_ms=None, losses=(), no_error="")
+        for row in made.rows
+    )
+    curves = {run.name: run.losses_by_step() for run in runs}
+    losses = {
+        title: {name: each[kind] for name, each in curves.items() if kind in each}
+        for title, kind in (("training loss", LOSS), (VALIDATION, VALIDATION))
+    }
+    counts = "step" if all(len(run.steps_at) > 1 for run in runs) else "seconds since the command"
+    shown = {title: each for title, each in losses.items() if each}
+    return replace(made, rows=rows, questions=(), losses=shown, counts=counts)
 
 
 def repeated(runs: Sequence[Figures]) -> Iterator[Repeats]:
     """Yield the groups of runs that repeat one another, if what they ran is known."""
     groups: Dict[object, List[Figures]] = {}
-    for run in runs:
+    for run, command in zip(runs, _works(runs)):
         own, work = run.setting, round(run.batch) if run.batch else None
         same = (run.size, run.nodes, work, own.precision, own.layout, own.code, own.image, own.site)
-        groups.setdefault((_without_size(own.command) or run.name, same), []).append(run)
+        groups.setdefault((command or run.name, same), []).append(run)
     for group in groups.values():
         speeds = [run.speed.value for run in group if run.speed]
         last = [run.loss[1] for run in group if run.loss]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from typing import Any, Dict, Mapping, Optional, Sequence
+from typing import Any, Dict, Iterator, Mapping, Optional, Sequence
 
 from drumbeat.base.order import Order
 from drumbeat.base.problem import Problem
@@ -21,10 +21,13 @@ from drumbeat.runfolder.summary import gpus_of_run, gpus_used
 
 _PRECISION = regex(r"(?:--)?(?:precision|mixed[-_]precision|dtype|torch[-_]dtype)[= ]+([\w.-]+)")
 _SWITCH = regex(r"(?:^|\s)--(bf16|fp16|fp8|tf32|amp|fp32)(?=\s|$)")
+_LATE = 1.0  # seconds by which clocks may differ
 _TARGET = regex(r"--?target[-_](?:accuracy|acc)[= ]+([0-9.]+)")
 
 
-def setting_of(run: Run, order: Optional[Order], facts: Optional[Facts], setup: Mapping[str, Any]) -> Setting:
+def setting_of(
+    run: Run, order: Optional[Order], facts: Optional[Facts], setup: Mapping[str, Any], end: float
+) -> Setting:
     command = shlex.join(order.command) if order else ""
     packages = run.packages().get("packages")
     named = {str(name): str(version) for name, version in packages.items()} if isinstance(packages, dict) else {}
@@ -37,7 +40,21 @@ def setting_of(run: Run, order: Optional[Order], facts: Optional[Facts], setup: 
         software={**(facts.versions if facts else {}), **named, "drumbeat": run.record.version},
         hardware=_hardware(facts),
         site=order.site if order else "",
+        outputs=tuple(_outputs(order, run.record.created, end)) if order else (),
     )
+
+
+def _outputs(order: Order, begin: float, end: float) -> Iterator[str]:
+    """Yield the words of the command whose value is a file, or a folder of nothing but files, written during the run."""
+    for word in order.command[1:]:
+        path = os.path.join(order.workdir, word[word.find("=") + 1 :])
+        try:
+            inside = [entry.stat().st_mtime for entry in os.scandir(path)] if os.path.isdir(path) else []
+            times = inside or [os.stat(path).st_mtime]
+        except (OSError, ValueError):
+            continue
+        if begin <= min(times) and max(times) <= end + _LATE:
+            yield shlex.quote(word)
 
 
 def precision_in(command: str) -> str:

@@ -7,7 +7,6 @@ import io
 import os
 import textwrap
 import time
-from bisect import bisect_left
 from html import escape
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
@@ -55,6 +54,9 @@ _PARTS = {
 }  # fmt: skip
 
 
+_SECONDS = "seconds since the command"
+
+
 def page_of(figures: Figures) -> str:
     charts = charts_of(figures)
     body = [_verdict(figures)]
@@ -87,27 +89,17 @@ def charts_of(figures: Figures) -> Dict[str, str]:
         colours = {part_words(name, spent, figures.step_is): colour for name, colour in _PARTS.items()}
         named = {part_words(name, spent, figures.step_is): seconds for name, seconds in spent.items()}
         found["time"] = share_bar("Where the time went", named, "s", colours)
+    if losses := figures.losses_by_step():
+        both = {"training": losses[LOSS], "validation": losses[VALIDATION]} if len(losses) > 1 else losses
+        over = (figures.step_is or "step") if len(figures.steps_at) > 1 else _SECONDS
+        name = LOSS if LOSS in losses else VALIDATION
+        found[name.replace(" ", "-")] = line_chart(name.capitalize(), both, over, "loss", Look(zero=False))
     for title, points in figures.curves.items():
-        name, _, unit = title.rpartition(", ") if ", " in title else (title, "", "loss")
-        series = {name: points}
-        if title == LOSS and VALIDATION in figures.curves:
-            series = {"training": points, "validation": figures.curves[VALIDATION]}
-        if title != VALIDATION or LOSS not in figures.curves:
-            file, over = "-".join(name.lower().replace(",", "").split()), "seconds since the command"
-            if unit == "loss" and len(figures.steps_at) > 1:
-                at = figures.steps_at
-                series = {each: [(_step_at(t, at), value) for t, value in own] for each, own in series.items()}
-                over = figures.step_is or "step"
-            found[file] = line_chart(name[0].upper() + name[1:], series, over, unit, Look(zero=unit != "loss"))
+        if title not in (LOSS, VALIDATION):
+            name, _, unit = title.rpartition(", ")
+            file = "-".join(name.lower().replace(",", "").split())
+            found[file] = line_chart(name[0].upper() + name[1:], {name: points}, _SECONDS, unit)
     return found
-
-
-def _step_at(t: float, steps: Sequence[Tuple[float, float]]) -> float:
-    """Return the step made at a time, between those that are known."""
-    place = min(max(bisect_left(steps, (t, -1.0)), 1), len(steps) - 1)
-    (before, first), (after, second) = steps[place - 1], steps[place]
-    share = (t - before) / (after - before) if after > before else 1.0
-    return round(first + (second - first) * min(max(share, 0.0), 1.0))
 
 
 def document(title: str, body: Sequence[str], command: str = "drumbeat report") -> str:
@@ -225,8 +217,8 @@ def text(comparison: Comparison, width: int = 80) -> List[str]:
 
 def said(comparison: Comparison) -> List[str]:
     """Return the text below the table: the kind of scaling, the losses, and anything that makes it unfair."""
-    found = [f"baseline: {comparison.baseline}"]
-    found.append(f"scaling: {comparison.kind} ({comparison.kind_why})")
+    found = [f"baseline: {comparison.baseline}", f"scaling: {comparison.kind} ({comparison.kind_why})"]
+    found = [] if comparison.variants else found
     if any(row.error for row in comparison.rows):
         found.append("efficiency ± 95 % interval, from the spread within the runs; days and nodes differ by more")
     if comparison.repeats:
@@ -235,7 +227,7 @@ def said(comparison: Comparison) -> List[str]:
         f"efficiency of {row.name}: {row.no_error}"
         for row in comparison.rows if row.no_error and row.efficiency is not None
     ]  # fmt: skip
-    found += [loss_words(row, comparison) for row in comparison.rows[1:]]
+    found += [] if comparison.variants else [loss_words(row, comparison) for row in comparison.rows[1:]]
     lost = [each for row in comparison.rows if (row.lost_ms or 0) > 0 for each in row.losses]
     sources = {each.kind: each.source for each in lost if each.ms is not None}
     found += [f"{kind}: measured as {source}" for kind, source in sources.items()]
@@ -262,8 +254,7 @@ def loss_words(row: Row, comparison: Comparison) -> str:
         why = f": scaling is {comparison.kind}" if comparison.kind == NOT_KNOWN else ""
         return f"{begin}{NOT} per {each}{why}"
     if row.lost_ms < 0:
-        than = "the first" if comparison.variants else "ideal"
-        return f"nothing lost on {on}: {-row.lost_ms:.1f} ms per {each} faster than {than}"
+        return f"no time lost on {on}: {-row.lost_ms:.1f} ms less per {each} than ideal"
     named = [f"{loss.kind} {loss.ms:+.1f} ms" for loss in row.losses if loss.ms is not None]
     if unknown := [loss.kind for loss in row.losses if loss.ms is None]:
         named.append(f"{' and '.join(', '.join(unknown).rsplit(', ', 1))} {NOT}")
@@ -283,6 +274,11 @@ def page(comparison: Comparison) -> str:
     end = _unfair(comparison) if broken else kind
     words = f"{cell[4]} times as fast on {last.size} {comparison.size_is} as on {comparison.rows[0].size}"
     words = f"{words}: {cell[5]} of ideal" if last.efficiency is not None else "speed-up and efficiency: not known"
+    if comparison.variants:
+        least = min(
+            (row for row in comparison.rows if row.loss is not None), key=lambda row: row.loss or 0.0, default=None
+        )
+        words = f"lowest last loss: {least.loss:.4g} ({least.name})" if least else "no loss is known"
     verdict = f'<p class="end">{escape(end)}</p><p>{escape(words)}</p>{broken}'
     notes = "".join(f"<li>{escape(each)}</li>" for each in said(comparison))
     parts = [
@@ -296,7 +292,13 @@ def page(comparison: Comparison) -> str:
 
 
 def charts_of_comparison(comparison: Comparison) -> Dict[str, str]:
-    """Return throughput and efficiency over the size, with the 95 % intervals of what was measured, as SVG."""
+    """Return throughput and efficiency over the size, with the 95 % intervals of what was measured, as SVG; of variants, the
+    losses of all over the steps."""
+    if comparison.variants:
+        return {
+            name.replace(" ", "-"): line_chart(name.capitalize(), series, comparison.counts, "loss", Look(zero=False))
+            for name, series in comparison.losses.items()
+        }
     points = [(float(row.size), row) for row in comparison.rows]
     measured, ideal = [(x, row.throughput) for x, row in points], [(x, row.ideal) for x, row in points if row.ideal]
     shown = [(x, row, row.efficiency) for x, row in points if row.efficiency is not None]
@@ -347,7 +349,9 @@ def export(run: Run, where: str) -> List[str]:
 
 def _written(count: int, name: str, kind: str, place: str) -> List[str]:
     if not count:
-        raise Problem(f"{name} has no metrics: nothing was written", "docs/metrics.md says how a program reports some")
+        raise Problem(
+            f"{name} has no metrics: nothing was written", "docs page metrics says how a program reports some"
+        )
     return [f"{count:,} records of {name} written to {kind} {place}"]
 
 

@@ -78,7 +78,7 @@ _LONG = 60.0  # seconds: a shorter run that printed little is not expected to re
 _MANY = 20  # lines of one rank: a program that prints this many probably reports its progress
 _NO_METRICS = (
     "none recognised in what was printed: print lines such as `step 5 loss 0.31`, "
-    "or call drumbeat.metrics.report (docs/metrics.md)"
+    "or call drumbeat.metrics.report (docs page metrics)"
 )
 WHOSE_RATE = "as printed: whether it is per rank or of all ranks, its lines do not say"
 _LONGEST = 300  # characters of a line

@@ -418,20 +418,20 @@ class Run:
                 break
         return found[min(found)] if found else []
 
-    def parts(self, paced: bool = False) -> Dict[int, Progress]:
-        """Return the progress of each node in this attempt; `paced`: with the paces of all its ranks. Only the end of a long file
-        is read: there the agent writes the sum of everything before."""
-        return {node: self._counted(node, paced) for node in self.nodes()}
+    def parts(self, paced: bool = False, stepped: bool = False) -> Dict[int, Progress]:
+        """Return the progress of each node in this attempt; `stepped`: in the last one with steps; `paced`: with the paces of all
+        its ranks. Only the end of a long file is read: there the agent writes the sum of everything before."""
+        return {node: self._counted(node, paced, stepped) for node in self.nodes()}
 
-    def _counted(self, node: int, paced: bool) -> Progress:
+    def _counted(self, node: int, paced: bool, stepped: bool) -> Progress:
         size, whole, part = _HEAD, False, None
         while part is None:
             text, whole = self.files.end(_AT.node(node).metrics, size)
             lines = text.split("\n")[:-1]
-            part = _part(lines, node, paced)
+            part = _part(lines, node, paced, stepped)
             # an earlier drumbeat recorded no paces, or no sum has been written yet
             if part is None and (whole or size >= _FAR):
-                part = _part(lines, node, paced=False) or (_added(Progress(), lines, node) if whole else None)
+                part = _part(lines, node, stepped=stepped) or (_added(Progress(), lines, node) if whole else None)
             size *= 8
         return part
 
@@ -478,15 +478,17 @@ def _parsed(record: Any, data: Optional[Dict[str, Any]]) -> Any:
         return None
 
 
-def _part(lines: Sequence[str], node: int, paced: bool) -> Optional[Progress]:
+def _part(lines: Sequence[str], node: int, paced: bool = False, stepped: bool = False) -> Optional[Progress]:
     """Return the sum of a node's metrics from their last lines; None if none of these lines holds the sum so far."""
     for at in range(len(lines) - 1, -1, -1):
         so_far = parse_so_far(decode(lines[at]) or {}, node) if SO_FAR in lines[at] else None
         if so_far and (not paced or PACES in so_far.progress):
             try:
-                return _added(Progress.restored(so_far.progress), lines[at + 1 :], node)
+                part = _added(Progress.restored(so_far.progress), lines[at + 1 :], node)
             except RecordError:
                 continue
+            if part.reports or not stepped:
+                return part
     return None
 
 

@@ -411,8 +411,10 @@ def _add(parts: Dict[str, float], attempt: _Attempt, superseded: bool, resumed: 
 
 
 def _share_repeated(progress: Progress, resumed: Optional[Progress]) -> float:
-    """Return the share of an attempt's steps that the next one repeated: all after the step from which it resumed."""
-    if resumed is None or resumed.first_step is None or progress.first_step is None or progress.step is None:
+    """Return the share of an attempt's steps that the next one to make steps repeated: all after the step it resumed from."""
+    if resumed is None:
+        return 0.0
+    if resumed.first_step is None or progress.first_step is None or progress.step is None:
         return 1.0
     made = progress.step - progress.first_step
     again = progress.step - max(progress.first_step, resumed.first_step - 1)

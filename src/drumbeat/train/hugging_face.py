@@ -192,7 +192,7 @@ class Contexts:
         else:
             raise Refusal(
                 "layout cp: only causal language models of transformers, or with an attend(q, k, v), are cut along sequences",
-                "use fsdp, hsdp, tp or pp; docs/train/own-loop.md says what a model of your own needs",
+                "use fsdp, hsdp, tp or pp; docs page train/own-loop says what a model of your own needs",
             )
         self.heads, self.kv_heads = heads // tp, kv_heads // tp
 

@@ -42,7 +42,7 @@ def judge(kind: str, results: Sequence[Result], gpu_gib: Optional[float] = None)
     largest = max(fits, key=lambda each: each.point.batch or 0) if kind == "batch" else None
     if fastest is None:
         unit = "no speed was reported" if not known else f"speeds in {' and '.join(sorted(units))} cannot be compared"
-        return Judgement(largest, None, None, f"the fastest is unknown: {unit} (docs/metrics.md, or --rate)")
+        return Judgement(largest, None, None, f"the fastest is unknown: {unit} (docs page metrics, or --rate)")
     if largest is None:
         return Judgement(None, fastest, *_simplest(fastest, known, results[0], kind))
     if fastest.point != largest.point:

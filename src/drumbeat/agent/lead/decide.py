@@ -204,7 +204,7 @@ def _again(history: Sequence[Outcome], assignment: Assignment, restarts: int) ->
         return Stop(f"all {restarts} restarts are spent")
     limit = restarts if cause.most is None else min(restarts, spent - in_a_row + cause.most)
     wait = delay(history)
-    why = f"restart {spent} of {limit}" + (f" in {wait:g} s (cause: {cause.name})" if wait else "")
+    why = f"restart {spent} of {limit}" + (f" in {wait:g} s: {cause.name}" if wait else "")
     return Restart(f"{why}; {older}" if older else why, assignment, wait)
 
 

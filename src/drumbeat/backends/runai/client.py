@@ -159,7 +159,7 @@ def call(
     argv: List[str], environ: Mapping[str, str], stdin: Optional[bytes] = None, seconds: float = _SECONDS
 ) -> subprocess.CompletedProcess[bytes]:
     silent = "try again; runai login may be needed"
-    missing = "your Run:ai control plane has its installer (docs/runai.md)"
+    missing = "your Run:ai control plane has its installer (docs page runai)"
     return ask_tool(argv, environ, missing, silent, seconds, input=stdin or b"")
 
 

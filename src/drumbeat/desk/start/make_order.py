@@ -216,7 +216,7 @@ def _check_no_tasks(job: Job, order: Order) -> None:
         asked = f"--preset {job.preset}" if job.preset else f"-- {shlex.join(order.command)}"
         raise Problem(
             f"{job.where('launcher')}: each task is one rank, but neither a scheduler nor mpirun started this one",
-            f"mpirun -np {order.nodes * (order.ranks_per_node or 1)} drumbeat run {asked} (docs/mpi.md)",
+            f"mpirun -np {order.nodes * (order.ranks_per_node or 1)} drumbeat run {asked} (docs page mpi)",
         )
 
 

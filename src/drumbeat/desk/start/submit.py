@@ -24,7 +24,7 @@ from drumbeat.desk.start.place import HERE, LOGIN, Place, check_command, find_pl
 from drumbeat.desk.start.site_check import refuse_mistakes
 from drumbeat.desk.state import state_of
 from drumbeat.jobfile.job import Job
-from drumbeat.jobfile.resolve import separate
+from drumbeat.jobfile.resolve import combinations, separate
 from drumbeat.jobfile.site import Site
 from drumbeat.machine.gather import gather
 from drumbeat.machine.host import Host, LiveHost
@@ -49,7 +49,10 @@ def queued_order(job: Job, environ: Mapping[str, str]) -> Order:
 def queued_orders(job: Job, environ: Mapping[str, str]) -> List[Order]:
     """Return the orders to submit: one, or one for each value of a sweep in this machine's own queue, which has no arrays."""
     here = job.sweep and site_of(job, to_queue(find_place(LiveHost())), environ).backend == "local"
-    return [queued_order(each, environ) for each in (separate(job) if here else [job])]
+    if not here:
+        return [queued_order(job, environ)]
+    orders = [queued_order(each, environ) for each in separate(job)]
+    return [dataclasses.replace(order, sweep=(values,)) for order, values in zip(orders, combinations(job.sweep))]
 
 
 def saved_order(path: str) -> Order:

@@ -126,7 +126,7 @@ def require_mpi_launcher(environ: Mapping[str, str]) -> None:
     if not any(name in environ for name in _STARTED):
         raise Problem(
             "verify --mpi has to be started by an MPI launcher",
-            "type: mpirun -n 4 drumbeat verify --mpi (docs/verify.md)",
+            "type: mpirun -n 4 drumbeat verify --mpi (docs page verify)",
         )
 
 

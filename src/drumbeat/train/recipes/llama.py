@@ -128,7 +128,7 @@ def run(settings: LlamaSettings, shape: Optional[LlamaShape] = None) -> Result:
         raise Refusal(f"no llama shape '{settings.model}'", f"known: {', '.join(dense)}")
     base = shape or (SHAPES[settings.model] if not settings.weights else shape_from(read_config(settings.weights)))
     if base.experts and shape is None:
-        raise Refusal(f"{settings.weights} has experts", "train.setup takes it as it is: docs/train/experts.md")
+        raise Refusal(f"{settings.weights} has experts", "train.setup takes it as it is: docs page train/experts")
     settings = replace(settings, lr=settings.lr or (2e-5 if settings.weights else RATES.get(settings.model, 2e-4)))
     world = join()
     meshes = meshes_for(settings, world)
