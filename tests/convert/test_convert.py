@@ -379,7 +379,7 @@ def test_what_lint_finds_is_to_check_unless_the_conversion_takes_it_away():
         (9, "kill-by-pattern"),
         (10, "placeholder-left"),
     ]
-    assert "# True of the script too:" in job_file(draft, "x.sbatch")
+    assert "# Advice:" in job_file(draft, "x.sbatch")
 
 
 def test_what_the_script_does_once_is_done_once():

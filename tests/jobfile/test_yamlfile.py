@@ -57,6 +57,8 @@ def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path):
         ),
         ("a: 1\nb: [c\nd: e\n", "job.yaml:3: not YAML: expected ',' or ']', but got ':' (is the [ of line 2 closed?)"),
         ('a: "b\nc: d\n', "job.yaml:3: not YAML: found unexpected end of stream (is the quote of line 1 closed?)"),
+        ("a: [b*, hn???]\n", "job.yaml:1: not YAML: expected ',' or ']', but got '?'"),
+        ("a: [b,\n  hn[1-4]]\n", "job.yaml:2: not YAML: expected ',' or ']', but got '['"),
         ("a: &x 1\n", "job.yaml:1: anchors ('&x') are not allowed; write the value out"),
         ("a: *x\n", "job.yaml:1: aliases ('*x') are not allowed; write the value out"),
         ("a: 1\n<<: {b: 2}\n", "job.yaml:2: merge keys ('<<') are not allowed; write the values out"),

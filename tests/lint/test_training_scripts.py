@@ -107,6 +107,10 @@ SAVES = "import os, torch, torch.distributed as dist\ndist.init_process_group('g
         "class T:\n    def __init__(self):\n        self.gpu = int(os.environ['LOCAL_RANK'])\n    def fit(self):\n"
         "        if self.gpu == 0:\n            torch.save({}, 'a.pt')\n",
         "R = dist.get_rank()\ntorch.save({}, f'part-{R}.pt')\n",  # a file for each
+        "for epoch in range(3):\n    if dist.get_rank() > 0:\n        continue\n    torch.save({}, 'a.pt')\n",
+        "def f():\n    with model:\n        if dist.get_rank():\n            raise OSError\n    torch.save({}, 'a.pt')\nf()\n",
+        "if dist.get_rank():\n    os._exit(0)\nfor epoch in range(3):\n    torch.save({}, 'a.pt')\n",
+        "dist.get_rank() == 0 and torch.save({}, 'a.pt')\n",
     ],
 )
 def test_a_rank_by_another_name_guards_a_save(text):
@@ -121,6 +125,9 @@ def test_a_rank_by_another_name_guards_a_save(text):
         "model = torch.nn.Sequential(model, dist.get_rank())\nif model.training:\n    torch.save({}, 'a.pt')\n",
         "loss = torch.distributed.mean_over_ranks(best)\nif loss < best:\n    torch.save({}, 'a.pt')\n",
         "cfg = {'rank': dist.get_rank(), 'keep': 1}\nif cfg['keep']:\n    torch.save({}, 'a.pt')\n",
+        # what leaves an inner loop, a function of its own, or comes later sends nobody away
+        "for x in [1]:\n    if dist.get_rank() > 0:\n        break\ntorch.save({}, 'a.pt')\n",
+        "def f():\n    if dist.get_rank():\n        return\nf()\ntorch.save({}, 'a.pt')\nif dist.get_rank():\n    exit()\n",
         "import argparse\nargs = argparse.ArgumentParser('by rank').parse_args()\nif args.keep:\n    torch.save({}, 'a.pt')\n",
     ],
 )

@@ -1,7 +1,10 @@
 """How the bytes of a file become lines: marks of an encoding, and lines without end."""
 
 import codecs
+import io
 import json
+import tarfile
+import zipfile
 
 import pytest
 
@@ -67,3 +70,43 @@ def test_lines_keep_their_numbers_and_memory_is_bounded(tmp_path):
 def test_a_progress_bar_is_no_long_line(drumbeat):
     bar = b"".join(b"\r%d%%|####      | %d/100 [00:01<00:05, 2.0it/s]" % (n, n) for n in range(100)) * 20
     assert failure(drumbeat, bar + b"\n" + OOM.encode() + b"\n")["unseen"] == []
+
+
+def zipped(files):
+    whole = io.BytesIO()
+    with zipfile.ZipFile(whole, "w", zipfile.ZIP_DEFLATED) as packed:
+        for name, content in files.items():
+            packed.writestr(name, content)
+    return whole.getvalue()
+
+
+def tarred(files, mode):
+    whole = io.BytesIO()
+    with tarfile.open(fileobj=whole, mode=mode) as packed:
+        link = tarfile.TarInfo("passwd.log")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        packed.addfile(link)
+        for name, content in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            packed.addfile(entry, io.BytesIO(content))
+    return whole.getvalue()
+
+
+def test_logs_in_an_archive_are_read_and_its_names_lead_nowhere(drumbeat, monkeypatch):
+    files = {
+        "../../up.log": b"step 1 loss 2.0\n",
+        "/abs/r0.out": LOG.encode(),
+        "model.pt": b"\0" * 5000,
+        ".DS_Store": b"x",
+    }
+    for number, content in enumerate((zipped(files), tarred(files, "w"), tarred(files, "w:gz"))):
+        found = failure(drumbeat, content, f"mail{number}")
+        assert (found["answer"], found["seen"]) == ("exception", [f"mail{number}/abs/r0.out:2-4"])
+    assert sorted(each.name for each in drumbeat.folder.iterdir()) == ["mail0", "mail1", "mail2"]
+    (drumbeat.folder / "cut.zip").write_bytes(zipped(files)[:-100])
+    assert "cut.zip: damaged or locked" in drumbeat.here("diagnose", "cut.zip").stderr
+    monkeypatch.setattr("drumbeat.desk.log_sources.MAX_UNPACKED", 1000)
+    (drumbeat.folder / "bomb.zip").write_bytes(zipped({"a.log": b"x" * 5000}))
+    refused = drumbeat.here("diagnose", "bomb.zip")
+    assert refused.returncode == 2 and "unpack it" in refused.stderr

@@ -116,7 +116,7 @@ def test_away_from_the_nodes_a_condition_begins_with_if_and_what_the_site_decide
     assert "HF_HOME=/own" in own and "HF_HOME=/p" not in own
     for words in (
         "account   p",
-        "time      1:30:00",
+        "time      1:30:00; comes back after it only if its ranks end with 75",
         "image     /p/i.sif, started with singularity",
         "binds     /pfs, ",
     ):

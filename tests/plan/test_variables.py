@@ -270,3 +270,5 @@ def test_away_from_the_nodes_only_the_other_vendors_settings_are_left_out():
     assert {"CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"} <= later(), "any, where the site does not say whose GPUs"
     assert {"CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"} & later(vendor="nvidia") == {"CUDA_VISIBLE_DEVICES"}
     assert "ROCR_VISIBLE_DEVICES" in later(vendor="amd")
+    sockets = EnvVar("NCCL_SOCKET_IFNAME", "=ib0", "", "site")
+    assert not any(name.startswith(("FI_", "CXI_")) for name in later(env=(sockets,), expect=Expect("rdma"), nodes=2))

@@ -57,6 +57,7 @@ def test_all_mistakes_are_named_at_once_each_by_its_place(tmp_path):
         12: "did you mean 'account'?", 13: "cpus.reserved", 14: "storage has no 'why'", 15: "never closed",
     }.items():  # fmt: skip
         assert words in said[line], said[line]
+    assert next(each for each in checked.mistakes if ":9: " in str(each)).fix == "write it as one word: --partition=gpu"
 
 
 def test_a_right_profile_is_valid_without_the_users_environment(tmp_path, drumbeat, monkeypatch):

@@ -59,7 +59,7 @@ env:
   NCCL_SOCKET_IFNAME:
     value: eno1
     why: the other interface is the management network
-detect: {hosts: [stairs*]}
+detect: {hosts: ["stairs*"]}
 """
 
 

@@ -131,7 +131,7 @@ def job_file(draft: Draft, source: str) -> str:
         ("Please check", draft.to_check),
         ("Export before you submit", draft.to_export),
         ("Left out", draft.left_out),
-        ("True of the script too", draft.advice),
+        ("Advice", draft.advice),
     ):
         if notes:
             lines += ["", f"# {title}:"]

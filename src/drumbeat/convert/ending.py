@@ -74,7 +74,6 @@ _FORWARDS = re.compile(
     r"(?:.*?(?:\s-s\s+|\s--signal[= ]|\s-)(?:SIG)?(?P<name>[A-Z]+\d?|\d+)(?=\s|$))?"
 )
 _REQUEUE = re.compile(r"scontrol\s+(?:-\S+\s+)*requeue(?:hold)?\b")
-_COMES_BACK = "here a job comes back when a rank that has saved ends with 75 (stop-signal, requeues)"
 
 
 def traps(draft: Draft, batch: Shell) -> List[Trap]:
@@ -86,10 +85,8 @@ def traps(draft: Draft, batch: Shell) -> List[Trap]:
         done = [each for each in batch.effects(trap.body, trap.line) if each.kind in ("once", "shell", "cd", "started")]
         requeues = [each for each in done if _REQUEUE.match(each.text)]
         others = [each for each in done if each not in requeues]
-        if requeues and not {"EXIT", "ERR"} & set(trap.signals) and all(_FORWARDS.match(each.text) for each in others):
-            handled = handled or told  # Slurm sends the ranks TERM then
-            draft.drop(trap.line, trap.text, f"drumbeat requeues itself: {_COMES_BACK}")
-            done = others
+        # Slurm sends the ranks TERM then.
+        handled = handled or (told and bool(requeues) and all(_FORWARDS.match(each.text) for each in others))
         if told:
             found = next((match for match in (_FORWARDS.match(each.text) for each in done) if match), None)
             handled = handled or found is not None
@@ -101,13 +98,13 @@ def traps(draft: Draft, batch: Shell) -> List[Trap]:
             continue
         for each in done:
             if _REQUEUE.match(each.text) or re.search(r"\bsbatch\b", each.text):
-                why = f"the script queues itself again: {_COMES_BACK}, so let the program do that"
+                why = "the script queues itself again, and here a job comes back only if its ranks save and end with 75"
+                why += ": let the program do that (docs/howto/resume.md)"
                 draft.question(each.line, each.text, why)
             elif not _FORWARDS.match(each.text):
                 draft.question(each.line, each.text, f"done on {', '.join(trap.signals)}, and nothing here does it")
-        if done or not requeues:
-            why = "what it does is in stop-signal, or asked about" if done else "only prints or waits"
-            draft.drop(trap.line, trap.text, why)
+        why = "what it does is in stop-signal, or asked about" if done else "only prints or waits"
+        draft.drop(trap.line, trap.text, why)
     if draft.notice and draft.notice.batch and not any(draft.notice.signal in trap.signals for trap in batch.traps):
         why = "ends the script, and Slurm then sends the ranks TERM: here they get it at once (stop-signal, stop-grace)"
         draft.drop(draft.notice.line, f"--signal=B:{draft.notice.signal}, without a trap", why)

@@ -1,4 +1,4 @@
-"""Reads logs for `diagnose`: files, folders, run folders, standard input; plain or gzip."""
+"""Reads logs for `diagnose`: files, folders, run folders, archives, standard input; plain or gzip."""
 
 from __future__ import annotations
 
@@ -39,12 +39,13 @@ _MARKS = (  # the one that begins like another stands before it
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
 MAX_FILES = 20_000
+MAX_MEMBERS, MAX_UNPACKED = 256, 1 << 30  # files and bytes that are read from archives
 TAIL = 2_000  # lines at the end of a file that are always read, however often similar lines came before
 # fmt: off
 SKIPPED = (
     ".pt", ".pth", ".bin", ".safetensors", ".npy", ".npz", ".so", ".pyc", ".pyz", ".png", ".jpg", ".pdf", ".zip",
-    ".tar", ".whl", ".parquet", ".arrow", ".h5", ".db", ".sif", ".mp4", ".sqlite", ".yaml", ".py", ".sh", ".o", ".a", ".idx",
-    ".distcp", ".ckpt", ".tfevents",
+    ".tar", ".tar.gz", ".tgz", ".whl", ".parquet", ".arrow", ".h5", ".db", ".sif", ".mp4", ".sqlite", ".yaml", ".py",
+    ".sh", ".o", ".a", ".idx", ".distcp", ".ckpt", ".tfevents",
 )
 # fmt: on
 
@@ -66,7 +67,16 @@ class Sources:
     files: List[Source] = field(default_factory=list)
     skipped: int = 0  # binary or not for us
     runs: List[Run] = field(default_factory=list)  # whose folders were given
-    copies: List[IO[bytes]] = field(default_factory=list)  # of standard input, which is then a file like the others
+    copies: List[IO[bytes]] = field(default_factory=list)  # of standard input and archives: then files like the others
+
+    def copy(self, file: IO[bytes], name: str) -> None:
+        """Add what `file` holds. The copy has no name of its own and lives as long as this object."""
+        self.copies.append(tempfile.NamedTemporaryFile(prefix="drumbeat-"))  # noqa: SIM115
+        self.files.append(Source(self.copies[-1].name, name))
+        try:
+            shutil.copyfileobj(file, self.copies[-1])
+        finally:
+            self.copies[-1].flush()
 
 
 def find(paths: List[str]) -> Sources:
@@ -74,12 +84,11 @@ def find(paths: List[str]) -> Sources:
     found = Sources()
     for path in paths:
         if path == "-":
-            found.copies.append(tempfile.NamedTemporaryFile(prefix="drumbeat-"))  # noqa: SIM115 - while `found` lives
-            shutil.copyfileobj(sys.stdin.buffer, found.copies[-1])
-            found.copies[-1].flush()
-            found.files.append(Source(found.copies[-1].name, "stdin"))
+            found.copy(sys.stdin.buffer, "stdin")
         elif os.path.isdir(path):
             _folder(path, found)
+        elif os.path.exists(path) and _is_archive(path):
+            _archive(path, found)
         elif os.path.exists(path):
             found.files.append(Source(path, printable(path)))
         else:
@@ -116,7 +125,7 @@ def _folder(path: str, found: Sources) -> None:
         folders[:] = [name for name in folders if not _is_run(os.path.join(folder, name), found)]
         for name in sorted(names):
             full = os.path.join(folder, name)
-            if name.startswith(".") or os.path.splitext(name)[1] in SKIPPED or not os.path.isfile(full):
+            if name.startswith(".") or name.endswith(SKIPPED) or not os.path.isfile(full):
                 found.skipped += 1
             elif len(found.files) >= MAX_FILES:
                 raise Problem(
@@ -124,6 +133,45 @@ def _folder(path: str, found: Sources) -> None:
                 )
             else:
                 found.files.append(Source(full, printable(os.path.normpath(full))))
+
+
+def _is_archive(path: str) -> bool:
+    start = start_of(Source(path, path)) if os.path.isfile(path) else b""
+    return start.startswith(b"PK\3\4") or start[257:262] == b"ustar"
+
+
+def _archive(path: str, found: Sources) -> None:
+    """Add the plain files of a zip or tar archive, by copies; no name in it is used as a path."""
+    import tarfile
+    import zipfile
+
+    def members() -> Iterator[Tuple[str, int, IO[bytes]]]:
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as packed:
+                yield from (
+                    (each.filename, each.file_size, packed.open(each))
+                    for each in packed.infolist()
+                    if not each.is_dir()
+                )
+        else:
+            with tarfile.open(path, "r|*") as tar:
+                yield from ((each.name, each.size, tar.extractfile(each)) for each in tar if each.isfile())  # type: ignore[misc]
+
+    left = MAX_UNPACKED
+    try:
+        for name, size, file in members():
+            left -= max(size, 0)  # neither kind gives more bytes than it says
+            if left < 0 or len(found.copies) >= MAX_MEMBERS:
+                words = f"{printable(path)}: more than {MAX_MEMBERS} files, or {MAX_UNPACKED >> 30} GiB, are in it"
+                raise Problem(words, "unpack it, and give the logs themselves")
+            if os.path.basename(name).startswith(".") or name.endswith(SKIPPED):
+                found.skipped += 1
+            else:
+                found.copy(file, printable(os.path.join(path, name.lstrip("/"))))
+    except Problem:
+        raise
+    except Exception as error:  # noqa: BLE001 - a damaged archive raises whatever zlib, lzma, tarfile and zipfile raise
+        print(f"drumbeat diagnose: {printable(path)}: damaged or locked ({error}); read up to there", file=sys.stderr)
 
 
 def _is_run(path: str, found: Sources) -> bool:
@@ -332,7 +380,7 @@ def diagnose(paths: Sequence[str]) -> Report:
     if not judged:
         raise Problem(
             f"{', '.join(map(printable, paths))}: nothing to read: empty, or not text",
-            "give the run's log files, or its folder; unpack an archive first",
+            "give the run's log files, or its folder",
         )
     if len(judged) == 1 and len(parts) == 1:
         job, _, report = judged[0]

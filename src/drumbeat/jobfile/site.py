@@ -265,7 +265,7 @@ class Site:
     detect: Detect = key(
         "table",
         "Ways to detect this cluster: by its name first, then by the host's, then by variables.",
-        "{cluster: [lumi], hosts: [uan*]}",
+        '{cluster: [lumi], hosts: ["uan*"]}',
         Detect(),
         inner=Detect,
         default_text="never detected, only named",

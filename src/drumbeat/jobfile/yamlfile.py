@@ -142,7 +142,11 @@ def _events(text: str, name: str) -> Iterator[Any]:
         said, around = error.problem or error.context or "", error.context or ""
         fix = next((fix for words, fix in _REMEDIES if words in said), "")
         opened = next((sign for words, sign in _OPENED.items() if words in around), "")
-        if opened and error.context_mark:
+        at = mark.index if mark else 0
+        sign = text[at : at + 1]
+        if opened and sign == "?" or sign in ("[", "{") and text[at - 1] not in " \t\r\n,[{":
+            fix = f"quote the value that holds {sign}"
+        elif opened and error.context_mark:
             said, fix = f"{said} (is {opened} of line {error.context_mark.line + 1} closed?)", ""
         raise Problem(f"{name}:{line}: not YAML: {said}", fix) from None
     except yaml.YAMLError as error:

@@ -312,17 +312,18 @@ def _asks(node: ast.AST, ranks: Set[str]) -> bool:
 
 
 def _guarded(node: ast.AST, parents: Dict[ast.AST, ast.AST], program: Program, ranks: Set[str], depth: int = 0) -> bool:
-    """Return true if the rank is checked around it, before it in its function, or where that function is called."""
+    """Return true if the rank is checked around it, before it on its way, or where its function is called."""
     child: ast.AST = node
     while child in parents:
         parent = parents[child]
-        if isinstance(parent, (ast.If, ast.IfExp)) and _asks(parent.test, ranks):
+        tests = parent.values[:1] if isinstance(parent, ast.BoolOp) else [getattr(parent, "test", child)]
+        if any(each is not child and _asks(each, ranks) for each in tests):
+            return True
+        block = next((each for _, each in ast.iter_fields(parent) if isinstance(each, list) and child in each), [child])
+        if any(_sends_away(each, ranks) for each in block[: block.index(child)]):
             return True
         if isinstance(parent, (ast.FunctionDef, ast.AsyncFunctionDef)):
             if any(_asks(each, ranks) for each in parent.decorator_list):
-                return True
-            questions = [each for each in ast.walk(parent) if isinstance(each, ast.If)]
-            if any(_asks(each.test, ranks) and _leaves(each) for each in questions):
                 return True
             calls = [call for call in _calls(program.tree, parent.name) if not _within(call, parent)]
             if depth == _DEEPEST or not calls:
@@ -332,8 +333,24 @@ def _guarded(node: ast.AST, parents: Dict[ast.AST, ast.AST], program: Program, r
     return False
 
 
-def _leaves(question: ast.If) -> bool:
-    return any(isinstance(each, ast.Return) for each in question.body)
+def _sends_away(statement: ast.AST, ranks: Set[str], in_loop: bool = False) -> bool:
+    """Return true if some ranks do not reach what follows the statement."""
+    if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        return False
+    inner = [each for each in ast.iter_child_nodes(statement) if isinstance(each, (ast.stmt, ast.ExceptHandler))]
+    if isinstance(statement, ast.If) and _asks(statement.test, ranks):
+        return any(_leaves(each, in_loop) for each in inner)
+    in_loop = in_loop or isinstance(statement, (ast.For, ast.AsyncFor, ast.While))
+    return any(_sends_away(each, ranks, in_loop) for each in inner)
+
+
+def _leaves(statement: ast.AST, in_loop: bool) -> bool:
+    """Return true for a way out of the block. `in_loop`: and of the loop that the block has around it."""
+    called = (
+        _name(statement.value.func) if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call) else ""
+    )
+    kinds = (ast.Return, ast.Raise) if in_loop else (ast.Return, ast.Raise, ast.Continue, ast.Break)
+    return isinstance(statement, kinds) or called.rpartition(".")[2] in ("exit", "_exit", "quit")
 
 
 def _within(node: ast.AST, function: ast.AST) -> bool:

@@ -149,14 +149,16 @@ _NETWORKS = {
     "ofi": ("slingshot", "efa"),
     "rdma": ("infiniband", "roce", "slingshot", "efa"),
 }
+_INTERFACES = {"hsn": "slingshot", "ib": "infiniband"}  # no other network's interfaces have these names
 
 
 def known_early(order: Order) -> Dict[str, Tuple[str, ...]]:
     """Return the values that a key of a condition can have on the order's nodes; keys that only a node decides are missing."""
     sockets = next((variable.value for variable in order.env if variable.name == "NCCL_SOCKET_IFNAME"), "")
     fabrics = _NETWORKS.get(order.expect.transport)
-    if fabrics and "slingshot" in fabrics and sockets.lstrip("=").startswith("hsn"):
-        fabrics = ("slingshot",)  # only its interfaces have that name
+    named = next((name for prefix, name in _INTERFACES.items() if sockets.lstrip("=").startswith(prefix)), "")
+    if named in (fabrics or ()):
+        fabrics = (named,)
     gpus = order.resources.gpus if order.gpus is None else order.gpus
     found = {
         "nodes": ("many" if order.nodes > 1 else "one",),

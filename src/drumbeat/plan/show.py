@@ -99,16 +99,17 @@ def request_words(order: Order) -> Dict[str, str]:
     request, used = order.resources, order.container
     asked = [f"{request.gpus} GPUs"] if request.gpus else []
     asked += [f"{request.cpus} cores"] if request.cpus else []
-    asked += [f"{request.memory} memory"] if request.memory else []
+    asked += [f"{'all' if request.memory == '0' else request.memory} memory"] if request.memory else []
     wanted = [] if order.expect.transport == "any" else [f"transport {order.expect.transport}"]
     wanted += {True: ["GPU-direct"], False: ["no GPU-direct"], None: []}[order.expect.gdr]
     queue = order.backend != "local"
+    after = "; comes back after it only if its ranks end with 75" if queue and request.requeues else ""
     words = {
         "per node": ", ".join(asked) if queue else "",
         "account": request.account if queue else "",
         "partition": request.partition if queue else "",
         "options": " ".join(option.text for option in request.options) if queue else "",
-        "time": str(datetime.timedelta(seconds=int(order.time_limit))) if order.time_limit else "",
+        "time": f"{datetime.timedelta(seconds=int(order.time_limit))}{after}" if order.time_limit else "",
         "image": f"{used.image}, started with {used.runtime}" if used else "",
         "binds": ", ".join([*used.binds, *(path.pattern for path in order.host_paths)]) if used else "",
         "expects": ", ".join(wanted),

@@ -36,13 +36,16 @@ def check(order: Order, where: Callable[[str], str]) -> None:
             _check_word(text, where(key))
     if request.specific.get("gpus-as", _GPUS_AS[0]) not in _GPUS_AS:
         raise Problem(f"{where('gpus-as')}: {request.specific['gpus-as']!r} is not one of {', '.join(_GPUS_AS)}")
+    before = ""
     for option in request.options:
         place = option.place or where("submit-options")
         if not option.text.startswith("-"):
+            flag = f"--{place.rpartition('.')[2]}" if option.place else before
             raise Problem(
                 f"{place}: {option.text!r} is not an option of sbatch",
-                "write each as one word: --licenses=scratch",
+                f"write it as one word: {flag or '--licenses'}={option.text.rpartition('=')[2]}",
             )
+        before = option.text
         _check_word(option.text, place)
     for module in order.modules:
         if not module.isprintable():
