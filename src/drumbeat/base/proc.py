@@ -192,12 +192,6 @@ def lock_holder(pid: int) -> Optional[int]:
     return None
 
 
-def written_to(pid: int, number: int) -> str:
-    """Return the file that a process writes to at this descriptor; '' for a pipe or terminal, or if not readable."""
-    path = opened(pid, number)
-    return path if path.startswith("/") and not path.startswith("/dev/") else ""
-
-
 def mapped(pid: int) -> Set[str]:
     """Return the paths of the files that a process has mapped."""
     lines = (_read(pid, "maps", -1) or b"").decode("utf-8", "replace").splitlines()
