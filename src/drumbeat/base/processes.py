@@ -300,7 +300,8 @@ class Forked:
 
     def _works(self, passed: float) -> bool:
         """Return true if the child wants a core now, or has not been blocked for long. A wait that lasts is not counted yet."""
-        return proc.cpu_seconds(self.pid)[0] or passed - sum(proc.scheduled(self.pid)) < self._seconds
+        now = proc.stat(self.pid)
+        return bool(now and now.state == "R") or passed - sum(proc.scheduled(self.pid)) < self._seconds
 
     def end(self) -> None:
         if not self.over:
