@@ -405,7 +405,7 @@ def judge(
     live = [with_settings(event, seen) for event in held]
     first = None if first is not None and log.is_of_failed_tests(first.evidence) else first
     rules = tuple(sorted({event.match.rule.id for event in live if event.match}))
-    judged = _Judge(most_specific(live), RankOf.of(state, first), first, list(extra), list(unfinished), log)
+    judged = _Judge(most_specific(_met(live, log)), RankOf.of(state, first), first, list(extra), list(unfinished), log)
     failure = without_itself(judged.failure())
     if failure.finding is not None:
         failure = replace(failure, finding=by_label(failure.finding, log.labels))
@@ -417,6 +417,29 @@ def judge(
     failure = _with_silent(report, unheard, log, judged.named.waiting(failure.finding))
     failure = _fitting(failure, log.labels.units)
     return replace(with_record(failure, log, unheard), rules=rules)
+
+
+_OF_STORE = frozenset({"rendezvous-connection", "store-connect-timeout", "store-refused", "store-no-route"})
+_MET = CONSEQUENCES | {
+    "store-gone",
+    "terminated-by-launcher",
+}  # codes of lines that stand only in logs of ranks that had met
+
+
+def _met(live: List[Event], log: Log) -> List[Event]:
+    """Return the events; a store that cannot be reached after the ranks had met is a lost peer: whoever held it has ended."""
+    met = dict(log.steps.first)  # file -> line
+    for event in live:
+        if event.code in _MET:
+            file = event.evidence.file or ""
+            met[file] = min(event.number, met.get(file, event.number))
+    lost = Match(rule_of_code("peer-lost"), {})
+    return [
+        replace(event, match=lost)
+        if event.match and event.code in _OF_STORE and met.get(event.evidence.file or "", event.number) < event.number
+        else event
+        for event in live
+    ]
 
 
 _OF_SLURM = re.compile(r"\bsacct(?: -\w+(?: [A-Z][\w,]*)?)*")  # `sacct -j JOB -o State,Reason`
@@ -763,14 +786,15 @@ class _Judge:
         if lost and first and all(self.ranks.rank(event) not in (None, first.rank) for event in lost):
             return self._reported_only(rest, first)  # both are known: the ranks that lost a peer, and the lost one
         if lost:  # a line that names the lost peer says more than one that refers to the other logs
-            event = self._first_of([each for each in lost if each.match and each.match.groups.get("rank")] or lost)
+            named = [each for each in lost if each.match and {"rank", "peer"} & set(each.match.groups)]
+            event = self._first_of(named or lost)
             return replace(
                 rest,
                 answer=event.code,
                 confidence=LIKELY,
                 rule=event.match.rule.id if event.match else "",
                 source=event.match.rule.source if event.match else "",
-                finding=self.named.by_launcher(with_evidence(self.named.finding(event, lost), lost)),
+                finding=self.named.by_launcher(with_evidence(self.named.finding(event, lost), lost), [event]),
                 why_first="another rank ended first; its own log is not here, or says nothing",
                 consequences=tuple(item for item in rest.consequences if item.code != event.code),
             )
