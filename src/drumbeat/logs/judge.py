@@ -339,19 +339,29 @@ def without_itself(failure: Failure) -> Failure:
     return replace(failure, others=others)
 
 
-def with_record(failure: Failure, log: Log, unheard: Tuple[int, ...] = ()) -> Failure:
-    """Add the lines that the answer rests on; without any, it is not certain. `unheard`: ranks that printed nothing about it."""
+MISSING = "; a log may be missing: send the other nodes' too"
+
+
+def with_record(
+    failure: Failure, log: Log, unheard: Tuple[int, ...] = (), waiting: FrozenSet[int] = frozenset()
+) -> Failure:
+    """Add the lines that the answer rests on; without any, it is not certain. `unheard`: ranks that printed nothing about it;
+    `waiting`: ranks that waited for another one."""
     unseen = []
     if log.missing_ranks:
         unseen.append(f"{_ranks(log.missing_ranks)}: no line of their communicator in these logs")
     unheard = tuple(rank for rank in unheard if rank not in log.missing_ranks)
     if unheard:
         absent = tuple(rank for rank in unheard if rank not in log.last_lines)
-        maybe = "" if log.world else "; a log may be missing"  # the world size is known: these are named above
+        maybe = "" if log.nranks else MISSING  # NCCL's lines name the world: see above
         silent = [
             f"rank {rank}: no line about this in {log.last_lines[rank].file}" for rank in unheard if rank not in absent
         ]
         unseen += [f"{_ranks(absent)}: no line about this{maybe}"] * bool(absent) + silent[:MAX_NAMED]
+    told = {each.code for each in failure.others} & {"rank-behind", "rank-absent", "collective-desync"}
+    all_wait = waiting and waiting == log.heard and not (unheard or told or log.world)
+    if all_wait and failure.finding and failure.finding.rank is None:
+        unseen.append(f"whom they wait for: {_ranks(tuple(sorted(waiting)))} waited{MISSING}")
     if failure.answer == NO_FAILURE:
         seen = tuple(f"{file}:{log.begins.get(file, 1)}-{last}" for file, last in list(log.ends.items())[:64])
     elif failure.finding is None:
@@ -414,9 +424,10 @@ def judge(
     failure = _of_tests(failure, log)
     unheard = judged.named.unheard(failure.finding)
     report = _with_consequences(with_its_report(_below_an_unknown_error(failure, live, log)))
-    failure = _with_silent(report, unheard, log, judged.named.waiting(failure.finding))
+    waiting = judged.named.waiting(failure.finding)
+    failure = _with_silent(report, unheard, log, waiting)
     failure = _fitting(failure, log.labels.units)
-    return replace(with_record(failure, log, unheard), rules=rules)
+    return replace(with_record(failure, log, unheard, waiting), rules=rules)
 
 
 _OF_STORE = frozenset({"rendezvous-connection", "store-connect-timeout", "store-refused", "store-no-route"})
@@ -748,7 +759,7 @@ class _Judge:
         named = rule is not None and rule.names_itself and len({e.code for e in telling or symptoms}) == 1
         named = named and not unexplained and not self._may_follow(event) and not all(e.mention for e in alike)
         named = named and not self.tiers.trained_behind() and not found.unexplained
-        named = named and not all(map(self.tiers.may_have_been_outlived, alike))
+        named = named and not all(map(self.tiers.may_have_been_outlived, alike)) and event.code not in WAITED
         return replace(
             rest,
             answer=finding.code,
