@@ -118,6 +118,11 @@ MET = [
 ]
 
 
+def test_a_store_that_closes_behind_the_last_step_is_no_failure():
+    steps = "step 10/100 loss 2.0\nstep 100/100 loss 1.0"
+    assert read(f"{steps}\n[rank1]:{CLOSED}failed to recv, got 0 bytes").failure.answer == "none"
+
+
 @pytest.mark.parametrize("line", UNREACHABLE)
 def test_a_store_that_was_reached_before_is_a_lost_peer(line):
     end = "srun: error: n2: task 1: Exited with exit code 1"
