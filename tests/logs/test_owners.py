@@ -96,3 +96,20 @@ def test_the_device_of_nccl_s_own_line_is_no_rank():
     calls = [at.format(device) + f"NCCL INFO transport/net.cc:926 -> {device}" for device in (0, 3, 1, 0, 2, 1, 3, 0)]
     finding = read("\n".join([*calls, warn])).failure.finding
     assert (finding.rank, finding.host) == (None, "nid1")
+
+
+SERVICE = [
+    "wandb.errors.CommError: Network error (ConnectionError)",
+    "aiohttp.client_exceptions.ClientConnectorError: Cannot connect to host collector:443 (Connection refused)",
+    "redis.exceptions.ConnectionError: Error 111 connecting to cache:6379. Connection refused.",
+]
+
+
+@pytest.mark.parametrize("error", SERVICE)
+def test_a_network_error_of_a_client_library_is_about_its_service(error):
+    raised = ["Traceback (most recent call last):", '  File "/home/u/log.py", line 3, in log', error]
+    failure = read("\n".join([STEPS, *raised])).failure
+    assert failure.answer == "service-access" and "NCCL" not in failure.finding.cause + failure.finding.fix
+    tried_again = [*raised[:2], f"{error}, entering retry loop."]
+    assert read("\n".join([STEPS, *tried_again])).failure.answer == "service-access"
+    assert read("\n".join([STEPS, *tried_again, "step 30 loss 4.0"])).failure.answer == "none"

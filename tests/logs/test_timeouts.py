@@ -66,9 +66,13 @@ def test_numbers_of_another_group_say_nothing():
 
 def test_a_rank_without_a_word_is_named_as_not_seen():
     found = failure(caught(0), status(0), caught(1), caught(3))
-    assert found.unseen == ("rank 2: no line about this; a log may be missing",)
+    missing = "a log may be missing: send the other nodes' too"
+    assert found.unseen == (f"rank 2: no line about this; {missing}",)
     assert found.finding.rank is None, "it may be the log that is missing, not the rank"
-    assert failure(*map(caught, range(4))).unseen == ()
+    found = failure(*map(caught, range(4)))
+    assert (found.confidence, found.unseen) == ("likely", (f"whom they wait for: ranks 0, 1, 2, 3 waited; {missing}",))
+    of_eight = failure("world_size: 8", *map(caught, range(4))).unseen
+    assert of_eight == (f"ranks 4, 5, 6, 7: no line about this; {missing}",)
     world = [start_up(rank, 4, 4) for rank in range(4)]
     assert failure(*world, caught(0), caught(1)).unseen == ("ranks 2, 3: no line about this",), "their logs are here"
     assert failure(*map(caught, (0, 1, 3)), dump(2, 1522)).unseen == (), "it did speak"

@@ -35,7 +35,7 @@ def test_the_log_of_one_node_names_the_ranks_that_it_does_not_hold():
     timeouts = [TIMEOUT.format(rank) for rank in (2, 3)]
     for opening in ("torchrun --nnodes 4 --nproc-per-node 2 train.py", "[rank2]: world size 8"):
         failure = read("\n".join([opening, *steps, *timeouts])).failure
-        assert failure.unseen == ("ranks 0, 1, 4, 5, 6, 7: no line about this",)
+        assert failure.unseen[0].startswith("ranks 0, 1, 4, 5, 6, 7: no line about this; a log may be missing")
 
 
 POD = "W1101 05:33:54.550000 7 torch/distributed/elastic/agent/server/api.py:704] Received 15 death signal, shutting down workers"

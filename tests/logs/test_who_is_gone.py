@@ -99,3 +99,35 @@ def test_a_bad_end_is_never_none(name):
     for code, number, noise, steps in itertools.product((1, 77, 137, 255), (0, 3), NOISE, (STEPS, [])):
         text = "\n".join([*steps, LINES[name].format(code=code, n=number), *noise])
         assert read(text).failure.answer != "none", text
+
+
+UNREACHABLE = [
+    "torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: The connection to the C10d store has failed.",
+    "[W C10d] The client socket has failed to connect to [n1]:29500 (errno: 111 - Connection refused). TCPStore",
+    "[c10d] The client socket has timed out after 60s while trying to connect to (n1, 29500).",
+]
+CLOSED = (
+    "[W312 14:06:05 TCPStore.cpp:125] [c10d] recvValue failed on SocketImpl(fd=4, addr=[n2]:58112, remote=[n1]:29500): "
+)
+MET = [
+    ["[rank4] step 10/5000 loss 6.500", "[rank4] step 20/5000 loss 6.000"],
+    [
+        "W0312 14:06:05.001 9120 torch/distributed/elastic/multiprocessing/api.py:9] Sending process 9131 closing signal SIGTERM"
+    ],
+    [f"{CLOSED}failed to recv, got 0 bytes"],
+]
+
+
+def test_a_store_that_closes_behind_the_last_step_is_no_failure():
+    steps = "step 10/100 loss 2.0\nstep 100/100 loss 1.0"
+    assert read(f"{steps}\n[rank1]:{CLOSED}failed to recv, got 0 bytes").failure.answer == "none"
+
+
+@pytest.mark.parametrize("line", UNREACHABLE)
+def test_a_store_that_was_reached_before_is_a_lost_peer(line):
+    end = "srun: error: n2: task 1: Exited with exit code 1"
+    assert read(f"loading modules\n{line}\n{end}").failure.answer != "peer-lost"
+    for before in MET:
+        failure = read("\n".join(["loading modules", *before, line, end])).failure
+        assert (failure.answer, failure.confidence) == ("peer-lost", "likely"), before
+    assert "on n1" in failure.finding.title and "its own log is not here" in failure.why_first

@@ -124,7 +124,7 @@ NETWORK = Cause(
     "links recover within seconds; a machine that loses them twice in a row is bad",
     (
         "ib-retry-exceeded", "ib-remote-error", "efa-peer-unresponsive", "ofi-error", "connect-failed", "gloo-connect",
-        "hub-access", "store-connect-timeout", "store-no-route", "store-refused", "store-clients-missing",
+        "hub-access", "service-access", "store-connect-timeout", "store-no-route", "store-refused", "store-clients-missing",
         "rendezvous-timeout", "rendezvous-connection", "nccl-error", "nccl-closed", "ucx-error",
     ),
     wait=5.0,
@@ -173,7 +173,7 @@ _KINDS = {
     ),
     OF_HARDWARE: HARDWARE.codes,
     EXIT: ("exit-code", "unknown", "aborted"),
-    RAISED_IN_COMMUNICATION: tuple(code for code in NETWORK.codes if code != "hub-access"),
+    RAISED_IN_COMMUNICATION: tuple(code for code in NETWORK.codes if not code.endswith("-access")),
     LOST_PEER: ("peer-lost", "watchdog-teardown"),
     TIMED_OUT: ("collective-timeout", "gloo-timeout", "store-key-timeout", "watchdog-stuck", "jax-coordinator"),
 }  # fmt: skip

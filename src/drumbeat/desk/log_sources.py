@@ -18,7 +18,7 @@ from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.problem import Problem
 from drumbeat.base.redact import printable
 from drumbeat.logs.read.prefixes import MAX_LINE as LONGEST
-from drumbeat.logs.read.records import MAX_LINES, unwrap
+from drumbeat.logs.read.records import MAX_LINES, unquoted, unwrap
 
 if TYPE_CHECKING:
     from drumbeat.logs.own_verdicts import OwnVerdicts
@@ -211,7 +211,7 @@ def _run_folder(path: str, found: Sources) -> None:
 
 def lines(source: Source) -> Iterator[Tuple[int, List[bytes]]]:
     """Yield lines without their ends, many at a time, with the number of the first; memory is bounded whatever the file
-    holds. Lines of a short text are joined where a terminal has cut them."""
+    holds. Lines of a short text are joined where a terminal or a mail has cut them."""
     short: List[bytes] = []
     blocks = _as_written(source)
     for number, some in blocks:
@@ -222,7 +222,7 @@ def lines(source: Source) -> Iterator[Tuple[int, List[bytes]]]:
             yield from blocks
             return
         short += some
-    yield 1, unwrap(short)
+    yield 1, unwrap(unquoted(unwrap(short)))
 
 
 def _as_written(source: Source) -> Iterator[Tuple[int, List[bytes]]]:

@@ -11,7 +11,7 @@ from drumbeat.base.ranges import Places
 from drumbeat.causes.events import fault_in, is_observed
 from drumbeat.findings.model import Evidence
 from drumbeat.logs.meaning.rules import REPORT, Match
-from drumbeat.logs.meaning.senses import PROGRAM, of_configuration, remedy, sense
+from drumbeat.logs.meaning.senses import PROGRAM, of_library, remedy, sense
 from drumbeat.logs.meaning.subject import is_of_program
 from drumbeat.logs.nccl.communicators import Communicators, Process
 from drumbeat.logs.nccl.grammar import Record
@@ -76,7 +76,7 @@ class Event:
             return ""
         if (
             self.own
-            and not (is_observed(self.exception) or of_configuration(self.exception))
+            and not (is_observed(self.exception) or of_library(self.exception))
             and is_of_program(self.exception)
         ):
             return ""

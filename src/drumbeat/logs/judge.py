@@ -339,19 +339,29 @@ def without_itself(failure: Failure) -> Failure:
     return replace(failure, others=others)
 
 
-def with_record(failure: Failure, log: Log, unheard: Tuple[int, ...] = ()) -> Failure:
-    """Add the lines that the answer rests on; without any, it is not certain. `unheard`: ranks that printed nothing about it."""
+MISSING = "; a log may be missing: send the other nodes' too"
+
+
+def with_record(
+    failure: Failure, log: Log, unheard: Tuple[int, ...] = (), waiting: FrozenSet[int] = frozenset()
+) -> Failure:
+    """Add the lines that the answer rests on; without any, it is not certain. `unheard`: ranks that printed nothing about it;
+    `waiting`: ranks that waited for another one."""
     unseen = []
     if log.missing_ranks:
         unseen.append(f"{_ranks(log.missing_ranks)}: no line of their communicator in these logs")
     unheard = tuple(rank for rank in unheard if rank not in log.missing_ranks)
     if unheard:
         absent = tuple(rank for rank in unheard if rank not in log.last_lines)
-        maybe = "" if log.world else "; a log may be missing"  # the world size is known: these are named above
+        maybe = "" if log.nranks else MISSING  # NCCL's lines name the world: see above
         silent = [
             f"rank {rank}: no line about this in {log.last_lines[rank].file}" for rank in unheard if rank not in absent
         ]
         unseen += [f"{_ranks(absent)}: no line about this{maybe}"] * bool(absent) + silent[:MAX_NAMED]
+    told = {each.code for each in failure.others} & {"rank-behind", "rank-absent", "collective-desync"}
+    all_wait = waiting and waiting == log.heard and not (unheard or told or log.world)
+    if all_wait and failure.finding and failure.finding.rank is None:
+        unseen.append(f"whom they wait for: {_ranks(tuple(sorted(waiting)))} waited{MISSING}")
     if failure.answer == NO_FAILURE:
         seen = tuple(f"{file}:{log.begins.get(file, 1)}-{last}" for file, last in list(log.ends.items())[:64])
     elif failure.finding is None:
@@ -405,7 +415,7 @@ def judge(
     live = [with_settings(event, seen) for event in held]
     first = None if first is not None and log.is_of_failed_tests(first.evidence) else first
     rules = tuple(sorted({event.match.rule.id for event in live if event.match}))
-    judged = _Judge(most_specific(live), RankOf.of(state, first), first, list(extra), list(unfinished), log)
+    judged = _Judge(most_specific(_met(live, log)), RankOf.of(state, first), first, list(extra), list(unfinished), log)
     failure = without_itself(judged.failure())
     if failure.finding is not None:
         failure = replace(failure, finding=by_label(failure.finding, log.labels))
@@ -414,9 +424,33 @@ def judge(
     failure = _of_tests(failure, log)
     unheard = judged.named.unheard(failure.finding)
     report = _with_consequences(with_its_report(_below_an_unknown_error(failure, live, log)))
-    failure = _with_silent(report, unheard, log, judged.named.waiting(failure.finding))
+    waiting = judged.named.waiting(failure.finding)
+    failure = _with_silent(report, unheard, log, waiting)
     failure = _fitting(failure, log.labels.units)
-    return replace(with_record(failure, log, unheard), rules=rules)
+    return replace(with_record(failure, log, unheard, waiting), rules=rules)
+
+
+_OF_STORE = frozenset({"rendezvous-connection", "store-connect-timeout", "store-refused", "store-no-route"})
+_MET = CONSEQUENCES | {
+    "store-gone",
+    "terminated-by-launcher",
+}  # codes of lines that stand only in logs of ranks that had met
+
+
+def _met(live: List[Event], log: Log) -> List[Event]:
+    """Return the events; a store that cannot be reached after the ranks had met is a lost peer: whoever held it has ended."""
+    met = dict(log.steps.first)  # file -> line
+    for event in live:
+        if event.code in _MET:
+            file = event.evidence.file or ""
+            met[file] = min(event.number, met.get(file, event.number))
+    lost = Match(rule_of_code("peer-lost"), {})
+    return [
+        replace(event, match=lost)
+        if event.match and event.code in _OF_STORE and met.get(event.evidence.file or "", event.number) < event.number
+        else event
+        for event in live
+    ]
 
 
 _OF_SLURM = re.compile(r"\bsacct(?: -\w+(?: [A-Z][\w,]*)?)*")  # `sacct -j JOB -o State,Reason`
@@ -725,7 +759,7 @@ class _Judge:
         named = rule is not None and rule.names_itself and len({e.code for e in telling or symptoms}) == 1
         named = named and not unexplained and not self._may_follow(event) and not all(e.mention for e in alike)
         named = named and not self.tiers.trained_behind() and not found.unexplained
-        named = named and not all(map(self.tiers.may_have_been_outlived, alike))
+        named = named and not all(map(self.tiers.may_have_been_outlived, alike)) and event.code not in WAITED
         return replace(
             rest,
             answer=finding.code,
@@ -763,14 +797,15 @@ class _Judge:
         if lost and first and all(self.ranks.rank(event) not in (None, first.rank) for event in lost):
             return self._reported_only(rest, first)  # both are known: the ranks that lost a peer, and the lost one
         if lost:  # a line that names the lost peer says more than one that refers to the other logs
-            event = self._first_of([each for each in lost if each.match and each.match.groups.get("rank")] or lost)
+            named = [each for each in lost if each.match and {"rank", "peer"} & set(each.match.groups)]
+            event = self._first_of(named or lost)
             return replace(
                 rest,
                 answer=event.code,
                 confidence=LIKELY,
                 rule=event.match.rule.id if event.match else "",
                 source=event.match.rule.source if event.match else "",
-                finding=self.named.by_launcher(with_evidence(self.named.finding(event, lost), lost)),
+                finding=self.named.by_launcher(with_evidence(self.named.finding(event, lost), lost), [event]),
                 why_first="another rank ended first; its own log is not here, or says nothing",
                 consequences=tuple(item for item in rest.consequences if item.code != event.code),
             )

@@ -322,7 +322,8 @@ class Reader:
         earlier = (*earlier, *self._past_of_pods())
         for file in self._tails.files():
             self.events.labels.look_at_end(file, self._tails.of(file))
-            self.steps.look_at_end(file, self._tails.of(file))
+            begin = begins.get(file, 0)
+            self.steps.look_at_end(file, [each for each in self._tails.of(file) if each[0] >= begin])
             self.work.seen = self.work.seen or bool(self.steps.last[file])
         if self.recorded is None:
             self._read_ends(begins)

@@ -85,8 +85,11 @@ class Recovery:
         """Return True if the program got past this error, where nothing else failed; `alone`: no other line names a cause."""
         if self.finished(event) or self.trained_past(event) or self.is_history(event, reports):
             return True
-        if event.said and event.rank is None and self.log.steps.any(event.evidence.file or "", event.number):
-            return True  # words that only seem to mean a failure, and work behind them
+        spoken = (
+            event.said or event.code.endswith("-access") and self.announced(event)
+        )  # of a service, no part of the job
+        if spoken and event.rank is None and self.log.steps.any(event.evidence.file or "", event.number):
+            return True  # words that only seem to mean a failure, or say that it is tried again, and work behind them
         lines = FEW_LINES if event.caught or event.again else MANY_LINES
         if event.caught and not event.again and not event.bare and not self.trains(event):
             lines = MESSAGE_LINES  # the program may have caught it to tidy up and leave

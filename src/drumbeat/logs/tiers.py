@@ -224,8 +224,13 @@ class Tiers:
         return self.log.connects_last.get(event.evidence.file or "", 0) > event.number
 
     def _ends(self, event: Event) -> bool:
-        """Return True for the last word of a file that never says that its work was done."""
-        return self.log.after(event) == 0 and not self.log.good_ends and not self.log.trains_on(event)
+        """Return True for the last word of a file that never says that its work was done; a warning is none."""
+        return (
+            event.level not in ("I", "W")
+            and self.log.after(event) == 0
+            and not self.log.good_ends
+            and not self.log.trains_on(event)
+        )
 
     def _done_before(self, event: Event) -> bool:
         """Return True behind a good end: the ranks leave one by one, and the last ones see closed connections."""

@@ -166,13 +166,14 @@ def words() -> Words:
     whole = {name: _joined(text, parts) for name, text in concepts.items()}
     patterns = {name: regex(rf"(?<![\w-])(?:{text})(?!\w|-\d)") for name, text in whole.items()}
     rows = [(code, row.split()) for each in data["rows"] for code, rows in each.items() for row in rows]
-    owners = [(regex(line), code, others.split()) for line, code, others in data["owners"]]
+    owners = [(regex(_joined(line)), code, others.split()) for line, code, others in data["owners"]]
     return Words(names, spellings, patterns, rows, data["like"], owners)
 
 
 def senses() -> FrozenSet[str]:
     """Return every code that the grammar or the model of likely.py can give."""
     known = (*OF_ERRNO.values(), *gpu_errors().values(), *CODE_OF_SIGNAL.values(), *(code for code, _ in words().rows))
+    known = (*known, *(code for _, code, _ in words().owners))
     return frozenset((*known, "configuration", *load("drumbeat.logs.meaning", "weights")["codes"])) - {PROGRAM}
 
 
@@ -205,8 +206,12 @@ MAX = 600  # characters of an error that are read
 
 def owned(text: str, code: str) -> str:
     """Correct an error's code for the library that wrote the line: a network library's I/O error is a network error."""
-    owner = next((each for each in words().owners if each[0].search(text)), None)
+    owner = _owner(text)
     return owner[1] if owner and code in owner[2] else code
+
+
+def _owner(text: str) -> Optional[Tuple[re.Pattern[str], str, Sequence[str]]]:
+    return next((each for each in words().owners if each[0].search(text)), None)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -228,13 +233,13 @@ _CONFIGURATION = regex(
 )
 
 
-def of_configuration(exception: str) -> bool:
-    """Return True if a package that reads settings raised this."""
-    return bool(_CONFIGURATION.match(exception))
+def of_library(exception: str) -> bool:
+    """Return True if a library raised this whose errors are about what it is for, whoever called it."""
+    return bool(_CONFIGURATION.match(exception) or _owner(exception))
 
 
 def _sense(text: str) -> str:
-    if of_configuration(text):
+    if _CONFIGURATION.match(text):
         return "configuration"
     runtime = gpu_error_in(text)[0]
     if runtime:

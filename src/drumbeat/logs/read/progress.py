@@ -105,7 +105,8 @@ class Steps:
         self._settled: Set[Tuple[str, int]] = set()  # errors that were tried again with success
         self._counters: Dict[str, Reader] = {}  # file -> what its lines after that error count
         self.left: Dict[str, int] = {}  # lines that are still to be looked at
-        self.last: Dict[str, int] = {}  # file -> the last step among its last lines
+        self.first: Dict[str, int] = {}  # file -> the first step among its last lines
+        self.last: Dict[str, int] = {}
         self._total = MAX_LINES
 
     def watches(self, file: str) -> bool:
@@ -141,10 +142,12 @@ class Steps:
         self._look(file, number, text.encode())
 
     def look_at_end(self, file: str, lines: Sequence[Tuple[int, bytes]]) -> None:
-        """Find the last step among the last lines of a file."""
+        """Find the first and the last step among the last lines of a file."""
         counter = Reader()
-        steps = (n for n, raw in lines if _STEP.search(raw) or any(map(_count, counter.feed(raw + b"\n"))))
+        steps = [n for n, raw in lines if _STEP.search(raw) or any(map(_count, counter.feed(raw + b"\n")))]
         self.last[file] = max(steps, default=0)
+        if steps:
+            self.first[file] = min(steps)
 
     def _look(self, file: str, number: int, raw: bytes) -> None:
         error = self._error.get(file, number)

@@ -23,6 +23,7 @@ from drumbeat.logs.read.prefixes import Line, clean, decode
 
 MAX_LINES = 5_000  # lines: a terminal copy is rarely longer
 NARROWEST, WIDEST = 60, 300
+FEWEST_QUOTED = 3  # lines of a mail
 FEWEST_CUT = 2  # different lines that end at the width
 MAX_JOINED = 40  # maximum pieces of one line
 _GOES_ON = re.compile(r"[a-z0-9_.,;:)\]}'\"/=-]| \S")
@@ -40,7 +41,11 @@ def unwrap(lines: Sequence[bytes]) -> List[bytes]:
     width = max(map(len, texts))
     if not NARROWEST <= width <= WIDEST or any("\r" in text for text in texts):
         return whole
-    full = [len(text) == width and not text.endswith("  ") for text in texts]
+    first = [len(text.partition(" ")[0]) for text in (*texts[1:], "")]  # words, before which a mail cuts a line
+    full = [
+        (len(text) == width or text.endswith(" ") and len(text) + word >= width) and not text.endswith("  ")
+        for text, word in zip(texts, first)
+    ]
     if len({_template(text) for text, whole_line in zip(texts, full) if whole_line}) < FEWEST_CUT:
         return whole  # one message of several ranks is no terminal's width
     begins = {_begin(text) for text, after in zip(texts[1:], full) if not after and text.strip()}
@@ -66,6 +71,15 @@ def unwrap(lines: Sequence[bytes]) -> List[bytes]:
             whole[start] = text.rstrip().encode()
         number += 1
     return whole
+
+
+def unquoted(lines: Sequence[bytes]) -> List[bytes]:
+    """Return the lines without a mail's quotation marks, as often as most of them begin with one."""
+    found = list(lines)
+    while len(marked := [line for line in found if line[:1] == b">"]) > max(FEWEST_QUOTED, sum(map(bool, found)) / 2):
+        size = 1 + all(line[1:2] in (b"", b" ") for line in marked)
+        found = [line[size:] if line[:1] == b">" else line for line in found]
+    return found
 
 
 TWICE = re.compile(rb"EE+rrrr+oo+rr|(\w{2,60}(?:Error|Exception))\1")
