@@ -220,7 +220,7 @@ def _in_pairs(lists: Match[str]) -> str:
     return ", ".join(f"{key}: {value}" for key, value in zip(keys, values)) if len(keys) == len(values) else lists[0]
 
 
-_LISTS = regex(r"\[([A-Za-z][^\[\]\d]*)\](?:: | = )\[([^\[\]A-Za-z]+)\]")  # `[loss, acc]: [0.5, 0.9]`
+_LISTS = regex(r"\[([A-Za-z][^\[\]\d]*)\](?:: | = )\[([-+\d.,eE naif]+)\]")  # `[loss, acc]: [0.5, 0.9]`
 _ACCENTS = regex("(?![\\w\\s])[\u0300-\u036f\u0590-\u0eff\u3099\u309a]")  # marks, which are part of a word
 _LETTERS = regex(r"[^\W\d_]{2,40}")
 _TOP = regex(r"(?i)(?<![a-z])top-(?=\d)")
