@@ -135,3 +135,16 @@ def test_full_bars_of_each_epoch_do_not_count_for_the_values_below_them(epoch):
     found = last(text)
     assert found["loss"] == pytest.approx(2.4) and found["epoch"] == 3 and found.get("step") in (None, 3)
     assert "step" not in last("100%|##########| 20/20 [00:05<00:00, 2.1it/s]\n{'loss': 0.31, 'accuracy': 0.91}\n")
+
+
+def test_counts_speeds_and_values_of_training_are_no_measures_of_a_validation():
+    lines = (
+        '{"epoch": 1, "valid_loss": "3.7", "valid_ntokens": "1449.3", "valid_wpb": "14.3", "valid_ppl": "29.7"}',
+        "train: loss 2.0 kl 0.5 | val: loss 2.1 kl 0.6",
+        "val loss: 2.0, step 10, weight_decay: 0.1, data 0.25, correct_count: 424.0",
+    )
+    records = Reader().feed("".join(f"{line}\n" for line in lines).encode(), final=True)
+    beside = {"kind", "epoch", "step", "loss", "loss_per"}
+    found = [{*record} - beside for record in records if record["kind"] == "validation"]
+    assert sorted(map(sorted, found)) == [[], ["kl"], ["ppl"]]
+    assert next(record["kl"] for record in records if "kl" in record) == 0.6

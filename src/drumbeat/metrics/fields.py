@@ -19,7 +19,7 @@ from drumbeat.metrics.words import (
     LR,
     MEMORY,
     MORE_OF_A_COUNTER,
-    NO_COUNTER,
+    NO_QUALITY,
     NOISE,
     NOUNS,
     OBJECTIVES,
@@ -38,6 +38,7 @@ from drumbeat.metrics.words import (
     VALUES,
 )
 
+_OF_RUN = LOSSES | {"elapsed", "reward", "return"}
 _NORM = {"grad", "gradient", "norm", "gnorm"}
 
 
@@ -70,7 +71,8 @@ def meaning_of(item: Item, items: List[Item]) -> Tuple[str, Any]:
     rest = set(kept)
     rate = _rate(known, unit)
     if rate:
-        if known & VALIDATION:
+        still = "fps" in known and not any({*each.words} & _OF_RUN for each in items)  # of a video
+        if still or known & VALIDATION:
             return "", None
         return rate, number(rate, item.text)
     if unit in ("epoch", "batch", "batches") and not rest - {"epoch", "batch"}:
@@ -116,10 +118,11 @@ def quality_of(item: Item) -> str:
         return ""
     name = _SPLIT.sub("", _LEAF.sub("", item.key)).strip(" ()[]-_./").replace(" ", "_")[:40]
     plain = name.lower()
-    odd = words & (NO_COUNTER | SECOND | {"best", "per", "lr", "alpha", "beta", "threshold"})
-    return "" if odd or plain in _TAKEN or not any(map(str.isalpha, name)) or set(plain.split("_")) <= NOISE else name
+    odd = words & NO_QUALITY or any(map(_OF_COUNT.fullmatch, words)) or words <= VALIDATION | NOISE
+    return "" if odd or plain in _TAKEN or not any(map(str.isalpha, name)) else name
 
 
+_OF_COUNT = regex(r"(?!bpb)[a-z]p[bs]|bsz")  # `wpb`, `ups`
 _LEAF = regex(r"^.*[./](?=\w)")
 _SPLIT = regex(r"(?i)(?<![^\W_])(?:" + "|".join(sorted(VALIDATION, key=len, reverse=True)) + r")(?:[\W_]+|$)")
 _TAKEN = {"t", "rank", "kind", "rate", "unit", "tokens", "samples", "seconds", "printed", *VALUES}

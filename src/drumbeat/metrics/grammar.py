@@ -103,7 +103,7 @@ def parse(text: str, shapes: Optional[Shapes] = None, tabled: bool = False, vali
     if "learn" in line and any(item.words == ("learn",) for item in items):  # `learn: 0.5 test: 0.6`
         items = [_as_loss(item) if set(item.words) <= VALIDATION else item for item in items]
     small = line.lower()
-    validates = any(word in small for word in _VALIDATES)
+    validates = any(word in small for word in _VALIDATES) or any("val" in item.words for item in items)
     if validates:
         items = _in_parts(items, line)
     if shapes is not None:
@@ -183,7 +183,8 @@ def parse(text: str, shapes: Optional[Shapes] = None, tabled: bool = False, vali
     if "epochs" in values and "•" in line and bar:  # rich, as Lightning uses it, names the last epoch's number
         values["epochs"] += 1
     validation = validation or bool(set(words_of(label)) & VALIDATION)
-    validation = validation or validates and _is_for_validation(line, min(learnt, default=0))
+    trains = any(not {"train", "training"}.isdisjoint(item.words) for item in items if item.start in learnt)
+    validation = validation or not trains and validates and _is_for_validation(line, min(learnt, default=0))
     if validating and not validation and not {"step", "batch", "epoch"} & {*values}:
         validation = all({"train", "training"}.isdisjoint(item.words) for item in items)
     measures = _measures(items, validation) if validates or validation else {}
@@ -266,6 +267,8 @@ def _in_parts(items: List[Item], line: str) -> List[Item]:
         name = meaning_of(item, items)[0]
         if own and name:
             part, labelled = own[0], False
+        elif labelled and part[:5] == "train" and not name and item.words:
+            item = item._replace(key="")  # no measure of a validation
         elif part in VALIDATION and (
             _LEARNT[name] not in seen and (labelled or name in (*seen, "accuracy"))
             if name in _LEARNT
@@ -522,7 +525,11 @@ def _fits(count: Any, total: Any) -> bool:
 
 
 def _with_initials(items: List[Item]) -> List[Item]:
-    """Expand one-letter keys if one of them, or a word, is the loss: `[E 4][B 100/400][L 0.9]`, `i=10 loss=0.5`."""
+    """Expand one-letter keys if one of them, or a word, is the loss: `[E 4][B 100/400][L 0.9]`, `i=10 loss=0.5`; and the `v` of
+    keys that come in pairs: `kl 2.1 v_kl 2.2 loss 0.5 v_loss 0.6`."""
+    keys = {item.words for item in items}
+    if sum(key[:1] == ("v",) and key[1:] in keys for key in keys) > 1:
+        items = [item._replace(words=("val", *item.words[1:])) if item.words[:1] == ("v",) else item for item in items]
     letters = {item.words[0] for item in items if len(item.words) == 1}
     counted = any(item.total or not COUNTING.isdisjoint(item.words) for item in items)
     known = INITIALS if "l" in letters and counted else {"i": "step", "e": "epoch"} if "loss" in letters else {}

@@ -96,18 +96,19 @@ _LOG_NAME = regex(r"rank-(\d{1,7})\.(?:out|err)")
 _LAUNCHER_NAME = regex(r"launcher\.(?:out|err)")
 _BESIDE_LOSS = ("grad_norm", "lr", "step_time", *RATES)
 _OF_EPOCH = {"step": "batch", "steps": "batches"}
-_OF_VALIDATION = regex(r"(?i)(?:val|eval|test)")
+_PART = regex(r"(?i)(?:(train)|val|eval|test)")
 _TRAINS = regex(
-    r"(?i)train(?:ing)?|steps?|iterations?|epochs?|episodes?|rounds?"
+    r"(?i)train(?:ing)?(?: progress)?|steps?|iterations?|epochs?|episodes?|rounds?"
 )  # the label of a bar that counts steps
 _BEHIND_BAR = regex(r"(?<=\])(?=[^\W\d_]|\d{1,9}\|)")  # another stream's line after an open bar
 _COLOUR = regex(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\].*?(?:\x07|\x1b\\)|\x1b[()][A-Z0-9]")
+_ACTOR = regex(r"^\s*\([\w. ]{0,50}pid=\d+[^()]{0,40}\)\s?")  # whose line Ray repeats
 # Every line that may be a metric has one of these texts, in small letters; few others have.
 WORDS = (
     "loss", "cost", "/s", "_s", "/it", "persec=", "acc", "step", "ep ", "ep.", "poch", "iter", "complete", "%|", "atch",
     "time=", "rate", "lr", "training time:", "number of ", "gpus used:", "nll", "xent", "mse", "bpb", "objective", "update",
     "[l ", " l=", " l:", "ℒ", "learn", " ce", " l ", "norm", "memory", "tick ", "round ", "episode", "generation", "verl",
-    "perte", "perd", "strata", "valid", "eval", "-err",
+    "perte", "perd", "strata", "valid", "eval", "-err", "fps ",
 )  # fmt: skip
 _WORDS = tuple(word.encode() for word in WORDS)
 _STRANGE = regex(rb"(?m)^\(\d|[\xc3-\xdf\xe0\xe1\xe3-\xed]")  # a tuple, or a letter that English has not
@@ -125,7 +126,8 @@ def read_line(text: str) -> List[Dict[str, Any]]:
 
 def _plain_text(text: str) -> str:
     """Return the text without colours and other terminal control characters."""
-    return _COLOUR.sub("", text).replace("\b", "") if "\x1b" in text or "\b" in text else text
+    text = _COLOUR.sub("", text).replace("\b", "") if "\x1b" in text or "\b" in text else text
+    return _ACTOR.sub("", text, 1) if "pid=" in text[:60] else text
 
 
 def _read(text: str, shapes: Optional[Shapes] = None, tabled: bool = False, validating: bool = False) -> Any:
@@ -248,6 +250,7 @@ class Lines:
         self._went_on = False  # the new heading is the previous one, some steps later
         self._second_counts = False  # what looked like the total of a counter advances
         self._headings = self._losses = 0  # consecutive headings that advanced, and losses seen above the last one
+        self._lr: Optional[float] = None  # that stood alone, for the next step
         self._guess = -1  # the last number before a loss
         self._line, self._told = 0, 0  # lines so far, and the last one that gave a loss with its counter
 
@@ -255,7 +258,7 @@ class Lines:
         """Yield start and end of lines worth reading: lines with one of the known words, and all lines of a table."""
         place = 0
         for start, stop in (*_promising(data, end), (end, end)):
-            while (self._columns or self._box or self._cut or self._validating) and place < start:
+            while (self._columns or self._box or self._section or self._cut or self._validating) and place < start:
                 after = data.find(b"\n", place, end)
                 yield place, end if after < 0 else after
                 place = end if after < 0 else after + 1
@@ -270,7 +273,8 @@ class Lines:
         lines = [f"{cut} {text.strip()}"] if cut and follows and len(cut) < _LONGEST else [cut, text]
         last = lines[-1]
         bar = "━" in last and "/step" not in last
-        if bar or last[-1:] in _OPEN and len(last) >= _WIDTH and (last[-1] != "," or _is_open(last)):
+        rule = last[-2:] == "=="  # `====== epoch 2 ======`
+        if bar or last[-1:] in _OPEN and len(last) >= _WIDTH and not rule and (last[-1] != "," or _is_open(last)):
             self._cut = lines.pop()
         return [line for line in lines if line.strip()]
 
@@ -284,7 +288,8 @@ class Lines:
         if key and (value or key != "-" or self._box):
             self._section = self._section if value or key == "-" else key
             self._box = {} if len(self._box) > _TABLE else self._box
-            self._box.update({key if not _OF_VALIDATION.match(self._section) else f"val {key}": value} if value else {})
+            part = _PART.match(self._section)
+            self._box.update({f"{'train' if part[1] else 'val'} {key}" if part else key: value} if value else {})
             return []
         box, self._box, self._section = self._box, {}, ""
         lines = [(", ".join(f"{key}: {value}" for key, value in box.items()), _with_loss(box))] if box else []
@@ -379,6 +384,8 @@ class Lines:
         if line.bare:
             return self._end_block() + (self._bar(line) if line.bar else self._head(line))
         if not _reports(line) and not (self._heading and self._left > 0):
+            if self.shapes.losses or "epoch" in line.values:  # else a setting
+                self._lr = line.values.get("lr", self._lr)
             return []
         found: List[Record] = []
         for record in _records(line):
@@ -442,13 +449,16 @@ class Lines:
             return []
         before, self._losses = self._losses, self.shapes.losses
         goes_on = set(self._heading) & set(line.values) and _place(line.values) > _place(self._heading)
-        self._headings = self._headings + 1 if goes_on and before < self._losses else 0
+        trains = {"epoch", "batch", "batches"} <= {*line.values}
+        self._headings = self._headings + 1 if goes_on and (before < self._losses or trains) else 0
         self._went_on = bool(goes_on)
         self._set_heading(line.values, _BLOCK)
         if (
             self._headings > ("steps" not in line.values) and not self._trusted and not line.member
         ):  # it counts, though no value below it is known
-            return [self._in_steps({"kind": "step", **self._heading})]
+            record = {"kind": "step", **self._heading}
+            within = {"step": record["batch"], "steps": record["batches"], "step_of": "epoch"} if trains else {}
+            return [self._in_steps({**record, **within})]
         return []
 
     def _set_heading(self, values: Record, lines: int) -> None:
@@ -504,6 +514,9 @@ class Lines:
                 held = self._held.get(tuple(name for name in ("epoch", "step") if name in record))
                 if known or (held is not None and held.get("steps") == bar and _goes_on(held, record)):
                     self._joined = bar
+        if self._lr is not None and "loss" in record:
+            record.setdefault("lr", self._lr)
+            self._lr = None
         if not set(record) & {"epoch", "step", "batch"}:
             return [record] if set(record) & _WORTH and "member" not in record else []
         found = self._end_block() + self._advanced(record, known)
@@ -654,7 +667,8 @@ class Reader:
         self._lines = Lines() if lines is None else lines
 
     def feed(self, data: bytes, final: bool = False) -> List[Record]:
-        data = (self._rest + data).replace(b"\r", b"\n")  # a progress bar's updates are lines too
+        # A progress bar's updates are lines, too.
+        data = (self._rest + data).replace(b"\r", b"\n").replace(b"\x1b[A", b"\n")
         end = len(data) if final else data.rfind(b"\n") + 1
         self._rest = data[end:][-_KEPT:]
         found: List[Record] = []

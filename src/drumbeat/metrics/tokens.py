@@ -6,7 +6,7 @@ Dates, clocks, paths, URLs and versions are masked first. The key is the words b
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, List, NamedTuple, Tuple, Union
+from typing import Any, List, Match, NamedTuple, Tuple, Union
 
 from drumbeat.base.regex import regex
 from drumbeat.metrics.words import ALIASES, EPOCH, HAS_COUNTED, LINKS, LOSSES, LR, STEP, WHOLE
@@ -111,7 +111,7 @@ def masked(text: str) -> str:
 
 
 _SENTENCE_BEFORE = regex(r"^.*(?<!al)(?<!alid)(?<!est)(?<!ev)\. (?=[A-Z])")  # `done. Loss: 0.5`, but `Val. Loss: 0.5`
-_SENTENCE = regex(r" [A-Z]|\s*$")  # `Step: 2000. Mean reward: 0.5`
+_SENTENCE = regex(r" [A-Za-z]|\s*$")  # `Step: 2000. Mean reward: 0.5`
 _DIGITS = regex("[,'_]")  # between groups of digits
 
 
@@ -208,11 +208,19 @@ def spelled(text: str) -> str:
         text = _WEIGHTED.sub("", text)
     if "/Unknown" in text or "it [" in text and ("oss" in text or "acc" in text):  # a bar without a total
         text = _NO_TOTAL.sub(r"batch \1 ", text)
+    if "]: [" in text or "] = [" in text:
+        text = _LISTS.sub(_in_pairs, text)
     if "it/" in text:
         text = _OF_PROGRESS.sub(lambda at: f"step {number('step', at[1])}/{number('steps', at[2])}", text)
     return _GLUED_VALUE.sub(r"\1 \2", _ORDINAL.sub(r"\2 \1", _GLUED.sub(r"\1 \2", text))).replace("'s ", " ")
 
 
+def _in_pairs(lists: Match[str]) -> str:
+    keys, values = lists[1].split(","), lists[2].split(",")
+    return ", ".join(f"{key}: {value}" for key, value in zip(keys, values)) if len(keys) == len(values) else lists[0]
+
+
+_LISTS = regex(r"\[([A-Za-z][^\[\]\d]*)\](?:: | = )\[([-+\d.,eE naif]+)\]")  # `[loss, acc]: [0.5, 0.9]`
 _ACCENTS = regex("(?![\\w\\s])[\u0300-\u036f\u0590-\u0eff\u3099\u309a]")  # marks, which are part of a word
 _LETTERS = regex(r"[^\W\d_]{2,40}")
 _TOP = regex(r"(?i)(?<![a-z])top-(?=\d)")

@@ -104,7 +104,7 @@ NOUNS = {
 }
 SECOND = _set("s sec secs second seconds")
 DEVICE = _set("gpu gpus device chip worker")
-RATES = {"tps": "tokens_per_s", "wps": "tokens_per_s", "tgs": "tokens_per_s", "ips": "samples_per_s"}
+RATES = {**dict.fromkeys(_set("tps wps tgs"), "tokens_per_s"), **dict.fromkeys(_set("ips fps sps"), "samples_per_s")}
 TIMES = {"ms": 1e-3, "us": 1e-6, "s": 1.0, "sec": 1.0, "secs": 1.0, "seconds": 1.0}
 SIZES = {"G": 1.0, "GB": 1.0, "GiB": 1.0, "M": 1 / 1024, "MB": 1 / 1024, "MiB": 1 / 1024}
 COUNTED_WITH = _set("of max total num n nb out planned target all")
@@ -113,6 +113,12 @@ NO_COUNTER = _set(
     "client worker fold trial run model layer head seed rank size params time t elapsed seconds sec s eta mem memory gpu gpus "
     "seen world node nodes pid port bs remaining left runtime"
 )
+# Counts, speeds, settings and values of training: no measures of a validation.
+NO_QUALITY = (
+    (NO_COUNTER | SECOND | STEP | BATCH)
+    | {f"n{noun}" for noun in NOUNS}
+    | _set("lr best per alpha beta threshold count data temp temperature train training decay process throughput")
+)
 # Quantities of simulations and solvers, which count steps too.
 PHYSICS = _set(
     "energy etot epot ekin eptot ektot toteng poteng kineng pot kin potential kinetic enthalpy temp temperature press pressure "
@@ -120,6 +126,6 @@ PHYSICS = _set(
 )
 COUNTING = frozenset("ebis") | STEP | EPOCH | BATCH
 MORE_OF_A_COUNTER: FrozenSet[str] = _set(
-    "num number idx index no optimizer opt max mini env i n id count done finished total learning "
+    "num number idx index no optimizer opt max mini env i n id count done finish finished total learning "
     "start starting begin beginning going into"
 )

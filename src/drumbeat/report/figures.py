@@ -188,6 +188,8 @@ class Figures:
     starts: int = 1  # of the job: more where it was queued again
     step_is: str = ""  # `epoch` where the program counts nothing but epochs
     steps_of: str = ""  # stage, `epoch or stage`: where the step number begins anew with each of them
+    epoch: Optional[float] = None  # the last one, and the last learning rate, of a file
+    lr: Optional[float] = None
     loss: Optional[Tuple[float, float]] = None  # first, last finite one
     no_speed: str = ""  # why the speed is not known
     loss_trend: str = ""  # in words, where the first and the last loss alone mislead

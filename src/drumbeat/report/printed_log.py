@@ -80,6 +80,8 @@ def figures_of_log(path: str) -> Figures:
         steps=progress.steps,
         step_is=progress.step_is,
         steps_of=progress.lap,
+        epoch=_last(metrics, "epoch"),
+        lr=_last(metrics, "lr"),
         loss=both(progress.first_loss, progress.last_loss),
         loss_trend=trend([value for _, value in _curve(metrics, "step")]),
         loss_not_finite=not_finite_words(progress) if progress.not_finite else "",
@@ -105,6 +107,11 @@ def metrics_of_log(path: str) -> List[Metric]:
     """Return the metrics in a program's output. A file has no times: the number of the record stands for them."""
     found = (parse_metric({"t": float(at), **record}, 0) for at, record in enumerate(_records(path)))
     return [metric for metric in found if metric]
+
+
+def _last(metrics: List[Metric], name: str) -> Optional[float]:
+    found = (metric.more.get(name) for metric in reversed(metrics) if metric.kind != "validation" or name == "epoch")
+    return next((float(value) for value in found if isinstance(value, (int, float))), None)
 
 
 def _curve(metrics: List[Metric], kind: str) -> List[Tuple[float, float]]:
