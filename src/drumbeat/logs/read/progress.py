@@ -15,6 +15,7 @@ from drumbeat.base.light_dataclass import dataclass
 from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import LIKELY, Evidence, Finding
 from drumbeat.logs.meaning.rules import split_words
+from drumbeat.logs.read.prefixes import clean, decode
 from drumbeat.metrics.printed import Reader
 
 find = Catalog("logs")
@@ -100,6 +101,7 @@ class Steps:
         self._found: Dict[str, List[Step]] = {}
         self._handled: Dict[str, Set[int]] = {}  # lines of errors after which the program says it continues
         self._tried: Set[Tuple[str, int]] = set()  # errors after which the program tries something else
+        self._lightly: Set[Tuple[str, int]] = set()  # errors that the program itself reports as a warning
         self._error: Dict[str, int] = {}  # file -> line of its last error
         self._pending: Dict[str, Dict[int, Set[bytes]]] = {}  # file -> line of an error -> names in it
         self._settled: Set[Tuple[str, int]] = set()  # errors that were tried again with success
@@ -122,8 +124,11 @@ class Steps:
             counted = self._counters.setdefault(file, Reader()).feed(raw + b"\n")
             self._found.setdefault(file, []).extend((number, each) for each in map(_count, counted) if each)
         self._look(file, number, raw)
-        if number - self._error.get(file, 0) <= HANDLED_LINES and _TRIES.match(raw):
-            self._tried.add((file, self._error.get(file, 0)))
+        error = self._error.get(file, 0)
+        if number - error <= HANDLED_LINES and _TRIES.match(raw):
+            self._tried.add((file, error))
+        if number - error <= HANDLED_LINES and _NOT.search(raw) and clean(decode(raw)).level == "W":
+            self._lightly.add((file, error))
         if _SETTLED.search(raw) and not _NOT.search(raw):
             names, again = set(_NAME.findall(raw)), _TRIED.search(raw)
             pending = self._pending.get(file, {})
@@ -163,6 +168,10 @@ class Steps:
     def tries(self, file: str, number: int) -> bool:
         """Return True if the program tries something else after the error on line `number`."""
         return (file, number) in self._tried
+
+    def reported_lightly(self, file: str, number: int) -> bool:
+        """Return True if a warning right behind the error on line `number` reports a failure: a step's, not the program's."""
+        return (file, number) in self._lightly
 
     def goes_on(self, file: str, number: int) -> bool:
         """Return True if training may go on after the error on line `number`."""
