@@ -146,6 +146,7 @@ def test_a_failed_step_that_is_only_a_warning_to_the_program_is_no_failure_if_it
     assert answer("step 1 loss 2.0", STEP_FAILED, warned, "Pipeline complete. Results -> out/")[0] == "none"
     assert answer("step 1 loss 2.0", STEP_FAILED, warned)[0] == "file-missing"
     assert answer("step 1 loss 2.0", STEP_FAILED, warned.replace("WARNING", "ERROR"), "done")[0] == "file-missing"
+    assert answer("step 1 loss 2.0", STEP_FAILED, "WARNING: the job is not completed", "done")[0] == "file-missing"
     assert answer("step 1 loss 2.0", STEP_FAILED, "done") == ("file-missing", "likely")  # a script's word, perhaps
 
 

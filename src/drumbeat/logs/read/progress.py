@@ -15,6 +15,7 @@ from drumbeat.base.light_dataclass import dataclass
 from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import LIKELY, Evidence, Finding
 from drumbeat.logs.meaning.rules import split_words
+from drumbeat.logs.meaning.senses import STATUS
 from drumbeat.logs.read.prefixes import clean, decode
 from drumbeat.metrics.printed import Reader
 
@@ -127,7 +128,7 @@ class Steps:
         error = self._error.get(file, 0)
         if number - error <= HANDLED_LINES and _TRIES.match(raw):
             self._tried.add((file, error))
-        if number - error <= HANDLED_LINES and _NOT.search(raw) and clean(decode(raw)).level == "W":
+        if number - error <= HANDLED_LINES and self._reports(raw, self._pending.get(file, {}).get(error, set())):
             self._lightly.add((file, error))
         if _SETTLED.search(raw) and not _NOT.search(raw):
             names, again = set(_NAME.findall(raw)), _TRIED.search(raw)
@@ -169,8 +170,15 @@ class Steps:
         """Return True if the program tries something else after the error on line `number`."""
         return (file, number) in self._tried
 
+    def _reports(self, raw: bytes, names: Set[bytes]) -> bool:
+        """Return True for a warning about an error with these names, or about the exit status of what failed."""
+        if not _NOT.search(raw) or clean(decode(raw)).level != "W":
+            return False
+        status = STATUS.search(decode(raw))
+        return bool(names.intersection(_NAME.findall(raw))) or bool(status and (status["status"] or "0") != "0")
+
     def reported_lightly(self, file: str, number: int) -> bool:
-        """Return True if a warning right behind the error on line `number` reports a failure: a step's, not the program's."""
+        """Return True if a warning right behind the error on line `number` reports it: a step failed, not the program."""
         return (file, number) in self._lightly
 
     def goes_on(self, file: str, number: int) -> bool:

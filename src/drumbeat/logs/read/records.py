@@ -382,7 +382,7 @@ _NEGATIVE = regex(
 )
 # A row of a scheduler's account: `27343512  -  ResidentSetSize of job (KB)`, `Cpus  :  13.33  36`.
 _ROW = regex(
-    r"(?i)^(?!.*\b(?:status|code|exit\w*)\b)"
+    r"(?i)^(?!.*\b(?:status|code|rc|signal|exit\w*|error\w*|fail\w*)\b)"
     r"(?:.*\d\s{2,}-\s{2,}\S|\s*[\w ()/.-]{1,40}(?:\s:\s{2,}|\s{2,}:\s)(?:[\d.]+(?:\s|$)|\S+\s{2,}\S))"
 )
 _COLUMNS = regex(r"\S(?: {3,}| ?\t)\S")
