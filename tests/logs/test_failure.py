@@ -30,6 +30,18 @@ def traceback(error, prefix=""):
     return "\n".join(prefix + line for line in frames)
 
 
+def test_an_exception_without_words_is_not_the_cause():
+    bare = 'Traceback (most recent call last):\n  File "/w/spawn.py", line 119, in join\n    raise E(msg)\nException:\n'
+    nccl = "RuntimeError: NCCL error in: /w/NCCLUtils.hpp:82, invalid argument, NCCL version 2.4.8"
+    assert read(f"{nccl}\n[default] Worker group failed\n{bare}").failure.answer == "nccl-error"
+
+
+def test_a_launcher_that_was_interrupted_names_it():
+    killing = "[2025-02-20 20:27:13,107] [INFO] [launch.py:319:sigkill_handler] Killing subprocess 2606346"
+    last = "[2025-02-20 20:27:14,902] [INFO] [launch.py:328:sigkill_handler] Main process received SIGINT, exiting"
+    assert read(f"{killing}\n{last}").failure.answer == "cancelled"
+
+
 def test_nothing_wrong():
     failure = read("step 1 loss 2.0\nstep 2 loss 1.9\ndone").failure
     assert (failure.answer, failure.finding) == (NO_FAILURE, None)

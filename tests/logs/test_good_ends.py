@@ -134,3 +134,52 @@ def test_a_log_that_ends_with_trouble_of_an_unknown_kind_is_unknown(last):
 )  # fmt: skip
 def test_what_healthy_runs_say_last_is_no_failure(last):
     assert answer(STEPS, last)[0] == "none"
+
+
+STEP_FAILED = (
+    "File \"/w/eval.py\", line 10, in main\nFileNotFoundError: [Errno 2] No such file or directory: 'bench.csv'"
+)
+
+
+def test_a_failed_step_that_is_only_a_warning_to_the_program_is_no_failure_if_it_ends_well():
+    warned = "WARNING:pipeline:eval failed: Command '['python', 'eval.py']' returned non-zero exit status 1."
+    assert answer("step 1 loss 2.0", STEP_FAILED, warned, "Pipeline complete. Results -> out/")[0] == "none"
+    assert answer("step 1 loss 2.0", STEP_FAILED, warned)[0] == "file-missing"
+    assert answer("step 1 loss 2.0", STEP_FAILED, warned.replace("WARNING", "ERROR"), "done")[0] == "file-missing"
+    assert answer("step 1 loss 2.0", STEP_FAILED, "WARNING: the job is not completed", "done")[0] == "file-missing"
+    assert answer("step 1 loss 2.0", STEP_FAILED, "done") == ("file-missing", "likely")  # a script's word, perhaps
+
+
+CONDOR = """006 (17.000.000) 2024-03-07 20:43:34 Image size of job updated: 824373980
+\t26703  -  MemoryUsage of job (MB)
+\t27343512  -  ResidentSetSize of job (KB)
+...
+005 (17.000.000) 2024-03-07 20:48:36 Job terminated.
+\t{}
+\t\tUsr 0 04:02:18, Sys 0 01:01:01  -  Run Remote Usage
+\t606  -  Run Bytes Received By Job
+\tPartitionable Resources :    Usage  Request Allocated
+\t   Memory (MB)          : 26703    51200     51200
+
+\tJob terminated of its own accord at 2024-03-07T11:48:36Z.
+..."""
+
+
+def test_a_schedulers_record_of_the_end_outranks_words_and_figures():
+    assert answer(CONDOR.format("(1) Normal termination (return value 0)"))[0] == "none"
+    assert answer(CONDOR.format("(1) Normal termination (return value 3)"))[0] != "none"
+    assert answer(CONDOR.format("(0) Abnormal termination (signal 9)"))[0] != "none"
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        "Cluster Epilogue Script v0.30",
+        "Some weights of Bert were not initialized from the model checkpoint at x and are newly initialized: ['a.bias']\n"
+        "/lib/optim.py:591: FutureWarning: this optimizer will be removed\n  warnings.warn(",
+        "Setting up the environment with MASTER_ADDR=n1, MASTER_PORT=33666, RANK=0, WORLD_SIZE=2",
+    ],
+)
+def test_titles_values_that_are_set_and_what_a_warning_follows_are_no_failure(last):
+    assert answer(STEPS, last)[0] == "none"
+    assert answer(STEPS, last.partition("\n")[0], "worker 3 died")[0] not in ("none", "world-not-set")

@@ -24,6 +24,7 @@ from tests.logs.reading import read
         ("ValueError: File x.json not found.", "file-missing"),
         ("n1:12:12 [0] socket.cc:1 NCCL WARN socketProgress: Connection closed by remote peer", "peer-lost"),
         ("gai error: -3", "host-not-found"),
+        ("nvrtc: error: invalid value for --gpu-architecture (-arch)", "wrong-architecture"),
     ],
 )
 def test_meaning_counts_whatever_the_words(text, code):

@@ -42,6 +42,18 @@ def test_a_run_that_was_cut_or_stopped():
     assert read("\n".join([*begun, limit])).failure.answer == "time-limit"
 
 
+def test_what_the_only_failed_test_raised_is_quoted():
+    said = "AssertionError: 'a.ckpt' not found in {'b.json'}"
+    lines = [
+        f"E   {said}",
+        "=== short test summary info ===",
+        "FAILED tests/test_a.py::test_b",
+        "=== 1 failed, 25 deselected in 9.75s ===",
+    ]
+    found = read("\n".join(lines)).failure.finding
+    assert said in found.title and said in [each.text for each in found.evidence]
+
+
 def test_other_programs_are_no_test_runners():
     lines = ["ninja .................. [OKAY]", "step 1 loss 2.1", "FAILED: fused.o", "ERROR: loader gave up", OOM]
     assert read("\n".join(lines)).failure.answer == "gpu-out-of-memory"

@@ -1,9 +1,10 @@
 """Evidence that a program got past an error, and the judgement of it: the only one, for alarms and for `certain`.
 
-From strong to weak: what failed was tried again and went well; a test run counts successes alone; its writer says later that the
-work was done; more steps follow than other ranks may still make; the log ends well with steps in between; hundreds of lines
-follow. Steps behind a traceback may be older than it (Python prints that at once, and what was buffered later), and steps
-behind a rank's own error may be other ranks', so that they need the program's word that it goes on.
+From strong to weak: what failed was tried again and went well; the program reports it as a warning and ends well; a test run
+counts successes alone; its writer says later that the work was done; more steps follow than other ranks may still make; the
+log ends well with steps in between; hundreds of lines follow. Steps behind a traceback may be older than it (Python prints
+that at once, and what was buffered later), and steps behind a rank's own error may be other ranks', so that they need the
+program's word that it goes on.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Collection
 from drumbeat.logs.events import Event
 from drumbeat.logs.failure import Log
 from drumbeat.logs.meaning.grammar import is_listed
+from drumbeat.logs.read.attempts import speaker
 from drumbeat.logs.read.progress import HANDLED_LINES
 
 FEW_LINES = 2  # that follow an exception which was caught and printed, or came several times before
@@ -40,7 +42,11 @@ class Recovery:
     def _ended_well(self, event: Event) -> bool:
         file, steps = event.evidence.file or "", self.log.steps
         end = self.log.good_ends.closing(file)
-        if end <= event.number or self.log.is_raised(event, MESSAGE_LINES):
+        if end <= event.number:
+            return False
+        if steps.reported_lightly(file, event.number):
+            return True
+        if self.log.is_raised(event, MESSAGE_LINES):
             return False
         return steps.trained(file, event.number, end) if event.rank is not None else steps.any(file, event.number, end)
 
@@ -100,4 +106,7 @@ class Recovery:
 
     def may_have_passed(self, event: Event) -> bool:
         """Return True if it is not certain that this error ended the program, where nobody else says that anything failed."""
-        return self.outlived(event) or self.log.steps.tries(event.evidence.file or "", event.number)
+        file = event.evidence.file or ""
+        of_nobody = not speaker(event.evidence.text, event.rank, event.host)
+        ends_well = of_nobody and self.log.good_ends.closing(file) > event.number
+        return ends_well or self.outlived(event) or self.log.steps.tries(file, event.number)

@@ -302,6 +302,15 @@ class Tiers:
             found.append(replace(event, meant=said[-1].code, beside=(said[-1].evidence,)) if said else event)
         return found
 
+    def _with_words(self, causes: List[Event]) -> List[Event]:
+        """Drop exceptions that end with their colon where something else above them names a failure: they have no words."""
+        named = Nearby([event for event in (*causes, *self.tiers[SYMPTOM]) if event.match])
+        return [
+            event
+            for event in causes
+            if event.meant or not _is_open(event) or not named.between(event.evidence.file, 1, event.number - 1)
+        ]
+
     def _without_helpers(self, causes: List[Event]) -> List[Event]:
         """A thread or worker that loses its connection shows that a process had ended: anything else that is known says more."""
         rest = [event for event in causes if event.match or not (event.of_helper and may_follow(event.exception))]
@@ -384,7 +393,7 @@ class Tiers:
         for tier in (CAUSE, UNEXPLAINED):
             tiers[tier] = [event for event in tiers[tier] if event.match or event.advice or not explained(event, near)]
         tiers[CAUSE] = self._without_helpers(without_reraised(self._with_message_below(tiers[CAUSE])))
-        tiers[CAUSE] = self._without_script_lines(tiers[CAUSE])
+        tiers[CAUSE] = self._without_script_lines(self._with_words(tiers[CAUSE]))
         better = [event for event in (*known, *tiers[SYMPTOM]) if event.match]
         absorbed = {(event.evidence.file, code) for event in better if event.match for code in event.match.rule.absorbs}
         if absorbed:

@@ -46,7 +46,7 @@ STATUS = regex(
     r"(?i)\b(?:(?:exit(?:ed|s|ing)?|end(?:ed|s)|terminated|return(?:ed|s)?|finished|fail(?:ed|s)|die[ds]|stopped|quit|crashed|left)\b"
     r"(?: with)?(?: an?)?(?: non-?zero)?[\s:=(]{0,3}(?:(?:exit|return)[ _-]?)?(?:status|code|value)"
     r"|(?:exit|return)[ _-]?(?:status|code)|exitcode|rc|exit(?:ed)?(?= -?[1-9]))"
-    r"[\s:=(]{1,3}(?P<status>-?\d{1,3})(?![\w.%])"
+    r"[\s:=(]{1,3}(?P<status>-?\d{1,3})(?![\w%]|\.\d)"
     r"|\b(?:signal|sig)[\s:=#(]{0,3}(?P<signal>\d{1,2})(?![\w.%])|\bSIG(?P<name>KILL|SEGV|BUS|ABRT|ILL|FPE)\b"
 )
 # A process died, as shells, kernels, launchers and Python say it: by the signal's name or number, or by an exit status.

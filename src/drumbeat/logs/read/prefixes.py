@@ -131,7 +131,7 @@ _SAID_LEVEL = regex(
     r"(?:\S{1,60} [-:|] )?(?:(INFO|DEBUG|TRACE)\s*[:|-]?\s|(WARNING|WARN|ERROR|CRITICAL|FATAL)\s{0,5}[:|-]\s)"
     r"|wandb: (WARNING) "
     r"|[\w.]{1,100}: \[(INFO|DEBUG|WARNING|ERROR|CRITICAL)\] "  # torch elastic, 2.1
-    r"|(?:[A-Z]\w{0,15} )?(INFO|DEBUG|WARNING|WARN|ERROR|CRITICAL|FATAL) \d{4}-\d\d-\d\d[ T]"  # Paddle
+    r"|(?:[A-Za-z]\w{0,15} )?(INFO|DEBUG|WARNING|WARN|ERROR|CRITICAL|FATAL) \(?\d{4}-\d\d-\d\d[ T]"  # Paddle, submitit
     r"|(?:\[[\w.-]{1,40}\] )?\[((?i:info|debug|warning|warn|error|critical|fatal))\][ :]"  # LightGBM: [LightGBM] [Fatal]
     r"|\d\d/\d\d/\d\d \d\d:\d\d:\d\d (INFO|DEBUG|WARN|ERROR|FATAL) "  # Spark
     r"|(WARNING|ERROR|CRITICAL) \[\d\d/\d\d \d\d:\d\d:\d\d \S{1,80}: "  # detectron2

@@ -15,6 +15,8 @@ from drumbeat.base.light_dataclass import dataclass
 from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import LIKELY, Evidence, Finding
 from drumbeat.logs.meaning.rules import split_words
+from drumbeat.logs.meaning.senses import STATUS
+from drumbeat.logs.read.prefixes import clean, decode
 from drumbeat.metrics.printed import Reader
 
 find = Catalog("logs")
@@ -100,6 +102,7 @@ class Steps:
         self._found: Dict[str, List[Step]] = {}
         self._handled: Dict[str, Set[int]] = {}  # lines of errors after which the program says it continues
         self._tried: Set[Tuple[str, int]] = set()  # errors after which the program tries something else
+        self._lightly: Set[Tuple[str, int]] = set()  # errors that the program itself reports as a warning
         self._error: Dict[str, int] = {}  # file -> line of its last error
         self._pending: Dict[str, Dict[int, Set[bytes]]] = {}  # file -> line of an error -> names in it
         self._settled: Set[Tuple[str, int]] = set()  # errors that were tried again with success
@@ -123,8 +126,11 @@ class Steps:
             counted = self._counters.setdefault(file, Reader()).feed(raw + b"\n")
             self._found.setdefault(file, []).extend((number, each) for each in map(_count, counted) if each)
         self._look(file, number, raw)
-        if number - self._error.get(file, 0) <= HANDLED_LINES and _TRIES.match(raw):
-            self._tried.add((file, self._error.get(file, 0)))
+        error = self._error.get(file, 0)
+        if number - error <= HANDLED_LINES and _TRIES.match(raw):
+            self._tried.add((file, error))
+        if number - error <= HANDLED_LINES and self._reports(raw, self._pending.get(file, {}).get(error, set())):
+            self._lightly.add((file, error))
         if _SETTLED.search(raw) and not _NOT.search(raw):
             names, again = set(_NAME.findall(raw)), _TRIED.search(raw)
             pending = self._pending.get(file, {})
@@ -166,6 +172,17 @@ class Steps:
     def tries(self, file: str, number: int) -> bool:
         """Return True if the program tries something else after the error on line `number`."""
         return (file, number) in self._tried
+
+    def _reports(self, raw: bytes, names: Set[bytes]) -> bool:
+        """Return True for a warning about an error with these names, or about the exit status of what failed."""
+        if not _NOT.search(raw) or clean(decode(raw)).level != "W":
+            return False
+        status = STATUS.search(decode(raw))
+        return bool(names.intersection(_NAME.findall(raw))) or bool(status and (status["status"] or "0") != "0")
+
+    def reported_lightly(self, file: str, number: int) -> bool:
+        """Return True if a warning right behind the error on line `number` reports it: a step failed, not the program."""
+        return (file, number) in self._lightly
 
     def goes_on(self, file: str, number: int) -> bool:
         """Return True if training may go on after the error on line `number`."""

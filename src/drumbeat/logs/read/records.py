@@ -176,7 +176,7 @@ _LIVED = (
 _HEDGED = regex(rf"(?i)\b(?:{_LIVED})\b|^#\s|^\s*--?\w")
 _REMARK = regex(r"(?<!\w)\"[^\"]{1,200}\"")  # a quotation, or a name
 _DENIED = regex(
-    rf"(?i)\b(?:no|not|never|none|0|zero|without|any|could|can|{_LIVED})\b"
+    rf"(?i)\b(?:no|not|never|none|0|zero|without|any|could|can|normal(?:ly)?|of its own accord|{_LIVED})\b"
     r"(?! (?:more|respond|heartbeat|response|answer|reply|sign|contact|be reached))|^#\s|^\s*--?\w|\?\s*$"
 )
 # A shell's trace (set -x) or prompt, a frame of a traceback and its source text: not what a program says.
@@ -194,7 +194,8 @@ _MEASURED = regex(
     r"|\b(?:no|zero) (?:errors?|failures?|problems?|\w+ (?:\w+ )?(?:lost|failed|died|crashed|killed))\b"
 )
 _TAKEN_BACK = re.compile(
-    r"(?i)\b(?:no|0|zero|without|if|any|successful\w*|ignor\w+|skip\w*|retry\w*|fall\w* ?back|may|might|should|would|warn\w*"
+    r"(?i)\b(?:no|0|zero|without|normal(?:ly)?|of its own accord|if|any|successful\w*"
+    r"|ignor\w+|skip\w*|retry\w*|fall\w* ?back|may|might|should|would|warn\w*"
     r"|deprecat\w*|until|expected|tolerance|rate|mean|max|min|relative|absolute|squared|train\w*|test|val\w*|dev)\b"
     r"|^#\s|^\s*--?\w|\berrors? (?:handling|correction|log|file|count|rate|report|budget|feedback|bars?)\b"
     r"|could not collect|\S {2,}: "
@@ -311,7 +312,6 @@ _STOPS = regex(
 )
 _WAITS = regex(r"(?i)\b(?:waiting|still trying|retrying|again in)\b")
 _ONLY_VALUE = regex(r"[A-Za-z]+:? [-+]?\d+\.\d")  # ERROR: 0.12
-_COMMENT = regex(r"^#+ ")
 _ASIDE = regex(r"(?i)\W{0,3}(?:hint|note|tip|see|nb|try|help|info)\b: ?")
 _A_VALUE = regex(r"[A-Za-z]\s?[:=]\s{0,3}[-+]?\d[\d.,]*(?:e[-+]?\d+)?\s?\w{0,4}$")  # elapsed time: 153.2 sec
 _CALL = regex(r"\w\([^()]*[,=]")  # Conv2d(32, 64, kernel_size=3)
@@ -338,14 +338,14 @@ def outcome(texts: Sequence[str], of_member: Callable[[int], bool] = lambda plac
             or _ASIDE.match(line.text)
         ):
             continue
-        status = _STATUS_AT_END.search(line.text)
-        number = int(status["status"] or status["number"]) if status else 0
+        status = _STATUS_AT_END.search(line.text) or STATUS.search(line.text)
+        number = int(next(filter(None, status.groups()), 0)) if status and status.lastgroup != "name" else 0
         whole = f"{line.text} {line.fields}".rstrip()
         if number or fine < 0 and (_BAD_END.search(whole) or (last and _NOT_WELL.search(whole))):
             return BAD, behind
         if fine >= 0:
             continue
-        if last and ended[0] != GOOD and speaks_of_failure(_COMMENT.sub("", text)):
+        if last and ended[0] != GOOD and speaks_of_failure(_uncommented(text)):
             return BAD, behind
         all_done = _ALL_DONE.search(line.text)
         if last and (status or _WELL.search(line.text) or not behind and all_done):
@@ -358,16 +358,26 @@ def outcome(texts: Sequence[str], of_member: Callable[[int], bool] = lambda plac
     return (GOOD, fine) if fine >= 0 else ended
 
 
+def _statements(texts: Iterable[Tuple[int, str]]) -> List[Tuple[int, str]]:
+    """Return the lines that may say something: those with a word, without the rows of an account of what a job used."""
+    return [(number, text) for number, text in texts if _SAID_WORD.search(text) and not _ROW.search(text)]
+
+
 def ended_well(lines: Numbered) -> int:
     """Return the number of the line by which a file's last ones say that all went well; 0 if they do not."""
-    texts = [(number, decode(raw)) for number, raw in lines if raw.strip()]
+    texts = _statements((number, decode(raw)) for number, raw in lines)
     ended, behind = outcome([text for _, text in texts])
     return texts[-1 - behind][0] if ended == GOOD else 0
 
 
+def _uncommented(text: str) -> str:
+    head, _, rest = text.partition(" ")
+    return rest if head and not head.strip("#") else text
+
+
 def _is_hedged(text: str) -> bool:
     """Return True if the line only mentions something possible or survived."""
-    return bool(_HEDGED.search(_REMARK.sub("", _COMMENT.sub("", text))))
+    return bool(_HEDGED.search(_REMARK.sub("", _uncommented(text))))
 
 
 def _template(text: str) -> str:
@@ -383,6 +393,11 @@ _NEGATIVE = regex(
     r"|in(?:valid|complete|sufficient)\w*"
     r"|bad|wrong|lost|gone|dead|die[ds]|refus\w*|den(?:y|ied)|miss(?:ing|ed)|exhausted|exceed\w*|expired|stopped"
     r"|broken?|down|too|out of|over|only|but|while)\b|n't\b"
+)
+# A row of a scheduler's account: `27343512  -  ResidentSetSize of job (KB)`, `Cpus  :  13.33  36`.
+_ROW = regex(
+    r"(?i)^(?!.*\b(?:status|code|rc|signal|exit\w*|error\w*|fail\w*)\b)"
+    r"(?:.*\d\s{2,}-\s{2,}\S|\s*[\w ()/.-]{1,40}(?:\s:\s{2,}|\s{2,}:\s)(?:[\d.]+(?:\s|$)|\S+\s{2,}\S))"
 )
 _COLUMNS = regex(r"\S(?: {3,}| ?\t)\S")
 _SENTENCE = regex(r"(?:[A-Za-z'-]{2,},? ){3,}[a-z]{2,}")
@@ -465,8 +480,8 @@ def telling(
     worked = max(works, default=-1) + 1
     workers = {speaker(texts[place][0]) for place in works}
     late = {speaker(texts[place][0]) for place in works if place >= worked - BEFORE} | {None}
-    last_words = texts[worked:] if worked else texts[-TOLD:]
-    texts = [each for place, each in enumerate(texts) if place not in works]
+    last_words = _statements(texts[worked:] if worked else texts[-TOLD:])
+    texts = _statements(each for place, each in enumerate(texts) if place not in works)
     ended, behind = outcome(
         [text for _, text in last_words],
         lambda place: speaker(last_words[place][0]) is not None or clean(last_words[place][1]).rank is not None,
@@ -481,6 +496,8 @@ def telling(
     least = _LEAST if failed or ended else _STRONG
     untagged = lambda text: plain(text[len(tag) :] if text.startswith(tag) else text)  # noqa: E731
     found = list(_words(texts, is_known, speaker, untagged, failed or bool(ended and blamed is not None)))
+    warned = last_words[-1][0] if _warns(last_words[-LAST_LINES:]) and not failed else 0
+    found = [each for each in found if each.number > warned or each.line.level or _is_told(each.line.text)]
     scored: List[Tuple[float, Words]] = []
     for each in found:
         needed = _LEAST if each.failing or failed else _STRONG if each.code in NOBODYS_FAULT else least
@@ -521,6 +538,16 @@ def telling(
     return (number, line, "") if uneasy else None
 
 
+def _warns(last: Sequence[Tuple[int, str]]) -> bool:
+    """Return True for lines of a warning, but not one of the shutdown: the program has passed what stands above."""
+    return any(clean(text).only_warns for _, text in last) and not any(_TIDIED.search(text) for _, text in last)
+
+
+def _is_told(text: str) -> bool:
+    """Return True for a sentence about something that runs."""
+    return bool(STATUS.search(text) or _CLAUSE.search(text))
+
+
 def _tag(texts: Sequence[str]) -> str:
     """Return the program's own name if most lines begin with it: `gather: ` is about no collective."""
     heads = Counter(found[0] for found in map(_NAME_OF_PROGRAM.match, texts) if found)
@@ -530,7 +557,9 @@ def _tag(texts: Sequence[str]) -> str:
 
 def _is_uneasy(text: str) -> bool:
     """Return True for a statement that healthy runs do not end with: it shows trouble, but not the kind."""
-    told = len(_SAID_WORD.findall(text)) >= _FEWEST_WORDS and not _is_hedged(text) and not _TABLE.search(text)
+    said = _SAID_WORD.findall(text)
+    told = len(said) >= _FEWEST_WORDS and sum(map(str.islower, said)) > 1  # else a title
+    told = told and not _is_hedged(text) and not _TABLE.search(text)
     if not told or WORK.search(text.encode()) or _A_VALUE.search(text) or _MEASURED.search(text) or COMMAND.match(text):
         return False
     found = likely(essence(text))
@@ -559,7 +588,7 @@ def _words(
         if last[(who, _template(text))] != number or is_known(line.text):
             continue
         logged = line.level in ("E", "F") and not _ONLY_VALUE.match(line.text) or bool(_LOUD.search(line.text, 0, 60))
-        failing = logged or speaks_of_failure(_COMMENT.sub("", text))
+        failing = logged or speaks_of_failure(_uncommented(text))
         if _WAITS.search(line.text) and not failing and not _BAD_END.search(line.text):
             continue
         hedged = _is_hedged(line.text)
@@ -584,7 +613,8 @@ def _words(
         alone = who is not None and speakers[_template(text)] == {who}
         told = failed or failing or negative or code in NOBODYS_FAULT and _STOPS.search(text)
         value = _A_VALUE.search(line.text) or _CALL.search(line.text) and not _SENTENCE.search(line.text)
-        said = failing or not value and (failed or not _MEASURED.search(line.text)) or failed and points >= _STRONG
+        said = failing or not value and (failed or not _MEASURED.search(line.text))
+        said = said or failed and negative and points >= _STRONG
         least = _LEAST if negative or code in NOBODYS_FAULT else _AFFIRMED
         if points < least or not (told and sentence and said):
             code = ""

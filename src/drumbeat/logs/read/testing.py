@@ -12,6 +12,7 @@ from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.regex import regex
 from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import CERTAIN, LIKELY, Evidence, Finding, clipped
+from drumbeat.logs.meaning.grammar import is_bare
 from drumbeat.logs.read.prefixes import clean, decode
 
 find = Catalog("logs")
@@ -63,6 +64,7 @@ class TestRun:
     failed: Tuple[Tuple[str, Evidence], ...] = ()  # tests and the lines that report them
     count: int = 0  # of failed tests, as the runner counts them
     of: int = 0
+    said: Tuple[Evidence, ...] = ()  # what the failed tests raised
 
     @property
     def finding(self) -> Finding:
@@ -71,7 +73,8 @@ class TestRun:
         some = ", ".join(names[:MAX_NAMES]) + (f" and {count - MAX_NAMES} more" if names and count > MAX_NAMES else "")
         what = f"{count}{f' of {self.of}' if self.of else ''} test{'s' if max(count, self.of) != 1 else ''}"
         words = f"{what} failed" + (f": {some}" if some else "")
-        evidence = tuple(each for _, each in self.failed[:MAX_EVIDENCE])
+        words += f" ({self.said[0].text})" if count == 1 and self.said else ""
+        evidence = (*(each for _, each in self.failed[:MAX_EVIDENCE]), *self.said[:MAX_EVIDENCE])
         return find("tests-failed", words=words, evidence=evidence, confidence=CERTAIN if self.count else LIKELY)
 
 
@@ -80,8 +83,11 @@ def test_run(file: str, lines: Sequence[Tuple[int, bytes]]) -> Optional[TestRun]
     texts = [(number, clean(decode(raw)).text) for number, raw in lines if raw.strip()]
     failed: List[Tuple[str, Evidence]] = []
     counts: Dict[int, Tuple[int, int]] = {}
-    shown = 0
+    shown, said = 0, []
     for number, text in texts:
+        raised = text.removeprefix("E ").lstrip()
+        if is_bare(raised):
+            said.append(Evidence(clipped(raised, MAX_TEXT), file, number))
         result, counted = _RESULT.match(text), _COUNT.search(text)
         shown += bool(result or counted or _AROUND.match(text))
         if counted or text.startswith(_ENDED):
@@ -99,6 +105,8 @@ def test_run(file: str, lines: Sequence[Tuple[int, bytes]]) -> Optional[TestRun]
         count, of = max(counts.values(), default=(0, 0))
         if not failed:
             failed = [("", Evidence(clipped(text.strip(), MAX_TEXT), file, at)) for at, text in texts if at in counts]
-        return TestRun(number, tuple(failed), count or len({name for name, _ in failed}) * bool(counts), of)
+        return TestRun(
+            number, tuple(failed), count or len({name for name, _ in failed}) * bool(counts), of, tuple(said)
+        )
     good = [number for number, text in texts[-LAST:] if _PASSED.search(text)]
     return TestRun(good[-1]) if good and not any(_NOT_PASSED.search(text) for _, text in texts[-LAST:]) else None
