@@ -8,7 +8,7 @@ import sys
 from tools.reference.environment import page as environment_page
 
 # Made by Python itself (LC_CTYPE), and by what stands before it in a test.
-OTHERS = {"LC_CTYPE", "PYTHONPATH"}
+OTHERS = {"LC_CTYPE", "PYTHONPATH", "OLDPWD"}  # the last as `cd` sets it
 
 
 def test_a_ranks_variables_are_all_described(drumbeat):
