@@ -114,6 +114,7 @@ def test_a_desk_that_is_killed_leaves_the_ranks_their_grace(drumbeat):
     assert cancelling.wait(120) == 0 and "left behind" not in cancelling.stdout.read()
     assert saved(drumbeat) == ["1", "1"] and not marked(folder.name)
     cause = "the drumbeat command that had started it was killed, or its terminal was closed"
+    wait_for((folder / "summary.json").exists, what="the summary")
     assert json.loads((folder / "summary.json").read_text())["stopped"].endswith(
         ": the drumbeat that had started it was gone"
     )
