@@ -25,7 +25,7 @@ import numpy.typing as npt
 LENGTH, BATCH, STEPS = 1024, 8, 2000
 VALIDATION = STEPS * BATCH // 9 // BATCH * BATCH  # sequences; a last batch of another size would be compiled anew
 VOCABULARY, END = 32_000, "<|endoftext|>"
-PLAIN, FP8 = "bf16-master", "fp8"
+PLAIN = "bf16-master"
 ENDINGS = (".md", ".py", ".rst", ".txt")
 SMALLEST, LARGEST = 200, 300_000  # bytes of a file: longer ones are mostly tables
 GOAL = 0.5  # percent
@@ -108,14 +108,14 @@ def start(tokens_file: str, out: str, precision: str, seed: int, settings: List[
         return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
 
 
-def train(tokens_file: str, out: str, seeds: List[int], settings: List[str]) -> None:
+def train(tokens_file: str, out: str, seeds: List[int], precision: str, settings: List[str]) -> None:
     os.makedirs(out, exist_ok=True)
     for seed in seeds:
-        runs = {precision: start(tokens_file, out, precision, seed, settings) for precision in (PLAIN, FP8)}
-        for precision, run in runs.items():
+        runs = {name: start(tokens_file, out, name, seed, settings) for name in (PLAIN, precision)}
+        for name, run in runs.items():
             if run.wait():
                 print(
-                    f"{precision}, seed {seed}: exit code {run.returncode}, see {out}/{precision}-{seed}.log",
+                    f"{name}, seed {seed}: exit code {run.returncode}, see {out}/{name}-{seed}.log",
                     flush=True,
                 )
 
@@ -128,16 +128,18 @@ def validation(path: str) -> Losses:
     return {line["step"]: line["loss"] for line in lines if line["kind"] == "validation"}
 
 
-def table(out: str) -> None:
+def table(out: str, eight: str) -> None:
     seeds = sorted({int(name[:-6].rsplit("-", 1)[1]) for name in os.listdir(out) if name.endswith(".jsonl")})
     runs = {
-        (precision, seed): validation(f"{out}/{precision}-{seed}.jsonl") for precision in (PLAIN, FP8) for seed in seeds
+        (precision, seed): validation(f"{out}/{precision}-{seed}.jsonl")
+        for precision in (PLAIN, eight)
+        for seed in seeds
     }
-    print(f"| seed | validation after | {PLAIN} | {FP8} | {FP8} is higher by |\n|---|---|---|---|---|")
+    print(f"| seed | validation after | {PLAIN} | {eight} | {eight} is higher by |\n|---|---|---|---|---|")
     off: Dict[int, List[float]] = {}
     for seed in seeds:
-        for step in sorted({*runs[PLAIN, seed], *runs[FP8, seed]}):
-            plain, fp8 = (runs[precision, seed].get(step) for precision in (PLAIN, FP8))
+        for step in sorted({*runs[PLAIN, seed], *runs[eight, seed]}):
+            plain, fp8 = (runs[precision, seed].get(step) for precision in (PLAIN, eight))
             percent = None if plain is None or fp8 is None else 100 * (fp8 / plain - 1)
             if percent is not None:
                 off.setdefault(step, []).append(percent)
@@ -165,15 +167,17 @@ def main() -> None:
     verb.add_argument("out")
     verb.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
     verb.add_argument("--set", nargs="*", default=[], metavar="key=value")
+    verb.add_argument("--precision", default="fp8", help="fp8 or fp8-head")
     verb = verbs.add_parser("table")
     verb.add_argument("out")
+    verb.add_argument("--precision", default="fp8", help="fp8 or fp8-head")
     args = parser.parse_args()
     if args.verb == "tokens":
         tokens(args.text, args.out)
         return
     if args.verb == "train":
-        train(args.tokens, args.out, args.seeds, args.set)
-    table(args.out)
+        train(args.tokens, args.out, args.seeds, args.precision, args.set)
+    table(args.out, args.precision)
 
 
 if __name__ == "__main__":
