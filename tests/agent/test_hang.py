@@ -20,6 +20,7 @@ from drumbeat.agent.watchers.hang_verdict import Ended, Silence, class_of, doing
 from drumbeat.agent.watchers.straggler import Straggler
 from drumbeat.agent.wire.messages import Beat, Pace
 from drumbeat.base import proc
+from drumbeat.findings.model import CERTAIN, LIKELY
 from drumbeat.inspector.activity import ANSWER, Earlier, read_ranks, read_usage, waits_for
 from drumbeat.inspector.record import Collective, RankLook
 from drumbeat.runfolder.records import Metric
@@ -28,8 +29,8 @@ from tests.conftest import need_torch, wait_for
 GLOO = ("distributed/distributed_c10d.py:3252 all_reduce", "train.py:20 step", "train.py:40 main")
 
 
-def waits(rank, number=8, **more):
-    last = (Collective("0", number, "all_reduce", False),)
+def waits(rank, number=8, other="all_reduce", **more):
+    last = (Collective("0", number, other, False),)
     return look(rank, stack=GLOO, place="train.py:20 step", collectives=last, call="futex", **more)
 
 
@@ -273,15 +274,66 @@ def test_a_hang_is_named_once_and_its_end_is_told():
     assert len(world.said()) == 2
 
 
-def test_ranks_that_all_wait_end_a_run_when_that_has_lasted_a_minute():
-    """Not at the next look after it, which may be a minute later."""
+def sleeps(rank):
+    return look(rank, call="clock_nanosleep", place="a.py:1 f", stack=("a.py:1 f",))
+
+
+UNPROVEN = {
+    "all wait in one collective": [waits(rank) for rank in range(4)],
+    "a rank sleeps": [waits(0), waits(1), sleeps(2), waits(3)],
+    "a rank waits for a lock": [
+        waits(0),
+        look(1, call="futex", place="a.py:1 f", stack=("a.py:1 f",)),
+        waits(2),
+        waits(3),
+    ],
+    "a loop that a thread may end": [waits(0), busy(1, spins=True), waits(2), waits(3)],
+    "an interpreter that does not answer": [waits(0), waits(1), look(2, asked=False), waits(3)],
+    "one rank is behind": [waits(0), waits(1), waits(2), waits(3, number=7)],
+}
+PROVEN = {
+    "stopped": [waits(0), waits(1), look(2, "T"), waits(3)],
+    "a loop that nothing can end": [waits(0), waits(1), busy(2, spins=True, endless=True), waits(3)],
+    "other calls": [waits(0), waits(1), waits(2, other="barrier"), waits(3)],
+    "raised": [waits(0), waits(1), look(2, raised="ValueError: no", raised_for=9.0), waits(3)],
+    "waits where nobody listens": [
+        look(rank, meets=f"node0:{29500 + (rank == 2)}", missed="where nobody listens" * (rank == 2))
+        for rank in range(4)
+    ],
+}
+
+
+@pytest.mark.parametrize("what", UNPROVEN)
+def test_a_verdict_without_proof_ends_a_run_after_five_minutes(what):
+    """Not at the next look after it, which may be a minute later. It is warned of as soon as any other."""
     world = World("stop")
     world.train(20)
-    began, world.looks = world.now, lambda: [waits(rank) for rank in range(4)]
-    world.run(70)
+    began, world.looks = world.now, lambda: UNPROVEN[what]
+    world.run(320)
     (first, warned), (last, ended) = world.said()
-    assert isinstance(warned, Warn) and first - began <= 40
-    assert isinstance(ended, Stop) and 60 <= last - began <= 63
+    assert isinstance(warned, Warn) and first - began <= 40 and warned.finding.confidence == LIKELY
+    assert isinstance(ended, Stop) and 300 <= last - began <= 303
+
+
+@pytest.mark.parametrize("what", PROVEN)
+def test_what_can_never_end_by_itself_ends_a_run_early(what):
+    world = World("stop")
+    world.train(20)
+    began, world.looks = world.now, lambda: PROVEN[what]
+    world.run(60)
+    last, ended = world.said()[-1]
+    assert isinstance(ended, Stop) and last - began <= 20 and ended.finding.confidence == CERTAIN
+
+
+def test_a_rank_that_sleeps_for_a_minute_of_its_own_accord_goes_on_with_the_others():
+    world = World("stop")
+    world.train(20)
+    world.looks = lambda: UNPROVEN["a rank sleeps"]
+    world.run(60)
+    world.looks = lambda: [busy(rank) for rank in range(4)]
+    world.train(20)
+    kinds = [type(action) if isinstance(action, (Warn, Stop)) else action.kind for _, action in world.actions]
+    assert kinds == [Warn, "resumed"]
 
 
 def test_one_rank_that_rests_while_others_go_on_is_named_until_it_reports():
@@ -306,7 +358,7 @@ def test_one_rank_that_rests_while_others_go_on_is_named_until_it_reports():
 def test_stop_is_for_programs_that_report_steps():
     world = World("stop")
     world.train(20)
-    world.looks = hung
+    world.looks = lambda: PROVEN["stopped"]
     world.run(10)
     assert [type(action) for _, action in world.said()] == [Stop]
     world = World("stop")
@@ -659,7 +711,7 @@ def test_a_run_is_not_ended_for_one_long_call_that_may_return(spins, least):
     """A long query looks like one that never ends; a loop in Python that nothing can end is proof."""
     world = World("stop")
     world.train(20)
-    world.looks = lambda: sorted(others(busy(2, asked=spins, spins=spins)), key=lambda each: each.rank)
+    world.looks = lambda: sorted(others(busy(2, asked=spins, spins=spins, endless=spins)), key=lambda each: each.rank)
     began = world.now
     world.run(2000)
     (stopped,) = [at - began for at, action in world.actions if isinstance(action, Stop)]

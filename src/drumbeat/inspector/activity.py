@@ -402,6 +402,7 @@ def _look(
     if not rank.sock:
         frames = _py_spy(rank.main)
     stack = frames[-1] if frames else []
+    spins, endless = _spins(frames)
     own = next((frame for frame in stack if not frame[3]), None)
     calling = str(rank.answers[-1].get("calling") or "") if rank.answers else ""
     called = [calling] if calling.startswith(MPI) else []  # a method in C, which has no frame
@@ -421,7 +422,8 @@ def _look(
         wakes=round(used.wakes / seconds, 2),
         stack=(*called, *(_words(frame) for frame in stack[:_MOST_FRAMES])),
         place=_words(own) if own else "",
-        spins=_spins(frames),
+        spins=spins,
+        endless=endless,
         asked=not rank.silent if rank.sock else None,
         collectives=_collectives(rank.answers[-1].get("flight") if rank.answers else None),
         program=seen.processes[rank.main].program,
@@ -541,16 +543,17 @@ def _ails(device: Mapping[str, Any], gpu: Optional[Gpu]) -> str:
     return "; ".join(found)
 
 
-def _spins(samples: Sequence[Sequence[Sequence[Any]]]) -> bool:
-    """Return true if in all samples the innermost common function is in a loop that nothing in the loop can end."""
+def _spins(samples: Sequence[Sequence[Sequence[Any]]]) -> Tuple[bool, bool]:
+    """Return whether in all samples the innermost common function is in a loop that nothing in the loop can end, and whether
+    that is proven."""
     if len(samples) < _ASKS // 2 or not all(samples):
-        return False
+        return False, False
     depth = 0
     outermost = [list(reversed(stack)) for stack in samples]
     while all(len(stack) > depth for stack in outermost) and len({tuple(s[depth][:3:2]) for s in outermost}) == 1:
         depth += 1
     ends = [stack[depth - 1][4] if depth and len(stack[depth - 1]) > 4 else 0 for stack in outermost]
-    return all(ends) or stacks.PROVEN in ends
+    return all(ends) or stacks.PROVEN in ends, stacks.PROVEN in ends
 
 
 def _words(frame: Sequence[Any]) -> str:

@@ -25,15 +25,16 @@ from drumbeat.agent.watchers.hang_verdict import (
 )
 from drumbeat.agent.wire.messages import Beat
 from drumbeat.base.regex import regex
-from drumbeat.findings.model import ERROR, Finding
+from drumbeat.findings.model import CERTAIN, ERROR, Finding
 from drumbeat.inspector.ras import RasNote
 from drumbeat.inspector.record import RankLook
 from drumbeat.runfolder.progress import LATE, late_after, median
 
 _LEARNED = 1.5  # or this factor on the longest pause that ended well
 _UNKNOWN = 30.0  # seconds without a report while the usual time is unknown
-# Seconds of silence before these end a run: an upload or an external answer, a server that comes up late, a long query.
-_MAY_END = {"hang-all-idle": 60.0, "hang-missed": 300.0, "hang-busy": 1800.0}
+# Seconds of silence before a verdict without proof may end a run: what the rank waits for may still come; a long query.
+_UNPROVEN = 300.0
+_COMPUTES = 1800.0
 _FACT = LATE  # seconds after which the ranks' state is reported, although it may be fine
 _ANNOUNCED = 300.0  # seconds that an announced phase may take before the first look
 _ANSWERS = 11.0  # seconds for all members to answer
@@ -42,7 +43,6 @@ _AGAIN = 30.0
 _LASTS = 2.0  # seconds that a look takes
 _OFTEN = 10  # looks at a silence of a program without steps; from then on they come more rarely
 _NUMBERS = regex(r"\d+")
-_AT_ONCE = ("hang-stopped", "hang-raised", "hang-missed")  # verdicts that one look proves in a program without steps
 _EVERY = 60.0  # seconds between looks before the first step while all ranks run
 
 
@@ -228,13 +228,13 @@ class Hang:
         ended, same, looks = self._ended_well(now), self._same(looks), _expected(looks)
         silence = Silence(seconds, steps, one_rank, quiet * one_rank, ended, same, self._done(), self._longest)
         finding = judge(looks, silence)
-        if one_rank or finding and (steps or same or finding.code in _AT_ONCE):
-            patience = _MAY_END.get(finding.code if finding else "", 0.0)
-            pause = seconds < patience
-            if pause:
-                self._next_look = min(self._next_look, now + patience - seconds)  # then it may end the run
-            once = finding is not None and finding.code == "hang-raised" and not silence.again
-            actions = self._say(finding, None if one_rank else seconds, may_stop=steps and not (pause or once))
+        proven = finding is not None and finding.confidence == CERTAIN
+        if one_rank or finding and (steps or same or proven):
+            computes = finding is not None and finding.code == "hang-busy"
+            left = 0.0 if proven else (_COMPUTES if computes else _UNPROVEN) - seconds
+            if left > 0:
+                self._next_look = min(self._next_look, now + left)  # then it may end the run
+            actions = self._say(finding, None if one_rank else seconds, may_stop=steps and left <= 0)
             if actions and one_rank:
                 self._alone, self._alone_for = quiet, stale
             return actions

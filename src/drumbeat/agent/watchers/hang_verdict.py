@@ -4,20 +4,22 @@ A verdict needs an odd one out, or all ranks idle. Ranks that are all busy alike
 rank, a rank that has left and mismatched collectives are hangs at once. A rank that stands still, spins or waits hangs after
 30 s without progress; one that computes, polls or transfers a few bytes hangs after minutes; one that transfers many bytes
 never does. After the last announced step, only ranks that wait in a collective hang.
+
+A verdict is certain only with proof that nothing can end the wait (`_PROOFS`): that decides when it may end a run.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.ranges import named_commands, named_ranks
 from drumbeat.base.text import traffic
 from drumbeat.causes.table import NOT_ZERO
 from drumbeat.findings.catalog import Catalog
-from drumbeat.findings.model import LIKELY, Evidence, Finding
+from drumbeat.findings.model import CERTAIN, LIKELY, Evidence, Finding
 from drumbeat.inspector import activity
 from drumbeat.inspector.activity import FOR_A_CHILD, MPI, RANK_AT_END, on_gpu_alone
 from drumbeat.inspector.ras import AHEAD, BEHIND, RasNote
@@ -194,7 +196,7 @@ def early_exit(silence: Silence, looks: Sequence[RankLook]) -> Finding:
     return find(
         "hang-early-exit", "spoke" if first.words else "", who=" and ".join(names), seconds=first.seconds,
         rest=_rest(looks, ()), spoke=spoke, words=first.words, not_zero=NOT_ZERO, evidence=_evidence((), looks),
-        node=first.node, host=first.host, rank=first.rank, confidence=LIKELY, seen=_seen(looks),
+        node=first.node, host=first.host, rank=first.rank, confidence=_confidence(EARLY, looks, silence), seen=_seen(looks),
     )  # fmt: skip
 
 
@@ -218,7 +220,7 @@ def held_up(word: str, odd: Sequence[RankLook], looks: Sequence[RankLook], silen
         who=_name(first), where=first.host or "that node", line=line, tool="py-spy" if python and not first.stack else "",
         command=f"py-spy dump --pid {first.pid}" if python else f"gdb -p {first.pid}",
         evidence=_evidence(odd, looks), node=first.node if odd else None, host=first.host if odd else None,
-        rank=first.rank if one else None, confidence=LIKELY, seen=_seen(looks),
+        rank=first.rank if one else None, confidence=_confidence(word, odd, silence), seen=_seen(looks),
     )  # fmt: skip
 
 
@@ -328,6 +330,22 @@ def judge(looks: Sequence[RankLook], silence: Silence) -> Optional[Finding]:
 def _for_others(look: RankLook) -> bool:
     """Return true if a rank certainly waits for other ranks."""
     return in_collective(look) or bool(look.meets) or look.waits_for.startswith(RANK_AT_END)
+
+
+# What must be seen of every rank that a verdict is about, to prove that its state cannot end by itself. A rank that sleeps, or
+# waits for a lock, a file or an answer, may go on at any time, so there is no proof for the other verdicts.
+_PROOFS: Mapping[str, Callable[[RankLook, Silence], bool]] = {
+    STOPPED: lambda look, silence: True,
+    DESYNC: lambda look, silence: True,
+    RAISED: lambda look, silence: silence.again,
+    LOOP: lambda look, silence: look.endless,
+    MISSED: lambda look, silence: bool(look.meets),  # what it dials otherwise may be a server that comes up late
+    EARLY: lambda look, silence: _for_others(look) and look.network < _NETWORK,
+}
+
+
+def _confidence(word: str, named: Sequence[RankLook], silence: Silence) -> str:
+    return CERTAIN if word in _PROOFS and all(_PROOFS[word](look, silence) for look in named) else LIKELY
 
 
 def _stands(look: RankLook, word: str, silence: Silence) -> bool:
