@@ -13,7 +13,6 @@ from drumbeat.agent.lead.attempt import Attempt, rank_end
 from drumbeat.agent.ranks.ends import Explainer, with_last_step
 from drumbeat.agent.ranks.launchers import launcher_of
 from drumbeat.agent.ranks.start import End, start
-from drumbeat.agent.wire.messages import RankEnded
 from drumbeat.machine.model import Facts, Identity
 from drumbeat.metrics.printed import PrintedMetrics
 from drumbeat.runfolder.layout import NodeFolder
@@ -72,7 +71,7 @@ def test_words_behind_which_the_run_made_more_steps_are_history(tmp_path, told):
     assert [t for t, _ in spoke.later] == [t for t, _ in silent.later] == [begin + 1.0]
     for end, words in ((silent, "exit code 7"), (spoke, "loss scale collapsed")):
         attempt = Attempt(0, begin, 2, (0,), 2)
-        ended = RankEnded(0, 1, 7, None, end.at, False, end.finding, noted=end.at, later=end.later)
+        ended = replace(end, noted=end.at)
         for steps, history in (
             (0, end is spoke and "ignored" in told),
             (1, end is spoke and "ignored" in told),

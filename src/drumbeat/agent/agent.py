@@ -190,7 +190,7 @@ class Agent:
             self.node.stop(message.signal, message.grace)
         elif isinstance(message, wire.Look):
             self.node.look(message)
-        elif isinstance(message, wire.End) and self.exit_code is None:
+        elif isinstance(message, wire.RunEnded) and self.exit_code is None:
             self.exit_code = message.exit_code
             failed = self.node.failed_in == self.node.attempt
             self.report({"ended": self.exit_code, "again": message.again, "failed_here": failed})

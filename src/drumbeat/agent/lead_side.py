@@ -30,6 +30,7 @@ from drumbeat.agent.lead.model import (
     record_finding,
 )
 from drumbeat.agent.lead.summary import Tracking, missing_packages, python_of, run_on_end, what_follows, write_end
+from drumbeat.agent.ranks.start import End
 from drumbeat.agent.watchers.build import build_lead_watchers
 from drumbeat.agent.watchers.contract import AskLook, Emit, Saw, Stop, Warn, Watcher
 from drumbeat.agent.wire import messages as wire
@@ -65,12 +66,12 @@ class LeadWatching:
     def beat(self, member: int, beat: wire.Beat, now: float) -> List[Act]:
         return self._feed(Saw("beat", {"member": member, "beat": beat}), now)
 
-    def rank_ended(self, member: int, ended: wire.RankEnded, now: float) -> List[Act]:
+    def rank_ended(self, member: int, end: End, now: float) -> List[Act]:
         known = self.lead.members.get(member)
         about = {
-            "rank": ended.rank, "exit_code": ended.exit_code, "by_us": ended.by_us,
-            "node": member, "host": known.host if known else "", "of_command": ended.of_command,
-            "words": ended.finding.evidence[0].text[:200] if ended.finding and ended.finding.evidence else "",
+            "rank": end.rank, "exit_code": end.exit_code, "by_us": end.by_us,
+            "node": member, "host": known.host if known else "", "of_command": end.of_command,
+            "words": end.finding.evidence[0].text[:200] if end.finding and end.finding.evidence else "",
         }  # fmt: skip
         return self._feed(Saw("exited", about), now)
 
@@ -388,7 +389,7 @@ class LeadSide:
             lead.beat(member, message)
             return watching.beat(member, message, now)
         if isinstance(message, wire.RankEnded):
-            seen = watching.rank_ended(member, message, now) if lead.is_current(message.attempt) else []
+            seen = watching.rank_ended(member, message.end, now) if lead.is_current(message.attempt) else []
             return seen + lead.rank_ended(member, message, now)
         if isinstance(message, wire.Done):
             return lead.member_done(member, message, now)
@@ -466,7 +467,7 @@ class LeadSide:
 
     def _complete(self, message: Message) -> Message:
         """Add to an attempt's end whether another start follows."""
-        if isinstance(message, wire.End):
+        if isinstance(message, wire.RunEnded):
             return dataclasses.replace(message, again=what_follows(self.lead).step == REQUEUE)
         return message
 

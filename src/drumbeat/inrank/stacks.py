@@ -39,7 +39,7 @@ _COMPUTES = (
 )  # fmt: skip
 _PLAIN = (int, float, complex, bool, str, bytes, type(None))
 _SWITCH, _WATCHED, _RAN = 0.005, 0.1, 0.004
-_ENDLESS, _PURE, _CLOSED = "endless", "pure", "closed"
+_ENDLESS, _PURE, _SEALED = "endless", "pure", "sealed"
 PROVEN = 2  # nothing at all can end the loop: one such sample is enough
 
 _CLOSED, _CLOSE_WAIT, _LISTENS = 7, 8, 10  # states of a TCP connection
@@ -296,7 +296,7 @@ def _stack(frame: Optional[FrameType], thread: int) -> List[List[Any]]:
         name = frame.f_code.co_filename
         library = name == _SHOWN or any(part in name for part in _LIBRARY)
         kind = _loop(frame.f_code, frame.f_lasti)
-        proven = kind == _CLOSED or (kind == _PURE and _repeats(frame, thread))
+        proven = kind == _SEALED or (kind == _PURE and _repeats(frame, thread))
         endless = PROVEN if proven else int(kind == _ENDLESS)
         found.append([name, frame.f_lineno, frame.f_code.co_name, library, endless])
         frame = frame.f_back
@@ -314,7 +314,7 @@ def _is_only_called(code: bytes, at: int) -> bool:
 @functools.lru_cache(_KEPT)
 def _loop(code: CodeType, at: int) -> str:
     """Return the kind of loop that the code is in: one that is endless, as it has no exit, or waits for a change and makes none
-    itself; one that only computes with its own variables; or, closed, both without an exit and only computing."""
+    itself; one that only computes with its own variables; or, sealed, both without an exit and only computing."""
     import dis
 
     steps = list(dis.get_instructions(code))
@@ -336,7 +336,7 @@ def _loop(code: CodeType, at: int) -> str:
         return ""
     pure = all(name.startswith(_COMPUTES) for name in inside.values())
     if not (exits and acts):
-        return _CLOSED if pure and not exits else _ENDLESS
+        return _SEALED if pure and not exits else _ENDLESS
     return _PURE if pure else ""
 
 

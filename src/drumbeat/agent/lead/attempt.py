@@ -22,8 +22,8 @@ from drumbeat.agent.lead.model import (
     StopRequests,
     record_finding,
 )
+from drumbeat.agent.ranks.start import End
 from drumbeat.agent.watchers.world import WorldCount
-from drumbeat.agent.wire.messages import RankEnded
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import Order
 from drumbeat.base.ranges import named_commands, named_ranks, ranges
@@ -53,23 +53,10 @@ _SHORTLY = 1.0  # seconds: a rank that raises this soon after a peer left, even 
 
 
 @dataclass(frozen=True)
-class RankEnd:
-    rank: int
-    member: int
-    exit_code: Optional[int]
-    signal: Optional[int]
-    at: float  # on the lead's clock
-    finding: Optional[Finding]
-    by_us: bool
-    of_command: bool = False  # the end of the node's command, not of a rank; `rank` is the node's first
-    links: Tuple[Tuple[int, int], ...] = ()  # its TCP connections, by local and remote port
-    closed: Tuple[Tuple[int, int, float], ...] = ()  # those it closed before its peer did; when both had
-    # connections that its peer had closed before it raised or exited, and for how long
-    left: Tuple[Tuple[int, int, float], ...] = ()
-    own: bool = False  # it raised, and no lost connection was the reason
-    noted: Optional[float] = None  # when it raised or exited, by its own record
-    since: Optional[float] = None  # when it was last seen alive
-    later: Tuple[Tuple[float, Finding], ...] = ()  # what explains it if the run made steps after this time
+class RankEnd(End):
+    """End of one rank, with all times on the lead's clock."""
+
+    member: int = 0
     complete: bool = False  # it ended with 0 after the last step that the run had announced
 
     @property
@@ -134,15 +121,13 @@ class RankEnd:
         return ENDED_BY_US if ended_by_us else self.finding.title
 
 
-def rank_end(ended: RankEnded, member: int, offset: float) -> RankEnd:
-    """Convert a member's message; `offset` turns its clock into the lead's."""
-    return RankEnd(
-        ended.rank, member, ended.exit_code, ended.signal, ended.t + offset, ended.finding, ended.by_us, ended.of_command,
-        ended.links, tuple((here, there, at + offset) for here, there, at in ended.closed), ended.left, ended.own,
-        noted=None if ended.noted is None else ended.noted + offset,
-        since=None if ended.since is None else ended.since + offset,
-        later=tuple((t + offset, finding) for t, finding in ended.later),
-    )  # fmt: skip
+def rank_end(end: End, member: int, offset: float) -> RankEnd:
+    """Return a member's record of an end; `offset` turns its clock into the lead's."""
+    times = {name: vars(end)[name] for name in ("at", "noted", "since") if vars(end)[name] is not None}
+    closed = tuple((here, there, at + offset) for here, there, at in end.closed)
+    later = tuple((t + offset, finding) for t, finding in end.later)
+    ours = {**vars(end), **{name: t + offset for name, t in times.items()}, "closed": closed, "later": later}
+    return RankEnd(**ours, member=member)
 
 
 def failed_before(end: RankEnd, asked: float) -> bool:

@@ -415,7 +415,7 @@ class Lead:
     def rank_ended(self, member: int, ended: wire.RankEnded, now: float) -> List[Act]:
         if not self.is_current(ended.attempt):
             return []
-        end = rank_end(ended, member, self.members[member].clock_offset)
+        end = rank_end(ended.end, member, self.members[member].clock_offset)
         attempt, asked = self.attempts[-1], self.requests.at
         before = asked is not None and failed_before(end, asked)
         attempt.rank_ended(replace(end, by_us=False) if before else end, now, self.phase == "running")
@@ -696,4 +696,4 @@ class Lead:
             if outcome.finding:
                 acts.append(record_finding(outcome.finding, "failed"))
         acts.append(Record("run-ended", {"outcome": outcome.outcome, "exit_code": outcome.exit_code}))
-        return [*acts, Tell(self._present(), wire.End(outcome.exit_code)), Finish(outcome.exit_code)]
+        return [*acts, Tell(self._present(), wire.RunEnded(outcome.exit_code)), Finish(outcome.exit_code)]

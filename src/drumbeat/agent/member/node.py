@@ -14,9 +14,10 @@ from drumbeat.agent.guard import warn
 from drumbeat.agent.member.looks import NodeLooks
 from drumbeat.agent.member.monitor import MonitorProcess
 from drumbeat.agent.member.progress import NodeMetrics
-from drumbeat.agent.ranks.ends import Ends, Exit, Explainer, RankExit, rank_meant, with_last_step
+from drumbeat.agent.ranks.ends import Ends, Exit, Explainer, rank_meant, with_last_step
 from drumbeat.agent.ranks.handles import Rank, Ranks, Starter, bring, inherited, install_adapters
 from drumbeat.agent.ranks.launchers import launcher_of
+from drumbeat.agent.ranks.start import End
 from drumbeat.agent.ranks.tasks import Tasks
 from drumbeat.agent.watchers.build import build_watchers, gate_of
 from drumbeat.agent.watchers.contract import Record, Tell, WatchedAttempt, Watching
@@ -410,11 +411,10 @@ class Node:
         seconds = round(time.monotonic() - rank.started, 3)
         self.ends.add(Exit(rank.process, status, clock.now(), since, seconds, self.stopped_by_us))
 
-    def _rank_ended(self, ended: RankExit) -> None:
+    def _rank_ended(self, end: End) -> None:
         self._calm_from = math.inf
-        end, finding = ended.end, ended.end.finding
         about = {"rank": end.rank, "exit_code": end.exit_code, "signal": end.signal, "of_command": end.of_command}
-        self.events.write("rank-exited", {**about, "seconds": ended.seconds, "core_dumped": end.core_dumped})
+        self.events.write("rank-exited", {**about, "seconds": end.seconds, "core_dumped": end.core_dumped})
         step, silent = self.metrics.ranks.last(end.rank, time.monotonic())
         step, last = (
             step or self.metrics.progress.step,
@@ -427,14 +427,13 @@ class Node:
             rank = rank_meant(self.launcher, end, finding)
             return replace(with_last_step(finding, step), rank=rank, node=self.member, host=self.facts.host)
 
-        finding = placed(finding) if finding else None
+        finding = placed(end.finding) if end.finding else None
         # Its own steps say more than those of others.
         later = tuple((t, placed(each)) for t, each in end.later if t < last)
-        if end.exit_code != 0 and not ended.by_us:
+        if end.exit_code != 0 and not end.by_us:
             self.failed_in = self.attempt
             self.watch.rank_failed()
-        about_end = (self.attempt, end.rank, end.exit_code, end.signal, end.at, ended.by_us, finding, end.of_command)
-        self.tell(RankEnded(*about_end, end.links, end.closed, end.left, end.own, end.noted, end.since, later))
+        self.tell(RankEnded(self.attempt, replace(end, finding=finding, later=later)))
 
     def _sweep(self, now: float) -> None:
         """Kill the remaining processes, once per turn; the loop reaps them. The attempt is over only when none is left."""

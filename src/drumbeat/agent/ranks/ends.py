@@ -414,20 +414,11 @@ class Exit:
     end: Optional[End] = None  # the end of one rank whose launcher goes on; None: the process itself ended
 
 
-@dataclass(frozen=True)
-class RankExit:
-    """End of one rank; `end.finding` says why."""
-
-    end: End
-    seconds: float
-    by_us: bool
-
-
 class Ends:
     """Collects the ends of one attempt. `done` gets every rank's end, in the order in which the processes ended."""
 
     def __init__(
-        self, launcher: Direct, explainer: Explainer, attempt: int, done: Callable[[RankExit], None], known: Known,
+        self, launcher: Direct, explainer: Explainer, attempt: int, done: Callable[[End], None], known: Known,
         within: float = READ_WITHIN, notes: str = "",
     ) -> None:  # fmt: skip
         self.launcher, self.explainer, self.attempt, self.done, self.within = launcher, explainer, attempt, done, within
@@ -449,8 +440,9 @@ class Ends:
     def add(self, ended: Exit) -> None:
         self.hear(ended.process, ended.by_us)
         if ended.status == 0 and ended.by_us and not self.launcher.may_hide_failures and not self:
-            end = replace(plain_end(ended.process.rank, 0, ended.at), of_command=not self.launcher.is_rank)
-            self.done(RankExit(end, ended.seconds, ended.by_us))
+            of_command = not self.launcher.is_rank
+            end = plain_end(ended.process.rank, 0, ended.at)
+            self.done(replace(end, of_command=of_command, seconds=ended.seconds, by_us=True))
         else:
             self._waiting.append(ended)
 
@@ -465,7 +457,8 @@ class Ends:
         if self._child is not None and self._child.poll():
             answer, exits = self._child.answer, self._reading
             self._child, self._reading = None, ()
-            for each in _parse(answer) if answer else [self._unread(ended) for ended in exits]:
+            read = [from_plain(End, each) for each in json.loads(answer)] if answer else map(self._unread, exits)
+            for each in read:
                 self.done(each)
         if self._child is None and self._waiting:
             self._reading, self._waiting = tuple(self._waiting), []
@@ -486,9 +479,9 @@ class Ends:
         now, closed_first = time.time(), proc.closed_first(os.getpid())
         found = []
         for ended in self._reading:
-            for each in read_exit(self.launcher, self.explainer, self.attempt, ended):
-                lacks = read_missing(self.notes, each.end.rank) if each.end.finding else []
-                end = replace(each.end, since=ended.since, finding=_with_python(each.end.finding, lacks))
+            for end in read_exit(self.launcher, self.explainer, self.attempt, ended):
+                lacks = read_missing(self.notes, end.rank) if end.finding else []
+                end = replace(end, since=ended.since, finding=_with_python(end.finding, lacks))
                 noted = self._noted(end)
                 if noted.own and noted.signal and ended.by_us:  # it had raised before the signal reached it
                     raised = replace(noted, exit_code=1, signal=None)
@@ -497,8 +490,7 @@ class Ends:
                 closed = [(*link, round(now - closed_first[link], 2)) for link in links if link in closed_first]
                 if end.exit_code == 0:
                     links = []  # a lost peer is of no interest for a rank that ended well
-                end = replace(noted, links=tuple(links[:MOST_LINKS]), closed=tuple(closed[:MOST_LINKS]))
-                found.append(replace(each, end=end))
+                found.append(replace(noted, links=tuple(links[:MOST_LINKS]), closed=tuple(closed[:MOST_LINKS])))
         return json.dumps(to_plain(found)).encode()
 
     def _noted(self, end: End) -> End:
@@ -514,13 +506,13 @@ class Ends:
         except (OSError, KeyError, TypeError, ValueError):
             return end
 
-    def _unread(self, ended: Exit) -> RankExit:
+    def _unread(self, ended: Exit) -> End:
         end = ended.end or plain_end(ended.process.rank, ended.status, ended.at)
         finding = self.explainer.unread(end, ended.by_us, self.within) if end.exit_code != 0 else None
-        return RankExit(replace(end, finding=finding), ended.seconds, ended.by_us)
+        return replace(end, finding=finding, seconds=ended.seconds, by_us=ended.by_us)
 
 
-def read_exit(launcher: Direct, explainer: Explainer, attempt: int, ended: Exit) -> List[RankExit]:
+def read_exit(launcher: Direct, explainer: Explainer, attempt: int, ended: Exit) -> List[End]:
     found = []
     ends = [ended.end] if ended.end else launcher.ends(attempt, ended.process, ended.status, ended.at)
     for end in ends:
@@ -536,7 +528,7 @@ def read_exit(launcher: Direct, explainer: Explainer, attempt: int, ended: Exit)
             finding = look(end, launcher.once and not one_of_many)
         elif finding is not None and finding.code == STAGE_FAILED:
             finding = _with_cause(finding, launcher, explainer, end)
-        found.append(RankExit(replace(end, finding=finding), ended.seconds, by_us))
+        found.append(replace(end, finding=finding, seconds=ended.seconds, by_us=by_us))
     return found
 
 
@@ -571,7 +563,3 @@ def rank_meant(launcher: Direct, end: End, finding: Finding) -> Optional[int]:
     if end.of_command or (not launcher.starts_ranks and finding.rank is not None):
         return finding.rank
     return end.rank
-
-
-def _parse(answer: bytes) -> List[RankExit]:
-    return [from_plain(RankExit, each) for each in json.loads(answer)]

@@ -29,6 +29,7 @@ from typing import (
     Union,
 )
 
+from drumbeat.agent.ranks.start import End
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import Order
 from drumbeat.base.record import RecordError, from_plain, to_plain
@@ -271,27 +272,13 @@ class Beat:
 @dataclass(frozen=True)
 class RankEnded:
     attempt: int
-    rank: int
-    exit_code: Optional[int]
-    signal: Optional[int]
-    t: float
-    by_us: bool
-    finding: Optional[Finding] = None
-    of_command: bool = False  # the end of the node's command, not of a rank; `rank` is the node's first
-    links: Tuple[Tuple[int, int], ...] = ()  # its TCP connections, by local and remote port
-    # connections that it closed before its peer did, and when both had
-    closed: Tuple[Tuple[int, int, float], ...] = ()
-    left: Tuple[Tuple[int, int, float], ...] = ()  # those that its peer had closed when it raised or exited
-    own: bool = False  # it raised, and no lost connection was the reason
-    noted: Optional[float] = None  # when it raised or exited, by its own record
-    since: Optional[float] = None  # when it was last seen alive
-    later: Tuple[Tuple[float, Finding], ...] = ()  # see ranks/start.py
+    end: End
 
     def __post_init__(self) -> None:
-        _within("rank", self.rank, 0, _MOST_RANKS)
-        _within("exit_code", self.exit_code, -255, 255)
-        _within("signal", self.signal, 0, _LAST_SIGNAL)
-        _within("t", self.t, 0.0, _LAST_DAY)
+        _within("rank", self.end.rank, 0, _MOST_RANKS)
+        _within("exit_code", self.end.exit_code, -255, 255)
+        _within("signal", self.end.signal, 0, _LAST_SIGNAL)
+        _within("at", self.end.at, 0.0, _LAST_DAY)
 
 
 @dataclass(frozen=True)
@@ -431,7 +418,7 @@ class Look:
 
 
 @dataclass(frozen=True)
-class End:
+class RunEnded:
     exit_code: int
     again: bool = False  # the lead is restarted, and waits for its members again
 
@@ -484,7 +471,7 @@ class RankExited:
 
 Message = Union[
     Hello, Pong, Beat, RankEnded, Done, StopAsked, FirstStep, Judged, Found, Looked, Counted, FilePart,
-    Tried, Ping, Refuse, Welcome, Prepare, Start, Stop, Try, Look, End,
+    Tried, Ping, Refuse, Welcome, Prepare, Start, Stop, Try, Look, RunEnded,
     TaskHello, StartRank, SignalRank, KillRank, EndTask, RankStarted, RankExited,
 ]  # fmt: skip
 
