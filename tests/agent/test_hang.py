@@ -516,7 +516,7 @@ def test_a_look_at_real_processes_tells_a_long_sleep_from_a_poll(tmp_path):
             code = f"import time; open({name!r}, 'w').close(); {text}"
             made.append(subprocess.Popen([sys.executable, "-S", "-c", code], cwd=tmp_path))
         wait_for(lambda: all((tmp_path / name).exists() for name in names), what="both")
-        looks, *_ = read_ranks("r", 0, {each.pid: rank for rank, each in enumerate(made)}, False, str(tmp_path), [])
+        looks = read_ranks("r", 0, {each.pid: rank for rank, each in enumerate(made)}, False, str(tmp_path), []).looks
     finally:
         for each in made:
             each.kill()
@@ -633,7 +633,7 @@ def test_whose_answer_a_rank_waits_for(tmp_path, text):
         wait_for((tmp_path / "up").exists, what="the process")
         about = ("r", 0, {rank.pid: 0, others[0].pid: 1}, False, str(tmp_path))
         wait_for(lambda: is_still(about), what="rest")
-        looks, *_ = read_ranks(*about, [])
+        looks = read_ranks(*about, []).looks
         if not proc.word(rank.pid, "syscall"):
             pytest.skip("the kernel does not show system calls here")
         assert looks[0].waits_for.startswith(ANSWERS[text]) and bool(looks[0].waits_for) == bool(ANSWERS[text]), looks[
@@ -670,14 +670,14 @@ def test_the_rank_that_a_framework_gave_is_known_also_of_a_process_that_has_stop
     try:
         wait_for(lambda: len(list(tmp_path.glob("up-*"))) == 2, 120, "the workers")
         about = ("r", 0, {program.pid: 0}, True, str(tmp_path), [])
-        looks, *_ = read_ranks(*about)
+        looks = read_ranks(*about).looks
         assert sorted((look.rank, look.unnumbered) for look in looks) == [(0, False), (1, False)], looks
         os.killpg(program.pid, signal.SIGSTOP)
         wait_for(lambda: all(proc.stat(look.pid).state == "T" for look in looks), what="the stop")
         numbers = {look.pid: look.rank for look in looks}
-        looks, *_ = read_ranks(*about, Earlier(time.monotonic(), {}, numbers=numbers))
+        looks = read_ranks(*about, Earlier(time.monotonic(), numbers=numbers)).looks
         assert {look.pid: look.rank for look in looks if doing(look).startswith("stopped")} == numbers, looks
-        looks, *_ = read_ranks(*about)
+        looks = read_ranks(*about).looks
         assert all(look.unnumbered for look in looks), "nobody has told"
     finally:
         os.killpg(program.pid, 9)
@@ -759,14 +759,15 @@ def test_signs_of_work_of_real_processes(tmp_path, text):
             wait_for(lambda: is_still(about), what="rest")
         earlier = Earlier(time.monotonic(), read_usage(*about))
         time.sleep(2.0)
-        (seen,), _, last, _ = read_ranks(*about, [], earlier)
+        reading = read_ranks(*about, [], earlier)
+        (seen,) = reading.looks
     finally:
         os.killpg(rank.pid, 9)
         rank.wait()
     assert seen.signs.startswith(RESTING[text]) and bool(seen.signs) == bool(RESTING[text]), seen
     in_vain = "lock" in text and proc.word(os.getpid(), "syscall") != ""  # a wait with a time limit, again and again
     assert (seen.still >= 2.0) == (not seen.signs or "answer" in seen.signs or in_vain), seen
-    assert last.still[rank.pid] == seen.still
+    assert reading.last.ranks[0].still == seen.still
 
 
 def test_the_work_of_short_lived_processes_is_counted(tmp_path):
@@ -779,9 +780,9 @@ def test_the_work_of_short_lived_processes_is_counted(tmp_path):
     try:
         wait_for((tmp_path / "1").exists, what="the process")
         about = ("r", 0, {rank.pid: 0}, False, str(tmp_path))
-        before, own = read_usage(*about)[rank.pid], proc.stat(rank.pid).cpu
+        before, own = read_usage(*about)[0].usage, proc.stat(rank.pid).cpu
         wait_for((tmp_path / "8").exists, what="some work")
-        used, own = read_usage(*about)[rank.pid].since(before), proc.stat(rank.pid).cpu - own
+        used, own = read_usage(*about)[0].usage.since(before), proc.stat(rank.pid).cpu - own
     finally:
         os.killpg(rank.pid, 9)
         rank.wait()
@@ -802,7 +803,7 @@ def test_a_child_that_computes_on_a_machine_that_gives_it_no_core_is_at_work(tmp
         about = ("r", 0, {waits.pid: 0}, False, str(tmp_path))
         earlier = Earlier(time.monotonic(), read_usage(*about))
         time.sleep(2.0)
-        (seen,), _, _, _ = read_ranks(*about, [], earlier)
+        (seen,) = read_ranks(*about, [], earlier).looks
     finally:
         os.killpg(waits.pid, 9)
         for process in (waits, *others):

@@ -9,10 +9,11 @@ import socket
 import subprocess
 import threading
 import time
-from dataclasses import replace
-from typing import Any, Collection, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from dataclasses import field, replace
+from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.base import proc
+from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.proc import Ports
 from drumbeat.inrank import stacks
 from drumbeat.inspector import ras
@@ -101,7 +102,8 @@ _CALLS = {
 }.get(os.uname().machine, {})  # fmt: skip
 
 
-class Usage(NamedTuple):
+@dataclass(frozen=True)
+class Usage:
     """Resources that a rank has used so far, including the processes below it and those of them that have ended."""
 
     state: str = ""  # of its main thread
@@ -120,26 +122,37 @@ class Usage(NamedTuple):
         return round(self.ran / wanted, 2) if wanted else None
 
     def since(self, before: Usage) -> Usage:
-        used: List[Any] = [max(0, now - then) for now, then in zip(self[1:], before[1:])]
-        return Usage(self.state, *used)
+        used = {name: max(0, now - vars(before)[name]) for name, now in vars(self).items() if name != "state"}
+        return Usage(self.state, **used)
 
 
-class Earlier(NamedTuple):
-    """An earlier reading, for comparison. All keys are pids of the processes that train."""
+@dataclass(frozen=True)
+class Stood:
+    """A rank at an earlier reading, for comparison."""
+
+    pid: int  # of the process that trains
+    usage: Usage
+    places: Tuple[str, ...] = ()  # where it has been since its last progress
+    still: float = 0.0  # seconds without progress until then
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """An earlier reading."""
 
     at: float  # monotonic
-    usage: Mapping[int, Usage]
-    places: Mapping[int, Tuple[str, ...]] = {}  # where each one has been since its last progress
-    still: Mapping[int, float] = {}  # seconds without progress until then
-    numbers: Mapping[int, int] = {}  # the ranks of processes that told them at earlier looks
+    ranks: Tuple[Stood, ...] = ()
+    numbers: Mapping[int, int] = field(default_factory=dict)  # the ranks of processes that told them at earlier looks
     spares: bool = False  # the next look asks no running rank for its stack, so that nothing slows it down
 
 
-class Reading(NamedTuple):
-    looks: List[RankLook]
-    notes: List[RasNote]
+@dataclass(frozen=True)
+class Reading:
+    looks: Tuple[RankLook, ...]
+    notes: Tuple[RasNote, ...]
     last: Earlier
-    links: List[Tuple[int, List[int], List[Ports]]]  # rank, its processes, TCP connections of the one that trains
+    # rank, its processes, TCP connections of the one that trains
+    links: Tuple[Tuple[int, Tuple[int, ...], Tuple[Ports, ...]], ...]
 
 
 def read_ranks(
@@ -149,58 +162,63 @@ def read_ranks(
     """Look at this node's ranks. `mains`: processes that were started for the ranks, pid -> rank; `commands`: these are
     commands that start ranks, not ranks; `folder`: where ranks answer questions; `earlier`: the last reading, or what
     `read_usage` returned when the silence began."""
+    earlier = earlier or Earlier(0.0)
+    stood = {each.pid: each for each in earlier.ranks}
     seen = Snapshot()
     ranks = find_ranks(seen, run_id, node, mains, commands, folder)
     asked = _AskRas([seen.environ(rank.main) for rank in ranks]) if node == 0 else None  # its answer covers all nodes
-    begin, spares = time.monotonic(), earlier is not None and earlier.spares
+    begin = time.monotonic()
     carried, before = _carried(), _all_usage(ranks, seen)
     for index in range(_ASKS):
         for rank in ranks:
             about, answer = proc.stat(rank.main), None
-            if rank.sock and not rank.silent and not (spares and about and about.state == "R"):
+            if rank.sock and not rank.silent and not (earlier.spares and about and about.state == "R"):
                 answer = stacks.ask(folder, rank.sock, _ANSWER)
                 rank.silent = answer is None
                 rank.answers += [answer] if answer else []
             rank.moments.append(_moment(rank.main, about.state if about else "", answer))
-        _tell_senders([rank for rank in ranks if rank.moments[-1] == PEERS], seen)
+        waiting = [rank for rank in ranks if rank.moments[-1] == PEERS]
+        under_way = {inode for inode, (_, packets) in tcp_sockets().items() if packets} if waiting else set()
+        for rank in waiting:
+            if not under_way.isdisjoint(seen.sockets(rank.main) or {}):  # it has data under way to a peer
+                rank.moments[-1] = SENDS
         time.sleep(max(0.0, begin + _APART * (index + 1) / _ASKS - time.monotonic()))
-    now, told = time.monotonic(), {**(earlier.numbers if earlier else {}), **_told(ranks)}
+    now, told = time.monotonic(), {**earlier.numbers, **_told(ranks)}
     network = round(max(0, _carried() - carried) / (now - begin))
     gone = stacks.read_notes(folder)
     then = seen.later(seen.below([pid for rank in ranks for pid in rank.pids]))
     devices = Sampler(LiveHost(), gpus).sample()["gpus"] if gpus else []
-    looks, last = [], _all_usage(ranks, then)
-    places: Dict[int, Tuple[str, ...]] = {}
-    ends = {ports for rank in ranks for ports in (then.sockets(rank.main) or {}).values()}
+    looks, last, links = [], [], []
+    usage, held = _all_usage(ranks, then), {rank.main: list((then.sockets(rank.main) or {}).values()) for rank in ranks}
+    ends = {ports for each in held.values() for ports in each}
     for rank in ranks:
-        used, known = last[rank.main].since(before[rank.main]), earlier is not None and rank.main in earlier.usage
-        look = replace(_look(rank, seen, last[rank.main], used, now - begin, gpus, devices), network=network)
-        if rank.main in gone:
-            note = gone[rank.main]
+        pid, used = rank.main, usage[rank.main]
+        look = _look(rank, seen, used, used.since(before[pid]), now - begin, gpus, devices)
+        if pid in gone:
+            note = gone[pid]
             look = replace(look, left=True, raised=note["raised"], raised_for=round(time.time() - note["t"], 1))
-        since, seconds, still = used, now - begin, 0.0
-        if earlier and known:
-            since, seconds = last[rank.main].since(earlier.usage[rank.main]), now - earlier.at
-            still = earlier.still.get(rank.main, 0.0)
-        look = replace(look, granted=since.granted, waits=_waits(look, rank.moments, since, seconds))
-        if not (look.waits_for or (earlier and earlier.spares)):
+        was, since, seconds = stood.get(pid, Stood(pid, before[pid])), used.since(before[pid]), now - begin
+        if pid in stood:
+            since, seconds = used.since(was.usage), now - earlier.at
+        look = replace(look, network=network, granted=since.granted, waits=_waits(look, rank.moments, since, seconds))
+        if not (look.waits_for or earlier.spares):
             look = replace(look, waits_for=awaited(rank, ranks, then, run_id, told))
         signs, progress = _signs(look, since, seconds, _asks(rank, look, then, ends))
-        been, place = earlier.places.get(rank.main, ()) if earlier else (), _place(look)
+        still, place = was.still, "a loop" if look.spins else look.place or look.call or look.waits_in
         if not progress and look.asked is False and since.cpu >= _BUSY * seconds:
-            still, place = still - seconds, been[-1] if been else place  # it computes, nobody knows where
-        elif progress or (been and place not in been):
+            still, place = still - seconds, was.places[-1] if was.places else place  # it computes, nobody knows where
+        elif progress or (was.places and place not in was.places):
             still = -seconds
-        places[rank.main] = (place,) if progress else tuple(dict.fromkeys((*been, place)))[-_FEW_PLACES:]
-        if rank.unnumbered and rank.main in told:
-            look = replace(look, rank=told[rank.main], unnumbered=False)
+        places = (place,) if progress else tuple(dict.fromkeys((*was.places, place)))[-_FEW_PLACES:]
+        if rank.unnumbered and pid in told:
+            look = replace(look, rank=told[pid], unnumbered=False)
         if look.meets or look.dials:
             look = replace(look, missed=_missed(rank, look.meets or look.dials, then, run_id))
         looks.append(replace(look, signs=signs, still=round(still + seconds, 1)))
-    stood = {look.pid: look.still for look in looks}
-    own = [(rank, (then.sockets(rank.main) or {}).values()) for rank in ranks if not (rank.command or rank.unnumbered)]
-    links = [(rank.number, rank.pids, [ports for ports in each if ports[1]][:MOST_LINKS]) for rank, each in own]
-    return Reading(looks, asked.notes() if asked else [], Earlier(now, last, places, stood), links)
+        last.append(Stood(pid, used, places, looks[-1].still))
+        if not (rank.command or rank.unnumbered):
+            links.append((rank.number, tuple(rank.pids), tuple([each for each in held[pid] if each[1]][:MOST_LINKS])))
+    return Reading(tuple(looks), tuple(asked.notes() if asked else ()), Earlier(now, tuple(last)), tuple(links))
 
 
 def _told(ranks: Sequence[RankProcesses]) -> Dict[int, int]:
@@ -211,13 +229,10 @@ def _told(ranks: Sequence[RankProcesses]) -> Dict[int, int]:
     }
 
 
-def _place(look: RankLook) -> str:
-    return "a loop" if look.spins else look.place or look.call or look.waits_in
-
-
-def read_usage(run_id: str, node: int, mains: Mapping[int, int], commands: bool, folder: str) -> Dict[int, Usage]:
+def read_usage(run_id: str, node: int, mains: Mapping[int, int], commands: bool, folder: str) -> Tuple[Stood, ...]:
     seen = Snapshot()
-    return _all_usage(find_ranks(seen, run_id, node, mains, commands, folder), seen)
+    usage = _all_usage(find_ranks(seen, run_id, node, mains, commands, folder), seen)
+    return tuple(Stood(pid, used) for pid, used in usage.items())
 
 
 def _all_usage(ranks: Sequence[RankProcesses], seen: Snapshot) -> Dict[int, Usage]:
@@ -229,7 +244,8 @@ def _usage(rank: RankProcesses, seen: Snapshot, sockets: Mapping[str, int]) -> U
     tree = seen.below(rank.pids)
     stats = {pid: seen.processes[pid].stat for pid in tree}
     moved = {pid: proc.moved(pid) for pid in tree}
-    wakes = {pid: _wakes(pid) for pid in tree}
+    slept = {pid: proc.status(pid).get("voluntary_ctxt_switches", "") for pid in tree}
+    wakes = {pid: int(text) if text.isdigit() else 0 for pid, text in slept.items()}
     port = identity_in(seen.environ(rank.main)).port
     held = {inode: ports for pid in tree for inode, ports in (seen.sockets(pid) or {}).items()} if sockets else {}
     main, times = stats.get(rank.main), {pid: proc.scheduled(pid) for pid in {*tree, rank.main}}
@@ -245,11 +261,6 @@ def _usage(rank: RankProcesses, seen: Snapshot, sockets: Mapping[str, int]) -> U
         ran,
         queued,
     )
-
-
-def _wakes(pid: int) -> int:
-    value = proc.status(pid).get("voluntary_ctxt_switches", "")
-    return int(value) if value.isdigit() else 0
 
 
 def _asks(rank: RankProcesses, look: RankLook, seen: Snapshot, ends: Collection[Ports]) -> bool:
@@ -318,14 +329,6 @@ def _moment(pid: int, state: str, answer: Optional[Mapping[str, Any]]) -> str:
     if in_collective(stack) if stack else waits_in.startswith((*_SOCKET_WAITS, *_POLL_WAITS, "futex")):
         return PEERS
     return RESTS
-
-
-def _tell_senders(waiting: Sequence[RankProcesses], seen: Snapshot) -> None:
-    """Mark those of the waiting ranks that have data under way to a peer as sending."""
-    under_way = {inode for inode, (_, packets) in tcp_sockets().items() if packets} if waiting else set()
-    for rank in waiting:
-        if not under_way.isdisjoint(seen.sockets(rank.main) or {}):
-            rank.moments[-1] = SENDS
 
 
 def _waits(look: RankLook, moments: Sequence[str], used: Usage, seconds: float) -> Optional[float]:
