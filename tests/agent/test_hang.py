@@ -168,15 +168,15 @@ def test_flight_recorders_of_groups_that_hold_some_of_the_ranks():
 
 
 def test_a_rank_that_left_is_the_cause():
-    found = judge([waits(rank) for rank in (0, 1, 3)], Silence(8.0, ended=(Ended(2, 1, "h1", 9.0),)))
+    found = judge([waits(rank) for rank in (0, 1, 3)], Silence(8.0, ended=(Ended(2, 1, "h1", -1.0),)))
     assert (found.code, found.rank, found.host) == ("hang-early-exit", 2, "h1")
-    assert judge([busy(rank) for rank in (0, 1, 3)], Silence(8.0, ended=(Ended(2, 1, "h1", 9.0),))) is None
+    assert judge([busy(rank) for rank in (0, 1, 3)], Silence(8.0, ended=(Ended(2, 1, "h1", -1.0),))) is None
     works = [look(0, call="accept", waits_in="accept"), look(1, call="nanosleep", waits_in="nanosleep", wakes=0.1)]
-    assert judge(works, Silence(8.0, False, ended=(Ended(2, 1, "h1", 9.0),))) is None, "it has no steps, and sleeps"
+    assert judge(works, Silence(8.0, False, ended=(Ended(2, 1, "h1", -1.0),))) is None, "it has no steps, and sleeps"
 
 
 def test_a_rank_that_left_after_an_error_is_quoted():
-    gone = (Ended(1, 0, "h0", 9.5), Ended(2, 1, "h1", 9.0, "ERROR: no labels"))
+    gone = (Ended(1, 0, "h0", -1.5), Ended(2, 1, "h1", -1.0, "ERROR: no labels"))
     found = judge([waits(rank) for rank in (0, 3)], Silence(8.0, ended=gone))
     assert (found.code, found.rank, found.host) == ("hang-early-exit", 2, "h1")
     assert "rank 2 had written: ERROR: no labels" in found.cause and "exit code other than 0" in found.fix

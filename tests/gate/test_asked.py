@@ -2,7 +2,7 @@
 
 import pytest
 
-from drumbeat.agent.lead.decide import decide
+from drumbeat.agent.lead.decide import Allowed, decide
 from drumbeat.agent.lead.model import FAILED, Outcome
 from drumbeat.agent.watchers.contract import Emit, Saw, Stop, Warn, Watching
 from drumbeat.base.order import Expect
@@ -85,5 +85,5 @@ def test_watchers_hear_sensors_first_and_their_words_are_carried_out():
 
 def test_what_the_gate_stopped_is_not_started_again():
     finding = Finding("transport-mismatch", ERROR, "tcp, not rdma")
-    assert decide([Outcome(FAILED, 1, finding)], restarts=5, members={}).action == "stop"
-    assert decide([Outcome(FAILED, 1, Finding("unknown", ERROR, "?"))], restarts=5, members={}).action == "restart"
+    assert decide([Outcome(FAILED, 1, finding)], {}, Allowed(restarts=5)).action == "stop"
+    assert decide([Outcome(FAILED, 1, Finding("unknown", ERROR, "?"))], {}, Allowed(restarts=5)).action == "restart"

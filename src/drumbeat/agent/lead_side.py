@@ -238,7 +238,10 @@ class LeadSide:
         self.events.attempt = self.lead.first_attempt
         self._obey_lines(self.asked)  # before any rank starts
         try:
-            agent.on_storage(self._write_packages, order.workdir, _PACKAGES)
+            agent.on_storage(
+                lambda: replace_json(self.folder.packages, all_versions(LiveHost(), order.command[0], order.workdir)),
+                order.workdir, _PACKAGES,
+            )  # fmt: skip
         except TimeoutError as error:
             agent.complain(f"versions of installed packages are not recorded: {error}")
         if order.track:
@@ -251,11 +254,6 @@ class LeadSide:
         if not self.untracked:
             assert agent.node
             self.tracking = Tracking(agent.order, self.folder, agent.bundle, agent.node.beside)
-
-    def _write_packages(self) -> None:
-        """Write the list of packages, in a child: they may be on slow storage."""
-        order = self.agent.order
-        replace_json(self.folder.packages, all_versions(LiveHost(), order.command[0], order.workdir))
 
     def open(self) -> None:
         agent, order = self.agent, self.agent.order
@@ -450,8 +448,10 @@ class LeadSide:
                 self._record(act)
                 self._do(self.watching.recorded(act.kind, time.monotonic()))
             elif isinstance(act, Tell):
-                others = tuple(number for number in act.members if number != 0)
-                self.outbox.put(self._complete(act.message), (*others, 0) if 0 in act.members else others)
+                others, message = tuple(number for number in act.members if number != 0), act.message
+                if isinstance(message, wire.RunEnded):  # it says whether another start follows
+                    message = dataclasses.replace(message, again=what_follows(self.lead).step == REQUEUE)
+                self.outbox.put(message, (*others, 0) if 0 in act.members else others)
             elif isinstance(act, Finish):
                 self.exit_code = act.exit_code
                 self._write_end()
@@ -464,12 +464,6 @@ class LeadSide:
         if starts:
             assert self.agent.child
             self.agent.child.replace(self.folder.peers, json.dumps(self.meeting.peers(self.lead)) + "\n")
-
-    def _complete(self, message: Message) -> Message:
-        """Add to an attempt's end whether another start follows."""
-        if isinstance(message, wire.RunEnded):
-            return dataclasses.replace(message, again=what_follows(self.lead).step == REQUEUE)
-        return message
 
     def _deliver(self, member: int, message: Message, data: bytes) -> None:
         if member == 0:

@@ -18,7 +18,7 @@ from drumbeat.agent.guard import guard, warn
 from drumbeat.agent.lead_side import LeadSide
 from drumbeat.agent.member_side import MemberSide
 from drumbeat.agent.place import placed, task_meeting
-from drumbeat.agent.wire.messages import Found, RankExited, RankStarted, StopAsked, WireError
+from drumbeat.agent.wire.messages import EndTask, Found, RankExited, RankStarted, StopAsked, WireError
 from drumbeat.base import clock, proc
 from drumbeat.base.order import load_order
 from drumbeat.base.problem import Problem
@@ -42,7 +42,7 @@ _PATIENCE, _FEW = 0.02, 64  # seconds to wait for more after a turn with at most
 _AFTER_GRACE = 20.0  # seconds for all nodes to end after their ranks' grace, if nothing can be written any more
 _SPARE = 3  # descriptors kept to end with, once no more files can be opened
 _NODE_TICK = 0.1  # seconds between two ticks of our own node, however often the members of a large job wake us
-_CALM_TICK = 0.5  # seconds between two turns in which something is done, while all ranks only work
+_CALM_TICK = 1.0  # seconds between two turns in which something is done, while all ranks only work
 
 
 class Loop:
@@ -232,7 +232,7 @@ class Loop:
         agent = self.agent
         if agent.node and agent.node.active:
             agent.node.kill()
-        agent.tasks.end()
+        agent.tasks.send_all(EndTask())
         if agent.node:
             agent.node.close(time.monotonic() - self.started)
         agent.close_folder()

@@ -10,7 +10,7 @@ from dataclasses import field, replace
 from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from drumbeat.agent.lead.attempt import NODE_LOST, Attempt, concluded, failed_before, rank_end
-from drumbeat.agent.lead.decide import Decision, Requeue, Restart, decide, move, without_nodes
+from drumbeat.agent.lead.decide import Allowed, Decision, Requeue, Restart, decide, move, without_nodes
 from drumbeat.agent.lead.model import (
     DOUBTFUL,
     END_NOW,
@@ -245,7 +245,7 @@ def after_attempt(
     """Decide what follows an attempt. A scheduler that starts the run again leaves out all unfit machines, not only those of
     the last attempt. `returned`: members that count as lost in the decision, and are there again."""
     last = history[-1]
-    decision = decide(history, members, order.restarts, order.fewest_nodes, _can_requeue(order), order.spares)
+    decision = decide(history, members, _allowed(order))
     back = [members[number].words for number in sorted(returned)]
     if back and isinstance(decision, Restart):
         decision = replace(decision, why=f"{decision.why}; {', '.join(back)} came back, and may be used again")
@@ -262,19 +262,18 @@ def after_attempt(
 
 def between_attempts(order: Order, assignment: Assignment, members: Mapping[int, Member]) -> Tuple[Decision, Record]:
     """Decide what follows when a node is lost while the next attempt, with this assignment, waits to begin."""
-    fewest, spares = order.fewest_nodes, order.spares
-    moved = move(assignment, members, fewest, spares)
+    may = _allowed(order)
+    moved = move(assignment, members, may)
     if moved:
-        replaced = replacements(assignment, moved[0], members)
-        return Restart(moved[1], moved[0]), Record(
-            "decided", {"action": "restart", "why": moved[1], "replaced": replaced}
-        )
-    decision = without_nodes(assignment, members, order.restarts, fewest, _can_requeue(order), spares)
+        decided = {"action": "restart", "why": moved[1], "replaced": replacements(assignment, moved[0], members)}
+        return Restart(moved[1], moved[0]), Record("decided", decided)
+    decision = without_nodes(assignment, members, may)
     return decision, Record("decided", {"action": decision.action, "why": decision.why, "cause": HARDWARE.name})
 
 
-def _can_requeue(order: Order) -> bool:
-    return order.queued and order.resources.requeues > 0
+def _allowed(order: Order) -> Allowed:
+    can_requeue = order.queued and order.resources.requeues > 0
+    return Allowed(order.restarts, order.fewest_nodes, can_requeue, order.spares)
 
 
 _LONG = 30.0  # seconds: a command that ran this long may have trained, even if no step was recognised

@@ -24,7 +24,7 @@ from drumbeat.agent.watchers.contract import Record, Tell, WatchedAttempt, Watch
 from drumbeat.agent.watchers.kernel_log import KernelLog
 from drumbeat.agent.watchers.nccl_log import LogFiles
 from drumbeat.agent.watchers.transport import OpenGate
-from drumbeat.agent.wire.messages import Beat, Done, FirstStep, Found, Look, Message, RankEnded
+from drumbeat.agent.wire.messages import Beat, Done, FirstStep, Found, KillRank, Look, Message, RankEnded
 from drumbeat.base import clock, proc
 from drumbeat.base.folders import make_private, make_temporary
 from drumbeat.base.light_dataclass import dataclass
@@ -254,7 +254,7 @@ class Node:
         to_start = processes(self.order, peers, node_rank, self.launcher.tools(attempt, node_rank, bound))
         self.starter.start(self.ranks, attempt, to_start, [*variables, *helpers], bound)
         self._note_ranks()
-        self.watch.feed("started", {"pids": self.ranks.pids})
+        self.watch.feed("started", {"pids": list(self.ranks.own)})
         self.metrics.begin_attempt(self.logs.attempt(attempt))
         self._first_step_told = False
 
@@ -275,19 +275,19 @@ class Node:
             return
         self.beside.discard(pid)
         self.reaped += 1
-        rank = self.ranks.own_ended(pid)
+        rank = self.ranks.own.pop(pid, None)
         if rank:
             self._process_ended(rank, status, self.reaped_at)
 
     def on_task_started(self, local_id: int, pid: int) -> None:
-        rank = self.ranks.guarded(local_id)
+        rank = self.ranks.guarded.get(local_id)
         if rank:
             self.ranks.guarded_pids[local_id] = pid
             self._note_ranks()
             self.starter.note_started(rank.process, pid, ())
 
     def on_task_ended(self, local_id: int, status: int) -> None:
-        rank = self.ranks.task_ended(local_id)
+        rank = self.ranks.guarded.pop(local_id, None)
         if rank:  # its task reaped it, and told us later
             self._process_ended(rank, status, self.reaped_at - _TOLD_WITHIN)
 
@@ -303,7 +303,7 @@ class Node:
         grace_is_over = self.kill_at is not None and now >= self.kill_at
         if self.sweep_until is None and (grace_is_over or not (self.ranks or self.ranks.saving())):
             self.sweep_until = now + _SWEEP
-            self.tasks.kill()
+            self.tasks.send_all(KillRank())
         if self.sweep_until is not None:
             self._sweep(now)
 
@@ -315,7 +315,7 @@ class Node:
     def kill(self) -> None:
         """End everything now, without the lead, which may be gone."""
         self.stopped_by_us = True
-        self.tasks.kill()
+        self.tasks.send_all(KillRank())
         for stuck in sweep(self._kept(), reaped=self.on_exit):
             warn(f"cannot be ended: {stuck}")
         self.ends.give_up()
@@ -381,7 +381,7 @@ class Node:
         ranks = len(plan.bound.slots) if self.launcher.starts_ranks else 0
         return WatchedAttempt(
             self.member, self.node_rank, first, plan.facts, plan.bound, plan.right, variables, ranks, self.attempt,
-            peers.nodes[self.node_rank].ranks, peers.master_port, lambda: self.ranks.mains,
+            peers.nodes[self.node_rank].ranks, peers.master_port, lambda: list(self.ranks.rank_of),
             lambda: self.launcher.is_rank, self.launcher.met, self.known,
         )  # fmt: skip
 
@@ -397,7 +397,7 @@ class Node:
         return Ends(self.launcher, explainer, self.attempt, self._rank_ended, self.known, notes=self.local)
 
     def _rank_of(self, pid: int) -> Optional[int]:
-        rank = self.ranks.own(pid)
+        rank = self.ranks.own.get(pid)
         return rank.process.rank if rank else identity_in(proc.environ(pid) or {}).rank
 
     def _out_of(self, rank: Optional[int]) -> str:
@@ -459,17 +459,17 @@ class Node:
             self.watch.end()
             kept = self.watch.kept_logs
             if kept:
-                on_storage(lambda: self._keep(kept), _KEEP, self.beat, self.folder.path)
+
+                def keep() -> None:  # in a child; other files are removed with the node's own folder
+                    for log in kept:
+                        log.keep(self.folder.attempt(self.attempt))
+
+                on_storage(keep, _KEEP, self.beat, self.folder.path)
         except OSError:
             if not self.events.muted:
                 raise
         self.active, self.sweep_until = False, None
         self.tell(Done(self.attempt, self.metrics.progress.to_plain(), stuck, self.metrics.ranks.short()))
-
-    def _keep(self, logs: List[LogFiles]) -> None:
-        """Keep logs, in a child; other files are removed with the node's own folder."""
-        for log in logs:
-            log.keep(self.folder.attempt(self.attempt))
 
     def _make_room(self) -> None:
         """Send pending data between two pieces of a long log, so that it stays small."""

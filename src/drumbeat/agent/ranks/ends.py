@@ -39,10 +39,10 @@ find = Catalog("ranks")
 
 
 Written = Mapping[str, Sequence[Tuple[float, int]]]  # path -> times, and the length of the file at each
-_TAIL_BYTES = 64 << 10
+_TAIL_BYTES, _TAIL_LINES = 64 << 10, 200
 
 
-def tail(path: str, lines: int = 200, begin: int = 0) -> List[str]:
+def tail(path: str, begin: int = 0) -> List[str]:
     """Return the last lines of a file that may be huge, binary or missing, from byte `begin` on."""
     try:
         with open(path, "rb") as file:
@@ -51,7 +51,7 @@ def tail(path: str, lines: int = 200, begin: int = 0) -> List[str]:
             text = file.read().decode("utf-8", "replace")
     except OSError:
         return []
-    return text.splitlines()[-lines:]
+    return text.splitlines()[-_TAIL_LINES:]
 
 
 # Last words of processes that ended with exit code 0: a failure that a shell hid, or that the program caught itself.
@@ -223,20 +223,21 @@ class Explainer:
                 return next((t for t, rest in rests if not any(text in shown(line) for line in rest)), None)
         return None
 
-    def _place(self, path: str, t: float) -> int:
-        """Return the length that a file had at a time."""
-        return max((length for at, length in self.written.get(path, ()) if at <= t), default=0)
-
     def explain(self, end: End, by_us: bool, after: float = 0.0) -> Finding:
         # here and below: not needed by the agent of a healthy run
         from drumbeat.logs.exits import explain_exit, for_place
         from drumbeat.logs.report import quoted as without_gpu
 
         log, out = (self._written(end, stream) for stream in ("err", "out"))
-        lines, printed = (tail(path, begin=self._place(path, after)) for path in (log, out))
+        # from the length on that each file had by then
+        begins = [
+            max((length for at, length in self.written.get(path, ()) if at <= after), default=0) for path in (log, out)
+        ]
+        lines, printed = (tail(path, begin=begin) for path, begin in zip((log, out), begins))
         missing = next((line for line in lines if line.startswith(NO_WORKDIR)), None)
         if missing:
-            found = self._no_workdir(missing)
+            why = missing[len(NO_WORKDIR) :].strip() or "it does not exist there"
+            found = find("workdir-missing", workdir=self.order.workdir, why=why, evidence=[missing])
         else:
             ended_by_us = by_us and end.signal == signal.SIGKILL
             command, kills = self.order.command, self._kills(end)
@@ -259,7 +260,10 @@ class Explainer:
                 found, title=f"{found.title} (workdir {printable(self.order.workdir)})",
                 fix=f"check the path, and workdir: in the job file; {found.fix}",
             )  # fmt: skip
-        behind = _behind(found.seen, {"err": lines, "out": printed})
+        # The lines after the last evidence in a stream; of several streams, the fewest.
+        places = [(match[1], int(match[2])) for match in map(_STREAM.match, found.seen) if match]
+        rests = [(lines if stream == "err" else printed)[number:] for stream, number in places]
+        behind = min(rests, key=len, default=[])
         steps = any(read_line(line) for line in behind)
         if steps and end.exit_code is not None and found.confidence == CERTAIN:
             found = replace(found, confidence=LIKELY)  # the rank went on after this line and chose its exit code itself
@@ -344,10 +348,6 @@ class Explainer:
         log, own = self.logs.log(self.attempt, end.rank, stream), self.launcher.log(self.attempt, end.rank, stream)
         return log if not end.of_command and os.path.exists(log) else own
 
-    def _no_workdir(self, line: str) -> Finding:
-        why = line[len(NO_WORKDIR) :].strip() or "it does not exist there"
-        return find("workdir-missing", workdir=self.order.workdir, why=why, evidence=[line])
-
     def _kills(self, end: End) -> str:
         """Return the out-of-memory kill count that has risen since the start; only then may a SIGKILL be due to it. The node's
         count proves less: another job's process may have been killed."""
@@ -387,12 +387,6 @@ def _of_service(found: Finding, hosts: Sequence[str]) -> Finding:
     if not named or any(match[1].lower().startswith(own) for match in named):
         return found
     return find("service-lost", service=named[0][0], evidence=found.evidence, seen=found.seen, confidence=LIKELY)
-
-
-def _behind(seen: Sequence[str], tails: Mapping[str, Sequence[str]]) -> Sequence[str]:
-    """Return the lines after the last evidence in a stream; of several streams, the fewest."""
-    places = [(match[1], int(match[2])) for match in map(_STREAM.match, seen) if match]
-    return min((tails[stream][number:] for stream, number in places), key=len, default=())
 
 
 READ_WITHIN = 10.0  # seconds

@@ -72,7 +72,9 @@ class RankLooks:
         self._next, self._last = now + self._wait, shown
         if any(each.open and (each.gpus is None or each.rank is None) for each, _ in seen):
             self._users.ask(now)
-        seen = [each for each in seen if not _awaits_driver(each[0])]
+        # Only the driver can tell whether a process without a number computes on the one GPU that it has open.
+        unknown = [about for about, _ in seen if about.rank is None and len(about.open) == 1 and about.gpus is None]
+        seen = [each for each in seen if each[0] not in unknown]
         return [Saw("ranks", {"seen": seen})] if seen else []
 
 
@@ -95,11 +97,6 @@ class _GpuUsers:
         self._found = self._found if answer is None else {pid: tuple(gpus) for pid, gpus in answer}
         late = self._since is not None and (not self.asked.busy or now - self._since >= _PATIENCE)
         return {} if self._found is None and late else self._found
-
-
-def _awaits_driver(about: RankSeen) -> bool:
-    """Return true if only the driver can tell whether this process computes on the one GPU that it has open."""
-    return about.rank is None and len(about.open) == 1 and about.gpus is None
 
 
 class Placement:

@@ -46,14 +46,11 @@ def class_of(look: RankLook) -> str:
     """Classify one rank's state, regardless of the others."""
     if look.state in ("T", "t"):
         return STOPPED
-    works = moves(look)
+    works, pending = moves(look), in_collective(look)
     on_gpu = look.gpu is not None and look.gpu >= _GPU_BUSY and (look.power is None or look.power >= _GPU_AT_WORK)
     if look.state == "D" and look.cpu < _BUSY and not works:
         return KERNEL
-    pending = in_collective(look)
-    if works or (
-        on_gpu and (not pending or look.power is not None)
-    ):  # a waiting collective keeps a GPU busy, at little power
+    if works or on_gpu and (not pending or look.power is not None):  # a waiting collective draws little power
         return BUSY
     if on_gpu_alone(look) and not pending:
         return GPU
@@ -106,9 +103,8 @@ def doing(look: RankLook) -> str:
     if word == LOOP:
         return f"busy in one place{at}"
     if word == GPU:
-        return (
-            f"waiting for a kernel on its GPU, which is {look.gpu:.0f} % busy at {look.power or 0:.0%} of its power{at}"
-        )
+        load = f"{look.gpu:.0f} % busy at {look.power or 0:.0%} of its power"
+        return f"waiting for a kernel on its GPU, which is {load}{at}"
     if look.missed and not look.meets:
         return f"trying to connect to {look.dials}, {look.missed}{at and ','}{at}"
     if look.missed:
@@ -168,7 +164,7 @@ class Ended:
     rank: Optional[int]  # None: the node's command
     node: int
     host: str
-    seconds: float  # ago
+    at: float
     words: str = ""  # its last error
 
 
@@ -180,7 +176,8 @@ class Silence:
     steps: bool = True  # the program reports steps
     others_go_on: bool = False  # only some ranks are silent: `quiet`
     quiet: Tuple[int, ...] = ()
-    ended: Tuple[Ended, ...] = ()
+    ended: Tuple[Ended, ...] = ()  # in the order of their ends
+    now: float = 0.0
     again: bool = False  # an earlier look at this silence showed the same
     done: bool = False  # all announced steps are made: what follows, such as an upload, has no steps
     longest: float = 0.0  # seconds of the longest pause that ended well
@@ -194,7 +191,7 @@ def early_exit(silence: Silence, looks: Sequence[RankLook]) -> Finding:
     first = next((ended for ended in silence.ended if ended.words), silence.ended[0])
     spoke = named_ranks([first.rank]) if first.rank is not None else named_commands([first.node])
     return find(
-        "hang-early-exit", "spoke" if first.words else "", who=" and ".join(names), seconds=first.seconds,
+        "hang-early-exit", "spoke" if first.words else "", who=" and ".join(names), seconds=silence.now - first.at,
         rest=_rest(looks, ()), spoke=spoke, words=first.words, not_zero=NOT_ZERO, evidence=_evidence((), looks),
         node=first.node, host=first.host, rank=first.rank, confidence=_confidence(EARLY, looks, silence), seen=_seen(looks),
     )  # fmt: skip
@@ -298,7 +295,9 @@ def judge(looks: Sequence[RankLook], silence: Silence) -> Optional[Finding]:
     if silence.done and not any(in_collective(look) for look in looks):
         return None  # no rank waits for another
     if silence.others_go_on:
-        odd = [look for look in looks if look.rank in silence.quiet and not _may_be_done(look, what[look.key])]
+        odd = [look for look in looks if look.rank in silence.quiet]
+        # One that waits may have had fewer steps to do, and waits at the end for the others, which go on.
+        odd = [look for look in odd if what[look.key] != WAITS or look.stack and not in_collective(look)]
         return _unless_working(odd, looks, what, silence) if odd else None
     idle = [look for look in looks if what[look.key] in _IDLE]
     busy = all(look.call in FOR_A_CHILD for look in looks) or _asleep(looks, what)
@@ -367,14 +366,11 @@ def had_core(look: RankLook) -> float:
     return 1.0 if look.granted is None else look.granted
 
 
-def _is_leaving(look: RankLook) -> bool:
-    """Return true if a rank spins in a library after Python has ended. What saves at a program's end still answers."""
-    return look.left and look.asked is False and not moves(look)
-
-
 def _raised(looks: Sequence[RankLook], what: Mapping[Key, str], silence: Silence) -> Optional[RankLook]:
     """Return the rank that an exception has ended, if its process has not ended, is idle, and no rank makes steps."""
-    idle = [look for look in looks if what[look.key] in _IDLE or _is_leaving(look)]
+    # It spins in a library after Python has ended; what saves at a program's end still answers.
+    leaving = [look for look in looks if look.left and look.asked is False and not moves(look)]
+    idle = [look for look in looks if what[look.key] in _IDLE or look in leaving]
     over = [look for look in idle if look.raised and look.raised_for >= _RAISED and not look.command]
     patient = len(idle) == len(looks) or silence.seconds >= _WORKING_PATIENCE
     return max(over, key=lambda look: look.raised_for) if over and patient and not silence.others_go_on else None
@@ -398,7 +394,11 @@ def _parted(looks: Sequence[RankLook]) -> Optional[Tuple[str, List[RankLook]]]:
     for look in looks:
         for each in look.collectives:
             groups.setdefault(each.group, {})[look.key] = each
-    behind = culprits({group: {key: _position(each) for key, each in last.items()} for group, last in groups.items()})
+
+    def position(last: Collective) -> Position:
+        return Position(last.number, last.waits_in if last.over or last.waits_in is not None else last.number)
+
+    behind = culprits({group: {key: position(each) for key, each in last.items()} for group, last in groups.items()})
     if behind:
         named = {key for keys in behind.values() for key in keys}
         return WAITS, [look for look in looks if look.key in named]
@@ -411,11 +411,6 @@ def _parted(looks: Sequence[RankLook]) -> Optional[Tuple[str, List[RankLook]]]:
                 return DESYNC, odd
     late = [look for look in looks if look.behind]
     return (WAITS, late) if late and len(late) < len(looks) else None
-
-
-def _position(last: Collective) -> Position:
-    waits = last.waits_in if last.over or last.waits_in is not None else last.number
-    return Position(last.number, waits)
 
 
 def with_ras(looks: Sequence[RankLook], notes: Sequence[RasNote]) -> List[RankLook]:
@@ -470,11 +465,6 @@ def _sleepers(looks: Sequence[RankLook], what: Mapping[Key, str]) -> List[RankLo
 
 def _asleep(looks: Sequence[RankLook], what: Mapping[Key, str]) -> List[RankLook]:
     return [look for look in looks if what[look.key] == ASLEEP and look.wakes is not None and look.wakes < _POLLS]
-
-
-def _may_be_done(look: RankLook, word: str) -> bool:
-    """Return true if a rank may have had fewer steps to do, and waits for the others, which go on."""
-    return word == WAITS and (in_collective(look) or not look.stack)
 
 
 def _unless_working(

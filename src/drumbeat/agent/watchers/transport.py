@@ -239,7 +239,8 @@ class Gate:
         # While a log grows, or is expected, only it can tell what the counters mean.
         awaited = self._first_line is not None or self.place.gpus
         if not self.traffic_said and (self.path is not None or final or not awaited):
-            actions += self._judge_traffic(now, final)
+            judged = self._traffic.judge(self.place, self.path, final)
+            actions += [] if judged is None else self._say_traffic(*judged, now)
         return actions
 
     # -- the log -----------------------------------------------------------------------------------------------------
@@ -269,7 +270,18 @@ class Gate:
         wrong = mismatch(self.expect, path, self.place.nodes)
         findings, shown, here = [], path.evidence[:4], self.place.named
         if wrong:
-            findings.append(self._explained(wrong, path))
+            why, advice = self._cause(path)
+            findings.append(
+                find(
+                    "transport-mismatch",
+                    wrong=wrong,
+                    meant=self._meant(),
+                    why=why,
+                    advice=advice,
+                    evidence=shown,
+                    **here,
+                )
+            )
         elif self._unproved(path):
             meant = self._meant()
             findings.append(find("transport-unproved", meant=meant, words=path.words, evidence=shown, **here))
@@ -293,11 +305,6 @@ class Gate:
     def _asked(self) -> bool:
         return self.expect.transport != "any" or self.expect.gdr is not None
 
-    def _explained(self, wrong: str, path: Path) -> Finding:
-        (why, advice), shown = self._cause(path), path.evidence[:4]
-        meant, here = self._meant(), self.place.named
-        return find("transport-mismatch", wrong=wrong, meant=meant, why=why, advice=advice, evidence=shown, **here)
-
     def _cause(self, path: Path) -> Tuple[str, str]:
         """Return cause and fix from the log's own lines, with the rules of `drumbeat diagnose`."""
         if self._reader is not None:
@@ -318,10 +325,6 @@ class Gate:
         return " ".join(words)
 
     # -- the counters ------------------------------------------------------------------------------------------------
-
-    def _judge_traffic(self, now: float, final: bool) -> List[Action]:
-        judged = self._traffic.judge(self.place, self.path, final)
-        return [] if judged is None else self._say_traffic(*judged, now)
 
     def _say_traffic(self, verdict: Verdict, finding: Optional[Finding], now: float) -> List[Action]:
         self.traffic_said = True
@@ -375,17 +378,11 @@ class Counters:
 
 class OpenGate:
     def __init__(
-        self,
-        order: Order,
-        node: int,
-        facts: Facts,
-        local: str,
-        rank_of: Callable[[int], Optional[int]],
+        self, order: Order, node: int, facts: Facts, local: str, rank_of: Callable[[int], Optional[int]],
         out_of: Callable[[Optional[int]], str],
-    ) -> None:
-        self.order, self.node, self.facts, self.local, self.rank_of, self.out_of = (
-            order, node, facts, local, rank_of, out_of,
-        )  # fmt: skip
+    ) -> None:  # fmt: skip
+        self.order, self.node, self.facts, self.local = order, node, facts, local
+        self.rank_of, self.out_of = rank_of, out_of
         self.failed = False
         self.watcher = Gate(order.expect, order.checks["transport"], Place(node, facts.host, order.nodes))
         self.sensors: List[Sensor] = []
