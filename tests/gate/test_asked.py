@@ -72,7 +72,7 @@ def test_watchers_hear_sensors_first_and_their_words_are_carried_out():
     finding = Finding("odd", ERROR, "something is odd")
     parrot = Parrot(Emit("verdict", {"verdict": Verdict("transport", "tcp")}), Warn(finding), Stop(finding))
     recorded, told = [], []
-    watching = Watching([parrot], [Eye()], lambda kind, data: recorded.append(kind), told.append)
+    watching = Watching(lambda kind, data: recorded.append(kind), told.append, [parrot], [Eye()])
     watching.feed("started", {"pids": [1]}, 1.0)
     watching.tick(2.0)
     assert parrot.heard == [("started", 1.0), ("counters", 2.0), ("tick", 2.0)]

@@ -361,6 +361,7 @@ class LeadSide:
     # -- what arrives on the connections -----------------------------------------------------------------------------
 
     def refuse(self, hello: wire.Hello) -> Optional[wire.Refuse]:
+        """Return why this member may not join; None if it may."""
         why = self.lead.refuse(hello)
         return wire.Refuse(why, self.lead.muster.is_of_another_run(hello)) if why else None
 
@@ -432,9 +433,11 @@ class LeadSide:
 
     @property
     def patience(self) -> float:
+        """Return the seconds of silence after which a member is lost even if its connection is not broken."""
         return self.lead.patience
 
     def silent(self, member: int, seconds: float, again: bool = False) -> None:
+        """Report that a member was silent for `Timing.lost_node`, once. `again`: it is heard again."""
         self._do(self.lead.member_silent(member, seconds, again))
 
     def lost(self, member: int, why: str, silent: bool = False) -> None:

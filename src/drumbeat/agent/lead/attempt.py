@@ -207,15 +207,9 @@ class Attempt:
         return len(self.done) == len(self.assignment)
 
     def count(
-        self,
-        order: Order,
-        node: int,
-        rows: Tuple[Row, ...],
-        at: float,
-        first_step: Optional[float],
-        last_step: Optional[float],
-        step: Optional[int] = None,
-    ) -> None:
+        self, order: Order, node: int, rows: Tuple[Row, ...], at: float, first_step: Optional[float],
+        last_step: Optional[float], step: Optional[int] = None,
+    ) -> None:  # fmt: skip
         """Add a node's census of its rank processes, taken at `at`; nodes that report together are judged once."""
         if self.world is None:
             planned = Planned(self.ranks, len(self.assignment), _starts_each_rank(order))
@@ -492,26 +486,15 @@ def hardware_behind(finding: Optional[Finding], exit_code: int, broken: Sequence
 
 
 def _early_exit(early: List[RankEnd], first: RankEnd, lost: bool, host_of: Callable[[int], str]) -> Finding:
-    then = "lost its connection to it" if lost else "failed after it"
     spoke = next((end for end in early if end.finding and end.finding.evidence), None)
-    if spoke is not None and spoke.finding is not None:
-        return _caught(spoke, spoke.finding, first, then, host_of)
-    one = early[0]
+    one, words = spoke or early[0], spoke.finding if spoke else None  # an error that it caught
+    about = {"words": words.evidence[0].text[:200], "own": words.fix, "not_zero": NOT_ZERO} if words else {}
     return find(
-        "early-exit", who=named(early), first=named([first]), then=then, evidence=_shown(first), node=one.member,
-        host=host_of(one.member), rank=None if one.of_command else one.rank, confidence=LIKELY,
-        seen=("exit codes and times of all ranks",),
-    )  # fmt: skip
-
-
-def _caught(one: RankEnd, words: Finding, first: RankEnd, then: str, host_of: Callable[[int], str]) -> Finding:
-    """Report a rank that ended because of an error that it caught, as its last words show."""
-    return find(
-        "early-exit", "caught", who=named([one]), words=words.evidence[0].text[:200], first=named([first]), then=then,
-        own=words.fix, not_zero=NOT_ZERO, evidence=(*words.evidence[:1], *_shown(first)),
-        node=one.member, host=host_of(one.member),
-        rank=words.rank if one.of_command else one.rank, confidence=LIKELY,
-        seen=("exit codes, times and last lines of all ranks",),
+        "early-exit", "caught" if words else "", who=named([one] if words else early), first=named([first]), **about,
+        then="lost its connection to it" if lost else "failed after it",
+        evidence=(*(words.evidence[:1] if words else ()), *_shown(first)), node=one.member, host=host_of(one.member),
+        rank=(words.rank if words else None) if one.of_command else one.rank, confidence=LIKELY,
+        seen=(f"exit codes{', times and last lines' if words else ' and times'} of all ranks",),
     )  # fmt: skip
 
 

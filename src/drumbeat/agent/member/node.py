@@ -7,7 +7,7 @@ import os
 import shutil
 import time
 from dataclasses import replace
-from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 from drumbeat.agent.folder.child import FolderChild, Shipping, is_large
 from drumbeat.agent.guard import warn
@@ -19,7 +19,7 @@ from drumbeat.agent.ranks.handles import Rank, Ranks, Starter, bring, inherited,
 from drumbeat.agent.ranks.launchers import launcher_of
 from drumbeat.agent.ranks.start import End
 from drumbeat.agent.ranks.tasks import Tasks
-from drumbeat.agent.watchers.build import build_watchers, gate_of
+from drumbeat.agent.watchers.build import build_watchers
 from drumbeat.agent.watchers.contract import Record, Tell, WatchedAttempt, Watching
 from drumbeat.agent.watchers.kernel_log import KernelLog
 from drumbeat.agent.watchers.nccl_log import LogFiles
@@ -39,7 +39,7 @@ from drumbeat.inspector.ranks import identity_in
 from drumbeat.inspector.record import Known
 from drumbeat.machine.model import Facts, Peers
 from drumbeat.plan.argv import node_identity, processes
-from drumbeat.plan.binding import Binding, binding, right_binding
+from drumbeat.plan.binding import binding, right_binding
 from drumbeat.plan.environment import environment
 from drumbeat.plan.network import compute_nics, lone_subnets
 from drumbeat.runfolder.files import EventLog
@@ -75,72 +75,35 @@ def private_caches(variables: Sequence[EnvVar], own: str) -> Tuple[List[EnvVar],
     return chosen, findings
 
 
-# What one attempt needs on this node: cores and GPUs for each rank, and the variables common to all of them.
-
-
-@dataclass(frozen=True)
-class AttemptPlan:
-    """Cores, GPUs and variables with which an attempt starts on this node."""
-
-    facts: Facts  # merged from all tasks of the node
-    right: Binding  # the best binding for the GPUs
-    bound: Binding  # the binding in use
-    variables: List[EnvVar]
-    findings: Tuple[Finding, ...]
-
-
-def _bind(
-    order: Order, tasks: Tasks, facts: Facts, right: Binding, node: int, peers: Peers
-) -> Tuple[Binding, Tuple[Finding, ...]]:
-    """Choose each rank's cores: those set by the job, else those of its task, else those near its GPU."""
-    if order.cpu_bind or not tasks.views:
-        return binding(order, facts, node, peers), ()
-    bound = tasks.bound(right, facts)
-    return bound, tuple(bound.findings[len(right.findings) :])
-
-
 # The watchers of this node's ranks: the transport gate, the watchers of each attempt, and the kernel log reader.
 
 
-class NodeWatch:
+class NodeWatch(Watching):
     """Watches one node. `local`: a folder on the node's own disk; `record` writes an event of this node; `tell` sends a
     message to the lead."""
 
     def __init__(self, order: Order, member: int, facts: Facts, local: str, record: Record, tell: Tell) -> None:
+        super().__init__(record, tell)
         self.order, self.member, self.facts, self.local = order, member, facts, local
-        self._record, self._tell = record, tell
         self._gates: List[OpenGate] = []
-        self._watching = Watching((), (), record, tell)
         self._kernel_log: Optional[KernelLog] = None
 
     def open_gates(
-        self,
-        variables: List[EnvVar],
-        folder: str,
-        rank_of: Callable[[int], Optional[int]],
+        self, variables: List[EnvVar], folder: str, rank_of: Callable[[int], Optional[int]],
         out_of: Callable[[Optional[int]], str],
-    ) -> List[EnvVar]:
-        """Open the gates before the ranks' variables are final, since a gate may add some. `folder`: the attempt's part of the
-        run folder; `rank_of`: the rank of a pid; `out_of`: the output file of a rank, or of the node's command."""
-        order = self.order
-        self._gates = gate_of(order, lambda: OpenGate(order, self.member, self.facts, self.local, rank_of, out_of))
-        for gate in self._gates:
-            variables = gate.open(variables, folder)
+    ) -> List[EnvVar]:  # fmt: skip
+        """Open the transport gate, if the job wants one, before the ranks' variables are final: it may add some. `folder`: the
+        attempt's part of the run folder; `rank_of`: the rank of a pid; `out_of`: the output file of a rank, or of the node's
+        command."""
+        if self.order.checks.get("transport", "off") != "off":
+            self._gates = [OpenGate(self.order, self.member, self.facts, self.local, rank_of, out_of)]
+            variables = self._gates[0].open(variables, folder)
         return variables
 
     def begin(self, scene: WatchedAttempt) -> None:
         scene = replace(scene, kernel_log=self._follow_kernel_log())
-        self._watching = build_watchers(self.order, scene, self._gates, self._record, self._tell)
+        self.attempt, (self.watchers, self.sensors) = scene.attempt, build_watchers(self.order, scene, self._gates)
         self.tick(time.monotonic())  # read the counters' initial values
-
-    def feed(self, kind: str, data: Dict[str, Any]) -> None:
-        self._watching.feed(kind, data, time.monotonic())
-
-    def tick(self, now: float) -> None:
-        self._watching.tick(now)
-
-    def end(self) -> None:
-        self._watching.end(time.monotonic())
 
     def rank_failed(self) -> None:
         for gate in self._gates:
@@ -235,10 +198,8 @@ class Node:
         self.known = Known()
         self.looks.begin_attempt(attempt, node_rank, self.member, self.known)
         on_storage(lambda: self._make_folders(attempt), _MAKE_FOLDERS, self.beat, self.folder.path)
-        plan = self._plan(peers)
-        for finding in plan.findings:
-            self._note(finding)
-        bound, variables = plan.bound, plan.variables
+        scene = self._plan(peers)
+        bound, variables = scene.bound, list(scene.variables)
         known = {**inherited(), **{variable.name: variable.value for variable in variables}}
         run_folder = os.path.dirname(os.path.dirname(os.path.abspath(self.folder.path)))
         trackers = RunFolder(run_folder).trackers if self.order.may_come_back else ""
@@ -249,12 +210,12 @@ class Node:
         record = {"attempt": attempt, "variables": [*variables, *helpers], "binding": bound}
         self.child.replace(self.folder.environment, to_json(record) + "\n")
         final = {each.name: each for each in helpers}  # a PYTHONPATH of the job gets the adapters' folder prepended
-        self.watch.begin(self._scene(peers, plan, [final.get(each.name, each) for each in variables]))
+        self.watch.begin(replace(scene, variables=[final.get(each.name, each) for each in variables]))
         self.ends = self._new_ends((peers.master_addr, *(peer.host for peer in peers.nodes)))
         to_start = processes(self.order, peers, node_rank, self.launcher.tools(attempt, node_rank, bound))
         self.starter.start(self.ranks, attempt, to_start, [*variables, *helpers], bound)
         self._note_ranks()
-        self.watch.feed("started", {"pids": list(self.ranks.own)})
+        self.watch.feed("started", {"pids": list(self.ranks.own)}, time.monotonic())
         self.metrics.begin_attempt(self.logs.attempt(attempt))
         self._first_step_told = False
 
@@ -363,10 +324,17 @@ class Node:
         else:
             self.events.write("finding", {"finding": finding})
 
-    def _plan(self, peers: Peers) -> AttemptPlan:
+    def _plan(self, peers: Peers) -> WatchedAttempt:
+        """Plan cores, GPUs and variables of the attempt on this node, and report what is wrong with them. Each rank's cores are
+        those set by the job, else those of its task, else those near its GPU."""
         order, node, facts = self.order, self.node_rank, self.tasks.facts(self.facts)
         right = right_binding(order, facts, node, peers=peers)
-        bound, findings = _bind(order, self.tasks, facts, right, node, peers)
+        findings: Tuple[Finding, ...] = ()
+        if order.cpu_bind or not self.tasks.views:
+            bound = binding(order, facts, node, peers)
+        else:
+            bound = self.tasks.bound(right, facts)
+            findings = bound.findings[len(right.findings) :]
         variables, unsafe_caches = private_caches(environment(order, facts, peers, node), self.local)
         folder = os.path.abspath(self.folder.attempt(self.attempt))
         while hasattr(os, "memfd_create") and len(self.memory) < 4 * peers.nodes[node].ranks:
@@ -374,14 +342,13 @@ class Node:
         memory = f"{os.getpid()}:{','.join(map(str, self.memory))}"
         variables += node_identity(order, peers, node, self.attempt, self.metrics.path, folder, memory)
         lone = lone_subnets(compute_nics(facts, peers), facts.host)
-        return AttemptPlan(facts, right, bound, variables, (*findings, *unsafe_caches, *lone))
-
-    def _scene(self, peers: Peers, plan: AttemptPlan, variables: List[EnvVar]) -> WatchedAttempt:
-        first = sum(peer.ranks for peer in peers.nodes[: self.node_rank])
-        ranks = len(plan.bound.slots) if self.launcher.starts_ranks else 0
+        for finding in (*findings, *unsafe_caches, *lone):
+            self._note(finding)
+        first = sum(peer.ranks for peer in peers.nodes[:node])
+        ranks = len(bound.slots) if self.launcher.starts_ranks else 0
         return WatchedAttempt(
-            self.member, self.node_rank, first, plan.facts, plan.bound, plan.right, variables, ranks, self.attempt,
-            peers.nodes[self.node_rank].ranks, peers.master_port, lambda: list(self.ranks.rank_of),
+            self.member, node, first, facts, bound, right, variables, ranks, self.attempt,
+            peers.nodes[node].ranks, peers.master_port, lambda: list(self.ranks.rank_of),
             lambda: self.launcher.is_rank, self.launcher.met, self.known,
         )  # fmt: skip
 
@@ -421,7 +388,7 @@ class Node:
             math.inf if silent is None else clock.now() - silent - _READ_WITHIN,
         )
         self.metrics.ranks.ended(None if end.of_command else end.rank)
-        self.watch.feed("exited", about)
+        self.watch.feed("exited", about, time.monotonic())
 
         def placed(finding: Finding) -> Finding:
             rank = rank_meant(self.launcher, end, finding)
@@ -456,7 +423,7 @@ class Node:
         try:
             self.metrics.finish(self.beat)
             self._ship(final=True)
-            self.watch.end()
+            self.watch.end(time.monotonic())
             kept = self.watch.kept_logs
             if kept:
 
@@ -484,7 +451,7 @@ class Node:
         for began in self.launcher.new_stages():
             self.metrics.stage_began(self.launcher.first_rank, began)
         for record in self.metrics.ship(self.attempt, final):
-            self.watch.feed("metric", record)
+            self.watch.feed("metric", record, time.monotonic())
         if self.metrics.progress.first_t is not None and not self._first_step_told:
             self._first_step_told = True
             self.tell(FirstStep(self.metrics.progress.first_t))

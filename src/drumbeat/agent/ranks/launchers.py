@@ -183,9 +183,9 @@ class Once(Direct):
         if not stages:
             return [end]
         last = stages[-1]
-        if last.refusal:
-            return [_refused_end(process, end.at, last.refusal)]
-        reported = [stage for stage in stages if stage.report]
+        if last.refused:
+            return [_refused_end(process, end.at, last.refused)]
+        reported = [stage for stage in stages if stage.reported]
         failed = next((stage for stage in reversed(reported) if stage.failures), None)
         begun = [stage for stage in stages if stage.began]
         running = begun[-1] if begun and begun[-1].unended and end.exit_code == 0 else None

@@ -67,7 +67,8 @@ class Hang:
         elif saw.kind == "exited":
             rank = None if saw.data.get("of_command") else saw.data["rank"]
             ended = Ended(rank, saw.data["node"], saw.data["host"], now, saw.data.get("words", ""))
-            self._failed = self._failed or saw.data["exit_code"] != 0
+            if saw.data["exit_code"] != 0:
+                self._failed = True
             self._ended[("node", ended.node) if rank is None else ("rank", rank)] = ended
         elif saw.kind == "looked" and self._waiting is not None:
             self._answers[saw.data["member"]] = saw.data["looks"]

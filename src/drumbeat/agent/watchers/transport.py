@@ -32,20 +32,6 @@ _EVERY = 1.0  # seconds between two reads of the counters
 # The expected network of a node: interfaces, the expected transport, and how the actual one differs. Pure.
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """Interfaces that the ranks' variables name: NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME."""
-
-    variables: Tuple[Tuple[str, str], ...] = ()
-
-    def takes(self, interface: str) -> bool:
-        return any(named(value, interface, name.startswith("NCCL")) for name, value in self.variables)
-
-    @property
-    def words(self) -> str:
-        return ", ".join(f"{name}={value}" for name, value in self.variables)
-
-
 def named(value: str, interface: str, prefixes: bool) -> bool:
     """Return true if a variable with this value names this interface. NCCL takes prefixes, `=` for whole names and `^` for
     all others; gloo takes whole names."""
@@ -66,12 +52,16 @@ class Place:
     emulated: bool = False
     fast: Tuple[str, ...] = ()  # active RDMA ports and Slingshot NICs
     over_ib: Tuple[str, ...] = ()  # interfaces whose bytes an InfiniBand port counts too
-    wanted: Wanted = Wanted()
+    wanted: Tuple[Tuple[str, str], ...] = ()  # variables that name interfaces: NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME
     gpus: bool = False  # if set, NCCL is expected: traffic before its log begins is not the ranks'
 
     @property
     def named(self) -> Dict[str, Any]:
         return {"node": self.node, "host": self.host}
+
+    def takes(self, interface: str) -> bool:
+        """Return true if the ranks' variables name this interface."""
+        return any(named(value, interface, name.startswith("NCCL")) for name, value in self.wanted)
 
     @property
     def alone(self) -> bool:
@@ -178,10 +168,10 @@ def _contradiction(
     says_rdma, here = path is not None and path.answer == RDMA, place.named
     if says_rdma and direct is not None and carried >= _MORE * direct:
         return find("rdma-not-used", interface=top, summary=verdict.summary, evidence=shown, **here)
-    wanted = place.wanted
-    right = sum(amount for name, amount in net.items() if wanted.takes(name))
-    if wanted.variables and not wanted.takes(top) and carried >= _MORE * right:
-        return find("wrong-interface", interface=top, wanted=wanted.words, evidence=shown, **here)
+    right = sum(amount for name, amount in net.items() if place.takes(name))
+    if place.wanted and not place.takes(top) and carried >= _MORE * right:
+        wanted = ", ".join(f"{name}={value}" for name, value in place.wanted)
+        return find("wrong-interface", interface=top, wanted=wanted, evidence=shown, **here)
     return None
 
 
@@ -423,4 +413,4 @@ def place_of(order: Order, node: int, facts: Facts, variables: Dict[str, str]) -
     over_ib = [name for device, port in active if port.link_layer == "InfiniBand" for name in device.netdevs]
     wanted = tuple((name, variables[name]) for name in _INTERFACES if variables.get(name))
     gpus = any(not gpu.integrated for gpu in facts.gpus)
-    return Place(node, facts.host, order.nodes, order.emulated, tuple(fast), tuple(over_ib), Wanted(wanted), gpus)
+    return Place(node, facts.host, order.nodes, order.emulated, tuple(fast), tuple(over_ib), wanted, gpus)
