@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -14,15 +15,14 @@ from drumbeat.agent.agent import Agent
 from drumbeat.agent.folder import child
 from drumbeat.agent.loop import Loop
 from drumbeat.agent.member_side import MemberSide
-from drumbeat.agent.ranks.ends import Ends, Exit, Explainer
+from drumbeat.agent.ranks.ends import Ends, Explainer
 from drumbeat.agent.ranks.launchers import launcher_of
-from drumbeat.agent.ranks.start import start
+from drumbeat.agent.ranks.start import plain_end, start
 from drumbeat.agent.wire.messages import Welcome
 from drumbeat.base import processes
 from drumbeat.base.processes import in_child, on_storage
 from drumbeat.base.signals import EXIT_STORAGE, EXIT_TIME_LIMIT
 from drumbeat.inspector.record import Known
-from drumbeat.plan.argv import Process
 from drumbeat.runfolder.layout import NodeFolder, RunFolder
 from drumbeat.runfolder.summary import RunRecord, read_run_record, write_run_record
 from tests.agent.test_lead import order
@@ -45,7 +45,7 @@ def ends_of(node, told, within=30.0):
 
 
 def exit_of(rank, status, by_us=False):
-    return Exit(Process(rank, rank, ("python",)), status, 100.0 + rank, 99.0 + rank, 7.5, by_us)
+    return replace(plain_end(rank, status, 100.0 + rank), since=99.0 + rank, seconds=7.5, by_us=by_us)
 
 
 def finish(ends):

@@ -14,10 +14,10 @@ from drumbeat.agent.guard import warn
 from drumbeat.agent.member.looks import NodeLooks
 from drumbeat.agent.member.monitor import MonitorProcess
 from drumbeat.agent.member.progress import NodeMetrics
-from drumbeat.agent.ranks.ends import Ends, Exit, Explainer, rank_meant, with_last_step
+from drumbeat.agent.ranks.ends import Ends, Explainer, rank_meant, with_last_step
 from drumbeat.agent.ranks.handles import Rank, Ranks, Starter, bring, inherited, install_adapters
 from drumbeat.agent.ranks.launchers import launcher_of
-from drumbeat.agent.ranks.start import End
+from drumbeat.agent.ranks.start import End, plain_end
 from drumbeat.agent.ranks.tasks import Tasks
 from drumbeat.agent.watchers.build import build_watchers
 from drumbeat.agent.watchers.contract import Record, Tell, WatchedAttempt, Watching
@@ -258,8 +258,8 @@ class Node:
             return
         self.watch.tick(now)
         self.looks.poll(self.ranks, self.launcher)
-        for rank in self.ranks:
-            self.ends.hear(rank.process, self.stopped_by_us)
+        if len(self.ranks):
+            self.ends.hear(self.stopped_by_us)
         self.ends.poll()
         grace_is_over = self.kill_at is not None and now >= self.kill_at
         if self.sweep_until is None and (grace_is_over or not (self.ranks or self.ranks.saving())):
@@ -376,7 +376,8 @@ class Node:
 
     def _process_ended(self, rank: Rank, status: int, since: float) -> None:
         seconds = round(time.monotonic() - rank.started, 3)
-        self.ends.add(Exit(rank.process, status, clock.now(), since, seconds, self.stopped_by_us))
+        end = plain_end(rank.process.rank, status, clock.now())
+        self.ends.add(replace(end, since=since, seconds=seconds, by_us=self.stopped_by_us))
 
     def _rank_ended(self, end: End) -> None:
         self._calm_from = math.inf

@@ -11,7 +11,7 @@ from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.agent.ranks.launchers import Direct
 from drumbeat.agent.ranks.stages import STAGE_FAILED
-from drumbeat.agent.ranks.start import NO_WORKDIR, End, plain_end
+from drumbeat.agent.ranks.start import NO_WORKDIR, End
 from drumbeat.base import clock, proc
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import Order
@@ -30,7 +30,6 @@ from drumbeat.inspector.record import Known
 from drumbeat.machine.host import LiveHost
 from drumbeat.machine.model import Facts, Identity
 from drumbeat.metrics.printed import read_line
-from drumbeat.plan.argv import Process
 from drumbeat.runfolder.layout import NodeFolder
 
 find = Catalog("ranks")
@@ -194,11 +193,11 @@ class Explainer:
         self.no_gpu, self.identity = (facts.has_no_gpu, facts.identity) if facts else (False, Identity())
         self._oom_kills, self._node_kills = oom_kills(LiveHost()), node_oom_kills(LiveHost())  # before the ranks start
 
-    def explained(self, end: End, by_us: bool) -> End:
+    def explained(self, end: End) -> End:
         """Add the finding, and those from what was written after the words that it rests on, if the rank lived on."""
         from drumbeat.logs.read.progress import says_it_is_over
 
-        found = self.explain(end, by_us)
+        found = self.explain(end)
         explained = replace(end, finding=found)
         later: List[Tuple[float, Finding]] = []
         for _ in range(_MOST_LATER):
@@ -206,7 +205,7 @@ class Explainer:
             if said is None or said > end.at - LATER:
                 break
             words, over = found.evidence[0].text[:200], says_it_is_over(found.evidence[0].text)
-            found = self.explain(end, by_us, after=said)
+            found = self.explain(end, after=said)
             if not found.evidence:
                 found = replace(found, cause=f"not known: its last words are older than the run's last steps: {words}")
             elif over and not later:
@@ -223,7 +222,7 @@ class Explainer:
                 return next((t for t, rest in rests if not any(text in shown(line) for line in rest)), None)
         return None
 
-    def explain(self, end: End, by_us: bool, after: float = 0.0) -> Finding:
+    def explain(self, end: End, after: float = 0.0) -> Finding:
         # here and below: not needed by the agent of a healthy run
         from drumbeat.logs.exits import explain_exit, for_place
         from drumbeat.logs.report import quoted as without_gpu
@@ -239,7 +238,7 @@ class Explainer:
             why = missing[len(NO_WORKDIR) :].strip() or "it does not exist there"
             found = find("workdir-missing", workdir=self.order.workdir, why=why, evidence=[missing])
         else:
-            ended_by_us = by_us and end.signal == signal.SIGKILL
+            ended_by_us = end.by_us and end.signal == signal.SIGKILL
             command, kills = self.order.command, self._kills(end)
             alone = not end.of_command
             found = explain_exit(end.exit_code, end.signal, lines, command, ended_by_us, bool(kills), printed, alone)
@@ -274,11 +273,12 @@ class Explainer:
         evidence = tuple(replace(each, file=each.file or file) for each in found.evidence)
         return replace(found, evidence=evidence, seen=tuple(dict.fromkeys(seen)))
 
-    def unread(self, end: End, by_us: bool, seconds: float) -> Finding:
+    def unread(self, end: End, seconds: float) -> Finding:
         """Explain an end by the exit status alone, if the logs could not be read."""
         from drumbeat.logs.exits import explain_exit
 
-        found = explain_exit(end.exit_code, end.signal, (), self.order.command, by_us and end.signal == signal.SIGKILL)
+        ended_by_us = end.by_us and end.signal == signal.SIGKILL
+        found = explain_exit(end.exit_code, end.signal, (), self.order.command, ended_by_us)
         if found.severity != ERROR:
             return found
         why = f"not known: the rank's log could not be read within {seconds:g} s"
@@ -395,17 +395,8 @@ _RECENT = 5.0  # seconds before a rank's end: earlier closed connections may be 
 _BY_A_SIGNAL = ("terminated", "killed")  # codes of ends of which only the signal is known
 
 
-@dataclass(frozen=True)
-class Exit:
-    """A process that was started for this node has ended."""
-
-    process: Process
-    status: int  # as waitpid gives it
-    at: float  # wall clock
-    since: float  # when it was last seen alive
-    seconds: float  # after its start
-    by_us: bool
-    end: Optional[End] = None  # the end of one rank whose launcher goes on; None: the process itself ended
+# An end, and whether it is that of a process that we started: else of a rank whose launcher goes on.
+_Given = Tuple[End, bool]
 
 
 class Ends:
@@ -417,8 +408,8 @@ class Ends:
     ) -> None:  # fmt: skip
         self.launcher, self.explainer, self.attempt, self.done, self.within = launcher, explainer, attempt, done, within
         self.known, self.notes = known, notes  # the folder in which ranks note their ends
-        self._waiting: List[Exit] = []
-        self._reading: Tuple[Exit, ...] = ()
+        self._waiting: List[_Given] = []
+        self._reading: Tuple[_Given, ...] = ()
         self._child: Optional[Forked] = None
         self._began = clock.now()
 
@@ -431,27 +422,25 @@ class Ends:
         """Return the pid of the child that reads; 0 if there is none."""
         return self._child.pid if self._child else 0
 
-    def add(self, ended: Exit) -> None:
-        self.hear(ended.process, ended.by_us)
-        if ended.status == 0 and ended.by_us and not self.launcher.may_hide_failures and not self:
-            of_command = not self.launcher.is_rank
-            end = plain_end(ended.process.rank, 0, ended.at)
-            self.done(replace(end, of_command=of_command, seconds=ended.seconds, by_us=True))
+    def add(self, end: End) -> None:
+        """Add the end of a process that was started for this node."""
+        self.hear(end.by_us)
+        if end.exit_code == 0 and end.by_us and not self.launcher.may_hide_failures and not self:
+            self.done(replace(end, of_command=not self.launcher.is_rank))
         else:
-            self._waiting.append(ended)
+            self._waiting.append((end, True))
 
-    def hear(self, launcher: Process, by_us: bool) -> None:
+    def hear(self, by_us: bool) -> None:
         """Add the ranks that ended with 0 while their launcher goes on, as recorded by its driver."""
         for end in self.launcher.early_ends(self.attempt):
-            self._waiting.append(
-                Exit(launcher, 0, end.at, end.at, round(max(0.0, end.at - self._began), 3), by_us, end)
-            )
+            seconds = round(max(0.0, end.at - self._began), 3)
+            self._waiting.append((replace(end, since=end.at, seconds=seconds, by_us=by_us), False))
 
     def poll(self) -> None:
         if self._child is not None and self._child.poll():
-            answer, exits = self._child.answer, self._reading
+            answer, given = self._child.answer, self._reading
             self._child, self._reading = None, ()
-            read = [from_plain(End, each) for each in json.loads(answer)] if answer else map(self._unread, exits)
+            read = [from_plain(End, each) for each in json.loads(answer)] if answer else map(self._unread, given)
             for each in read:
                 self.done(each)
         if self._child is None and self._waiting:
@@ -463,23 +452,23 @@ class Ends:
         if self._child is not None:
             self._child.end()
             self._child = None
-        exits, self._reading, self._waiting = [*self._reading, *self._waiting], (), []
-        for ended in exits:
-            self.done(self._unread(ended))
+        given, self._reading, self._waiting = [*self._reading, *self._waiting], (), []
+        for each in given:
+            self.done(self._unread(each))
 
     def _read(self) -> bytes:
         """Read, in the child, first which connections were closed by which end: the kernel remembers that for a minute at
         most."""
         now, closed_first = time.time(), proc.closed_first(os.getpid())
         found = []
-        for ended in self._reading:
-            for end in read_exit(self.launcher, self.explainer, self.attempt, ended):
+        for ended, own in self._reading:
+            for end in read_exit(self.launcher, self.explainer, self.attempt, ended, own):
                 lacks = read_missing(self.notes, end.rank) if end.finding else []
                 end = replace(end, since=ended.since, finding=_with_python(end.finding, lacks))
                 noted = self._noted(end)
                 if noted.own and noted.signal and ended.by_us:  # it had raised before the signal reached it
-                    raised = replace(noted, exit_code=1, signal=None)
-                    noted = replace(noted, finding=self.explainer.explain(raised, by_us=False))
+                    raised = replace(noted, exit_code=1, signal=None, by_us=False)
+                    noted = replace(noted, finding=self.explainer.explain(raised))
                 links = sorted({*self.known.links.get(end.rank, ()), *noted.links})
                 closed = [(*link, round(now - closed_first[link], 2)) for link in links if link in closed_first]
                 if end.exit_code == 0:
@@ -500,19 +489,18 @@ class Ends:
         except (OSError, KeyError, TypeError, ValueError):
             return end
 
-    def _unread(self, ended: Exit) -> End:
-        end = ended.end or plain_end(ended.process.rank, ended.status, ended.at)
-        finding = self.explainer.unread(end, ended.by_us, self.within) if end.exit_code != 0 else None
-        return replace(end, finding=finding, seconds=ended.seconds, by_us=ended.by_us)
+    def _unread(self, given: _Given) -> End:
+        end, _ = given
+        return replace(end, finding=self.explainer.unread(end, self.within) if end.exit_code != 0 else None)
 
 
-def read_exit(launcher: Direct, explainer: Explainer, attempt: int, ended: Exit) -> List[End]:
+def read_exit(launcher: Direct, explainer: Explainer, attempt: int, ended: End, own: bool) -> List[End]:
     found = []
-    ends = [ended.end] if ended.end else launcher.ends(attempt, ended.process, ended.status, ended.at)
-    for end in ends:
-        finding, by_us = end.finding, ended.by_us
+    for end in launcher.ends(attempt, ended) if own else [ended]:
+        end, by_us = replace(end, seconds=ended.seconds, by_us=ended.by_us), ended.by_us
+        finding = end.finding
         if finding is None and end.exit_code != 0:
-            end = explainer.explained(end, ended.by_us)
+            end = explainer.explained(end)
             finding = end.finding
             if finding and end.by_launcher and end.signal and finding.code in _BY_A_SIGNAL:
                 finding, by_us, end = find("stopped"), True, replace(end, later=())
@@ -522,7 +510,7 @@ def read_exit(launcher: Direct, explainer: Explainer, attempt: int, ended: Exit)
             finding = look(end, launcher.once and not one_of_many)
         elif finding is not None and finding.code == STAGE_FAILED:
             finding = _with_cause(finding, launcher, explainer, end)
-        found.append(replace(end, finding=finding, seconds=ended.seconds, by_us=by_us))
+        found.append(replace(end, finding=finding, by_us=by_us))
     return found
 
 
@@ -543,7 +531,7 @@ def _with_python(finding: Optional[Finding], notes: Sequence[Mapping[str, Any]])
 def _with_cause(finding: Finding, launcher: Direct, explainer: Explainer, end: End) -> Finding:
     """Prepend the cause of a launcher's failure to the finding about its script."""
     failed = launcher.failed_rank()
-    why = explainer.explain(failed, by_us=False) if failed else explainer.doubt(end, launcher.once)
+    why = explainer.explain(failed) if failed else explainer.doubt(end, launcher.once)
     if why is None:
         return finding
     words = f"{why.title}: {why.cause}" if failed and why.cause else why.title

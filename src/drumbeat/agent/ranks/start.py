@@ -107,6 +107,7 @@ class End:
 
 
 def plain_end(rank: int, status: int, at: float) -> End:
+    """Return the end of a process from its status, as waitpid gives it."""
     code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
     number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
     return End(rank, code, number, at, core_dumped=bool(os.WCOREDUMP(status)))
