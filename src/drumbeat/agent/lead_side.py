@@ -28,6 +28,7 @@ from drumbeat.agent.lead.model import (
     StopRequest,
     Tell,
     record_finding,
+    record_verdict,
 )
 from drumbeat.agent.lead.summary import Tracking, missing_packages, python_of, run_on_end, what_follows, write_end
 from drumbeat.agent.ranks.start import End
@@ -90,10 +91,8 @@ class LeadWatching:
         """Tell the watchers of the lead's decision: an attempt begins, or its ranks are being ended."""
         if kind == "attempt-started":
             attempt = self.lead.attempts[-1]
-            members = {
-                number: {"host": self.lead.members[number].host, "ranks": self.lead.members[number].ranks}
-                for number in attempt.assignment
-            }
+            taking_part = {number: self.lead.members[number] for number in attempt.assignment}
+            members = {number: {"host": each.host, "ranks": each.ranks} for number, each in taking_part.items()}
             return self._feed(Saw("attempt", {"number": attempt.number, "members": members}), now)
         if kind in ("stopping", "attempt-ended"):
             return self._feed(Saw("stopping"), now)
@@ -167,13 +166,8 @@ class RanksMeeting:
             for number, member in sorted(members.items())
             if member.fit and number not in attempt.roles
         ]
-        return {
-            "nodes": nodes,
-            "spares": spares,
-            "master_addr": self.address,
-            "master_port": attempt.port,
-            "schema": "1.0",
-        }
+        meeting = {"master_addr": self.address, "master_port": attempt.port}
+        return {"nodes": nodes, "spares": spares, **meeting, "schema": "1.0"}
 
 
 _LINES = {"TERM": SIGNAL, "INT": USER, "USR2": NOTICE, "CANCEL": CANCEL}  # the first word of a line in the `stop` file
@@ -336,7 +330,12 @@ class LeadSide:
         """Leave last: files that members still send must get into the run folder. Writing may block, so a child does it, while
         the guard keeps getting beats."""
         if self.connections.by_socket:
-            in_child(self._gather, _LEAVE + _SILENCE, self.agent.beat)
+
+            def gather() -> bytes:
+                gather_files(self.connections.by_socket, self.folder, _LEAVE, _SILENCE)
+                return b"done"
+
+            in_child(gather, _LEAVE + _SILENCE, self.agent.beat)
         until = self.tracking.end() if self.tracking else 0.0
         if self.agent.order.on_end:
             self._run_on_end()
@@ -353,10 +352,6 @@ class LeadSide:
         problem = run_on_end(agent.order, self.folder, from_plain(Summary, plain), agent.beat) if plain else ""
         if problem:
             agent.complain(problem)
-
-    def _gather(self) -> bytes:
-        gather_files(self.connections.by_socket, self.folder, _LEAVE, _SILENCE)
-        return b"done"
 
     # -- what arrives on the connections -----------------------------------------------------------------------------
 
@@ -397,7 +392,7 @@ class LeadSide:
         if isinstance(message, wire.FirstStep):
             return self._first_step(message.t + lead.members[member].clock_offset)
         if isinstance(message, wire.Judged):
-            return [Record("verdict", {"verdict": to_plain(message.verdict), "peer": member})]
+            return [record_verdict(message.verdict, member)]
         if isinstance(message, wire.Found):
             lead.found(member, message.finding)
             return [record_finding(message.finding), *(lead.watcher_stop(message.finding, now) if message.stop else ())]

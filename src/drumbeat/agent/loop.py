@@ -202,15 +202,10 @@ class Loop:
     # -- tasks -------------------------------------------------------------------------------------------------------
 
     def _gather_tasks(self) -> None:
-        agent = self.agent
-        agent.tasks.gather(
-            task_meeting(agent.facts.identity, os.environ, agent.number, agent.token),
-            agent.token,
-            agent.order.ranks_per_node,
-            agent.order.timing.muster,
-            agent.wait_politely,
-            agent.complain,
-        )
+        agent, order = self.agent, self.agent.order
+        meeting = task_meeting(agent.facts.identity, os.environ, agent.number, agent.token)
+        limits = (order.ranks_per_node, order.timing.muster)
+        agent.tasks.gather(meeting, agent.token, *limits, agent.wait_politely, agent.complain)
         for local_id, channel in agent.tasks.lines.items():
             self.selector.register(channel.sock, selectors.EVENT_READ, lambda number=local_id: self._from_task(number))
 

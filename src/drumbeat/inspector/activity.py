@@ -10,7 +10,7 @@ import subprocess
 import threading
 import time
 from dataclasses import field, replace
-from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.base import proc
 from drumbeat.base.light_dataclass import dataclass
@@ -166,7 +166,8 @@ def read_ranks(
     stood = {each.pid: each for each in earlier.ranks}
     seen = Snapshot()
     ranks = find_ranks(seen, run_id, node, mains, commands, folder)
-    asked = _AskRas([seen.environ(rank.main) for rank in ranks]) if node == 0 else None  # its answer covers all nodes
+    # Its answer covers all nodes.
+    notes = _ask_ras([seen.environ(rank.main) for rank in ranks] if node == 0 else [])
     begin = time.monotonic()
     carried, before = _carried(), _all_usage(ranks, seen)
     for index in range(_ASKS):
@@ -218,7 +219,7 @@ def read_ranks(
         last.append(Stood(pid, used, places, looks[-1].still))
         if not (rank.command or rank.unnumbered):
             links.append((rank.number, tuple(rank.pids), tuple([each for each in held[pid] if each[1]][:MOST_LINKS])))
-    return Reading(tuple(looks), tuple(asked.notes() if asked else ()), Earlier(now, tuple(last)), tuple(links))
+    return Reading(tuple(looks), notes(), Earlier(now, tuple(last)), tuple(links))
 
 
 def _told(ranks: Sequence[RankProcesses]) -> Dict[int, int]:
@@ -341,24 +342,21 @@ def _waits(look: RankLook, moments: Sequence[str], used: Usage, seconds: float) 
     return round(asleep * resting.count(PEERS) / max(1, len(resting)), 3) if used.ran and used.carried else None
 
 
-class _AskRas(threading.Thread):
-    """Asks NCCL's RAS in a thread while the ranks are observed, so that a service that does not answer costs little extra
-    time."""
+def _ask_ras(environs: Sequence[Mapping[str, str]]) -> Callable[[], Tuple[RasNote, ...]]:
+    """Ask NCCL's RAS in a thread while the ranks are observed, so that a service that does not answer costs little extra time;
+    return the function that waits for its notes."""
+    addresses = list(dict.fromkeys(filter(None, map(ras.address_of, environs))))[:2]
+    found: List[RasNote] = []
+    thread = threading.Thread(
+        target=lambda: [found.extend(ras.notes(ras.ask(address) or "")) for address in addresses], daemon=True
+    )
+    thread.start()
 
-    def __init__(self, environs: Sequence[Mapping[str, str]]) -> None:
-        super().__init__(daemon=True)
-        addresses = map(ras.address_of, environs)
-        self.addresses = list(dict.fromkeys(each for each in addresses if each))[:2]
-        self.found: List[RasNote] = []
-        self.start()
+    def notes() -> Tuple[RasNote, ...]:
+        thread.join(_RAS_WAIT)
+        return tuple(found)
 
-    def run(self) -> None:
-        for address in self.addresses:
-            self.found += ras.notes(ras.ask(address) or "")
-
-    def notes(self) -> List[RasNote]:
-        self.join(_RAS_WAIT)
-        return list(self.found)
+    return notes
 
 
 def read_counters(host: Host) -> Dict[str, Dict[str, Bytes]]:

@@ -14,7 +14,7 @@ import select
 import time
 from collections import deque
 from contextlib import suppress
-from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
+from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Tuple
 
 from drumbeat.agent.wire.messages import Welcome
 from drumbeat.base import clock
@@ -462,28 +462,27 @@ class Shipping:
         """Ship one piece; return true if there is more."""
         lines: List[str] = []
         more = False
-        for rank, stem in sorted(self.logs.ranks(attempt).items()):
-            for stream in ("out", "err"):
-                tail = self._tail(f"{stem}.{stream}")
-                lines += [f"{rank} {stream} {text}\n" for text in tail.lines(final)]
-                more = more or tail.behind
+        for prefix, tail in self._logs(attempt):
+            lines += [f"{prefix} {text}\n" for text in tail.lines(final)]
+            more = more or tail.behind
         self._append(attempt, lines)
         return more
 
     def _leave_out(self, attempt: int) -> None:
         """Skip to near the end of each log, and write a line that says so."""
         lines: List[str] = []
-        for rank, stem in sorted(self.logs.ranks(attempt).items()):
-            for stream in ("out", "err"):
-                tail = self._tail(f"{stem}.{stream}")
-                before = tail.position
-                if tail.behind:
-                    tail.skip(_KEPT // 2)
-                    lines.append(f"{rank} {stream} [drumbeat: {tail.position - before} bytes are left out here]\n")
+        for prefix, tail in self._logs(attempt):
+            before = tail.position
+            if tail.behind:
+                tail.skip(_KEPT // 2)
+                lines.append(f"{prefix} [drumbeat: {tail.position - before} bytes are left out here]\n")
         self._append(attempt, lines)
 
-    def _tail(self, path: str) -> Tail:
-        return self._tails.setdefault(path, Tail(path))
+    def _logs(self, attempt: int) -> Iterator[Tuple[str, Tail]]:
+        for rank, stem in sorted(self.logs.ranks(attempt).items()):
+            for stream in ("out", "err"):
+                path = f"{stem}.{stream}"
+                yield f"{rank} {stream}", self._tails.setdefault(path, Tail(path))
 
     def _append(self, attempt: int, lines: List[str]) -> None:
         if lines:

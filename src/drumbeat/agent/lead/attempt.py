@@ -21,6 +21,7 @@ from drumbeat.agent.lead.model import (
     Record,
     StopRequests,
     record_finding,
+    record_verdict,
 )
 from drumbeat.agent.ranks.start import End
 from drumbeat.agent.watchers.world import WorldCount
@@ -222,9 +223,8 @@ class Attempt:
         """Judge whether the ranks form one world and none was left behind; return the records, and the finding to stop for."""
         if self.world is not None and self.world.is_due(now):
             verdict, findings, stop = self.world.judge()
-            acts: List[Act] = [Record("verdict", {"verdict": to_plain(verdict), "peer": 0})] if verdict else []
             mixed = self.world.versions()
-            acts += [Record("verdict", {"verdict": to_plain(mixed), "peer": 0})] if mixed else []
+            acts: List[Act] = [record_verdict(each) for each in (verdict, mixed) if each]
             acts += map(record_finding, [*findings, *(mixed.findings if mixed else ())])
             if acts:
                 return acts, findings[0] if stop else None

@@ -31,6 +31,7 @@ from drumbeat.agent.lead.model import (
     Tell,
     idle,
     record_finding,
+    record_verdict,
     replacements,
 )
 from drumbeat.agent.watchers.kernel_log import FAULT
@@ -40,7 +41,6 @@ from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import Order
 from drumbeat.base.processes import IN_KERNEL
 from drumbeat.base.ranges import fold, ranges
-from drumbeat.base.record import to_plain
 from drumbeat.base.signals import EXIT_MUSTER, EXIT_PREFLIGHT, EXIT_STORAGE
 from drumbeat.causes.table import HARDWARE, cause_of
 from drumbeat.findings.catalog import Catalog
@@ -105,14 +105,9 @@ class Muster:
         self.common.add(number, member.host, hello.network)
         self.doors[number] = hello.network.doors
         self.starts = max(self.starts, hello.start)
-        joined = {
-            "peer": number,
-            "peer_host": member.host,
-            "address": member.address,
-            "clock_offset": clock_offset,
-            "name": name,
-        }
-        acts: List[Act] = [Record("node-joined", joined), *map(record_finding, hello.findings)]
+        joined = {"peer": number, "peer_host": member.host, "address": member.address, "name": name}
+        joined_at = {**joined, "clock_offset": clock_offset}
+        acts: List[Act] = [Record("node-joined", joined_at), *map(record_finding, hello.findings)]
         broken = next((finding for finding in hello.findings if finding.severity == ERROR), None)
         if broken is None or self.order.checks.get("preflight", "stop") != "stop":
             return acts, None
@@ -479,9 +474,8 @@ class Lead:
             return acts
         attempt.done[number] = {}
         if self.phase == "running":
-            attempt.finding = attempt.finding or find(
-                "node-lost", node=number, host=member.host, why=why, evidence=[why]
-            )
+            lost_node = find("node-lost", node=number, host=member.host, why=why, evidence=[why])
+            attempt.finding = attempt.finding or lost_node
             with_signal, grace = int(signal.SIGTERM), self.order.timing.failure_grace
             # the run may have been asked to stop: then its ranks get their time to save
             if silent or self.held:
@@ -648,11 +642,7 @@ class Lead:
         well = outcome.outcome in (FINISHED, DOUBTFUL)
         verdict = attempt.world.at_end(well) if attempt.world else None
         if verdict and (trained or (well and now - attempt.started > _LONG) or verdict.answer != UNKNOWN):
-            told = [
-                Record("verdict", {"verdict": to_plain(verdict), "peer": 0}),
-                *map(record_finding, verdict.findings),
-            ]
-            acts[:0] = told
+            acts[:0] = [record_verdict(verdict), *map(record_finding, verdict.findings)]
         self.history.append(outcome)
         if self.without_storage or (self.requests.outcome and outcome.outcome == FAILED):
             return acts + self._end(outcome, concluded=True)

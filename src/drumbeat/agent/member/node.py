@@ -383,11 +383,9 @@ class Node:
         self._calm_from = math.inf
         about = {"rank": end.rank, "exit_code": end.exit_code, "signal": end.signal, "of_command": end.of_command}
         self.events.write("rank-exited", {**about, "seconds": end.seconds, "core_dumped": end.core_dumped})
-        step, silent = self.metrics.ranks.last(end.rank, time.monotonic())
-        step, last = (
-            step or self.metrics.progress.step,
-            math.inf if silent is None else clock.now() - silent - _READ_WITHIN,
-        )
+        own, silent = self.metrics.ranks.last(end.rank, time.monotonic())
+        step = own or self.metrics.progress.step
+        last = math.inf if silent is None else clock.now() - silent - _READ_WITHIN
         self.metrics.ranks.ended(None if end.of_command else end.rank)
         self.watch.feed("exited", about, time.monotonic())
 

@@ -32,13 +32,9 @@ class RankLooks:
     """A sensor: reads this node's ranks from /proc, less often as time passes, at once after the first step."""
 
     def __init__(
-        self,
-        run_id: str,
-        node: int,
-        facts: Facts,
-        wanted: Callable[[], bool],
+        self, run_id: str, node: int, facts: Facts, wanted: Callable[[], bool],
         commands: Callable[[], Sequence[int]] = tuple,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Create the sensor. `commands`: processes of the agent that start ranks, and are not ranks."""
         self.run_id, self.node, self.wanted, self.commands = run_id, node, wanted, commands
         self.gpus = [gpu for gpu in facts.gpus if not gpu.integrated]
@@ -185,12 +181,10 @@ class Placement:
             self.done = not wrong or now - self._said_at > _REFUTED
             if wrong or answer.answer == UNKNOWN:
                 return []
-            answer, variables = (
-                replace(each, summary=f"{each.summary}; the earlier warning (mismatch) no longer holds")
-                if each.check in self._mismatches
-                else each
-                for each in (answer, variables)
-            )
+            refuted = "the earlier warning (mismatch) no longer holds"
+            words = [f"; {refuted}" if each.check in self._mismatches else "" for each in (answer, variables)]
+            answer = replace(answer, summary=answer.summary + words[0])
+            variables = replace(variables, summary=variables.summary + words[1])
         told = {each.check for each in (answer, variables) if each.answer == "mismatch"}
         about_variables = bool(more) or variables.check in self._mismatches
         self._said_at, self._mismatches = now, told

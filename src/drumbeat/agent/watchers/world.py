@@ -54,14 +54,7 @@ class CensusLooks:
     lives."""
 
     def __init__(self, scene: WatchedAttempt, shared_loopback: bool) -> None:
-        self.node, self.ranks, self.port, self.shared_loopback = (
-            scene.node,
-            scene.planned_ranks,
-            scene.port,
-            shared_loopback,
-        )
-        self.mains, self.are_ranks, self.met, self.known = scene.mains, scene.are_ranks, scene.met, scene.known
-        self.asked = Asked(_LOOK_WITHIN)
+        self.scene, self.shared_loopback, self.asked = scene, shared_loopback, Asked(_LOOK_WITHIN)
         self._mains: Sequence[int] = ()  # at the last look: one that has ended since was still running then
         self._begin: Optional[float] = None
         self._next = 0.0
@@ -99,9 +92,9 @@ class CensusLooks:
         rows, before = self._with_earlier(rows), self._seen
         self._seen = {_process(row): row for row in rows}
         self._news = self._news if _steady(before.values()) == _steady(rows) else now
-        proven = len(rows) == self.ranks and all(row.rank is not None and row.joined for row in rows)
-        together = all(row.rank is not None and (row.joined or row.alone is None) for row in rows)
-        whole = len(rows) == self.ranks and together and not any(row.starts_others for row in rows)
+        all_here = len(rows) == self.scene.planned_ranks and all(row.rank is not None for row in rows)
+        proven = all_here and all(row.joined for row in rows)
+        whole = all_here and all((row.joined or row.alone is None) and not row.starts_others for row in rows)
         self._may_speak = whole and any(row.joined and not row.has_sent and row.world_size != 1 for row in rows)
         whole = whole and not self._may_speak
         pause = max(_SOONEST, min(_OF_AGE * (now - self._news), _RARELY if whole else _LATEST))
@@ -111,10 +104,10 @@ class CensusLooks:
         self._complete = self._complete + 1 if whole else 0
         for row in rows:
             if row.rank is not None and not row.starts_others:
-                self.known.note(row.pid, row.rank, row.links)
+                self.scene.known.note(row.pid, row.rank, row.links)
         rows = [replace(row, links=() if row.joined else row.links[:MOST_LINKS]) for row in rows]  # enough as proof
         others = [row for row in rows if row.rank is not None and row.pid not in self._mains]
-        launchers = self.met() if others else None
+        launchers = self.scene.met() if others else None
         if launchers is not None and launchers > 1:
             rows = [replace(row, later=True) for row in rows]
         data = {"rows": rows, "complete": whole, "proven": whole and proven, "unmet": launchers == 0}
@@ -141,8 +134,9 @@ class CensusLooks:
 
     def _ask(self) -> None:
         """Start a look in a child, which returns the rows and the CPU time it took: a child's counts from its fork."""
-        mains = self._mains = self.mains()
-        about = (self.node, mains, self.port, self.shared_loopback, () if self.are_ranks() else mains)
+        scene, mains = self.scene, self.scene.mains()
+        self._mains = mains
+        about = (scene.node, mains, scene.port, self.shared_loopback, () if scene.are_ranks() else mains)
         self.asked.ask(lambda: (look(*about), time.process_time()))
 
 
@@ -363,12 +357,8 @@ class WorldCount:
         return bool(self._said) and verdict.answer == UNKNOWN
 
     def _since_first_step(self) -> Begun:
-        return {
-            (node, row.pid): (*self._steps[node], row)
-            for node, (_, rows) in self._begun.items()
-            if node in self._steps
-            for row in rows
-        }
+        begun = ((node, row) for node, (_, rows) in self._begun.items() if node in self._steps for row in rows)
+        return {(node, row.pid): (*self._steps[node], row) for node, row in begun}
 
     def _withdrawing(self, verdict: Verdict) -> Verdict:
         """Add a withdrawal to the verdict if it refutes an earlier one."""
