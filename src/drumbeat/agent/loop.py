@@ -159,7 +159,9 @@ class Loop:
         self._serve(ready)
         reaped = self._reap()
         node, now = self.agent.node, time.monotonic()
-        if not (ready or reaped) and self.side.calm and now - self.last_tick < _CALM_TICK:
+        child = self.agent.child  # its answers are taken already, unless there is a stop request among them
+        woken = any(key.data != self.agent.pump for key, _ in ready) or (child is not None and child.stops)
+        if not (woken or reaped) and self.side.calm and now - self.last_tick < _CALM_TICK:
             return  # what a turn does costs twenty times as much as to see that nobody has ended
         if node and (reaped or now - self.last_tick >= _NODE_TICK):
             self.last_tick = now

@@ -23,12 +23,9 @@ from drumbeat.inspector.ranks import MOST_LINKS, RankProcesses, find_ranks, iden
 from drumbeat.inspector.ras import RasNote
 from drumbeat.inspector.record import Collective, RankLook
 from drumbeat.inspector.tree import Snapshot
-from drumbeat.machine.host import Host, LiveHost
+from drumbeat.machine.host import LiveHost
 from drumbeat.machine.model import Gpu
-from drumbeat.machine.parse import number
-from drumbeat.machine.sample import Sampler
-
-Bytes = Tuple[int, int]  # sent, received
+from drumbeat.machine.sample import Sampler, read_counters
 
 _APART = 2.0  # seconds between the first and the last reading
 _ASKS = 10  # times that a rank is asked for its stack between them
@@ -46,12 +43,6 @@ _COMPILERS = frozenset((
     "ptxas", "cicc", "nvcc", "fatbinary", "cc1", "cc1plus", "gcc", "g++", "c++", "clang", "clang++", "amdclang++", "hipcc",
     "lld", "ld", "ld.lld", "ninja",
 ))  # fmt: skip
-# Where a driver keeps an RDMA port's bytes: sent, received, bytes of one count. InfiniBand counts words of four.
-_RDMA_FILES = (
-    ("counters/port_xmit_data", "counters/port_rcv_data", 4),
-    ("hw_counters/tx_rdma_ucast_bytes", "hw_counters/rx_rdma_ucast_bytes", 1),
-    ("hw_counters/tx_bytes", "hw_counters/rx_bytes", 1),
-)
 RUNS, READS, SENDS, PEERS, RESTS = "runs", "reads", "sends", "waits for peers", "rests"  # a rank at one moment
 _WAITING_FUNCTIONS = ("_engine_run_backward",)  # DDP's gradients are reduced in there
 _FILE_WAITS = ("pipe_", "anon_pipe", "folio_wait", "wait_on_page", "io_schedule", "request_wait_answer", "rpc_wait")
@@ -347,9 +338,12 @@ def _ask_ras(environs: Sequence[Mapping[str, str]]) -> Callable[[], Tuple[RasNot
     return the function that waits for its notes."""
     addresses = list(dict.fromkeys(filter(None, map(ras.address_of, environs))))[:2]
     found: List[RasNote] = []
-    thread = threading.Thread(
-        target=lambda: [found.extend(ras.notes(ras.ask(address) or "")) for address in addresses], daemon=True
-    )
+
+    def ask() -> None:
+        for address in addresses:
+            found.extend(ras.notes(ras.ask(address) or ""))
+
+    thread = threading.Thread(target=ask, daemon=True)
     thread.start()
 
     def notes() -> Tuple[RasNote, ...]:
@@ -357,30 +351,6 @@ def _ask_ras(environs: Sequence[Mapping[str, str]]) -> Callable[[], Tuple[RasNot
         return tuple(found)
 
     return notes
-
-
-def read_counters(host: Host) -> Dict[str, Dict[str, Bytes]]:
-    """Return byte counters of interfaces (`net`) and RDMA ports (`rdma`), by name; unreadable ones are left out."""
-    net = {}
-    for name in host.list("/sys/class/net"):
-        base = f"/sys/class/net/{name}/statistics"
-        found = _pair(host, f"{base}/tx_bytes", f"{base}/rx_bytes", 1)
-        if found:
-            net[name] = found
-    rdma = {}
-    for name in host.list("/sys/class/infiniband"):
-        for port in host.list(f"/sys/class/infiniband/{name}/ports"):
-            base = f"/sys/class/infiniband/{name}/ports/{port}"
-            pairs = (_pair(host, f"{base}/{sent}", f"{base}/{got}", unit) for sent, got, unit in _RDMA_FILES)
-            found = next((pair for pair in pairs if pair), None)
-            if found:
-                rdma[f"{name}:{port}"] = found
-    return {"net": net, "rdma": rdma}
-
-
-def _pair(host: Host, sent: str, received: str, unit: int) -> Optional[Bytes]:
-    out, into = number(host, sent), number(host, received)
-    return (out * unit, into * unit) if out is not None and into is not None else None
 
 
 def _carried() -> int:

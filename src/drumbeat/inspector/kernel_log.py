@@ -14,7 +14,7 @@ import select
 import stat
 import subprocess
 import time
-from typing import Any, Dict, Iterator, List, Optional, Protocol, Sequence
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Union
 
 from drumbeat.base.processes import Answers, die_with_parent, kill, serve
 from drumbeat.base.regex import regex
@@ -33,16 +33,6 @@ _FILE_EVERY, _COMMAND_EVERY = 0.25, 5.0  # seconds
 _COMMAND_DEADLINE = 5.0
 
 
-class LogSource(Protocol):
-    name: str
-
-    def read(self) -> List[bytes]:
-        """Return the lines that came since the last call; raise OSError if the log can no longer be read."""
-
-    def wait(self) -> None:
-        """Wait until there may be more lines."""
-
-
 class Kmsg:
     """The kernel's own device, /dev/kmsg: one record per read, prefixed with priority, number and time."""
 
@@ -55,6 +45,7 @@ class Kmsg:
         self._poll.register(self.fd, select.POLLIN)
 
     def read(self) -> List[bytes]:
+        """Return the lines that came since the last call; raise OSError if the log can no longer be read."""
         lines: List[bytes] = []
         while len(lines) < _MOST_LINES:
             try:
@@ -67,6 +58,7 @@ class Kmsg:
         return lines
 
     def wait(self) -> None:
+        """Wait until there may be more lines."""
         self._poll.poll(1000)
 
 
@@ -137,7 +129,7 @@ class Command(_Printed):
         return [line for line in done.stdout.splitlines() if not line.startswith(b"-- ")]
 
 
-def open_log(own: str = "") -> LogSource:
+def open_log(own: str = "") -> Union[Kmsg, _Printed]:
     """Open the first source that can be read; raise OSError with the reasons if none can."""
     if own:
         return Kmsg(own) if stat.S_ISCHR(os.stat(own).st_mode) else File(own)

@@ -8,7 +8,7 @@ import socket
 import time
 from collections import deque
 from dataclasses import field
-from typing import TYPE_CHECKING, Callable, Deque, Dict, List, Mapping, Optional, Set, Tuple
+from typing import Callable, Deque, Dict, List, Mapping, Optional, Protocol, Set, Tuple
 
 from drumbeat.agent.guard import warn
 from drumbeat.agent.wire import messages as wire
@@ -19,9 +19,6 @@ from drumbeat.base import clock
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import Order
 from drumbeat.runfolder.layout import RunFolder
-
-if TYPE_CHECKING:
-    from drumbeat.agent.lead_side import LeadSide
 
 _TRIPS = 3  # round trips used to compare a member's clock with ours
 _BEAT = wire.encode(wire.Beat())
@@ -38,10 +35,29 @@ class Connection:
     trips: List[Tuple[float, float]] = field(default_factory=list)  # duration, and the clock offset it gives
 
 
-class Connections:
-    """All connections of the lead; `listener` is told what arrives on them."""
+class Listener(Protocol):
+    """Receiver of what arrives on the connections: `lead_side`."""
 
-    def __init__(self, order: Order, selector: selectors.BaseSelector, token: str, listener: LeadSide) -> None:
+    def refuse(self, hello: wire.Hello) -> Optional[wire.Refuse]: ...
+
+    def refused(self, hello: wire.Hello, why: str) -> None: ...
+
+    def joined(self, hello: wire.Hello, clock_offset: float) -> None: ...
+
+    def broken(self, why: str) -> None: ...
+
+    def from_member(self, member: int, message: Message) -> None: ...
+
+    @property
+    def patience(self) -> float: ...
+
+    def silent(self, member: int, seconds: float, again: bool = False) -> None: ...
+
+    def lost(self, member: int, why: str, silent: bool = False) -> None: ...
+
+
+class Connections:
+    def __init__(self, order: Order, selector: selectors.BaseSelector, token: str, listener: Listener) -> None:
         self.order, self.selector, self.token, self.listener = order, selector, token, listener
         self.by_socket: Dict[socket.socket, Connection] = {}
         self.by_member: Dict[int, Connection] = {}

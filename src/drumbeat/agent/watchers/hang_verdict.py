@@ -281,15 +281,14 @@ _TIMES_LONGEST = 3.0  # or this factor on the longest pause that ended well
 def judge(looks: Sequence[RankLook], silence: Silence) -> Optional[Finding]:
     if not looks:
         return None
-    what = {look.key: class_of(look) for look in looks}
     for word in (STOPPED, KERNEL):
-        odd = [look for look in looks if what[look.key] == word]
+        odd = [look for look in looks if class_of(look) == word]
         if odd and (word == STOPPED or (silence.seconds >= _STORAGE_PATIENCE and silence.again)):
             return held_up(word, odd, looks, silence)
-    raised = _raised(looks, what, silence)
+    raised = _raised(looks, silence)
     if raised:
         return held_up(RAISED, [raised], looks, silence)
-    missed = _missed(looks, what, silence)
+    missed = _missed(looks, silence)
     if missed:
         return held_up(MISSED, missed, looks, silence)
     if silence.done and not any(in_collective(look) for look in looks):
@@ -297,23 +296,23 @@ def judge(looks: Sequence[RankLook], silence: Silence) -> Optional[Finding]:
     if silence.others_go_on:
         odd = [look for look in looks if look.rank in silence.quiet]
         # One that waits may have had fewer steps to do, and waits at the end for the others, which go on.
-        odd = [look for look in odd if what[look.key] != WAITS or look.stack and not in_collective(look)]
-        return _unless_working(odd, looks, what, silence) if odd else None
-    idle = [look for look in looks if what[look.key] in _IDLE]
-    busy = all(look.call in FOR_A_CHILD for look in looks) or _asleep(looks, what)
+        odd = [look for look in odd if class_of(look) != WAITS or look.stack and not in_collective(look)]
+        return _unless_working(odd, looks, silence) if odd else None
+    idle = [look for look in looks if class_of(look) in _IDLE]
+    busy = all(look.call in FOR_A_CHILD for look in looks) or _asleep(looks)
     if silence.ended and len(idle) == len(looks) and not busy:
         return early_exit(silence, looks)
     parted = _parted(looks) if len(idle) < len(looks) or silence.steps or silence.again else None
     if parted:
         word, odd = parted
-        return _unless_working(odd, looks, what, silence) if word == WAITS else held_up(word, odd, looks, silence)
-    odd = _odd_ones(looks, what)
+        return _unless_working(odd, looks, silence) if word == WAITS else held_up(word, odd, looks, silence)
+    odd = _odd_ones(looks)
     if odd:
-        working = any(what[look.key] == BUSY for look in looks if look not in odd)
+        working = any(class_of(look) == BUSY for look in looks if look not in odd)
         early = working and silence.seconds < _WORKING_PATIENCE
-        return None if early else _unless_working(odd, looks, what, silence)
-    if all(what[look.key] in (LOOP, GPU) and _stands(look, LOOP, silence) for look in looks):
-        return held_up(what[looks[0].key], looks, looks, silence)
+        return None if early else _unless_working(odd, looks, silence)
+    if all(class_of(look) in (LOOP, GPU) and _stands(look, LOOP, silence) for look in looks):
+        return held_up(class_of(looks[0]), looks, looks, silence)
     quiet = all(look.network < _NETWORK for look in looks)  # otherwise data is still on its way
     if quiet and len(idle) == len(looks) and (silence.steps or silence.again):
         if all(look.call in FOR_A_CHILD for look in looks) and silence.seconds < _WORKING_PATIENCE:
@@ -321,7 +320,7 @@ def judge(looks: Sequence[RankLook], silence: Silence) -> Optional[Finding]:
         together = silence.steps or any(map(_for_others, looks))
         if not together and silence.seconds < _BUSY_PATIENCE:
             return None  # each may wait for something of its own: a time, a server, a request
-        if all(_stands(look, what[look.key], silence) for look in looks):
+        if all(_stands(look, class_of(look), silence) for look in looks):
             return held_up(ALL_IDLE, [], looks, silence)
     return None
 
@@ -366,23 +365,23 @@ def had_core(look: RankLook) -> float:
     return 1.0 if look.granted is None else look.granted
 
 
-def _raised(looks: Sequence[RankLook], what: Mapping[Key, str], silence: Silence) -> Optional[RankLook]:
+def _raised(looks: Sequence[RankLook], silence: Silence) -> Optional[RankLook]:
     """Return the rank that an exception has ended, if its process has not ended, is idle, and no rank makes steps."""
     # It spins in a library after Python has ended; what saves at a program's end still answers.
     leaving = [look for look in looks if look.left and look.asked is False and not moves(look)]
-    idle = [look for look in looks if what[look.key] in _IDLE or look in leaving]
+    idle = [look for look in looks if class_of(look) in _IDLE or look in leaving]
     over = [look for look in idle if look.raised and look.raised_for >= _RAISED and not look.command]
     patient = len(idle) == len(looks) or silence.seconds >= _WORKING_PATIENCE
     return max(over, key=lambda look: look.raised_for) if over and patient and not silence.others_go_on else None
 
 
-def _missed(looks: Sequence[RankLook], what: Mapping[Key, str], silence: Silence) -> List[RankLook]:
+def _missed(looks: Sequence[RankLook], silence: Silence) -> List[RankLook]:
     """Return the ranks that wait at a meeting point where nobody can meet them, or try to connect where nobody listens. In a
     rendezvous rank 0 listens once it waits itself; else one of the others would, unless they all wait, and not for those ranks
     (which then try to reach a server of theirs, that may yet come up)."""
     rest = [look for look in looks if not look.missed]
     there = any(look.rank == 0 and look.meets and not look.unnumbered for look in looks)
-    wait = all(what[each.key] in _IDLE and not (each.waits_for or in_collective(each)) for each in rest)
+    wait = all(class_of(each) in _IDLE and not (each.waits_for or in_collective(each)) for each in rest)
     there = there or bool(rest and wait and silence.again and silence.seconds >= PATIENCE)
     return [look for look in looks if look.missed and (there or (look.meets and "answers," in look.missed))]
 
@@ -427,7 +426,7 @@ def with_ras(looks: Sequence[RankLook], notes: Sequence[RasNote]) -> List[RankLo
     return [found[look.key] for look in looks]
 
 
-def _odd_ones(looks: Sequence[RankLook], what: Mapping[Key, str]) -> List[RankLook]:
+def _odd_ones(looks: Sequence[RankLook]) -> List[RankLook]:
     """Return the ranks that differ from the majority; of two ranks, the one that is in no collective."""
     if len(looks) == 1:
         return []
@@ -439,42 +438,35 @@ def _odd_ones(looks: Sequence[RankLook], what: Mapping[Key, str]) -> List[RankLo
     if outside and len(outside) < len(looks) and all(in_collective(look) for look in looks if look not in outside):
         return outside
     views = [
-        {look.key: (what[look.key], "") for look in looks},
-        {look.key: (what[look.key], look.call or look.waits_in) for look in looks},
+        {look.key: (class_of(look), "") for look in looks},
+        {look.key: (class_of(look), look.call or look.waits_in) for look in looks},
     ]
     if all(look.place for look in looks):  # with some stacks missing, places cannot be compared
-        views.append({look.key: (what[look.key], look.place) for look in looks})
+        views.append({look.key: (class_of(look), look.place) for look in looks})
     for view in views:
         shared, many = Counter(view.values()).most_common(1)[0]
         odd = [look for look in looks if view[look.key] != shared]
         if shared[0] == BUSY:  # the majority works: a rank that waits for it is not the culprit
-            odd = [look for look in odd if what[look.key] == ASLEEP]
+            odd = [look for look in odd if class_of(look) == ASLEEP]
         if odd and many * 2 > len(looks) and shared[0] in (WAITS, BUSY):
             return odd
-    return _sleepers(looks, what)
-
-
-def _sleepers(looks: Sequence[RankLook], what: Mapping[Key, str]) -> List[RankLook]:
-    """Return the ranks that sleep of their own accord while all others wait: a rank that waits for another wakes up now and
-    then."""
-    asleep = _asleep(looks, what)
+    # Ranks that sleep of their own accord while all others wait: a rank that waits for another wakes up now and then.
+    asleep = _asleep(looks)
     rest = [look for look in looks if look not in asleep]
-    waiting = all(what[look.key] == WAITS and look.call not in FOR_A_CHILD for look in rest)
+    waiting = all(class_of(look) == WAITS and look.call not in FOR_A_CHILD for look in rest)
     return asleep if rest and waiting else []
 
 
-def _asleep(looks: Sequence[RankLook], what: Mapping[Key, str]) -> List[RankLook]:
-    return [look for look in looks if what[look.key] == ASLEEP and look.wakes is not None and look.wakes < _POLLS]
+def _asleep(looks: Sequence[RankLook]) -> List[RankLook]:
+    return [look for look in looks if class_of(look) == ASLEEP and look.wakes is not None and look.wakes < _POLLS]
 
 
-def _unless_working(
-    odd: Sequence[RankLook], looks: Sequence[RankLook], what: Mapping[Key, str], silence: Silence
-) -> Optional[Finding]:
+def _unless_working(odd: Sequence[RankLook], looks: Sequence[RankLook], silence: Silence) -> Optional[Finding]:
     """Return a verdict on the odd ones, unless they may just as well be working."""
-    odd = [look for look in odd if what[look.key] != BUSY] or list(odd)
-    if any(what[look.key] == KERNEL for look in odd):
+    odd = [look for look in odd if class_of(look) != BUSY] or list(odd)
+    if any(class_of(look) == KERNEL for look in odd):
         return None  # storage has its own patience
     mismatch = silence.again and all(map(in_collective, looks))  # all wait, but in different calls
-    if not mismatch and not all(_stands(look, what[look.key], silence) for look in odd):
+    if not mismatch and not all(_stands(look, class_of(look), silence) for look in odd):
         return None
-    return held_up(what[odd[0].key], odd, looks, silence)
+    return held_up(class_of(odd[0]), odd, looks, silence)

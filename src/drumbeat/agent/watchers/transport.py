@@ -18,10 +18,10 @@ from drumbeat.base.order import EnvVar, Expect, Order
 from drumbeat.base.text import traffic
 from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import CERTAIN, ERROR, LIKELY, UNKNOWN, Evidence, Finding, Verdict
-from drumbeat.inspector.activity import read_counters
 from drumbeat.logs.nccl.paths import LOCAL, MIXED, OFI, RDMA, TCP, Path
 from drumbeat.machine.host import Host, LiveHost
 from drumbeat.machine.model import Facts
+from drumbeat.machine.sample import read_counters
 
 if TYPE_CHECKING:
     from drumbeat.logs.reader import Reader
