@@ -163,7 +163,7 @@ def test_a_look_that_takes_long_makes_the_next_one_wait(monkeypatch):
     monkeypatch.setattr(world, "look", lambda *_: [])
     take = looks.asked.take
     monkeypatch.setattr(looks.asked, "take", lambda: take() and [[], 0.2])
-    assert [now for now in range(30) if polled(looks, float(now))] == [1, 6, 11, 16, 21, 26]
+    assert [now for now in range(40) if polled(looks, float(now))] == [1, 6, 11, 16, 21, 26, 31, 36]
 
 
 def test_looks_become_rare_until_plenty_was_exchanged_or_the_ranks_had_the_time_to(monkeypatch):

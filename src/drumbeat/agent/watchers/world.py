@@ -33,7 +33,7 @@ from drumbeat.plan.world_seen import (
 
 find = Catalog("watchers")
 _SOONEST, _LATEST = 0.5, 20.0  # seconds between two looks
-_OF_AGE = 0.2  # the interval, as a share of the time since the last change: each look costs 20 ms
+_OF_AGE = 0.1  # the interval, as a share of the time since the last change: each look costs 20 ms
 _COST = 25.0  # seconds to wait per second of CPU time of a look: a node may have thousands of processes
 _AGAIN = 5.0  # seconds after which an unchanged result is sent to the lead again
 _SETTLED = 0.9  # seconds for which looks must agree: processes come and go while ranks start
@@ -82,7 +82,7 @@ class CensusLooks:
             return []
         if not self.asked.busy:
             if now >= self._next:
-                self._next = now + (_RARELY if late else _LATEST)
+                self._next = now + (_RARELY if late else _LOOK_WITHIN)
                 self._ask()
             return []
         answer = self.asked.take()
