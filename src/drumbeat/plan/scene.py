@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from typing import Dict, List, Mapping, Optional, Tuple
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import Order
@@ -107,37 +107,29 @@ def own_fabric(facts: Facts, nics: ComputeNics) -> Tuple[str, str]:
 
 
 def matches(when: Mapping[str, str], scene: Scene, facts: Facts) -> bool:
-    """Return true if a setting's condition holds. Alternatives are written a|b; versions as in `fits`."""
-    for key, wanted in when.items():
-        if key in ("rocm", "nccl", "rccl", "kernel"):
-            version = facts.kernel.release if key == "kernel" else facts.versions.get(key)
-            if not fits(wanted, version):
-                return False
-        elif key == "arch":
-            if not any(arch.startswith(option) for arch in scene.archs for option in wanted.split("|")):
-                return False
-        elif key == "gpus-used":
-            if not fits(wanted, str(scene.gpus_used)):
-                return False
-        elif key == "mpi":
-            if facts.identity.scheduler not in wanted.split("|"):
-                return False
-        elif key == "library":
-            if not any(library.name.startswith(wanted) and library.path for library in facts.libraries):
-                return False
-        elif key == "net-plugin":
-            if (scene.net_plugin is not None) != (wanted == "found"):
-                return False
-        else:
-            value = {
-                "fabric": scene.fabric,
-                "nodes": scene.nodes,
-                "vendor": scene.vendor,
-                "nic-driver": (scene.nic_driver or "").split("_core")[0],
-            }[key]
-            if value not in wanted.split("|"):
-                return False
-    return True
+    """Return true if a setting's condition holds."""
+    known: Dict[str, Sequence[Optional[str]]] = {
+        **{name: [facts.versions.get(name)] for name in ("rocm", "nccl", "rccl")},
+        "kernel": [facts.kernel.release],
+        "arch": scene.archs,
+        "gpus-used": [str(scene.gpus_used)],
+        "mpi": [facts.identity.scheduler],
+        "library": [library.name for library in facts.libraries if library.path],
+        "net-plugin": ["found" if scene.net_plugin else "missing"],
+        "fabric": [scene.fabric],
+        "nodes": [scene.nodes],
+        "vendor": [scene.vendor],
+        "nic-driver": [(scene.nic_driver or "").split("_core")[0]],
+    }
+    return all(any(_holds(key, wanted, value) for value in known[key]) for key, wanted in when.items())
+
+
+def _holds(key: str, wanted: str, value: Optional[str]) -> bool:
+    """Evaluate one part of a condition. Alternatives are written a|b; versions as in `fits`."""
+    if _CONDITION.fullmatch(wanted):
+        return fits(wanted, value)
+    options = wanted.split("|")
+    return (value or "").startswith(tuple(options)) if key in ("arch", "library") else value in options
 
 
 # The same conditions before any node is seen: order and site decide some of them.
@@ -179,13 +171,10 @@ def still_open(when: Mapping[str, str], known: Mapping[str, Tuple[str, ...]]) ->
     """Return the part of a condition that a node decides: empty if it holds already, None if it cannot hold."""
     rest = {}
     for key, wanted in when.items():
-        values = known.get(key, ())
-        holds = [
-            fits(wanted, value) if _CONDITION.fullmatch(wanted) else value in wanted.split("|") for value in values
-        ]
-        if values and not any(holds):
+        holds = [_holds(key, wanted, value) for value in known.get(key, ())]
+        if holds and not any(holds):
             return None
-        if not values or not all(holds):
+        if not holds or not all(holds):
             rest[key] = wanted
     return rest
 

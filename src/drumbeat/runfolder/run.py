@@ -202,8 +202,11 @@ class Run:
     def facts(self, node: int) -> Optional[Facts]:
         from drumbeat.machine.model import Facts
 
-        facts: Optional[Facts] = _parsed(Facts, read_json(_AT.node(node).facts, self.files))
-        return facts
+        data = read_json(_AT.node(node).facts, self.files)
+        try:
+            return None if data is None else from_plain(Facts, data)
+        except (RecordError, AssertionError, OverflowError):
+            return None
 
     def environment(self, node: int) -> Dict[str, Any]:
         """Return every variable that the node's ranks were given, with reason and source, and the ranks' binding;
@@ -469,13 +472,6 @@ def _records(lines: Iterable[str], parse: Callable[[Dict[str, Any]], Optional[T]
     """Yield the result of `parse` for each line of JSON; lines that cannot be used are left out."""
     found = (parse(data) for data in map(decode, lines) if data is not None)
     return (record for record in found if record is not None)
-
-
-def _parsed(record: Any, data: Optional[Dict[str, Any]]) -> Any:
-    try:
-        return None if data is None else from_plain(record, data)
-    except (RecordError, AssertionError, OverflowError):
-        return None
 
 
 def _part(lines: Sequence[str], node: int, paced: bool = False, stepped: bool = False) -> Optional[Progress]:

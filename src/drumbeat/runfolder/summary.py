@@ -121,6 +121,7 @@ def summarize(
     rate = progress.rate()
     held = sum(parts.values()) - parts.get(QUEUE, 0.0)  # seconds
     hung = seconds_of(hang or last.finding, observed.hangs)
+    hosts = fold(member.host for member in members)
     return Summary(
         run_id=order.run_id,
         outcome=last.outcome,
@@ -128,11 +129,16 @@ def summarize(
         seconds=round(sum(parts.values()), 3),
         nodes=len(members) if order.fewest_nodes and members else order.nodes,
         ranks=observed.ranks or sum(member.ranks for member in members),
-        hosts=_cut_hosts(fold(member.host for member in members)),
+        hosts=hosts if len(hosts) <= _LONGEST_HOSTS else hosts[:_LONGEST_HOSTS].rpartition(",")[0] + ",...",
         launcher=order.launcher,
         start=order.start,
         target_reached=progress.target_reached,
-        attempts=tuple(_small(attempt) for attempt in attempts[-_MOST_ATTEMPTS:]),
+        attempts=tuple(
+            dataclasses.replace(
+                each, finding=each.finding and dataclasses.replace(shortened(each.finding), evidence=())
+            )
+            for each in attempts[-_MOST_ATTEMPTS:]
+        ),
         failure=shortened(last.finding) if last.finding else None,
         stopped=_cut(observed.stopped) if last.outcome in _ASKED_TO_STOP else "",
         hang=shortened(hang) if hang and (last.finding is None or hang.code != last.finding.code) else None,
@@ -201,20 +207,8 @@ def shortened(finding: Finding) -> Finding:
     return dataclasses.replace(finding, title=title, cause=cause, fix=fix, evidence=evidence)
 
 
-def _small(attempt: AttemptEnd) -> AttemptEnd:
-    if attempt.finding is None:
-        return attempt
-    finding = dataclasses.replace(attempt.finding, title=_cut(attempt.finding.title), evidence=())
-    finding = dataclasses.replace(finding, cause=_cut(finding.cause), fix=_cut(finding.fix))
-    return dataclasses.replace(attempt, finding=finding)
-
-
 def _cut(text: str, longest: int = _LONGEST) -> str:
     return text if len(text) <= longest else text[: longest - 3] + "..."
-
-
-def _cut_hosts(text: str) -> str:
-    return text if len(text) <= _LONGEST_HOSTS else text[:_LONGEST_HOSTS].rpartition(",")[0] + ",..."
 
 
 # RUN/verdict: how the run ended, for the script or process that started the agents and cannot read JSON. Lines NAME=VALUE:
