@@ -277,11 +277,11 @@ def _say(code: str, variant: str, what: str, outliers: Outliers, severity: str =
             hosts.setdefault(found, []).append(peer.host)
         sides = [f"{some(names, 4)} {'have' if len(names) > 1 else 'has'} {found}" for found, names in hosts.items()]
         title = f"the nodes differ in {what}: {'; '.join(sides[:4])}"
-        yield replace(find(code, variant, differs=title, severity=severity), fix=_TIE)
+        yield replace(find(code, variant, title=title, severity=severity), fix=_TIE)
         return
     for peer, found in odd[:16]:
         title = f"{peer.host} has {what} {found}, most nodes have {common}"
-        yield find(code, variant, differs=title, severity=severity, node=peer.node, host=peer.host)
+        yield find(code, variant, title=title, severity=severity, node=peer.node, host=peer.host)
 
 
 def _versions(peers: Peers) -> Iterator[Finding]:

@@ -22,13 +22,12 @@ from drumbeat.plan.world_seen import (
     LITTLE,
     Begun,
     Planned,
-    apart,
     copies,
     ended_early,
     judge,
     made_groups,
-    silence,
     silent,
+    unmet,
 )
 
 find = Catalog("watchers")
@@ -320,7 +319,7 @@ class WorldCount:
         verdict = judge(rows, self.planned, training, self._since_first_step())
         mute = self._exchange_nothing(rows)
         if mute is not None:
-            verdict = silence(mute)
+            verdict = unmet(mute)
         elif (
             self._mute_told
             and not self._moved
@@ -334,7 +333,7 @@ class WorldCount:
                 verdict = None
             lonely = None
         if lonely:
-            verdict = apart(lonely)
+            verdict = unmet(lonely)
         if verdict is not None and (self._is_known(verdict) or (verdict.answer == UNKNOWN and self._between())):
             verdict = None
         if verdict is not None and verdict.findings and min(self._same.values()) < _SAME_REPORTS:
@@ -482,7 +481,7 @@ class WorldCount:
             return None
         lonely = copies(rows, self.planned)
         if well and lonely and self._alone and self._computed_alone(self._alone, rows, _LIVED):
-            return apart(lonely)
+            return unmet(lonely)
         verdict = judge(rows, self.planned, True, self._since_first_step())
         if verdict is None or verdict.answer not in (AS_PLANNED, UNKNOWN):
             return None  # seen only once
