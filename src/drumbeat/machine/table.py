@@ -26,7 +26,7 @@ def table(facts: Facts) -> str:
         *_several("interface", [_interface(one) for one in facts.interfaces]),
         *_several("library", [_library(facts, index) for index in range(len(facts.libraries))]),
         *_versions(facts),
-        *_limits(facts),
+        ("limits", limits_words(facts)),
         *_kernel(facts),
         *_several("machine", [virtual] * bool(facts.virtual_machine)),
         *_container(facts),
@@ -163,12 +163,12 @@ def _versions(facts: Facts) -> _Rows:
     return rows if "torch" in facts.versions else [*rows, ("versions", none)]
 
 
-def _limits(facts: Facts) -> Iterator[Tuple[str, str]]:
+def limits_words(facts: Facts) -> str:
     limits = facts.limits
     nofile = "unlimited" if limits.nofile == -1 else _or(limits.nofile)
     process = f"locked memory {_memory(limits.memlock)}, open files {nofile}, /dev/shm {_memory(limits.shm_bytes)}"
     cpus = ranges(limits.cgroup_cpuset) or "unknown"
-    yield "limits", f"{process}, cgroup memory {_memory(limits.cgroup_memory_bytes)}, cgroup CPUs {cpus}"
+    return f"{process}, cgroup memory {_memory(limits.cgroup_memory_bytes)}, cgroup CPUs {cpus}"
 
 
 def _kernel(facts: Facts) -> Iterator[Tuple[str, str]]:

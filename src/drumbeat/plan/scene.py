@@ -135,7 +135,7 @@ def _holds(key: str, wanted: str, value: Optional[str]) -> bool:
 # The same conditions before any node is seen: order and site decide some of them.
 
 
-_NETWORKS = {
+NETWORKS = {  # by the transport that a job expects
     "ib": ("infiniband",),
     "roce": ("roce",),
     "ofi": ("slingshot", "efa"),
@@ -147,7 +147,7 @@ _INTERFACES = {"hsn": "slingshot", "ib": "infiniband"}  # no other network's int
 def known_early(order: Order) -> Dict[str, Tuple[str, ...]]:
     """Return the values that a key of a condition can have on the order's nodes; keys that only a node decides are missing."""
     sockets = next((variable.value for variable in order.env if variable.name == "NCCL_SOCKET_IFNAME"), "")
-    fabrics = _NETWORKS.get(order.expect.transport)
+    fabrics = NETWORKS.get(order.expect.transport)
     named = next((name for prefix, name in _INTERFACES.items() if sockets.lstrip("=").startswith(prefix)), "")
     if named in (fabrics or ()):
         fabrics = (named,)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from types import SimpleNamespace
-from typing import Any, Callable, Dict, List, Sequence, Tuple
+from typing import Any, Callable, Dict, Sequence, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.problem import Problem
@@ -338,8 +338,8 @@ def fit(
     spread: Dict[str, float] = SPREAD,
     noise: float = 0.06,
     rounds: int = 25,
-) -> Tuple[Constants, List[List[float]]]:
-    """Return the constants whose predicted step times fit `measured`, and their covariance in log units.
+) -> Constants:
+    """Return the constants whose predicted step times fit `measured`.
 
     Regularised least squares in log time: a Gauss-Newton step per round, halved until it helps; large residuals count less.
     """
@@ -361,7 +361,6 @@ def fit(
     point = start.copy()
     found = residuals(point)
     now = cost(found, point)
-    information = numpy.diag(width**-2)
     for _ in range(rounds):
         columns = []
         for i in range(len(names)):
@@ -387,4 +386,4 @@ def fit(
         point, found, now = tried, again, then
         if better < 1e-6 * (1 + now):
             break
-    return constants(point), numpy.linalg.inv(information).tolist()
+    return constants(point)

@@ -71,7 +71,10 @@ def parts(
     tokens = a.micro * w.seq / a.cp
     count = x.maximum(1, x.ceil(w.batch / (a.dp * a.micro) - 1e-9))
     layers = x.ceil(m.layers / a.pp - 1e-9)
-    per_layer = (shapes.activation_bytes(m, a.tp, a.sp, s.flash, w.seq, a.cp) + _extra(m, a, s, states)) * tokens
+    # What a framework keeps beyond the usual, or below it, in 8 bits.
+    rotary = s.rotary_kept * 2 * (m.heads + m.kv_heads) * m.head_dim / a.tp
+    extra = rotary - states.narrow * (m.heads * m.head_dim + m.ffn) / a.tp
+    per_layer = (shapes.activation_bytes(m, a.tp, a.sp, s.flash, w.seq, a.cp) + extra) * tokens
     whole = 2 * m.hidden * tokens * (a.sp / a.tp + 1 - a.sp)
     selective = _selective(m, a, s, w) * tokens
     kept = x.where(a.recompute == 2, whole, x.where(a.recompute == 1, selective, per_layer))
@@ -101,12 +104,6 @@ def parts(
         "logits": logits,
         "working set": again + gathered + product + states.bucket * (a.zero >= 1),
     }
-
-
-def _extra(m: Model, a: Layout, s: Software, states: States) -> Number:
-    """Return what a framework keeps beyond the usual (or below it, in 8 bits), in bytes per token and layer."""
-    rotary = s.rotary_kept * 2 * (m.heads + m.kv_heads) * m.head_dim / a.tp
-    return rotary - states.narrow * (m.heads * m.head_dim + m.ffn) / a.tp
 
 
 def _selective(m: Model, a: Layout, s: Software, w: Work) -> Number:
