@@ -43,15 +43,13 @@ def _judge(dumps: Sequence[Dump]) -> List[Tuple[Dump, Finding]]:
     judged = []
     for finding, sources in _sources(dumps):
         cited = [(dump, _cited(dump, finding)) for dump in sources]
-        cited = [each for each in cited if each[1]] or [(sources[0], _first(sources[0], finding))]
+        lines_here, unplaced = sources[0].lines.values(), Evidence(finding.title, sources[0].file)
+        first = min(lines_here, key=lambda line: line.line or 0, default=unplaced)
+        cited = [each for each in cited if each[1]] or [(sources[0], [first])]
         lines = tuple(line for _, some in cited for line in some[:3])[:3]
         seen = tuple(f"{dump.kind}: {dump.file}" for dump, _ in cited)
         judged.append((cited[0][0], replace(finding, evidence=lines, seen=seen, host=dumps[0].facts.host or None)))
     return judged
-
-
-def _first(dump: Dump, finding: Finding) -> List[Evidence]:
-    return [min(dump.lines.values(), key=lambda line: line.line or 0, default=Evidence(finding.title, dump.file))]
 
 
 _ADDRESS = re.compile(r"[\da-fA-F:.]{7,16}")

@@ -443,7 +443,7 @@ def task_binding(right: Binding, masks: Mapping[int, Sequence[int]], facts: Fact
     if not apart:
         return kept
     fewest = min(len(slot.cpus) for slot in slots)
-    findings = (*right.findings, *_kept("tasks-away-from-gpu", wrong, right, who, facts))
+    findings = (*right.findings, *_kept(wrong, right, who, facts))
     return replace(kept, threads=fewest, threads_why=f"the cores each task is bound to: {fewest}", findings=findings)
 
 
@@ -456,7 +456,7 @@ def question_cpu_bind(order: Order, facts: Facts, bound: Binding, node: int) -> 
     if set(masks) != {slot.local_rank for slot in right.slots}:
         return []
     wrong = _wrong_masks(right, masks, facts)
-    return _kept("cpu-bind-away-from-gpu", wrong, right, "the job's own cpu-bind", facts)
+    return _kept(wrong, right, "the job's own cpu-bind", facts)
 
 
 def _wrong_masks(right: Binding, masks: Mapping[int, Sequence[int]], facts: Facts) -> List[str]:
@@ -476,8 +476,8 @@ def _rebound(wrong: Sequence[str], right: Binding, facts: Facts) -> List[Finding
     return [find("tasks-bound-again", wrong=len(wrong), all=every, evidence=wrong[:_SHOWN], host=facts.host)]
 
 
-def _kept(code: str, wrong: Sequence[str], right: Binding, who: str, facts: Facts) -> List[Finding]:
+def _kept(wrong: Sequence[str], right: Binding, who: str, facts: Facts) -> List[Finding]:
     if not wrong:
         return []
     about = {"wrong": len(wrong), "all": len(right.slots), "masks": ",".join(mask(slot.cpus) for slot in right.slots)}
-    return [find(code, who=who, evidence=wrong[:_SHOWN], host=facts.host, **about)]
+    return [find("cpu-bind-away-from-gpu", who=who, evidence=wrong[:_SHOWN], host=facts.host, **about)]
