@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 import numpy as np
 from predict_rows import Row, folder, number, read, read_resnet, read_single
 
-from drumbeat.predict import cost, memory, shapes
+from drumbeat.predict import cost, shapes
 from drumbeat.predict.cost import SPREAD, Constants, fit, stack, take
 from drumbeat.predict.machine import UNCALIBRATED, interval
 from drumbeat.predict.search import simplest
@@ -320,8 +320,8 @@ def allocated(rows: List[Row]) -> None:
         return
     got, measured, simple = [], [], []
     for row in own:
-        beside = 0.0 if "SimuMax" in row.raw["source"] else memory.libraries(row.model, row.layout, row.software)
-        got.append((memory.peak(row.model, row.work, row.layout, row.software, row.states) + beside) / 2**30)
+        beside = 0.0 if "SimuMax" in row.raw["source"] else cost.libraries(row.model, row.layout, row.software)
+        got.append((cost.peak(row.model, row.work, row.layout, row.software, row.states) + beside) / 2**30)
         measured.append(number(row.raw, "mem_gib"))
         simple.append(16 * shapes.parameters(row.model) / (row.layout.tp * row.layout.pp) / 2**30)
     off = np.array(got) / np.array(measured) - 1

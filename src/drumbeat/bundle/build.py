@@ -12,7 +12,6 @@ import marshal
 import os
 import re
 import sys
-import tempfile
 import time
 import zipfile
 from contextlib import suppress
@@ -24,6 +23,7 @@ from drumbeat.base.folders import home_folder, make_private, unsafe
 from drumbeat.base.problem import Problem
 from drumbeat.base.regex import regex
 from drumbeat.bundle.pinned import running_bundle
+from drumbeat.runfolder.files import replace
 
 # Rooms that are not bundled: they need torch, numpy or a terminal library.
 _LEFT_OUT = ("metrics/integrations", "train", "watch")
@@ -166,7 +166,7 @@ def cached_bundle(environ: Mapping[str, str]) -> str:
         # The seal that follows is declared as the archive's comment, so that any Python still runs the archive.
         archive = archive[:-2] + len(SEAL).to_bytes(2, "little")
         try:
-            keep(path, sealed(archive))
+            replace(path, sealed(archive), 0o600, synced=False)
         except OSError as error:
             raise Problem(f"cannot keep {path}: {error.strerror}", ELSEWHERE) from None
         remove_old(os.path.dirname(path))
@@ -296,18 +296,6 @@ def pieces(file: BinaryIO) -> Iterator[bytes]:
     return iter(lambda: file.read(1 << 16), b"")
 
 
-def keep(path: str, data: bytes) -> None:
-    """Write the file completely or not at all, writable by nobody else whatever the umask is."""
-    descriptor, partial = tempfile.mkstemp(dir=os.path.dirname(path), prefix="partial-")
-    try:
-        with open(descriptor, "wb") as file:
-            file.write(data)
-        os.replace(partial, path)
-    except OSError:
-        os.unlink(partial)
-        raise
-
-
 LARGEST = 800_000  # bytes: a config map and a secret hold 1 MiB, and encoded as text it grows by a quarter
 _ENTRY, _WHOLE = "drumbeat.cli.node_entry", "drumbeat.cli.entry"
 # Read as text, copied beside the ranks or run there: no import leads to it.
@@ -330,7 +318,7 @@ def cached_payload(bundle: str, environ: Mapping[str, str]) -> bytes:
         if intact(path):
             return _read(path)[: -len(SEAL)]
         data = packed(bundle)
-        keep(path, sealed(data))
+        replace(path, sealed(data), 0o600, synced=False)
         remove_old(os.path.dirname(path), ".payload")
         return data
     except (OSError, Problem):

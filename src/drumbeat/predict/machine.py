@@ -9,8 +9,7 @@ from typing import Any, Dict, Tuple
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.problem import Problem
 from drumbeat.machine.peaks import fabrics, known_gpus, node_of, peak_of
-from drumbeat.predict.cost import Constants, Machine, Software
-from drumbeat.predict.memory import States
+from drumbeat.predict.cost import Constants, Machine, Software, States
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, Callable, Collection, Dict, Iterator, List, Op
 
 from drumbeat.base.folders import unsafe
 from drumbeat.base.light_dataclass import dataclass
-from drumbeat.runfolder.files import Chunk, Files, append, read_json
+from drumbeat.runfolder.files import Chunk, Files, append, read_json, replace
 from drumbeat.runfolder.layout import RunFolder
 
 # The far side of a mirror: `drumbeat.pyz _files FOLDER` reads one request and answers with the data that the requester lacks.
@@ -232,7 +232,8 @@ class Mirror(Files):
             self._left = [str(name) for name in _listed(end.get("left"))]
             for name in _listed(end.get("gone")):
                 if name in _WITHDRAWN and not source.under:
-                    _remove(os.path.join(self.root, name))
+                    with suppress(FileNotFoundError):
+                        os.unlink(os.path.join(self.root, name))
             if not end.get("more"):
                 return True
         return False
@@ -273,14 +274,7 @@ class Mirror(Files):
             return
         # Results are unpickled, but only if nobody else can have changed them: so the mode does not depend on the umask.
         mode = 0o600 if path.endswith(RUN_AS_CODE) else 0o666
-        partial = f"{full}.{os.urandom(8).hex()}.tmp"  # several desks may look at once, and others may write here
-        try:
-            with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode), "wb") as file:
-                file.write(data)
-            os.replace(partial, full)
-        except OSError:
-            _remove(partial)
-            raise
+        replace(full, data, mode, synced=False)
 
 
 def ended_with(root: str) -> Optional[int]:
@@ -332,8 +326,3 @@ def _size(path: str) -> int:
     except OSError:
         return -1
     return status.st_size if stat.S_ISREG(status.st_mode) else -1
-
-
-def _remove(path: str) -> None:
-    with suppress(FileNotFoundError):
-        os.unlink(path)

@@ -501,11 +501,6 @@ def _metrics(lines: Iterable[str], node: int) -> Iterator[Metric]:
             yield metric
 
 
-def replaced_nodes(events: Iterable[Event]) -> Tuple[str, ...]:
-    """Name the spares that replaced nodes, and the nodes that they replaced."""
-    return tuple(words for event in events if isinstance(event, kinds.Decided) for words in event.replaced)
-
-
 def lost_spares(events: Iterable[Event]) -> Tuple[str, ...]:
     """Name the nodes that were lost while they had no ranks."""
     lost = (event for event in events if isinstance(event, kinds.NodeLost) and event.spare)
