@@ -206,13 +206,16 @@ def rendezvous(order: Order, peers: Peers) -> Rendezvous:
     meeting = f"{identity.job_id}.{identity.step_id or 0}" if identity and identity.job_id else order.run_id
     ephemeral = (facts.kernel.ephemeral_ports if facts else None) or DEFAULT_EPHEMERAL
     candidates, findings = ports(meeting, ephemeral)
-    address, why = (_exported(order, facts, findings) if facts else None) or _address(order, peers, facts)
+    several = order.nodes > 1 and not order.emulated
+    exported = facts.environment.get("MASTER_ADDR", "") if facts and several else ""
+    itself = exported in _ITSELF or exported.startswith("127.")
+    kept = _exported(exported, facts, findings) if facts and exported and not itself else None
+    address, why = kept or _address(order, peers, facts)
     port = facts.environment.get("MASTER_PORT", "") if facts else ""
     if port.isdecimal() and 0 < int(port) <= TOP and not order.emulated:
         candidates = (int(port), *(each for each in candidates if each != int(port)))
         why += f"; MASTER_PORT={port} is exported, and kept"
-    exported = facts.environment.get("MASTER_ADDR", "") if facts else ""
-    if order.nodes > 1 and not order.emulated and (exported in _ITSELF or exported.startswith("127.")):
+    if itself and not (identity and identity.own_home):  # an operator sets it so in the pod that is the master
         instead, shown = address or "the address of node 0", [f"MASTER_ADDR={exported}"]
         findings.append(
             find("master-is-localhost", address=exported, nodes=order.nodes, instead=instead, evidence=shown)
@@ -220,11 +223,8 @@ def rendezvous(order: Order, peers: Peers) -> Rendezvous:
     return Rendezvous(address, candidates, meeting, why, tuple(findings))
 
 
-def _exported(order: Order, facts: Facts, findings: List[Finding]) -> Optional[Tuple[str, str]]:
+def _exported(text: str, facts: Facts, findings: List[Finding]) -> Optional[Tuple[str, str]]:
     """Keep an exported MASTER_ADDR that is an address of node 0: the user chose the network."""
-    text = facts.environment.get("MASTER_ADDR", "")
-    if order.emulated or order.nodes == 1 or not text or text in _ITSELF or text.startswith("127."):
-        return None
     holder = next((interface for interface in facts.interfaces if holds(interface, text)), None)
     if holder is not None:
         return text, f"MASTER_ADDR is exported; node 0 has it on {holder.name}"
