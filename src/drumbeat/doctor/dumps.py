@@ -13,6 +13,7 @@ from drumbeat.findings.model import OK, Evidence, Finding, PastedDump
 from drumbeat.machine.dumps import by_node, together
 from drumbeat.machine.dumps.text import Dump
 from drumbeat.machine.model import Facts, Gpu, RdmaDevice
+from drumbeat.machine.table import state_words
 from drumbeat.machine.topology import distance, nearest
 from drumbeat.plan.network import candidates, ipv4_of, usable_gids
 
@@ -141,7 +142,7 @@ def _words(dump: Dump) -> Iterator[str]:
     yield from facts.driver_errors
     for gpu in facts.gpus:
         about = [gpu.name, f"at {gpu.pci}" if gpu.pci and gpu.index >= 0 else "", _beside(gpu, dump), gpu.partition]
-        about += [f"NUMA {gpu.numa}" if gpu.numa is not None else "", "MIG on" if gpu.mig else "", *_health(gpu)]
+        about += [f"NUMA {gpu.numa}" if gpu.numa is not None else "", *state_words(gpu)]
         yield f"{gpu.label}: {', '.join(part for part in about if part) or 'nothing of it to judge'}"
     kinds = _between(facts)
     if kinds:
@@ -162,16 +163,6 @@ def _beside(gpu: Gpu, dump: Dump) -> str:
     if near and distance(gpu, near[0]):
         return f"{', '.join(device.name for device in near)} ({distance(gpu, near[0])})"
     return "no card listed" if "nics" in dump.shown and not near else ""
-
-
-def _health(gpu: Gpu) -> Iterator[str]:
-    health = gpu.health
-    if health and health.uncorrected_errors is not None:
-        yield f"{health.uncorrected_errors or 'no'} uncorrected errors"
-    if health and health.remapped_rows:
-        yield f"{health.remapped_rows} bad row{'s' * (health.remapped_rows > 1)} or page replaced"
-    if gpu.pids:
-        yield f"used by {', '.join(map(str, gpu.pids))}"
 
 
 def _between(facts: Facts) -> List[str]:
