@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import field, replace
-from typing import Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import EnvVar, Order
@@ -55,8 +55,13 @@ def from_slurm(value: str) -> Tuple[str, ...]:
     return tuple(part if part[:2].lower() == "0x" else "0x" + part for part in found.group(1).split(","))
 
 
+def bound_by_user(environment: Mapping[str, str]) -> bool:
+    """Return true if the user told this job's launcher where to place its tasks."""
+    return typed_by_user(environment.get("SLURM_CPU_BIND", ""))
+
+
 def typed_by_user(value: str) -> bool:
-    """Return true if SLURM_CPU_BIND holds masks or cores that a person wrote: who told the job's launcher where to place tasks.
+    """Return true if SLURM_CPU_BIND holds masks or cores that a person wrote.
 
     Slurm also sets the variable for its own default, with masks of equal width, zero-padded, in capitals.
     """

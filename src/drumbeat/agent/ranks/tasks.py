@@ -23,7 +23,7 @@ from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import Finding
 from drumbeat.inspector.tree import Stopping
 from drumbeat.machine.model import Facts, Gpu
-from drumbeat.plan.binding import Binding, typed_by_user
+from drumbeat.plan.binding import Binding, bound_by_user
 from drumbeat.plan.placement import task_binding
 
 find = Catalog("ranks")
@@ -152,7 +152,7 @@ class Tasks:
     def bound(self, right: Binding, facts: Facts) -> Binding:
         """Return the binding in use. `right` is the binding within all cores of the tasks; a user's own masks are kept."""
         masks = {local_id: view.cpus for local_id, view in self.views.items()}
-        return task_binding(right, masks, facts, typed_by_user(facts.environment.get("SLURM_CPU_BIND", "")))
+        return task_binding(right, masks, facts, bound_by_user(facts.environment))
 
     def findings(self, node: int, host: str) -> List[Finding]:
         return per_task_gpus([self.views[each] for each in sorted(self.views)], node, host)
