@@ -302,6 +302,7 @@ _ENTRY, _WHOLE = "drumbeat.cli.node_entry", "drumbeat.cli.entry"
 _IN_RANKS = "drumbeat/inrank/"
 _YAML = "yaml/"  # stays at the desk: what nodes read of YAML files has a JSON twin
 _DOCSTRING = regex(rb'(\A|:\n([ \t]+))"""(?:[^"\\]|\\.|"(?!""))*"""(?=\n(\n*\2[^\s#.])?)', re.DOTALL)
+_INDENT = regex(rb'("""(?:[^"\\]|\\.|"(?!""))*""")|^(?: {4})+', re.DOTALL | re.MULTILINE)  # not inside a text
 _DATA = regex(rb'"(drumbeat\.[\w.]+)"(?:, "(\w+)"\))?')  # one file of a package, or all of them
 _FINDINGS = "drumbeat/findings"
 _CATALOG = regex(rb'Catalog\("(\w+)"\)')
@@ -383,10 +384,11 @@ def node_files(files: Mapping[str, bytes]) -> Set[str]:
 
 
 def without_docstrings(data: bytes) -> bytes:
-    """Replace each docstring by as many empty lines, or by an empty string where it is the whole body."""
-    return _DOCSTRING.sub(
+    """Replace each docstring by as many empty lines, or by an empty string where it is the whole body; indent with tabs."""
+    data = _DOCSTRING.sub(
         lambda found: (b":\n" if found[3] else found[1] + b'""') + b"\n" * found[0][len(found[1]) :].count(b"\n"), data
     )
+    return _INDENT.sub(lambda found: found[1] or b"\t" * (len(found[0]) // 4), data)
 
 
 def _imports(data: bytes) -> Iterator[str]:
