@@ -20,8 +20,18 @@ from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.events import Event, VerdictGiven
 from drumbeat.runfolder.lines import GpuUse, gpu_use, near, not_finite_words, quiet_words
 from drumbeat.runfolder.progress import Progress
-from drumbeat.runfolder.run import Ranks, Run, lead_now, replaced_nodes, spares_left
-from drumbeat.runfolder.state import Condition, Course, Hang, Muster, condition, last_attempt, verdicts_of, world_of
+from drumbeat.runfolder.run import Ranks, Run, lead_now, spares_left
+from drumbeat.runfolder.state import (
+    Condition,
+    Course,
+    Hang,
+    Muster,
+    condition,
+    last_attempt,
+    replaced_nodes,
+    verdicts_of,
+    world_of,
+)
 from drumbeat.runfolder.summary import Affected, Summary
 
 if TYPE_CHECKING:
