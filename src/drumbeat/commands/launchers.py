@@ -42,14 +42,15 @@ class Split:
     rest: Tuple[str, ...]  # the script and its arguments
 
 
-def split(options: Options, launcher: str, words: Sequence[str]) -> Split:
+def split(options: Options, launcher: str, words: Sequence[str], strict: bool = True) -> Split:
+    """`strict`: refuse what cannot be told for sure, or cannot be started; else a word behind an unknown option is its value."""
     kept: List[str] = []
     replaced: Dict[str, str] = {}
     flags: Dict[str, str] = {}
     index = 0
     while index < len(words) and words[index].startswith("-") and words[index] not in ("-", "--"):
-        written, name, value, taken = _option(options, launcher, words, index)
-        if name in options.refused:
+        written, name, value, taken = _option(options, launcher, words, index, strict)
+        if strict and name in options.refused:
             raise Problem(f"{launcher} {written}: not supported with drumbeat", options.refused[name])
         flags[name] = value
         if name in options.replaced:
@@ -61,7 +62,9 @@ def split(options: Options, launcher: str, words: Sequence[str]) -> Split:
     return Split(tuple(kept), replaced, flags, tuple(rest))
 
 
-def _option(options: Options, launcher: str, words: Sequence[str], index: int) -> Tuple[str, str, str, int]:
+def _option(
+    options: Options, launcher: str, words: Sequence[str], index: int, strict: bool
+) -> Tuple[str, str, str, int]:
     """Return the option as written, its name, its value, and how many words it takes."""
     word = words[index]
     written, equals, value = word.partition("=")
@@ -74,13 +77,14 @@ def _option(options: Options, launcher: str, words: Sequence[str], index: int) -
     if name in options.bare or following is None:
         return written, name, "", 1
     if name not in options.valued:
-        if not following.startswith("-") and not following.endswith(".py"):
+        if following.startswith("-") or following.endswith(".py"):
+            return written, name, "", 1
+        if strict:
             raise Problem(
                 f"{launcher} {written}: not an option that drumbeat knows, so it cannot tell whether "
                 f"{following!r} is its value or the script",
                 f"write {written}={following}, or put -- before the script",
             )
-        return written, name, "", 1
     return written, name, following, 2
 
 

@@ -25,14 +25,13 @@ from drumbeat.commands.launch import (
     find_launcher,
     launcher_in,
     python_module,
-    runs_text,
+    read_by_shell,
     without_wrappers,
 )
 from drumbeat.commands.syntax import Node, flat, parse
 
 Read = Callable[[str], str]  # the text of a file that the command names; '' if there is none
 
-_VALUED = {"-o", "+o", "-O", "+O", "--rcfile", "--init-file"}  # options of a shell that take a value
 _SHEBANG = regex(r"#!\s*(?:\S*/env\s+(?:-S\s+)?)?(?:\S*/)?(\w+)")
 _PYTHON = regex(r"(?:python|pypy)[\d.]*")
 _SILENT = frozenset(("echo", "printf", "which", "type", "command", "pip", "pip3", "man"))  # start no launcher
@@ -185,12 +184,11 @@ def read_script(command: Sequence[str], read: Read) -> Script:
 
 def _shell_text(command: Tuple[str, ...], read: Read) -> Tuple[str, Tuple[str, ...]]:
     """Return the text that a shell reads, and its arguments."""
-    index = 1
-    while index < len(command) and command[index][:1] in ("-", "+") and len(command[index]) > 1:
-        if runs_text(command[index]):  # the word behind the text is $0
-            return (command[index + 1] if index + 1 < len(command) else ""), command[index + 3 :]
-        index += 2 if command[index] in _VALUED else 1
-    return (read(command[index]) if index < len(command) else ""), command[index + 1 :]
+    place, is_text = read_by_shell(command)
+    given = "".join(command[place : place + 1])
+    if is_text:  # the word behind it is $0
+        return given, command[place + 2 :]
+    return (read(given) if given else ""), command[place + 1 :]
 
 
 def _python_text(command: Tuple[str, ...], read: Read) -> str:

@@ -145,7 +145,7 @@ class ShellState:
         """Interpret a text. Marks in it stand for values that an outer shell inserted."""
         self.text = text
         try:
-            nodes = parse(self.text, line)
+            nodes = self.parsed(text, line)
             self.own = self.own | own_variables([each for top in nodes for each in top.walk()])
             for node in nodes:
                 self.statement = Statement(node.start, node.line, len(self.events), dict(self.variables), self.cwd)
@@ -153,6 +153,9 @@ class ShellState:
         except (Exit, Return) as left:
             self.last = left.result
         return self
+
+    def parsed(self, text: str, line: int) -> List[Node]:
+        return parse(text, line)
 
     def separators(self) -> str:
         """Return IFS if the script sets it to a known value, else the default."""

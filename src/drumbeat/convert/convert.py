@@ -9,6 +9,7 @@ from drumbeat.base.problem import Problem
 from drumbeat.base.redact import is_secret, redact
 from drumbeat.commands.events import Started, options_at
 from drumbeat.commands.interpret import Shell
+from drumbeat.commands.launch import STARTERS
 from drumbeat.commands.program import read_script
 from drumbeat.commands.script import Script, foreign_directives, read
 from drumbeat.commands.shell import Lexer
@@ -28,7 +29,6 @@ from drumbeat.convert.job_shell import JobShell
 from drumbeat.convert.launch import (
     AS_TEXT,
     OURS,
-    STARTERS,
     Launch,
     manages_ray,
     peel,
@@ -634,7 +634,7 @@ def _compare(draft: Draft, launch: Launch, ranks: Optional[int], batch: Shell, c
     _compare_steps(draft, launch, batch, chosen, here)
     if launch.whole is None and (job.launcher != "once" or launch.wrapper):
         counts = [
-            world(chosen.words, batch, chosen.variables, draft.keys.get("gpus")), world_of_job(job, draft.marks, launch.alone)
+            world(chosen, batch, draft.keys.get("gpus")), world_of_job(job, draft.marks, launch.alone)
         ]  # fmt: skip
         if None not in counts and counts[0] != counts[1]:
             draft.differences.append(Difference("rank processes in total", str(counts[0]), str(counts[1])))

@@ -13,14 +13,14 @@ from drumbeat.base.regex import regex
 from drumbeat.commands.events import Event, Started, Variable
 from drumbeat.commands.interpret import Shell
 from drumbeat.commands.launch import (
-    OUTSIDE,
+    CONTAINERS,
+    STARTERS,
     Found,
-    Wrapper,
     find_launcher,
-    following,
+    options,
+    read_by_shell,
     runs_text,
     started_per_node,
-    values,
 )
 from drumbeat.commands.launch import peel as off
 from drumbeat.commands.values import (
@@ -48,8 +48,6 @@ OURS = {
 AS_TEXT = "AS_TEXT_"
 PLACE = "DRUMBEAT_WORKDIR"
 WORKED_OUT = "worked out on each node, with its reason (drumbeat plan)"
-STARTERS = ("srun", "mpirun", "mpiexec")
-CONTAINERS = ("apptainer", "singularity", "docker", "podman")
 _LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "composer", "fabric", "tune")
 _NAMES_LAUNCHER = regex(
     r"torchrun|torch\.distributed\.(run|launch)|deepspeed(\.launcher\.runner)?|launch|composer|run|accelerate\.commands\.\S+"
@@ -58,20 +56,6 @@ IMAGE_FOLDER = Unknown("${OLDPWD}", JOB, frozenset(("OLDPWD",)))  # a rank leave
 _LABELS = ("--role", "--tee", "-t")
 SHELLS = ("bash", "sh")
 _SIZE = {"N": "nodes", "nodes": "nodes", "n": "ntasks", "ntasks": "ntasks"}
-_APPTAINER = Wrapper(
-    values(
-        "--nv --rocm --cleanenv -e --contain -c --containall -C --no-home --writable-tmpfs --userns -u --fakeroot -f "
-        "--no-init --compat --writable -w --no-eval --no-umask --no-privs --no-setgroups --unsquash --disable-cache --pid -p "
-        "--ipc -i --uts --net -n --nvccli",
-        0,
-    ),
-    every=1,
-)
-_DOCKER = Wrapper(
-    values("--rm --it -i -t -d --privileged --init --detach --interactive --tty --read-only -P --publish-all", 0),
-    every=1,
-)
-_OPTIONS = {**OUTSIDE, "apptainer": _APPTAINER, "singularity": _APPTAINER, "docker": _DOCKER, "podman": _DOCKER}
 _UTILITY = regex(
     r"(?:\S*/)?(?:nvidia-smi|rocm-smi|amd-smi|hostname|dcgmi|nvtop|mkdir|rm|cp|mv|rsync|tar|unzip|ls|echo|cat|chmod|sudo|apt(?:-get)?"
     r"|pip3?|conda|git|wget|curl|date|df|free|sleep|true|killall|pkill|scontrol|sbcast|ln|touch|find|ray(?!\s+job\s+submit\b)|dcgmproftester\d*|enroot|env\s*$"
@@ -291,32 +275,6 @@ def _give(launch: Launch, variables: Dict[str, str]) -> None:
     """Set variables for this command."""
     for name, value in variables.items():
         launch.shell.assign(name, value, launch.shell.marks.quoted(value), launch.line, True)
-
-
-_PROGRAM = regex(r"(?:\S*/)?(?:python[\d.]*|bash|sh|env|\S+\.(?:sh|py)|" + "|".join((*CONTAINERS, *_LAUNCHERS)) + ")")
-
-
-def options(words: Sequence[str], program: str) -> Tuple[List[Tuple[str, str]], int]:
-    """Return (name, value) of the options at the start, and the position of the first other word."""
-    wrapper = _OPTIONS[program]
-    found, at = [], 0
-    while at < len(words) and len(words) > at + 1:
-        if program == "srun" and MARK.fullmatch(words[at]) and any(map(_PROGRAM.fullmatch, words[at + 1 :])):
-            found.append(("", words[at]))  # options that only the job knows
-            at += 1
-            continue
-        if not words[at].startswith("-") or words[at] == "-":
-            break
-        name, _, value = words[at].lstrip("-").partition("=")
-        count = following(wrapper, words[at])
-        short = not words[at].startswith("--") and len(words[at]) > 2 and program not in ("mpirun", "mpiexec")
-        if short and following(wrapper, words[at][:2]):  # -N2
-            name, value = name[0], words[at][2:]
-        elif count:
-            value = " ".join(words[at + 1 : at + 1 + count])
-        found.append((name.replace("_", "-"), value))
-        at += 1 + count
-    return found, at
 
 
 # What becomes of each option of a starter. Those that neither `_starter` carries over nor these tables name reach the ranks
@@ -605,10 +563,10 @@ def _text_of(shell: Shell, path: str) -> str:
 def _shell(draft: Draft, launch: Launch, started: Started) -> bool:
     """Follow `bash -c 'a; b; train'`, or a script that was written just before. False: it stays as it is."""
     words, shell = launch.words, launch.shell
-    place = next((at for at, word in enumerate(words[1:], 1) if not word.startswith("-") or runs_text(word)), 0)
-    if place and runs_text(words[place]) and len(words) > place + 1:
-        text, zero, arguments = words[place + 1], (words[place + 2 :] or words)[0], words[place + 3 :]
-    elif place and _text_of(shell, words[place]):
+    place, is_text = read_by_shell(words)
+    if words[place:] and is_text:
+        text, zero, arguments = words[place], (words[place + 1 :] or words)[0], words[place + 2 :]
+    elif words[place:] and _text_of(shell, words[place]):
         text, zero, arguments = _text_of(shell, words[place]), words[place], words[place + 1 :]
         launch.words = ["bash", "-c", text, words[place], *arguments]
     else:
@@ -619,7 +577,7 @@ def _shell(draft: Draft, launch: Launch, started: Started) -> bool:
     inner.functions = dict(shell.functions)
     inner.events, inner.variables = list(shell.events), dict(shell.variables)
     inner.wanted = _anything
-    inner.set_options(words[1 : place + 1])
+    inner.set_options(words[1:place])
     inner.run(whole_marks(text), launch.line)
     trainings = [each for each in inner.started if starts_training(each.words) or _last_one(each, inner)]
     chosen = trainings[-1] if trainings else None

@@ -8,8 +8,9 @@ from typing import List, Optional, Sequence
 
 from drumbeat.commands.events import Started
 from drumbeat.commands.interpret import Shell
+from drumbeat.commands.launch import options
 from drumbeat.commands.values import HEAD, HOSTS, TASK, Marks, Unknown
-from drumbeat.convert.launch import OURS, options
+from drumbeat.convert.launch import OURS
 
 _SIZES = ("N", "nodes", "n", "ntasks", "ntasks-per-node")
 

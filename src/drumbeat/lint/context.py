@@ -9,10 +9,8 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tup
 
 from drumbeat.base.data import load, names
 from drumbeat.base.light_dataclass import dataclass
-from drumbeat.commands.events import Started
-from drumbeat.commands.script import Command, Script, options
+from drumbeat.commands.script import Script
 from drumbeat.findings.model import SEVERITIES
-from drumbeat.lint.starts import Start, starts
 
 LONGEST_FIXED = 4000  # a longer line is no person's line
 
@@ -52,59 +50,6 @@ class Context(NamedTuple):
     def lines(self) -> Dict[int, str]:
         return dict(enumerate(self.script.text.split("\n"), self.script.line))
 
-    def started(self, wanted: Callable[[List[str]], bool]) -> List[Started]:
-        """Return the commands of this kind that the script starts, with their variables."""
-        return [each for each in self.script.shell.started if wanted(each.words)]
-
-    @property
-    def starts(self) -> List[Start]:
-        """Return the programs that the script starts, with what reaches each of them."""
-        return starts(self.script.shell)
-
-    def extent(self, start: Start) -> Extent:
-        """Return on how many nodes a program starts, and as how many tasks."""
-        if not start.step:
-            return Extent(1, 1)
-        found, by_gpus = self._extent(start.flags, self.job_nodes), {"ntasks-per-gpu", "gpus-per-task"}
-        per_node = self.script.option("ntasks-per-node", "tasks-per-node")
-        counted = start.flags.get("ntasks") or not per_node and self.script.option("ntasks")
-        by_gpus &= {*start.flags, *(each.name for each in self.script.directives)}
-        return Extent(found.nodes, None) if by_gpus and not counted else found
-
-    def _extent(self, flags: Mapping[str, str], has: Optional[int]) -> Extent:
-        """Return the nodes and tasks of a step with these options in a job of so many nodes."""
-        script = self.script
-        nodes = _count(flags["nodes"], has) if "nodes" in flags else has
-        per_node = flags.get("ntasks-per-node") or flags.get("tasks-per-node") or ""
-        total = flags.get("ntasks", "")
-        if not per_node and (not total or re.sub(r"[${}]", "", total) in ("SLURM_NTASKS", "SLURM_NPROCS")):
-            said, all_tasks = script.option("ntasks-per-node", "tasks-per-node"), script.option("ntasks")
-            per_node, total = said.value if said else "", all_tasks.value if all_tasks and not said else ""
-        if total:
-            tasks = _count(total, has)
-        else:
-            each_node = _count(per_node, None) if per_node else 1
-            tasks = nodes * each_node if nodes and each_node else None
-        return Extent(min(nodes, tasks) if nodes and tasks else nodes, tasks)
-
-    @property
-    def job_nodes(self) -> Optional[int]:
-        """Return the number of nodes in the #SBATCH lines; None where they do not say one number."""
-        option = self.script.option("nodes")
-        found = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", option.value) if option else None
-        return int(found[1]) if found and found[2] in (None, found[1]) else None
-
-    def flags(self, command: Command) -> Dict[str, str]:
-        """Return the options of a command, with the values of the variables in them."""
-        return dict(options(self.script.values(command)))
-
-    @property
-    def gpus(self) -> int:
-        """Return how many GPUs the job has on each node; 0 where its #SBATCH lines do not say."""
-        asked = self.script.option("gpus-per-node", "gres") or self.script.option("gpus")
-        count = re.search(r"(?:^|:)(\d{1,4})$", asked.value) if asked else None
-        return int(count[1]) // ((self.nodes or 1) if asked and asked.name == "gpus" else 1) if count else 0
-
     @property
     def slurm(self) -> bool:
         """Return true if the script runs under Slurm."""
@@ -114,55 +59,7 @@ class Context(NamedTuple):
     def batch(self) -> bool:
         """Return true if sbatch runs the script, once per job, rather than srun in every task."""
         script = self.script
-        return bool(script.directives or script.late) or any(
-            command.name == "srun" and "substitution" not in command.within for command in script.commands
-        )
-
-    def tasks_on_a_node(self, command: Command) -> int:
-        """Return how many tasks a step has on each node: its own options, then the script's; 2 where a variable says it."""
-        flags = {
-            name: value
-            for name, value in self.flags(command).items()
-            if name not in ("ntasks-per-gpu", "gpus-per-task")
-        }
-        if command.name != "srun" and flags.get("np"):
-            flags["ntasks"] = flags["np"]
-        return self._extent(flags, self.nodes or 1).tasks_per_node or 2
-
-    @property
-    def nodes(self) -> Optional[int]:
-        """Return the number of nodes it requests; None when it does not say."""
-        option = self.script.option("nodes")
-        if option and re.fullmatch(r"\d{1,6}(-\d{1,6})?", option.value):
-            return int(option.value.split("-")[-1])
-        counts = [
-            int(value)
-            for command in self.script.commands
-            for name, value in options(self.script.values(command))
-            if (name == "nnodes" or (name == "nodes" and command.name in ("srun", "sbatch", "salloc")))
-            and re.fullmatch(r"\d{1,6}", value)
-        ]
-        counts += [
-            int(each.text)
-            for each in self.script.assignments
-            if each.name == "NNODES" and re.fullmatch(r"\d{1,6}", each.text)
-        ]
-        return max(counts, default=None)
-
-
-class Extent(NamedTuple):
-    nodes: Optional[int]  # None: unknown
-    tasks: Optional[int]  # on all of them
-
-    @property
-    def tasks_per_node(self) -> Optional[int]:
-        return -(-self.tasks // self.nodes) if self.tasks and self.nodes else None
-
-
-def _count(text: str, nodes: Optional[int]) -> Optional[int]:
-    if re.sub(r"[${}]", "", text) in ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"):
-        return nodes
-    return int(text) if re.fullmatch(r"\d{1,6}", text) else None
+        return bool(script.directives or script.late) or any(each.step == "srun" for each in script.started_anywhere)
 
 
 # Rules are data: the YAML files of this folder, every key checked. contributing/lint-rules.md says what each key means.
