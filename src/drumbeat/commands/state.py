@@ -25,7 +25,7 @@ from drumbeat.commands.events import (
     Variable,
     options_at,
 )
-from drumbeat.commands.expand import MAX_VALUE, Expander, Value, Variables, calculated
+from drumbeat.commands.expand import MAX_VALUE, Expander, Value, calculated
 from drumbeat.commands.shell import Lexer
 from drumbeat.commands.syntax import (
     Node,
@@ -135,11 +135,7 @@ class ShellState:
         self.statement: Optional[Statement] = None
         self.steps, self.depth, self.shifted = [0], 0, 0
         self.text = ""
-        self.words = self.expander()
-
-    def expander(self) -> Expander:
-        variables = Variables(self.lookup, self.unset, self._assign_default, self._forget)
-        return Expander(self.marks, variables, self.substitute, self.separators, self.globs)
+        self.words = Expander(self)
 
     def run(self: S, text: str, line: int = 1) -> S:
         """Interpret a text. Marks in it stand for values that an outer shell inserted."""
@@ -233,7 +229,7 @@ class ShellState:
     def mark(self, text: str, kind: str, stable: bool = True) -> str:
         return self.marks.mark(Unknown(text, kind, names_read(text), stable))
 
-    def _assign_default(self, name: str, value: str) -> None:
+    def assign_default(self, name: str, value: str) -> None:
         outside = name not in self.variables and name in self.marks.reads(value)
         self.assign(name, value, self.marks.quoted(value), 0, False)
         if outside:  # exported if it was
@@ -273,7 +269,7 @@ class ShellState:
                 mark = self.marks.mark(Unknown(f"${{{other}}}", JOB, frozenset((other,)), False, made))
                 self.variables[other] = variable._replace(value=mark if isinstance(variable.value, str) else [mark])
 
-    def _forget(self, name: str) -> None:
+    def forget(self, name: str) -> None:
         """Mark a variable as unknown because arithmetic in this statement's words changes it by an unknown value."""
         self._keep_copies(name)
         old = self.variables.get(name)
@@ -336,7 +332,7 @@ class ShellState:
         other = copy.copy(self)
         other.variables, other.files, other.events = dict(self.variables), dict(self.files), list(self.events)
         other.certain = self.certain and certain
-        other.words = other.expander()
+        other.words = Expander(other)
         return other
 
     def body(self, nodes: Sequence[Node]) -> Optional[bool]:

@@ -7,7 +7,7 @@ import signal
 from typing import Dict, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.commands.script import Directive
-from drumbeat.convert.draft import Difference, Draft, Notice
+from drumbeat.convert.draft import Draft, Notice
 from drumbeat.jobfile.check import parse_duration
 
 _SAME = {
@@ -151,7 +151,7 @@ def stop_with(draft: Draft, name: str) -> None:
         draft.set("stop-signal", name, draft.notice.line)
     else:
         draft.question(draft.notice.line, f"SIG{name}", f"stop-signal is one of {', '.join(STOP_SIGNALS)}")
-        draft.differences.append(Difference("before the time limit", name, "TERM"))
+        draft.differs("before the time limit", name, "TERM")
 
 
 def _export(draft: Draft, each: Directive) -> None:

@@ -80,6 +80,12 @@ class Draft:
         if note not in notes:
             notes.append(note)
 
+    def differs(self, what: str, script: object, job: object, why: str = "") -> None:
+        """List a difference, once."""
+        found = Difference(what, self.marks.shown(str(script)), self.marks.shown(str(job)), why)
+        if found not in self.differences:
+            self.differences.append(found)
+
     def _as_written(self, text: str) -> str:
         """Return the text with what the script has where the job has a variable of its own."""
         return self.marks.shown(text, lambda each: each.made if each.text.startswith("${VALUE_") else each.text)

@@ -11,7 +11,7 @@ from drumbeat.commands.interpret import Shell
 from drumbeat.commands.syntax import arguments_read, names_read, parse, program_of
 from drumbeat.commands.values import SUBMIT, at_submission
 from drumbeat.convert.directives import stop_with
-from drumbeat.convert.draft import Difference, Draft
+from drumbeat.convert.draft import Draft
 from drumbeat.convert.job_shell import by_own_name
 from drumbeat.convert.launch import AS_TEXT, Launch
 from drumbeat.convert.residue import OF_TASKS, changed
@@ -47,9 +47,7 @@ def retries(draft: Draft, chosen: Started, failed: Shell, done: Shell) -> bool:
     words = {tuple(map(marks.resolved, each.words)) for each in (*again, *once)}
     if len(words) > 1:
         for other in sorted(words)[1:]:
-            draft.differences.append(
-                Difference(f"line {chosen.line}", f"{' '.join(other)} if it fails", "not started", "a retry")
-            )
+            draft.differs(f"line {chosen.line}", f"{' '.join(other)} if it fails", "not started", "a retry")
     else:
         draft.set("restarts", MOST_RESTARTS if endless else len(again) - 1, chosen.line)
         if endless:
@@ -110,7 +108,7 @@ def traps(draft: Draft, batch: Shell) -> List[Trap]:
         draft.drop(draft.notice.line, f"--signal=B:{draft.notice.signal}, without a trap", why)
     elif draft.notice and draft.notice.batch and not handled:
         given = f"{draft.notice.signal} for the batch script, nothing for the ranks"
-        draft.differences.append(Difference("before the time limit", given, draft.keys.get("stop-signal", "TERM")))
+        draft.differs("before the time limit", given, draft.keys.get("stop-signal", "TERM"))
     return at_end
 
 

@@ -34,7 +34,7 @@ from drumbeat.commands.values import (
     split_marks,
     whole_marks,
 )
-from drumbeat.convert.draft import Difference, Draft
+from drumbeat.convert.draft import Draft
 from drumbeat.convert.job_shell import JobShell
 from drumbeat.plan.argv import rank_argv
 
@@ -419,8 +419,7 @@ def _other_option(draft: Draft, launch: Launch, said: str, fate: str, value: str
     if fate and not (fate.startswith("drumbeat numbers") and value.startswith(("cyclic", "arbitrary", "plane"))):
         draft.drop(launch.line, said, fate)
     else:
-        found = Difference("option of the script", draft.marks.shown(said), "not used")
-        draft.differences += [found] if found not in draft.differences else []
+        draft.differs("option of the script", said, "not used")
 
 
 def _masks(value: str) -> List[str]:
@@ -689,7 +688,7 @@ def _launcher(draft: Draft, launch: Launch) -> None:
         if late and late.kind != SUBMIT and ("[" in late.text or outside_quotes(word)):
             why = f"options of {found.words} that are decided when the job runs: write ranks-per-node if they say it"
             draft.question(launch.line, word, why)
-            draft.differences.append(Difference("rank processes", f"as {late.text} says", "one per GPU, or per node"))
+            draft.differs("rank processes", f"as {late.text} says", "one per GPU, or per node")
     flags = [f"{flag} {launch.addresses.get(value, value)}".strip() for flag, value in found.replaced.items()]
     if flags:
         draft.replaced = set(found.replaced)

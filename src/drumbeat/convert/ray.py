@@ -8,7 +8,7 @@ from typing import List, Optional, Sequence
 from drumbeat.commands.events import Event, Started, options_at
 from drumbeat.commands.interpret import Shell
 from drumbeat.commands.values import ONCE, TASK
-from drumbeat.convert.draft import Difference, Draft
+from drumbeat.convert.draft import Draft
 from drumbeat.convert.launch import Launch, manages_ray, peel
 
 # Arguments: the number of words of the head's command, those words, the same of the workers', then the driver.
@@ -34,7 +34,7 @@ def cluster(draft: Draft, launch: Launch, batch: Shell, chosen: Started, ours: S
     if head is None or join is None or not isinstance(nodes, int) or not join and nodes > 1:
         for each in {(each.line, each.text): each for each in ours}.values():
             draft.question(each.line, each.text, _NO_CLUSTER)
-            draft.differences.append(Difference(f"line {each.line}", each.text, "not started"))
+            draft.differs(f"line {each.line}", each.text, "not started")
         return
     ready = _slept(batch, heads[0].before, workers[0].before) if join else 0
     drive = _slept(batch, heads[0].before, chosen.before)
