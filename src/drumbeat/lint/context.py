@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import functools
 import re
-from dataclasses import fields
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from dataclasses import field
+from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Tuple
 
 from drumbeat.base.data import load, names
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.commands.script import Script
-from drumbeat.findings.model import SEVERITIES
 
 LONGEST_FIXED = 4000  # a longer line is no person's line
 
@@ -62,15 +61,8 @@ class Context(NamedTuple):
         return bool(script.directives or script.late) or any(each.step == "srun" for each in script.started_anywhere)
 
 
-# Rules are data: the YAML files of this folder, every key checked. contributing/lint-rules.md says what each key means.
-
-
-# Texts that a rule's pattern is matched against; `check` names a function for what one text cannot show.
-SUBJECTS = ("command", "pipeline", "assign", "sbatch", "line", "python")
-
-
-class RuleError(ValueError):
-    """A rule file is wrong; the message names file, rule and key."""
+# Rules are data: the YAML files of this folder, whose every key is a test's to check. contributing/lint-rules.md says what
+# each key means.
 
 
 @dataclass(frozen=True)
@@ -94,65 +86,14 @@ class Rule:
     where: str = ""  # pattern: only when the whole script has this
     without: str = ""  # pattern: not when the whole script has this
     check: str = ""
-    settings: Mapping[str, Any] = None  # type: ignore[assignment]  # what the check needs to know
+    settings: Mapping[str, Any] = field(default_factory=dict)  # what the check needs to know
     fixes: bool = False  # --fix writes it
     whole: bool = False  # says something only about a whole script, never about a page's excerpt
     converted: bool = False  # the job file that `drumbeat convert` makes no longer has it
-    file: str = ""
-
-
-_SWITCHES = ("fixes", "whole", "converted")
-_KEYS = {field.name for field in fields(Rule)} - {"file"}
-_PATTERNS = ("command", "pipeline", "assign", "sbatch", "line", "python", "value", "unless", "where", "without")
 
 
 @functools.lru_cache(maxsize=1)
 def rules() -> Tuple[Rule, ...]:
     """Return the rules that come with drumbeat."""
     package = "drumbeat.lint"
-    found = [rule for name in names(package) for rule in checked(load(package, name), name)]
-    twice = {rule.id for rule in found if [each.id for each in found].count(rule.id) > 1}
-    if twice:
-        raise RuleError(f"two rules are called {', '.join(sorted(twice))}")
-    return tuple(found)
-
-
-def checked(entries: Any, file: str) -> List[Rule]:
-    """Return the rules of one file, with every key checked."""
-    if not isinstance(entries, list):
-        raise RuleError(f"{file}: expected a list of rules")
-    return [_rule(entry, file, number) for number, entry in enumerate(entries, 1)]
-
-
-def _rule(entry: Any, file: str, number: int) -> Rule:
-    if not isinstance(entry, dict):
-        raise RuleError(f"{file}: rule {number} is not a mapping")
-    where = f"{file}: rule {entry.get('id', number)}"
-    unknown = {str(key) for key in entry} - _KEYS
-    if unknown:
-        raise RuleError(f"{where}: unknown key {', '.join(sorted(unknown))}; known: {', '.join(sorted(_KEYS))}")
-    for key, value in entry.items():
-        kind = dict if key == "settings" else bool if key in _SWITCHES else str
-        if not isinstance(value, kind) or (value == "" and key not in ("bad", "good")):  # drumbeat.pyz has no examples
-            raise RuleError(f"{where}: '{key}' must be {kind.__name__}")
-    missing = [name for name in ("id", "title", "reason", "fix", "bad", "good") if name not in entry]
-    if missing:
-        raise RuleError(f"{where}: lacks {', '.join(missing)}")
-    values: Dict[str, Any] = {"settings": {}, **entry, "file": file}
-    rule = Rule(**values)
-    if rule.severity not in SEVERITIES:
-        raise RuleError(f"{where}: severity is one of {', '.join(SEVERITIES)}")
-    subjects = [name for name in (*SUBJECTS, "check") if getattr(rule, name)]
-    if len(subjects) != 1:
-        raise RuleError(f"{where}: needs one of {', '.join(SUBJECTS)}, check")
-    for name in _PATTERNS:
-        try:
-            compiled(getattr(rule, name))
-        except re.error as error:
-            raise RuleError(f"{where}: '{name}' is not a regular expression: {error}") from None
-    return rule
-
-
-@functools.cache
-def compiled(pattern: str) -> re.Pattern[str]:
-    return re.compile(pattern)
+    return tuple(Rule(**rule) for name in names(package) for rule in load(package, name))
