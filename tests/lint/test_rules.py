@@ -7,7 +7,6 @@ import pytest
 from drumbeat.findings.model import SEVERITIES
 from drumbeat.lint.context import rules
 from drumbeat.lint.engine import CHECKS, lint
-from drumbeat.lint.pages import CHECKS as PYTHON_CHECKS
 from drumbeat.lint.python_program import CHECKS as PROGRAM_CHECKS
 
 RULES = {rule.id: rule for rule in rules()}
@@ -15,7 +14,7 @@ MADE = {"script-cut": "true\n" * 10_001}
 
 
 def name_of(rule):
-    return "t.py" if rule.python or rule.check in {**PYTHON_CHECKS, **PROGRAM_CHECKS} else "-"
+    return "t.py" if rule.python or rule.check in PROGRAM_CHECKS else "-"
 
 
 def codes(text, name="-"):
@@ -45,7 +44,7 @@ def test_good_example_is_clean(name):
 
 def test_every_check_has_a_rule_and_every_rule_its_check():
     asked = {rule.check for rule in rules() if rule.check}
-    assert asked == {*CHECKS, *PYTHON_CHECKS, *PROGRAM_CHECKS}
+    assert asked == {*CHECKS, *PROGRAM_CHECKS}
 
 
 SUBJECTS = ("command", "pipeline", "assign", "sbatch", "line", "python", "check")

@@ -139,10 +139,7 @@ def _python(text: str, first: int, whole: bool, read_file: Read) -> Iterator[Tup
     program = python_program.parse(text, first, whole, read_file)
     joined = "\n".join(line for _, line in code)
     for rule in rules():
-        if rule.check in pages.CHECKS:
-            for hit in pages.CHECKS[rule.check](code):
-                yield rule, hit
-        elif rule.check in python_program.CHECKS:
+        if rule.check in python_program.CHECKS:
             for hit in python_program.CHECKS[rule.check](program) if program else ():
                 yield rule, hit
         elif rule.python and _wanted(rule, joined):
