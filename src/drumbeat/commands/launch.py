@@ -399,7 +399,7 @@ _MPI = Wrapper(
             "--map-by -map-by --bind-to -bind-to --rank-by -wdir --wdir -wd -prefix --prefix -ppn -perhost -hosts "
             "--output-filename --timeout --cpu-bind --display --tune --app -app --path --report-uri --depth -d "
             "--default-hostfile -default-hostfile --rankfile -rf --cpu-set --cpu-list --stdin --output -iface -launcher "
-            "-bootstrap -genvlist -envlist -configfile -am --am"
+            "-bootstrap -genvlist -envlist -configfile -am --am --mem-bind --gpu-bind"
         ),
         **values("-mca --mca -gmca --gmca -genv --genv -env --pmca --prtemca", 2),
     }

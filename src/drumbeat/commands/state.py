@@ -527,7 +527,7 @@ class ShellState:
             self.variables = outside
             if self.separators() != BLANKS and any(map(outside_quotes, MARK.findall("".join(words)))):
                 self.doubts.append((node.line, text, "IFS is changed, and splits what only the job knows"))
-            if not self.task:
+            if not self.task and self.certain:  # in a part that is kept as it stands no variable can be added
                 words = [self.with_names(word, node.line) for word in words]
                 prefix = {name: self.with_names(value, node.line) for name, value in prefix.items()}
             fed = self.fed(words, node)
@@ -554,7 +554,7 @@ class ShellState:
         elif name in self.state:
             self.events.append(Event("shell", node.line, text, reads, words=tuple(words), soft=True))
         else:
-            quiet = name in self.prints and not self.acts.match(text) and (node.background or not into_file(node))
+            quiet = name in self.prints and not self.acts.match(text) and not into_file(node)
             quiet = quiet and not self.changes([node])
             written = self.written(node, words)
             self.events.append(Event("print" if quiet else "once", node.line, written, reads, words=tuple(words)))

@@ -39,6 +39,9 @@ _MEMORY_PER = {"mem-per-gpu": "gpus", "mem-per-cpu": "cpus"}
 
 def read_directives(draft: Draft, directives: Sequence[Directive]) -> None:
     given = {each.name: each for each in directives}
+    whole, part = (given.get(name) for name in ("ntasks", "ntasks-per-node"))
+    if "nodes" not in given and whole and part and whole.value.isdigit() and part.value.isdigit() and int(part.value):
+        draft.set("nodes", -(-int(whole.value) // int(part.value)), whole.line)  # as many as Slurm takes for them
     for each in sorted(given.values(), key=lambda each: each.name != "nodes"):  # --gpus is of all nodes
         _one(draft, each)
     for each in directives:

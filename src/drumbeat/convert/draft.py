@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import field
 from typing import Any, Dict, List, NamedTuple, Optional, Set
@@ -151,7 +152,9 @@ def job_file(draft: Draft, source: str) -> str:
         lines += ["", "# What reaches a rank otherwise than from the script:"]
         for each in draft.differences:
             why = f" ({each.why})" if each.why else ""
-            lines.append(f"#   {each.what}: {_one_line(each.script)} there, {_one_line(each.job)} here{why}")
+            alike = max(0, len(os.path.commonprefix(each[1:3])) - _LONGEST // 2)  # long texts from where they differ
+            there, here = (("... " if alike else "") + _one_line(text[alike:]) for text in each[1:3])
+            lines.append(f"#   {each.what}: {there} there, {here} here{why}")
     if draft.defaults:
         taken = ", ".join(f"{name}={_one_line(value)}" if value else name for name, value in draft.defaults.items())
         lines += ["", f"# Taken to be unset where the script is submitted, so that its defaults hold: {taken}"]
@@ -169,9 +172,12 @@ def _lines(numbers: List[int]) -> str:
     return f"line{'s' if len(set(numbers)) > 1 else ''} " + ", ".join("-".join(map(str, each)) for each in found)
 
 
+_LONGEST = 120  # of a text in a comment
+
+
 def _one_line(text: str) -> str:
     text = " ".join(shown(redact(text)).split())
-    return text if len(text) <= 120 else text[:117] + "..."
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
 
 
 def _entry(key: str, value: Any, comment: str) -> List[str]:

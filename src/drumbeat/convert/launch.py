@@ -15,7 +15,6 @@ from drumbeat.commands.interpret import Shell
 from drumbeat.commands.launch import (
     CONTAINERS,
     STARTERS,
-    Found,
     find_launcher,
     options,
     read_by_shell,
@@ -23,6 +22,7 @@ from drumbeat.commands.launch import (
     started_per_node,
 )
 from drumbeat.commands.launch import peel as off
+from drumbeat.commands.starts import starts_of
 from drumbeat.commands.values import (
     HEAD,
     JOB,
@@ -653,19 +653,6 @@ def found_on_path(marks: Marks, words: Sequence[str]) -> List[str]:
     return [*(named[1:] if launcher else named), *words[2:]] if any(found[:1]) or launcher else list(words)
 
 
-def behind_wrapper(words: Sequence[str]) -> Optional[Found]:
-    """Return a launcher named in the arguments of a program that cannot be read here: `bash wrapper.sh torchrun ...`."""
-    for place in range(1, len(words)):
-        if words[place].rsplit("/", 1)[-1] in _LAUNCHERS or re.fullmatch(r"(?:\S*/)?python[\d.]*", words[place]):
-            try:
-                found = find_launcher(words[place:])
-            except Problem:
-                return None
-            if found:
-                return found
-    return None
-
-
 def _launcher(draft: Draft, launch: Launch) -> None:
     words = launch.words
     try:
@@ -674,8 +661,9 @@ def _launcher(draft: Draft, launch: Launch) -> None:
         draft.question(launch.line, problem.what, problem.fix)
         return
     if found is None:
-        found = behind_wrapper(words)
-        if found:  # it keeps its own flags, so it starts as many ranks as they say, once on each node
+        inside = Started(launch.line, words, launch.shell.variables, launch.shell.cwd, 0, True, "")
+        found = next((each.launcher for each in starts_of(launch.shell, inside) if each.launcher), None)
+        if found:  # behind a wrapper it keeps its flags, so it starts as many ranks as they say, once on each node
             launch.tasks, launch.launcher = started_per_node(found, int(draft.keys.get("nodes", 1))), True
             launch.wrapper = " ".join(words[:2])
             draft.set("launcher", "once", launch.line)
