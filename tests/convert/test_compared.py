@@ -197,8 +197,7 @@ def test_a_file_named_like_a_launcher_is_none():
 
 def test_tasks_and_tasks_per_node_say_the_nodes():
     draft = convert("#SBATCH -n 64\n#SBATCH --ntasks-per-node=4\n#SBATCH --gpus-per-task=1\nsrun python t.py\n")
-    assert (draft.keys["nodes"], draft.keys["ranks-per-node"], draft.keys["gpus"]) == (16, 4, 4)
-    assert not draft.differences
+    assert (draft.keys["nodes"], draft.keys["gpus"]) == (16, 4) and not draft.differences
 
 
 def test_a_launcher_in_the_text_of_an_unknown_wrapper_starts_the_ranks():
@@ -225,5 +224,5 @@ def test_a_part_that_is_kept_whole_reads_no_variable_that_nothing_sets():
 
 def test_long_values_are_shown_from_where_they_differ():
     draft = convert("#SBATCH -N 1\nsrun python t.py\n")
-    draft.differs("argument 1", "x" * 200 + "one", "x" * 200 + "other")
-    assert f"... {'x' * 60}one there, ... {'x' * 60}other here" in job_file(draft, "s")
+    draft.differs("argument 1", "x" * 200 + "1", "x" * 200 + "2")
+    assert f"... {'x' * 60}1 there, ... {'x' * 60}2 here" in job_file(draft, "s")
