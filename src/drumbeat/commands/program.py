@@ -11,7 +11,7 @@ import os
 import re
 import shlex
 import shutil
-from typing import Callable, List, Mapping, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import Order
@@ -29,6 +29,10 @@ from drumbeat.commands.launch import (
     without_wrappers,
 )
 from drumbeat.commands.syntax import Node, flat, parse
+from drumbeat.commands.values import without_marks
+
+if TYPE_CHECKING:
+    from drumbeat.commands.interpret import Shell
 
 Read = Callable[[str], str]  # the text of a file that the command names; '' if there is none
 
@@ -222,58 +226,37 @@ def fallback(text: str, launcher: str) -> str:
     try:
         shlex.split(text, comments=True)
         nodes = parse(text)
-    except (Problem, ValueError):  # nested too deep; a quote that is never closed
+        if nodes and _words(nodes[-1]) in (["exit"], ["exit", "$?"]):
+            nodes.pop()
+        everything = list(flat(nodes))
+        if any(node.kind == "unknown" or _ENDS_EARLY & set(_words(node)[:1]) for node in everything):
+            return ""  # the last statement may not have been reached
+        named = [node for node in everything if any(os.path.basename(word) == launcher for word in _words(node))]
+        found = _launcher(_words(named[0])) if len(named) == 1 else None  # another one may be the one that failed
+        if found is None or os.path.basename(found.program) != launcher:
+            return ""
+        failed = (named[0].line, text[named[0].start : named[0].end])
+        shell = _supposing(text, {failed: False})
+        last = shell.started[-1] if shell.started else None
+        words = [shell.marks.shown(word) for word in last.words] if last else []
+        if last is None or (last.line, last.text) == failed or not last.certain or not _trains(words):
+            return ""
+        return last.text if _supposing(text, {failed: False, (last.line, last.text): False}).last is False else ""
+    except (Problem, ValueError):  # nested too deep, or too long; a quote that is never closed
         return ""
-    if nodes and _words(nodes[-1]) in (["exit"], ["exit", "$?"]):
-        nodes.pop()
-    everything = list(flat(nodes))
-    if not nodes or any(node.kind == "unknown" or _ENDS_EARLY & set(_words(node)[:1]) for node in everything):
-        return ""  # the last statement may not have been reached
-    named = [node for node in everything if any(os.path.basename(word) == launcher for word in _words(node))]
-    last = nodes[-1]
-    if len(named) != 1 or not _starts(named[0], launcher) or last.background or last.negated:
-        return ""  # another one may be the one that failed
-    if last.kind == "if":
-        before, instead = _of_if(last)
-    elif last.kind == "list" and last.joints.count("||") == 1:
-        place = last.joints.index("||") + 1
-        parts = [part for body in last.bodies for part in body]
-        before, instead = parts[:place], [] if any(part.negated for part in parts) else parts[place:]
-        if len(instead) == 1 and instead[0].kind == "group":
-            instead = instead[0].bodies[0]
-            instead = instead[-1:] if _are_simple(instead) else []
-    else:
-        return ""
-    if not before or before[-1] is not named[0] or not instead or not _are_simple([*before, *instead]):
-        return ""
-    return text[instead[0].start : instead[-1].end] if _trains(_words(instead[0])) else ""
 
 
-def _of_if(node: Node) -> Tuple[List[Node], List[Node]]:
-    """Return the commands of a condition, and the last one that runs if it fails: `if ! LAUNCHER; then`, commands, `fi`; or
-    `if LAUNCHER; then`, commands, `else`, commands, `fi`."""
-    condition, *branches = node.bodies
-    if len(condition) != 1 or not all(map(_are_simple, branches)):
-        return [], []
-    first = condition[0]
-    before = [part for body in first.bodies for part in body] if set(first.joints) == {"&&"} else [first]
-    negated = before[0].negated
-    if len(branches) != (1 if negated else 2) or (negated and len(before) > 1):
-        return [], []
-    return before, branches[-1][-1:]
+def _supposing(text: str, results: Dict[Tuple[int, str], bool]) -> Shell:
+    """Return what a script does where these commands succeed or fail, each named by its line and text."""
+    from drumbeat.commands.interpret import Shell
 
-
-def _are_simple(nodes: Sequence[Node]) -> bool:
-    return bool(nodes) and all(node.kind == "simple" and not node.background and not node.heredocs for node in nodes)
+    shell = Shell({}, lambda words: True, None)
+    shell.supposed = results
+    return shell.run(without_marks(text))
 
 
 def _words(node: Node) -> List[str]:
     return [word.text for word in node.words] if node.kind == "simple" else []
-
-
-def _starts(node: Node, launcher: str) -> bool:
-    found = _launcher(_words(node))
-    return found is not None and os.path.basename(found.program) == launcher
 
 
 def _trains(words: Sequence[str]) -> bool:

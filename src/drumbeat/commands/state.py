@@ -121,9 +121,9 @@ class ShellState:
         self.inlines = False  # keep the events of loop and function bodies even if undecided
         self.options: List[Tuple[int, str, bool]] = []  # changes by `set`: event number, option, on or off
         self.certain = True
-        self.supposed: Optional[Tuple[int, str, bool]] = (
-            None  # line and text of a started command, and whether it succeeds
-        )
+        self.supposed: Mapping[
+            Tuple[int, str], bool
+        ] = {}  # line and text of started commands, and whether they succeed
         self.lost = False  # that command failed in the background
         self.last: Optional[bool] = True  # the exit code of the last command is zero
         self.code = 1  # that exit code, where `last` is false
@@ -540,7 +540,7 @@ class ShellState:
             self.started.append(started)
             written = self.written(node, words)
             self.events.append(Event("started", node.line, written, names_read(text), words=tuple(started.words)))
-            result = self.supposed[2] if self.supposed and self.supposed[:2] == (node.line, text) else None
+            result = self.supposed.get((node.line, text))
             self.lost = self.lost or result is False and node.background
             return True if node.background else result
         if name == "wait" and self.lost:

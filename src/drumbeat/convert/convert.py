@@ -82,7 +82,7 @@ def convert(
         wanted: Callable[[List[str]], bool], supposed: Optional[Started] = None, succeeds: bool = False
     ) -> JobShell:
         shell = JobShell(known, wanted, arguments, draft.marks, read=read_file)
-        shell.supposed = (supposed.line, supposed.text, succeeds) if supposed else None
+        shell.supposed = {(supposed.line, supposed.text): succeeds} if supposed else {}
         shell.cwd = absolute(draft.keys.get("workdir", ""), draft.marks)
         shell.set_options(re.findall(r"\A#!\s*\S*sh\s+(-\w+)", text))
         for name, value in exported(script.directives).items():
