@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import List, Mapping, Optional, Sequence, TypeVar
+from typing import List, Optional, TypeVar
 
 from drumbeat.base.regex import regex
 from drumbeat.commands.builtins import BUILTINS
@@ -10,7 +10,6 @@ from drumbeat.commands.control import COMPOUND, call
 from drumbeat.commands.state import ShellState
 from drumbeat.commands.substitution import substitute
 from drumbeat.commands.syntax import Node
-from drumbeat.commands.values import without_marks
 
 _ENVIRONMENTS = regex(
     r"(?:source|\.)\s+(?:\$\([^()]*\)|\S)*?(?:bin/activate|conda\.sh|/etc/profile\S*|modules?(?:/\S*)?/init/\S+|\.bashrc)[\"']?(?:\s|$)"
@@ -41,12 +40,3 @@ def look_everywhere(shell: S) -> S:
         if not any(each.line >= body.line and each.text in source[body.start : body.end] for each in shell.started):
             shell.look_inside([body])
     return shell
-
-
-def commands_of(text: str, environ: Mapping[str, str], arguments: Optional[Sequence[str]]) -> List[List[str]]:
-    """Return the words of each command that a script may start, including those in functions that it never calls and in
-    files that it writes."""
-    shell = look_everywhere(Shell(environ, lambda words: True, arguments).run(without_marks(text)))
-    for path in {word for each in shell.started for word in each.words} & set(shell.files):
-        shell.run(without_marks(shell.files[path]))
-    return [[shell.marks.shown(word) for word in each.words] for each in shell.started]

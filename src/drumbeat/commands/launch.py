@@ -494,14 +494,14 @@ _LAUNCHER = regex(
     r"(torchrun|accelerate(?:-|\s+)launch|deepspeed(?=\s+(?:-|\\|\S+\.py\b))|composer(?=\s+(?:-|\S+\.py\b))|fabric\s+run)"
     r"(?=[\s\"'`;)]|$)",
 )
-PYTHON_MODULE = regex(r"\s-\w*m\s*" + _MODULE + r"(?=[\s\"'\\]|$)")
+_PYTHON_MODULE = regex(r"\s-\w*m\s*" + _MODULE + r"(?=[\s\"'\\]|$)")
 
 
-def launcher_in(words: Sequence[str]) -> str:
+def _launcher_in(words: Sequence[str]) -> str:
     """Return the first launcher that these words name, as written; '' if they name none."""
     text = " ".join(words)
     found = _LAUNCHER.search(text)
-    module = None if found else PYTHON_MODULE.search(text)
+    module = None if found else _PYTHON_MODULE.search(text)
     return " ".join(found[1].split()) if found else f"python {' '.join(module[0].split())}" if module else ""
 
 
@@ -524,7 +524,7 @@ def refusal(command: Sequence[str]) -> Optional[Tuple[str, str]]:
             "write what its component runs: torchrun --nnodes N --nproc-per-node M SCRIPT",
         )
     if name in (*CONTAINERS, "enroot", "shifter"):
-        launcher = launcher_in(outer[1:])
+        launcher = _launcher_in(outer[1:])
         if launcher:
             return (
                 f"{launcher} is started by {name}, where drumbeat cannot give it its nodes",

@@ -18,12 +18,10 @@ from drumbeat.base.order import Order
 from drumbeat.base.problem import Problem
 from drumbeat.base.regex import regex
 from drumbeat.commands.launch import (
-    PYTHON_MODULE,
     SHELLS,
     Found,
     environment_given,
     find_launcher,
-    launcher_in,
     python_module,
     read_by_shell,
     without_wrappers,
@@ -38,11 +36,8 @@ Read = Callable[[str], str]  # the text of a file that the command names; '' if 
 
 _SHEBANG = regex(r"#!\s*(?:\S*/env\s+(?:-S\s+)?)?(?:\S*/)?(\w+)")
 _PYTHON = regex(r"(?:python|pypy)[\d.]*")
-_SILENT = frozenset(("echo", "printf", "which", "type", "command", "pip", "pip3", "man"))  # start no launcher
 _PYTHON_NAME = regex(r"python3\.\d{1,2}")
-_PATH = regex(r"/(?:[\w.+@-]{1,100}/){1,20}([\w.-]{1,100})")
-_LAUNCHERS = frozenset(("torchrun", "accelerate", "accelerate-launch", "deepspeed", "fabric"))
-_RANKS = regex(r"--(?:nproc[-_]per[-_]node|num[-_]gpus)[=\s]+[\"']?(\d{1,4})\b")
+_PATH = regex(r"/(?:[\w.+@-]{1,100}/){1,20}[\w.-]{1,100}")
 _LONGEST_SCRIPT = 1 << 16  # characters; a longer one is no script that a person wrote
 
 _SPAWN = regex(
@@ -80,61 +75,45 @@ class Script:
     given: Tuple[Tuple[str, str], ...] = ()  # variables that the command itself sets: env NAME=VALUE
 
     def launcher(self, environ: Mapping[str, str]) -> str:
-        """Return the first launcher it starts, as written; '' if it names none."""
-        for words in self.commands(environ):
-            found = launcher_in(words)
-            if found:
-                return found
-        return ""
+        """Return the first launcher it starts; '' if it starts none."""
+        return next((found.words for found in self.launchers(environ)), "")
 
     def trained(self, environ: Mapping[str, str]) -> str:
         """Return the program that its launcher starts in each rank; '' if that is not known."""
-        for words in filter(launcher_in, self.commands(environ)):
-            try:
-                found = find_launcher(words)
-            except Problem:
-                return ""
-            return found.script[0] if found and found.script else ""
-        return ""
+        return next(("".join(found.script[:1]) for found in self.launchers(environ)), "")
 
     def pythons(self, environ: Mapping[str, str]) -> List[str]:
         """Return interpreters that it calls by name, if it starts a launcher by `python -m`."""
-        commands = self.commands(environ)
-        if not any(PYTHON_MODULE.search(" ".join(words)) for words in commands):
-            return []
-        return sorted(
-            {"python", "python3", *(word for words in commands for word in words if _PYTHON_NAME.fullmatch(word))}
-        )
+        called = {os.path.basename(found.python[0]) for found in self.launchers(environ) if found.python}
+        return sorted({"python", "python3", *filter(_PYTHON_NAME.fullmatch, called)}) if called else []
 
     def paths(self, environ: Mapping[str, str]) -> Tuple[List[str], List[str]]:
         """Return launchers, and interpreters of launchers' modules, that it calls by their absolute path."""
-        launchers, pythons = set(), set()
-        for words in self.commands(environ):
-            module = PYTHON_MODULE.search(" ".join(words))
-            for word in words:
-                path = _PATH.fullmatch(word)
-                if path and path[1] in _LAUNCHERS:
-                    launchers.add(word)
-                elif path and module and _PYTHON.fullmatch(path[1]):
-                    pythons.add(word)
-        return sorted(launchers), sorted(pythons)
+        called = {(found.program, bool(found.python)) for found in self.launchers(environ)}
+        paths = sorted((path, of_module) for path, of_module in called if _PATH.fullmatch(path))
+        return [path for path, of_module in paths if not of_module], [path for path, of_module in paths if of_module]
 
     def ranks_per_node(self, environ: Mapping[str, str]) -> Optional[int]:
         """Return the number in its launchers' flags; None if they give none, or several."""
-        counts = {int(count) for words in self.commands(environ) for count in _RANKS.findall(" ".join(words))}
+        said = {found.said("--nproc-per-node", "--num-gpus") for found in self.launchers(environ)}
+        counts = {int(count) for count in said if count.isdecimal()}
         return counts.pop() if len(counts) == 1 else None
 
-    def commands(self, environ: Mapping[str, str]) -> List[List[str]]:
-        """Return the words of each command that it may start, variables and arguments filled in as far as they are known."""
-        from drumbeat.commands.interpret import commands_of
+    def launchers(self, environ: Mapping[str, str]) -> List[Found]:
+        """Return the launchers that it may start, variables and arguments filled in as far as they are known."""
+        from drumbeat.commands.interpret import Shell, look_everywhere
+        from drumbeat.commands.starts import starts
 
         if not self.text or len(self.text) > _LONGEST_SCRIPT:
             return []
+        shell = Shell({**environ, **dict(self.given)}, lambda words: True, self.arguments)
         try:
-            started = commands_of(self.text, {**environ, **dict(self.given)}, self.arguments)
+            look_everywhere(shell.run(without_marks(self.text)))
+            for path in {word for each in shell.started for word in each.words} & set(shell.files):
+                shell.run(without_marks(shell.files[path]))
         except Problem:  # too long, or nested too deep
             return []
-        return [words for words in started if os.path.basename(words[0]) not in _SILENT and "pip" not in words[1:3]]
+        return [each.launcher for each in starts(shell) if each.launcher]
 
     @property
     def trains(self) -> bool:

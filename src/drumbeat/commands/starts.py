@@ -21,6 +21,7 @@ from drumbeat.commands.launch import (
     runs_text,
 )
 from drumbeat.commands.syntax import names_read
+from drumbeat.commands.values import Unknown
 
 PER_TASK = frozenset(("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID"))
 # Variables that every launcher sets for its ranks, whatever it inherits.
@@ -38,6 +39,9 @@ _PYTHON = regex(r"python[\d.]*")
 _VALUE = regex(r"[A-Za-z_]\w*=")
 _NAMED_LAUNCHER = regex(r"\$\{?TORCHRUN\w*\}?")  # a variable that comes from outside
 _ON_PATH = regex(r"\$\((?:which|command -v|type -p) ([\w.+-]+)\)")
+
+
+_SILENT = frozenset(("echo", "printf", "export", "which", "type", "command", "pip", "pip3", "man"))  # start no launcher
 
 
 class Inherited(NamedTuple):
@@ -94,10 +98,8 @@ def starts_of(shell: Shell, each: Started) -> List[Start]:
 def _of(
     shell: Shell, each: Started, above: Mapping[str, Inherited], outer: Optional[Start], depth: int
 ) -> Iterator[Start]:
-    words = [
-        _ON_PATH.sub(r"bin/\1", _NAMED_LAUNCHER.sub("torchrun", shell.marks.resolved(word))) for word in each.words
-    ]
-    if not words or words[0] in ("echo", "printf", "export"):
+    words = [shell.marks.shown(word, _meant) for word in each.words]
+    if not words or os.path.basename(words[0]) in _SILENT or "pip" in words[1:3]:
         return
     own: Dict[str, str] = dict(outer.own) if outer else {}
     if outer is None:
@@ -130,6 +132,12 @@ def _of(
             yield _finished(start, words, place, above, wrapped)._replace(launcher=found, words=tuple(words[place:]))
             return
     yield _finished(start, words, len(words), above, wrapped)
+
+
+def _meant(unknown: Unknown) -> str:
+    """Return what an unknown part of a word was made of; the program's name where it is looked up, or is torchrun's variable."""
+    text = unknown.made or unknown.text
+    return "torchrun" if _NAMED_LAUNCHER.fullmatch(text) else _ON_PATH.sub(r"bin/\1", text)
 
 
 def _step(shell: Shell, start: Start, name: str, words: List[str]) -> Start:

@@ -628,7 +628,7 @@ def _compare(draft: Draft, launch: Launch, ranks: Optional[int], batch: Shell, c
             world(chosen, batch, draft.keys.get("gpus")), world_of_job(job, draft.marks, launch.alone)
         ]  # fmt: skip
         if None not in counts and counts[0] != counts[1]:
-            draft.differs("rank processes in total", *counts)
+            draft.differs("rank processes in total", counts[0], counts[1])
     tasks = 1 if launch.launcher else ranks or 1
     cores = launch.cores or int(known.get("SLURM_CPUS_PER_TASK") or 0)
     if launch.alone and tasks == 1 or job.launcher == "once":
