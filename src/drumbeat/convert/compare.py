@@ -67,7 +67,7 @@ def from_job(job: Job, marks: Marks, launch: Launch, known: Mapping[str, str]) -
         inner.variables = _handed_on(shell, launch)
         inner.run(re.sub(rf'eval "\${AS_TEXT}\w+"; ', "", words[2][: -len(launch.words[2])]))
         words, variables = launch.words, inner.variables
-    elif words[:2] == ["bash", "-c"] and len(words) == 3 and not _same(marks, words[2:], launch.words[2:3]):
+    elif words[:2] == ["bash", "-c"] and [marks.shown(words[-1])] != list(map(marks.shown, launch.words[2:3])):
         inner = JobShell(launch.shell.known, lambda words: True, (), marks, task=True)
         inner.variables = _handed_on(shell, launch)
         inner.cwd, inner.foreign = shell.cwd, shell.foreign
@@ -127,10 +127,6 @@ def _handed_on(shell: Shell, launch: Launch) -> Dict[str, Variable]:
 def _exported(variables: Mapping[str, Variable]) -> Dict[str, Variable]:
     """Return the variables that a shell exports; arrays are never exported."""
     return {name: each for name, each in variables.items() if each.exported and isinstance(each.value, str)}
-
-
-def _same(marks: Marks, some: List[str], others: List[str]) -> bool:
-    return [marks.shown(each) for each in some] == [marks.shown(each) for each in others]
 
 
 def _expanded(text: str, marks: Marks) -> str:

@@ -24,7 +24,7 @@ from drumbeat.convert.directives import (
     tasks_per_node,
 )
 from drumbeat.convert.draft import Draft, LeftOut, job_file
-from drumbeat.convert.ending import acts, at_the_end, exit_code, retries, same, traps
+from drumbeat.convert.ending import acts, at_the_end, exit_code, functions_in, retries, same, traps
 from drumbeat.convert.job_shell import JobShell
 from drumbeat.convert.launch import (
     AS_TEXT,
@@ -463,13 +463,8 @@ def _statements(draft: Draft, launch: Launch) -> FrozenSet[str]:
     """Write a command of several statements, with the shell that they find: options, functions, variables, arguments."""
     text, variables = launch.words[2], launch.shell.variables
     assert launch.whole is not None
-    reads = names_read(text)
-    functions: List[str] = []
-    for event in launch.events[::-1]:
-        name = next((each[:-2] for each in event.writes if each.endswith("()")), "")
-        if name and re.search(rf"(?<![\w$-]){re.escape(name)}(?![\w=-])", "\n".join([text, *functions])):
-            functions.insert(0, event.text)
-            reads |= event.reads
+    functions = functions_in(text, launch.events)
+    reads = names_read("\n".join([text, *functions]))
     given = {name for name in reads - OURS if any(name in each.writes for each in launch.events)}
     launch.as_text = frozenset(
         name for name in given if name not in launch.whole or not isinstance(launch.whole[name].value, str)

@@ -15,6 +15,7 @@ from drumbeat.commands.interpret import Shell
 from drumbeat.commands.launch import (
     CONTAINERS,
     STARTERS,
+    environment_given,
     find_launcher,
     options,
     read_by_shell,
@@ -22,7 +23,7 @@ from drumbeat.commands.launch import (
     started_per_node,
 )
 from drumbeat.commands.launch import peel as off
-from drumbeat.commands.starts import starts_of
+from drumbeat.commands.starts import PER_TASK, starts_of
 from drumbeat.commands.values import (
     HEAD,
     JOB,
@@ -172,7 +173,8 @@ def _is_utility(text: str) -> bool:
 def peel(draft: Draft, started: Started, batch: Shell, shells: bool = True) -> Launch:
     """Remove the wrappers around the training, and apply what each of them sets for the command behind it. `shells`: follow
     `bash -c` too."""
-    shell = JobShell(_in_task(batch.known), lambda words: True, (), batch.marks, True, batch.read)
+    known = {name: value for name, value in batch.known.items() if name not in PER_TASK}
+    shell = JobShell(known, lambda words: True, (), batch.marks, True, batch.read)
     shell.steps, shell.files, shell.foreign = batch.steps, batch.files, batch.foreign
     shell.hidden = frozenset(name for name, each in started.variables.items() if not each.exported)
     events = batch.events[: started.before]
@@ -201,11 +203,10 @@ def peel(draft: Draft, started: Started, batch: Shell, shells: bool = True) -> L
         elif program in SHELLS and len(launch.words) >= 2:
             if not shells or not _shell(draft, launch, started):
                 break
-        elif program in ("env", "time", "nohup", "exec") and _simple_wrapper(launch):
-            continue
         elif unwrapped(launch.words) != launch.words:
             inner = unwrapped(launch.words)
             around = " ".join(launch.words[: -len(inner)])
+            _give(launch, dict(environment_given(launch.words)))
             fate = "" if "timeout" in around else f"stands around {inner[0]}, whose place drumbeat takes"
             _other_option(draft, launch, around, fate)
             launch.words = inner
@@ -263,12 +264,6 @@ def _binds(draft: Draft, launch: Launch, variables: Mapping[str, Variable]) -> N
     if draft.marks.kind("".join(binds)) not in ("", SUBMIT):
         why = "binds: known only in the job: write its value, or export it where you submit"
         draft.question(launch.line, " ".join(binds), why)
-
-
-def _in_task(known: Mapping[str, str]) -> Dict[str, str]:
-    return {
-        name: value for name, value in known.items() if name not in ("SLURM_PROCID", "SLURM_NODEID", "SLURM_LOCALID")
-    }
 
 
 def _give(launch: Launch, variables: Dict[str, str]) -> None:
@@ -382,7 +377,12 @@ def _starter(draft: Draft, launch: Launch, program: str) -> None:
         elif name in _SIZE and is_srun:
             launch.size.update({_SIZE[name]: int(value)} if value.isdigit() else {})
         elif name in ("n", "np") and not is_srun:
-            _processes(draft, launch, f"{program} -{name} {value}", value)
+            nodes = draft.keys.get("nodes", 1 if draft.keys else 0)
+            if nodes and value.isdigit() and int(value) % nodes == 0:
+                launch.tasks = launch.tasks or int(value) // nodes
+            elif launch.tasks is None:
+                why = "ranks on all nodes together: write nodes and ranks-per-node"
+                draft.question(launch.line, f"{program} -{name} {value}", why)
         elif name == "cpu-bind" and _masks(value):
             launch.cpu_bind = _masks(value)
         elif name in ("gpus-per-task", "gpu-bind", "ntasks-per-gpu"):
@@ -447,15 +447,6 @@ def _first_part(draft: Draft, launch: Launch, program: str, words: List[str]) ->
         "several programs in one step: the job file starts the first; give the others a job of their own",
     )
     return words[:end]
-
-
-def _processes(draft: Draft, launch: Launch, words: str, value: str) -> None:
-    """Convert mpirun's number of ranks on all nodes to ranks per node."""
-    nodes = draft.keys.get("nodes", 1 if draft.keys else 0)
-    if nodes and value.isdigit() and int(value) % nodes == 0:
-        launch.tasks = launch.tasks or int(value) // nodes
-    elif launch.tasks is None:
-        draft.question(launch.line, words, "ranks on all nodes together: write nodes and ranks-per-node")
 
 
 _GIVEN_BY_US = _each(
@@ -524,7 +515,7 @@ def _apptainer_variables(launch: Launch, binds: List[str]) -> None:
     """Carry over APPTAINERENV_NAME, which is NAME inside, and APPTAINER_BIND."""
     for name, variable in list(launch.shell.variables.items()):
         found = re.fullmatch(r"(?:APPTAINER|SINGULARITY)(ENV_(\w+)|_BIND(?:PATH)?)", name)
-        if not found or not isinstance(variable.value, str):
+        if not found or not isinstance(variable.value, str) or name.endswith("PEND_PATH"):  # the container's own words
             continue
         if found[2] and not launch.shell.marks.stable(
             variable.value
@@ -535,17 +526,10 @@ def _apptainer_variables(launch: Launch, binds: List[str]) -> None:
             continue
         del launch.shell.variables[name]
         if found[2] is None:
-            binds += [each for each in variable.value.split(",") if each and not _own_name(launch, each, name)]
-        elif found[2] in ("PREPEND_PATH", "APPEND_PATH"):
-            path = launch.shell.lookup("PATH")
-            parts = [variable.value, str(path)]
-            _give(launch, {"PATH": ":".join(parts if found[2] == "PREPEND_PATH" else parts[::-1])})
+            reads = launch.shell.marks.reads
+            binds += [each for each in variable.value.split(",") if each and name not in reads(each)]
         else:
             _give(launch, {found[2]: variable.value})
-
-
-def _own_name(launch: Launch, text: str, name: str) -> bool:
-    return any(name in unknown.reads for unknown in launch.shell.marks.of(text))
 
 
 def _pair(text: str) -> Tuple[str, str]:
@@ -578,7 +562,7 @@ def _shell(draft: Draft, launch: Launch, started: Started) -> bool:
     inner.wanted = _anything
     inner.set_options(words[1:place])
     inner.run(whole_marks(text), launch.line)
-    trainings = [each for each in inner.started if starts_training(each.words) or _last_one(each, inner)]
+    trainings = [each for each in inner.started if starts_training(each.words)] or inner.started[-1:]
     chosen = trainings[-1] if trainings else None
     after = inner.events[chosen.before + 1 :] if chosen else []
     if (
@@ -589,7 +573,7 @@ def _shell(draft: Draft, launch: Launch, started: Started) -> bool:
         or any(each.kind != "print" for each in after)
     ):  # only the whole of it is right
         return False
-    if len([each for each in inner.started if each is not chosen]) and not _before(inner, chosen):
+    if inner.started[-1] is not chosen or not all(each.certain for each in inner.started):
         return False
     inner.events = inner.events[: chosen.before]
     for event in inner.events[len(shell.events) :]:  # what stands before it is run by every task
@@ -607,30 +591,6 @@ _NOT_STARTED = _each("module ml conda mamba ulimit umask source set trap hostnam
 
 def _anything(words: List[str]) -> bool:
     return words[0] not in _NOT_STARTED and (len(words) > 1 or not MARK.fullmatch(words[0]))
-
-
-def _last_one(started: Started, inner: Shell) -> bool:
-    return started is inner.started[-1] and not any(starts_training(each.words) for each in inner.started)
-
-
-def _before(inner: Shell, chosen: Started) -> bool:
-    return inner.started[-1] is chosen and all(each.certain for each in inner.started)
-
-
-def _simple_wrapper(launch: Launch) -> bool:
-    """Take `env A=1`, `time -p`, `nohup` or `exec` off; False where one of its options changes what runs."""
-    name, rest = launch.words[0].rsplit("/", 1)[-1], tuple(launch.words[1:])
-    peeled = off(launch.words)
-    around = rest[: len(peeled.prefix) - 1] if peeled else ()
-    if name == "exec":
-        around = ()
-    elif peeled is None or name == "env" and not all(re.match(r"[A-Za-z_]\w*=", each) for each in around):
-        return False
-    if rest[len(around) :] and rest[len(around)].startswith("-"):
-        return False
-    launch.words = list(rest[len(around) :])
-    _give(launch, dict(map(_pair, around)) if name == "env" else {})
-    return True
 
 
 def ranks_of_launchers(started: Sequence[Started], nodes: int) -> List[Optional[int]]:

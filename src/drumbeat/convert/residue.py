@@ -10,13 +10,13 @@ script runs, and what it exports reaches the ranks as srun would bring it there.
 from __future__ import annotations
 
 import re
-from typing import Callable, FrozenSet, List, Optional, Set
+from typing import FrozenSet, List, Optional, Set
 
 from drumbeat.base.redact import is_secret
 from drumbeat.commands.events import Event, options_at
 from drumbeat.commands.state import ARGUMENTS
 from drumbeat.commands.syntax import DECLARING, arguments_read, into_file, names_read, parse, program_of
-from drumbeat.commands.values import HEAD, HOSTS, JOB, MARK, ONCE, SUBMIT, TASK, Marks, Unknown, at_submission
+from drumbeat.commands.values import HEAD, HOSTS, JOB, MARK, ONCE, SUBMIT, TASK, Unknown, at_submission
 from drumbeat.convert.draft import Draft, LeftOut
 from drumbeat.convert.job_shell import OWN_PATH, JobShell, by_own_name
 from drumbeat.convert.launch import AS_TEXT, IMAGE_FOLDER, OURS, PLACE, WORKED_OUT, Launch
@@ -151,7 +151,8 @@ class _Residue:
                 name not in not_in_env
                 and self.marks.kind(value) in ("", SUBMIT)
                 and settled
-                and not _of_the_node(name, value, self.marks.reads(value))
+                and name not in self.marks.reads(value)  # it extends the node's own
+                and not any(each.endswith("PATH") for each in self.marks.reads(value))
             ):
                 self.draft.env[name] = value
                 self.in_env.add(name)
@@ -286,7 +287,9 @@ class _Residue:
             return [f'cd "${PLACE}"']
         if workdir and not in_setup and there:
             line = next((event.line for event in self.launch.events[::-1] if event.kind == "cd"), self.launch.line)
-            self.draft.set("workdir", re.sub(f"^{MARK.pattern}/", _without_here(self.marks), workdir), line)
+            here = re.match(f"{MARK.pattern}/", workdir)
+            relative = here is not None and self.marks.get(here[0][0]).text == "${PWD}"
+            self.draft.set("workdir", workdir[2:] if relative else workdir, line)
             if moves or batch and self.launch.workdir:  # on-start begins in `workdir`
                 batch.insert(0, Event("cd", line, f"cd {self.marks.quoted(begin)}"))
                 self.places[id(batch[0])] = -1
@@ -399,15 +402,6 @@ def changed(before: FrozenSet[str], after: FrozenSet[str]) -> str:
 
 def _module(event: Event) -> bool:
     return event.kind == "shell" and event.words[:1] in (("module",), ("ml",))
-
-
-def _without_here(marks: Marks) -> Callable[[re.Match[str]], str]:
-    return lambda found: "" if marks.get(found[0][0]).text == "${PWD}" else found[0]
-
-
-def _of_the_node(name: str, value: str, reads: FrozenSet[str]) -> bool:
-    """Return true for a value that extends the node's own, such as a search path."""
-    return name in reads or any(each.endswith("PATH") for each in reads)
 
 
 _SILENT = DECLARING | {"echo", "printf", "read", "mapfile", "readarray", "let", "continue", "break", ":"}
