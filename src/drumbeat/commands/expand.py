@@ -10,18 +10,7 @@ from typing import TYPE_CHECKING, Callable, Dict, List, Optional, Tuple, Union
 from drumbeat.base.regex import regex
 from drumbeat.commands.shell import Brackets
 from drumbeat.commands.syntax import CALCULATED, names_read
-from drumbeat.commands.values import (
-    HOSTS,
-    JOB,
-    MARK,
-    ONCE,
-    SUBMIT,
-    TASK,
-    Unknown,
-    fields_of,
-    split_marks,
-    whole_marks,
-)
+from drumbeat.commands.values import HOSTS, JOB, MARK, ONCE, SUBMIT, TASK, Unknown, fields_of, split_marks, whole_marks
 
 if TYPE_CHECKING:
     from drumbeat.commands.state import ShellState

@@ -40,18 +40,7 @@ from drumbeat.commands.syntax import (
     program_of,
     substituted,
 )
-from drumbeat.commands.values import (
-    BLANKS,
-    HEAD,
-    JOB,
-    MARK,
-    ONCE,
-    SUBMIT,
-    TASK,
-    Marks,
-    Unknown,
-    outside_quotes,
-)
+from drumbeat.commands.values import BLANKS, HEAD, JOB, MARK, ONCE, SUBMIT, TASK, Marks, Unknown, outside_quotes
 
 EACH_TIME = frozenset((
     "RANDOM", "SRANDOM", "SECONDS", "EPOCHSECONDS", "EPOCHREALTIME", "BASHPID", "PPID", "LINENO", "$", "!", "?",

@@ -13,13 +13,7 @@ from drumbeat.commands.starts import starts_of
 from drumbeat.commands.values import JOB, MARK, SUBMIT, Marks, Unknown, whole_marks
 from drumbeat.convert.draft import Difference
 from drumbeat.convert.job_shell import JobShell, by_own_name
-from drumbeat.convert.launch import (
-    AS_TEXT,
-    OURS,
-    PLACE,
-    Launch,
-    starts_something,
-)
+from drumbeat.convert.launch import AS_TEXT, OURS, PLACE, Launch, starts_something
 from drumbeat.jobfile.job import Job
 from drumbeat.plan.argv import rank_argv
 

@@ -16,13 +16,7 @@ from drumbeat.commands.shell import Lexer
 from drumbeat.commands.syntax import arguments_read, names_needed, names_read, parse_loosely
 from drumbeat.commands.values import JOB, SUBMIT, Unknown, at_submission, without_marks
 from drumbeat.convert.compare import Reached, absolute, differences, from_job, from_script, world, world_of_job
-from drumbeat.convert.directives import (
-    exported,
-    read_directives,
-    shown_gpus,
-    slurm_variables,
-    tasks_per_node,
-)
+from drumbeat.convert.directives import exported, read_directives, shown_gpus, slurm_variables, tasks_per_node
 from drumbeat.convert.draft import Draft, LeftOut, job_file
 from drumbeat.convert.ending import acts, at_the_end, exit_code, functions_in, retries, same, traps
 from drumbeat.convert.job_shell import JobShell

@@ -24,17 +24,7 @@ from drumbeat.commands.launch import (
 )
 from drumbeat.commands.launch import peel as off
 from drumbeat.commands.starts import PER_TASK, starts_of
-from drumbeat.commands.values import (
-    HEAD,
-    JOB,
-    MARK,
-    SUBMIT,
-    Marks,
-    Unknown,
-    outside_quotes,
-    split_marks,
-    whole_marks,
-)
+from drumbeat.commands.values import HEAD, JOB, MARK, SUBMIT, Marks, Unknown, outside_quotes, split_marks, whole_marks
 from drumbeat.convert.draft import Draft
 from drumbeat.convert.job_shell import JobShell
 from drumbeat.plan.argv import rank_argv
