@@ -338,10 +338,9 @@ class Expander:
     def _edited(self, text: str, op: str, rest: str, written: str) -> str:
         if MARK.search(text):
             return self.unknown(written, stable=self.marks.stable(text))
-        if op in ("^^", ",,"):
-            return text.upper() if op == "^^" else text.lower()
-        if op in ("^", ","):
-            return (text[:1].upper() if op == "^" else text[:1].lower()) + text[1:]
+        if op[0] in "^,":
+            end = len(text) if len(op) == 2 else 1
+            return (text[:end].upper() if op[0] == "^" else text[:end].lower()) + text[end:]
         if op == ":":
             numbers = [self.arithmetic(each.strip(), "") for each in rest.split(":")]
             if not all(re.fullmatch(r"-?\d+", each) for each in numbers):

@@ -211,9 +211,7 @@ _PYTHON = regex(r"(python|pypy)[\d.]*")
 class Found:
     """A launch command, read."""
 
-    kind: (
-        str  # torchrun, launch (the deprecated torch.distributed.launch), tune, accelerate, deepspeed, composer, fabric
-    )
+    kind: str  # torchrun, launch (torch.distributed.launch), tune, accelerate, deepspeed, composer, fabric
     words: str  # as the user wrote it: 'torchrun', 'accelerate launch'
     prefix: Tuple[str, ...]  # the words before it, which stay there: env, uv run, nsys profile
     program: str  # the launcher's own first word

@@ -166,9 +166,8 @@ def _inside(shell: Shell, start: Start, words: List[str], each: Started, depth: 
     """Return what the text of `bash -c` starts: `words` are the text, its $0 and its arguments."""
     text, known = words[0], {name: value for name, value in shell.known.items() if name not in PER_TASK}
     lines = [word for before, word in zip(each.written, each.written[1:]) if runs_text(before.text)]
-    exact = len(lines) == 1 and lines[0].raw.count("\n") == text.count(
-        "\n"
-    )  # what is filled in may have lines of its own
+    # what is filled in may have lines of its own
+    exact = len(lines) == 1 and lines[0].raw.count("\n") == text.count("\n")
     inner = Shell(known, bool, words[2:], marks=shell.marks)
     inner.variables = {name: value._replace(event=-1) for name, value in each.variables.items() if value.exported}
     start = start._replace(reads=start.reads | names_read(text))

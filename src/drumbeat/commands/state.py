@@ -91,18 +91,15 @@ class ShellState:
         self.ended_at = 0  # line of an exit that is always reached
         self.own: FrozenSet[str] = frozenset()  # variables that some statement sets without using their old value
         self.exports: FrozenSet[str] = frozenset()  # names marked for export, set or not
-        self.forgotten: FrozenSet[str] = (
-            frozenset()
-        )  # variables that arithmetic in the current statement's words made unknown
+        self.forgotten: FrozenSet[str] = frozenset()  # variables that this statement's arithmetic made unknown
         self.hidden: FrozenSet[str] = frozenset()  # variables that the outer shell does not export
         self.files: Dict[str, str] = {}  # what the script writes into files: path -> text
         self.events: List[Event] = []
         self.started: List[Started] = []
         self.traps: List[Trap] = []
         self.defaults: Dict[str, str] = {}  # variables that the script takes from outside, and its default for each
-        self.unread: List[
-            Tuple[int, str, Tuple[str, ...]]
-        ] = []  # files sourced and not readable here: line, text, variables that may change
+        # files sourced and not readable here: line, text, variables that may change
+        self.unread: List[Tuple[int, str, Tuple[str, ...]]] = []
         self.cwd = ""
         self.zero = ""  # $0, where it is known
         self.foreign = False  # something was sourced that may set any variable
@@ -110,16 +107,14 @@ class ShellState:
         self.inlines = False  # keep the events of loop and function bodies even if undecided
         self.options: List[Tuple[int, str, bool]] = []  # changes by `set`: event number, option, on or off
         self.certain = True
-        self.supposed: Mapping[
-            Tuple[int, str], bool
-        ] = {}  # line and text of started commands, and whether they succeed
+        # line and text of started commands, and whether they succeed
+        self.supposed: Mapping[Tuple[int, str], bool] = {}
         self.lost = False  # that command failed in the background
         self.last: Optional[bool] = True  # the exit code of the last command is zero
         self.code = 1  # that exit code, where `last` is false
         self.guarded = 0  # inside conditions, where a failure ends nothing
-        self.locals: Optional[Dict[str, Tuple[Optional[Variable], bool]]] = (
-            None  # local variables of the current function, with their values outside
-        )
+        # local variables of the current function, with their values outside
+        self.locals: Optional[Dict[str, Tuple[Optional[Variable], bool]]] = None
         self.doubts: List[Tuple[int, str, str]] = []  # line, text and reason of what is not followed
         self.statement: Optional[Statement] = None
         self.steps, self.depth, self.shifted = [0], 0, 0

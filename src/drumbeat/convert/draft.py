@@ -57,9 +57,8 @@ class Draft:
     to_export: List[LeftOut] = field(default_factory=list)  # `submit` refuses without them, and names them
     advice: List[LeftOut] = field(default_factory=list)  # true of the script as well: nothing changes
     differences: List[Difference] = field(default_factory=list)
-    carried: Set[int] = field(
-        default_factory=set
-    )  # lines whose statements are in `on-start`, `setup`, `modules` or `env`
+    # lines whose statements are in `on-start`, `setup`, `modules` or `env`
+    carried: Set[int] = field(default_factory=set)
     replaced: Set[str] = field(default_factory=set)  # flags of the launcher that drumbeat fills in
     read: Dict[str, List[int]] = field(default_factory=dict)  # why they are not copied -> lines
     defaults: Dict[str, str] = field(default_factory=dict)  # variables from outside, taken to be unset

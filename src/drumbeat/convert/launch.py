@@ -75,9 +75,7 @@ class Launch:
     size: Dict[str, int] = field(default_factory=dict)  # nodes and ntasks that srun itself asks for
     workdir: str = ""
     container: bool = False
-    whole: Optional[Mapping[str, Variable]] = (
-        None  # of a command that is several statements: all variables of their shell
-    )
+    whole: Optional[Mapping[str, Variable]] = None  # of a command of several statements: their shell's variables
     alone: bool = False  # the batch script starts it itself, on the first node
     mpi: str = ""  # what brings MPI to the ranks: mpirun, or a kind that srun's --mpi names
     addresses: Dict[str, str] = field(default_factory=dict)  # with drumbeat's own address -> as the script has it
@@ -90,9 +88,8 @@ class Launch:
     ray: bool = False  # the script starts a Ray cluster, and the driver once
     in_binds: FrozenSet[str] = frozenset()  # variables of the batch script that `binds` reads
     for_end: FrozenSet[str] = frozenset()  # variables of the batch script that `on-end` reads
-    as_text: FrozenSet[str] = (
-        frozenset()
-    )  # variables of the command that `declare -p` brings there: lists, doubtful exports
+    # variables of the command that `declare -p` brings there: lists, doubtful exports
+    as_text: FrozenSet[str] = frozenset()
 
     @property
     def given_before(self) -> FrozenSet[str]:
@@ -618,9 +615,8 @@ def _launcher(draft: Draft, launch: Launch) -> None:
             launch.wrapper = " ".join(words[:2])
             draft.set("launcher", "once", launch.line)
         return
-    places = range(
-        1, len(words) - len(found.called) + 1
-    )  # the first word that is called may be options of the launcher
+    # the first word that is called may be options of the launcher
+    places = range(1, len(words) - len(found.called) + 1)
     for before, word in ((words[place - 1], words[place]) for place in places if words[place : place + 1]):
         late = draft.marks.get(word) if MARK.fullmatch(word) and not re.fullmatch(r"-[^=]*", before) else None
         if late and late.kind != SUBMIT and ("[" in late.text or outside_quotes(word)):

@@ -60,9 +60,8 @@ class _Residue:
         self.late = next((place for place, event in enumerate(launch.events) if ARGUMENTS in event.writes), 1 << 30)
         self.once = bool(launch.in_binds or launch.for_end)  # what the batch script runs goes into on-start
         self.given = dict(draft.env)
-        self.arguments = " ".join(
-            map(draft.marks.quoted, draft.arguments or ())
-        )  # of the script; empty: nobody gave any
+        # of the script; empty: nobody gave any
+        self.arguments = " ".join(map(draft.marks.quoted, draft.arguments or ()))
         self.elsewhere = "workdir" in draft.keys  # the script does not begin where it is submitted
 
     def write(self) -> None:
@@ -319,9 +318,8 @@ class _Residue:
             options = self.launch.options if self._outside(event) else self.launch.shell.options
             there = options_at(options, self.places[id(event)]) - _PRINTING
             if event.kind == "assign" and substitutes and "e" in there and not event.words:
-                text = re.sub(
-                    r"\Aexport (\w+)(=.*)", r"\1\2\nexport \1", text, flags=re.DOTALL
-                )  # `export` hides a failure
+                # `export` hides a failure
+                text = re.sub(r"\Aexport (\w+)(=.*)", r"\1\2\nexport \1", text, flags=re.DOTALL)
             wanted = there if acts else there - {"e"} | now & {"e"}
             if wanted != now and (acts or event.kind not in ("assign", "export") or "$" in text):
                 first = wanted < now == {"e"} and not any(line.startswith("set ") for line in lines)

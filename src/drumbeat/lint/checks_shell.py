@@ -456,9 +456,7 @@ def not_waited_for(context: Context) -> Iterator[Hit]:
     if not context.script.directives:
         return
     works = {each.line for each in context.script.starts if each.step or each.launcher or "train" in each.program}
-    started: Optional[Command] = (
-        None  # a step, a launcher, or a program that trains, as against a service beside the work
-    )
+    started: Optional[Command] = None  # a step, a launcher or a training, as against a service beside the work
     for command in context.script.commands:
         if command.within:
             continue

@@ -166,16 +166,14 @@ def _joined(found: Sequence[Block], lines: Sequence[str]) -> List[Block]:
     """Join neighbouring fences of one kind with nothing between them: slides cut one script into a fence per line."""
     groups: List[List[Block]] = []
     for block in found:
-        if groups and groups[-1][-1].kind == block.kind == SHELL and _nothing_between(groups[-1][-1], block, lines):
+        before = groups[-1][-1] if groups else block
+        between = lines[before.line + before.text.count("\n") : block.line - 1]
+        alone = all(not line.strip() or re.fullmatch(r"\s*(`{3,}|~{3,})\s*", line) for line in between)
+        if groups and before.kind == block.kind == SHELL and alone:
             groups[-1].append(block)
         else:
             groups.append([block])
     return [_one(group) for group in groups]
-
-
-def _nothing_between(before: Block, block: Block, lines: Sequence[str]) -> bool:
-    between = lines[before.line + before.text.count("\n") : block.line - 1]
-    return all(not line.strip() or re.fullmatch(r"\s*(`{3,}|~{3,})\s*", line) for line in between)
 
 
 def _one(group: Sequence[Block]) -> Block:

@@ -325,7 +325,8 @@ def _guarded(node: ast.AST, parents: Dict[ast.AST, ast.AST], program: Program, r
         if isinstance(parent, (ast.FunctionDef, ast.AsyncFunctionDef)):
             if any(_asks(each, ranks) for each in parent.decorator_list):
                 return True
-            calls = [call for call in _calls(program.tree, parent.name) if not _within(call, parent)]
+            own = set(ast.walk(parent))
+            calls = [call for call in _calls(program.tree, parent.name) if call not in own]
             if depth == _DEEPEST or not calls:
                 return False
             return all(_guarded(call, parents, program, ranks, depth + 1) for call in calls)
@@ -351,10 +352,6 @@ def _leaves(statement: ast.AST, in_loop: bool) -> bool:
     )
     kinds = (ast.Return, ast.Raise) if in_loop else (ast.Return, ast.Raise, ast.Continue, ast.Break)
     return isinstance(statement, kinds) or called.rpartition(".")[2] in ("exit", "_exit", "quit")
-
-
-def _within(node: ast.AST, function: ast.AST) -> bool:
-    return any(each is node for each in ast.walk(function))
 
 
 def optimizer_in_loop(program: Program) -> Iterator[Hit]:
@@ -454,17 +451,12 @@ def name_undefined(program: Program) -> Iterator[Hit]:
             bound.add(node.name)
         elif isinstance(node, (ast.Global, ast.Nonlocal)):
             bound |= set(node.names)
-        else:
-            bound |= {str(value) for key in ("name", "rest") if (value := getattr(node, key, None)) and _pattern(node)}
+        elif type(node).__name__ in ("MatchAs", "MatchStar", "MatchMapping"):  # Python 3.9 has no such nodes
+            bound |= {str(value) for key in ("name", "rest") if (value := getattr(node, key, None))}
     missing = sorted((line, name) for line, name in used if name not in bound)
     names = list(dict.fromkeys(name for _, name in missing))
     if names:
         yield Hit(missing[0][0], {"name": some(names, 4), "are": "is" if len(names) == 1 else "are"})
-
-
-def _pattern(node: ast.AST) -> bool:
-    """Return true if the node binds names in a `match` statement; Python 3.9 has no such nodes."""
-    return type(node).__name__ in ("MatchAs", "MatchStar", "MatchMapping")
 
 
 CHECKS = by_name(
