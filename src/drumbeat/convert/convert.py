@@ -523,18 +523,13 @@ def _mpi(draft: Draft, launch: Launch, ranks: int) -> None:
     if launch.launcher:
         return
     imports = read_script(launch.words, launch.shell.read).about_mpi
-    compiled = (
-        not launch.alone
-        and ranks > 1
-        and _COMPILED.fullmatch(launch.words[0])
-        and not launch.words[0].endswith("python")
-    )
+    compiled = _COMPILED.fullmatch(launch.words[0]) and not launch.words[0].endswith("python")
     if launch.mpi in STARTERS:
         why = "MPI that does not find the other ranks: export SLURM_MPI_TYPE in on-start, one of srun --mpi=list"
         draft.differs("MPI", f"{launch.mpi} starts the ranks", "srun starts them", why)
     elif launch.mpi:
         launch.before.append(f"export SLURM_MPI_TYPE={draft.marks.quoted(launch.mpi)}  # srun --mpi")
-    if launch.mpi or not launch.alone and ranks > 1 and imports or compiled:
+    if launch.mpi or not launch.alone and ranks > 1 and (imports or compiled):
         draft.set("launcher", "tasks", launch.line)
 
 
@@ -632,19 +627,17 @@ def _compare_steps(draft: Draft, launch: Launch, batch: Shell, chosen: Started, 
         return
     of_job = [list(map(draft.marks.resolved, each)) for each in here.before]
     of_script = [list(map(draft.marks.resolved, each.words)) for each in batch.started]
-    told = {each.what for each in draft.differences}
-    for each in batch.started:
-        words = list(map(draft.marks.resolved, each.words))
-        seen = of_job.count(words)
+    for each, words in zip(batch.started, of_script):
+        what, seen, times = f"line {each.line}", of_job.count(words), of_script.count(words)
+        told = any(known.what == what for known in draft.differences)
         if each is chosen and seen:
-            draft.differs(f"line {each.line}", "started once", "started by on-start too")
-        elif each is not chosen and seen > of_script.count(words):
-            draft.differs(f"line {each.line}", f"started {of_script.count(words)} times", f"{seen} times by on-start")
-        elif each is not chosen and not seen and f"line {each.line}" not in told and each.line != chosen.line:
-            draft.differs(f"line {each.line}", " ".join(each.words), "not started")
-        told = {each.what for each in draft.differences}
-        if each is chosen and not each.certain and f"line {each.line}" not in told:
-            draft.differs(f"line {each.line}", "started under a condition, or in a loop", "started once")
+            draft.differs(what, "started once", "started by on-start too")
+        elif each is chosen and not each.certain and not told:
+            draft.differs(what, "started under a condition, or in a loop", "started once")
+        elif each is not chosen and seen > times:
+            draft.differs(what, f"started {times} times", f"{seen} times by on-start")
+        elif each is not chosen and not seen and not told and each.line != chosen.line:
+            draft.differs(what, " ".join(each.words), "not started")
 
 
 # Findings of `drumbeat lint` are carried into the job file too, unless the conversion fixes them.

@@ -11,7 +11,7 @@ from typing import Dict, Iterator, List, Mapping, Optional, Set, Tuple
 from drumbeat.base.redact import in_text, is_secret
 from drumbeat.base.regex import regex
 from drumbeat.commands.launch import NODE_BY_NODE, Found, started_per_node
-from drumbeat.commands.script import SUBSTITUTION, Assignment, last_number, number
+from drumbeat.commands.script import SUBSTITUTION, last_number, number
 from drumbeat.commands.starts import Start
 from drumbeat.lint.context import Context, Edit, Hit, by_name, rules
 from drumbeat.lint.python_program import in_one_process
@@ -240,20 +240,9 @@ MOST_NAMES = 300  # unknown names that are compared with all known ones
 MOST_SOCKETS = 64  # NCCL_SOCKET_NTHREADS x NCCL_NSOCKS_PERTHREAD
 
 
-def _first(context: Context) -> List[Assignment]:
-    """Return each variable's first assignment with a given value."""
-    seen = set()
-    found = []
-    for each in context.script.assignments:
-        if (each.name, each.line) not in seen:
-            seen.add((each.name, each.line))
-            found.append(each)
-    return found
-
-
 def dead(context: Context) -> Iterator[Hit]:
     renamed = set()
-    for each in _first(context):
+    for each in context.script.assignments:
         entry = DEAD.get(each.name)
         if entry is None or set(entry.when) == {"vendor"}:  # the script does not say whose GPUs
             continue
@@ -281,14 +270,14 @@ def _fits(name: str, value: str) -> bool:
 
 
 def value_unknown(context: Context) -> Iterator[Hit]:
-    for each in _first(context):
+    for each in context.script.assignments:
         if not each.value.active and not _fits(each.name, each.text):
             yield Hit(each.line, {"name": each.name, "value": each.text})
 
 
 def misspelt(context: Context) -> Iterator[Hit]:
     near: Dict[str, str] = {}
-    for each in _first(context):
+    for each in context.script.assignments:
         if not each.name.startswith(FAMILIES) or each.name in SPELT or each.name in DEAD or each.name in DEBUGGING:
             continue
         if each.name not in near and len(near) < MOST_NAMES:
@@ -318,7 +307,7 @@ def _renamed(context: Context, name: str, new: str) -> Tuple[Edit, ...]:
 
 
 def left_on(context: Context) -> Iterator[Hit]:
-    for each in _first(context):
+    for each in context.script.assignments:
         entry = DEBUGGING.get(each.name)
         if entry and each.text not in entry.harmless and not each.value.active and _fits(each.name, each.text):
             severity = "warning" if each.text.upper() == "TRACE" else entry.severity

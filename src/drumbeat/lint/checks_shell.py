@@ -289,16 +289,9 @@ def sbatch_late(context: Context) -> Iterator[Hit]:
 def sbatch_misspelt(context: Context) -> Iterator[Hit]:
     for comment in context.script.comments:
         found = re.match(r"#\s*(S[A-Za-z]{3,6})\s*(?:--\w|-[A-Za-z]\b)", comment.text)
-        if (
-            found
-            and not comment.text.startswith("#SBATCH")
-            and sorted(found.group(1).upper()) in _NEAR_SBATCH
-            or re.match(r"#SBATCH[-\w]", comment.text)
-        ):
+        near = found and difflib.get_close_matches(found[1].upper(), ["SBATCH"], 1, 0.8)
+        if near and not comment.text.startswith("#SBATCH") or re.match(r"#SBATCH[-\w]", comment.text):
             yield Hit(comment.line, {"shown": comment.text.split()[0]})
-
-
-_NEAR_SBATCH = [sorted("SBATCH"), sorted("SBATH"), sorted("SBACH"), sorted("SATCH"), sorted("SBATC"), sorted("SBTCH")]
 
 
 def cores_for_one_task(context: Context) -> Iterator[Hit]:
