@@ -5,15 +5,24 @@ from __future__ import annotations
 import fnmatch
 import operator
 import re
-from typing import TYPE_CHECKING, Callable, Dict, List, Optional, Tuple, Union
+from typing import Callable, Dict, List, Optional, Protocol, Tuple, Union
 
 from drumbeat.base.regex import regex
 from drumbeat.commands.shell import Brackets
 from drumbeat.commands.syntax import CALCULATED, names_read
-from drumbeat.commands.values import HOSTS, JOB, MARK, ONCE, SUBMIT, TASK, Unknown, fields_of, split_marks, whole_marks
-
-if TYPE_CHECKING:
-    from drumbeat.commands.state import ShellState
+from drumbeat.commands.values import (
+    HOSTS,
+    JOB,
+    MARK,
+    ONCE,
+    SUBMIT,
+    TASK,
+    Marks,
+    Unknown,
+    fields_of,
+    split_marks,
+    whole_marks,
+)
 
 MAX_VALUE = 1 << 16  # characters of one value; a longer one is not followed
 _NAME = regex(r"[A-Za-z_]\w*|[0-9@*#?$!-]")
@@ -34,10 +43,24 @@ class _Default(str):
     pieces: List[Tuple[Union[str, List[str]], bool]]
 
 
+class Surroundings(Protocol):
+    """The shell in which words are expanded."""
+
+    marks: Marks
+
+    def lookup(self, name: str) -> Optional[Value]: ...
+    def unset(self, name: str, default: str) -> Optional[bool]: ...
+    def assign_default(self, name: str, value: str) -> None: ...
+    def forget(self, name: str) -> None: ...
+    def substitute(self, text: str) -> str: ...
+    def separators(self) -> str: ...
+    def globs(self) -> bool: ...
+
+
 class Expander:
     """Expands words with the variables of a shell, and what it puts in place of command substitutions."""
 
-    def __init__(self, shell: ShellState) -> None:
+    def __init__(self, shell: Surroundings) -> None:
         self.shell, self.marks = shell, shell.marks
 
     def unknown(self, text: str, kind: str = "", stable: bool = True) -> str:
