@@ -71,9 +71,7 @@ class Line(NamedTuple):
     bar: bool = False
     bare: bool = False
     label: str = ""  # the text before a bar
-    known: bool = False  # a line of a known program
     samples: Tuple[int, int] = (0, 0)  # of the epoch, so far and in all: `Train Epoch: 1 [640/60000 (1%)]`
-    loss: str = "rank"  # rank, device or job that the loss is of
     batch: bool = False  # its step may be a batch of the epoch above it
     guessed: bool = False  # its step is a number in front of the loss
     improves: bool = False  # it has a loss or a reward of any kind

@@ -138,15 +138,9 @@ def _read(text: str, shapes: Optional[Shapes] = None, tabled: bool = False, vali
         if rule.rule.has in text:
             record = rule.read(text)
             if record is not None:
-                per = rule.rule.per
-                rate = next((per[name] for name in RATES if name in per), "unknown")
-                return [_with_owner(record, per.get("loss", "rank"), rate)] if record else []
+                return [_with_unit(record, next(iter(rule.rule.per.values()), "unknown"))] if record else []
     line = parse(text, shapes, tabled, validating)
-    owner = owner_of(text) if line else None
-    if line and owner:
-        rate = line.whose if line.whose != "unknown" else owner.rate or "unknown"
-        line = line._replace(known=True, loss=owner.loss, whose=rate)
-    return line
+    return line._replace(whose=owner_of(text)) if line and line.whose == "unknown" else line
 
 
 def _reports(line: Line) -> bool:
@@ -177,19 +171,17 @@ def _records(line: Line) -> List[Dict[str, Any]]:
     found = []
     if not alone:
         kind = "step" if counters or "loss" in values else "validation" if "accuracy" in values else "throughput"
-        found.append(_with_owner({"kind": kind, **values}, line.loss, line.whose))
+        found.append(_with_unit({"kind": kind, **values}, line.whose))
     if other:
-        found.append(_with_owner({"kind": "validation", **(counters if alone else {}), **other}, line.loss, ""))
+        found.append(_with_unit({"kind": "validation", **(counters if alone else {}), **other}, "unknown"))
     return found
 
 
-def _with_owner(record: Dict[str, Any], loss: str, rate: str) -> Dict[str, Any]:
+def _with_unit(record: Dict[str, Any], whose: str) -> Dict[str, Any]:
     record = {name: _plain(value) for name, value in record.items()}
-    if "loss" in record:
-        record["loss_per"] = loss
     for name, unit in RATES.items():
         if isinstance(record.get(name), float):
-            record.update(rate=record[name], rate_per=rate, unit=_WHOSE_UNIT[rate].format(unit))
+            record.update(rate=record[name], rate_per=whose, unit=_WHOSE_UNIT[whose].format(unit))
     return record
 
 
@@ -360,7 +352,6 @@ class Lines:
         found = self._understood(line)
         self._trains = (
             self._trains
-            or line.known
             or line.improves
             or bool(_TRAINS.fullmatch(line.label))
             or not _TRAINING.isdisjoint(line.values)
@@ -400,12 +391,12 @@ class Lines:
             if (line.batch or line.bar) and "epoch" in self._heading and "step" in record and "epoch" not in record:
                 record.update({_OF_EPOCH[name]: record.pop(name) for name in ("step", "steps") if name in record})
             told = record["kind"] in ("step", "throughput") or self._of_block(line)
-            found += self._step(record, line.known or follows) if told else [_told(record)]
+            found += self._step(record, follows) if told else [_told(record)]
             if (
                 not told and not self.shapes.losses and "step" in record
             ):  # errors of the validation are all that it prints
                 counted = {name: record[name] for name in COUNTERS if name in record}
-                found += self._step({"kind": "step", **counted}, line.known)
+                found += self._step({"kind": "step", **counted}, False)
         return found
 
     def _of_block(self, line: Line) -> bool:
@@ -571,7 +562,8 @@ class Lines:
         return self._advanced(block, False) if set(block) & {*_WORTH, "step_time"} or form in self._trusted else []
 
     def _advanced(self, record: Record, known: bool) -> List[Record]:
-        """Return the record once its counter has advanced, or at once for a known program."""
+        """Return the record once its counter has advanced, or at once if it has a loss and a speed: then it is no setting, no
+        summary and no rank."""
         form = tuple(name for name in ("epoch", "step", "batch") if name in record)
         held = self._held.get(form)
         older = held if form == ("step",) and {"steps", "loss"} <= {*record} else None
@@ -586,10 +578,12 @@ class Lines:
         if form == ("epoch",) and self._fractional:  # it says how far the run is, also where it happens to be whole
             older = self._held.pop(("epoch", "step"), None)  # the count came from an unrelated bar
             return [*_without_count(older), record]
-        if known or form in self._trusted or (held is not None and _goes_on(held, record)):
+        sure = form != ("epoch",) and "loss" in record and not _TIMED.isdisjoint(record)
+        known = known or sure or form in self._trusted
+        if known or (held is not None and _goes_on(held, record)):
             self._trusted.add(form)
             before = [self._held.pop(form)] if held is not None else []
-            self._told = self._line if "loss" in record else self._told
+            self._told = self._line
             return [self._in_steps(_told(each)) for each in (*before, record)]
         if held is not None and _place(held) == _place(record) and set(held) & set(record) <= {*COUNTERS, "kind"}:
             held.update(record)  # the block continues
