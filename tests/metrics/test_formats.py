@@ -8,7 +8,7 @@ import pytest
 from drumbeat.base.data import parse_yaml
 from drumbeat.metrics.printed import RATES, WORDS, Reader, read_line
 from drumbeat.metrics.table import owners, rules
-from drumbeat.metrics.words import KINDS, VALUES, WHOSE
+from drumbeat.metrics.vocab import KINDS, VALUES, WHOSE
 
 RULES = {rule.rule.id: rule for rule in rules()}
 SHOWN = {each["id"]: each for each in parse_yaml((Path(__file__).parent / "rule_lines.yaml").read_bytes())}

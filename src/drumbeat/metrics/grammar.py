@@ -12,31 +12,10 @@ from types import MappingProxyType
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Set, Tuple, Union
 
 from drumbeat.base.regex import regex
+from drumbeat.metrics import vocab
 from drumbeat.metrics.fields import counter_name, counter_of, meaning_of, quality_of, strength_of
 from drumbeat.metrics.shapes import Shapes, Slot
 from drumbeat.metrics.tokens import BAR, MASK, TOO_LARGE, Item, items_of, masked, number, spelled, words_of
-from drumbeat.metrics.words import (
-    BATCH,
-    COUNTED_WITH,
-    COUNTERS,
-    COUNTING,
-    DEVICE,
-    EPOCH,
-    ERRORS,
-    IMPROVED,
-    INITIALS,
-    LOSSES,
-    NO_COUNTER,
-    NOISE,
-    NOUNS,
-    OF_TRIALS,
-    PHYSICS,
-    QUALITIES,
-    ROUNDS,
-    STEP,
-    VALIDATION,
-    WHOLE,
-)
 
 _TOTALS = {"step": "steps", "batch": "batches", "epoch": "epochs"}
 _TOTAL_OF = {total: name for name, total in _TOTALS.items()}
@@ -99,14 +78,14 @@ def parse(text: str, shapes: Optional[Shapes] = None, tabled: bool = False, vali
     if not items:
         return None
     if "learn" in line and any(item.words == ("learn",) for item in items):  # `learn: 0.5 test: 0.6`
-        items = [_as_loss(item) if set(item.words) <= VALIDATION else item for item in items]
+        items = [_as_loss(item) if set(item.words) <= vocab.VALIDATION else item for item in items]
     small = line.lower()
     validates = any(word in small for word in _VALIDATES) or any("val" in item.words for item in items)
     if validates:
         items = _in_parts(items, line)
     if shapes is not None:
         items = _behaved(items, shapes, line, bool(bar))
-        if not shapes.losses and all(LOSSES.isdisjoint(item.words) for item in items):
+        if not shapes.losses and all(vocab.LOSSES.isdisjoint(item.words) for item in items):
             items = [
                 _as_loss(item) if _is_error({*item.words}) else item for item in items
             ]  # `train-rmse:0.5 eval-rmse:0.6`
@@ -118,11 +97,11 @@ def parse(text: str, shapes: Optional[Shapes] = None, tabled: bool = False, vali
     places: Dict[str, int] = {}
     for item in items:
         words = set(item.words)
-        if words <= NOISE:
+        if words <= vocab.NOISE:
             unkeyed.append(item)
         name, value = meaning_of(item, items)
         if name in ("step", "batch", "epoch"):
-            validation = validation or bool(words & VALIDATION)
+            validation = validation or bool(words & vocab.VALIDATION)
         strong = strength_of(name, words)
         if not name or (name in values and strong <= strength.get(name, 0)):
             continue
@@ -136,12 +115,12 @@ def parse(text: str, shapes: Optional[Shapes] = None, tabled: bool = False, vali
                 values[total] = number("steps", item.total)
         values[name], strength[name] = value, strong
         places.setdefault(name, item.start)
-        if name in ("tokens_per_s", "samples_per_s") and (words | set(words_of(item.unit))) & DEVICE:
+        if name in ("tokens_per_s", "samples_per_s") and (words | set(words_of(item.unit))) & vocab.DEVICE:
             whose = "device"
     if "loss" in values and not set(values) & {"step", "batch", "epoch"}:  # `SGD iteration 20 of 100: loss 0.5`
         for item in items:
             name, value = counter_of(item, set(item.words[-1:]), set())
-            if name and item.text.isdigit() and not {*item.words} & VALIDATION:
+            if name and item.text.isdigit() and not {*item.words} & vocab.VALIDATION:
                 values.update({name: value, **({_TOTALS[name]: number("steps", item.total)} if item.total else {})})
                 break
     if not {"loss", "validation"} & {*values} and shapes is not None:
@@ -150,17 +129,17 @@ def parse(text: str, shapes: Optional[Shapes] = None, tabled: bool = False, vali
         values.update(bare)
     if set(values) == {"loss"} and all(item.text.isdigit() for item in items):
         return None  # `win 12 loss 3`
-    metrics = [place for name, place in places.items() if name not in COUNTERS]
+    metrics = [place for name, place in places.items() if name not in vocab.COUNTERS]
     guessed = _count(values, unkeyed, line, bool(bar), min(metrics, default=len(line)), places)
     summed = next((item for item in items if item.words == ("total",) and "." in item.text and not item.unit), None)
     if strength.get("loss") == 1 and summed:
         values["loss"] = number("loss", summed.text)
     elif (
         strength.get("loss") == 1
-        and sum(bool(LOSSES & {*item.words} and not VALIDATION & {*item.words}) for item in items) > 1
+        and sum(bool(vocab.LOSSES & {*item.words} and not vocab.VALIDATION & {*item.words}) for item in items) > 1
     ):
         del values["loss"]  # one of several parts
-    if any(item.total and not OF_TRIALS.isdisjoint(item.words) for item in items):
+    if any(item.total and not vocab.OF_TRIALS.isdisjoint(item.words) for item in items):
         for name in {"step", "batch"} - {
             _TOTAL_OF[name] for name in values if name in _TOTAL_OF
         }:  # `Trial 1/20: batch=32`
@@ -180,7 +159,7 @@ def parse(text: str, shapes: Optional[Shapes] = None, tabled: bool = False, vali
     label = line[: bar.start()].strip(" []").split(":")[0].rstrip("] ") if bar else ""
     if "epochs" in values and "•" in line and bar:  # rich, as Lightning uses it, names the last epoch's number
         values["epochs"] += 1
-    validation = validation or bool(set(words_of(label)) & VALIDATION)
+    validation = validation or bool(set(words_of(label)) & vocab.VALIDATION)
     trains = any(not {"train", "training"}.isdisjoint(item.words) for item in items if item.start in learnt)
     validation = validation or not trains and validates and _is_for_validation(line, min(learnt, default=0))
     if validating and not validation and not {"step", "batch", "epoch"} & {*values}:
@@ -191,7 +170,7 @@ def parse(text: str, shapes: Optional[Shapes] = None, tabled: bool = False, vali
         judged = (judged or Line({}, True))._replace(bare=False, measures=measures)
     member = not bar and not tabled and not (shapes and shapes.changed) and bool(_MEMBER.fullmatch(text))
     improves = any(
-        not IMPROVED.isdisjoint(item.words) or not {"train", "training"}.isdisjoint(item.words) for item in items
+        not vocab.IMPROVED.isdisjoint(item.words) or not {"train", "training"}.isdisjoint(item.words) for item in items
     )
     if judged and (batch or guessed or member or improves):
         judged = judged._replace(batch=batch, guessed=guessed, member=member, improves=improves)
@@ -206,7 +185,7 @@ def _unnamed_loss(items: List[Item], values: Dict[str, Any], trains: bool) -> Di
     """Return the only value without a key beside a counter and a learning rate: `it 500 | 1.91 | lr 1e-5`; or the only one of a
     line that names nothing but a validation: `valid 1.90`."""
     floats = [item for item in items if "." in item.text and not item.unit and not item.total]
-    if len(items) == 1 and floats and trains and items[0].words and {*items[0].words} <= VALIDATION:
+    if len(items) == 1 and floats and trains and items[0].words and {*items[0].words} <= vocab.VALIDATION:
         return {"validation": float(number("loss", items[0].text))}
     bare = [item for item in floats if not item.words]
     known = {"step", "batch"} & {*values} and {"lr", "grad_norm"} & {*values}
@@ -221,7 +200,7 @@ def _measures(items: List[Item], validation: bool) -> Dict[str, float]:
     """Return what a validation measures beside its loss and its accuracy, by name."""
     found: Dict[str, float] = {}
     for item in items:
-        if (validation or VALIDATION & {*item.words}) and not meaning_of(item, items)[0]:
+        if (validation or vocab.VALIDATION & {*item.words}) and not meaning_of(item, items)[0]:
             name = quality_of(item)
             if name and len(found) < _MEASURES:
                 found.setdefault(name, float(number("", item.text)))
@@ -232,16 +211,16 @@ _MEASURES = 16  # of one line
 
 
 def _as_loss(item: Item) -> Item:
-    part = ("val",) if VALIDATION & {*item.words} else ()
+    part = ("val",) if vocab.VALIDATION & {*item.words} else ()
     return item._replace(words=(*part, "loss")) if "." in item.text and not item.unit else item
 
 
 def _is_error(words: Set[str]) -> bool:
     """Return true for the error of one part of the data, `train-rmse` or `valid_0 l2`: what a program that prints no loss trains
     on."""
-    split = words & (VALIDATION | {"train", "training"})
+    split = words & (vocab.VALIDATION | {"train", "training"})
     error = {word for word in words - split if not word.isdigit()}
-    return bool(split) and (len(error) == 1 and error <= ERRORS or error == {"l"} and not words.isdisjoint("12"))
+    return bool(split) and (len(error) == 1 and error <= vocab.ERRORS or error == {"l"} and not words.isdisjoint("12"))
 
 
 _VALIDATES = ("val", "test", "dev", "cv", "holdout", "va_", "* ")
@@ -261,13 +240,13 @@ def _in_parts(items: List[Item], line: str) -> List[Item]:
     for item in items:
         while labels and labels[0][0] <= item.start:
             part, labelled = labels.pop(0)[1], True
-        own = [word for word in item.words if word in VALIDATION or word in ("train", "training")]
+        own = [word for word in item.words if word in vocab.VALIDATION or word in ("train", "training")]
         name = meaning_of(item, items)[0]
         if own and name:
             part, labelled = own[0], False
         elif labelled and part[:5] == "train" and not name and item.words:
             item = item._replace(key="")  # no measure of a validation
-        elif part in VALIDATION and (
+        elif part in vocab.VALIDATION and (
             _LEARNT[name] not in seen and (labelled or name in (*seen, "accuracy"))
             if name in _LEARNT
             else labelled and not name and item.words
@@ -286,7 +265,7 @@ def _behaved(items: List[Item], shapes: Shapes, line: str, bar: bool) -> List[It
     counts = [item.text.isdigit() for item in items]
     form = tuple([item.words for item in items])
     slots = shapes.seen(form, [number("", item.text) for item in items], counts)
-    lossy = any(not LOSSES.isdisjoint(item.words) and "." in item.text and not item.unit for item in items)
+    lossy = any(not vocab.LOSSES.isdisjoint(item.words) and "." in item.text and not item.unit for item in items)
     shapes.losses += lossy
     if not shapes.again:
         return items
@@ -301,14 +280,14 @@ def _behaved(items: List[Item], shapes: Shapes, line: str, bar: bool) -> List[It
         new = ""
         if not counts[at]:
             if growing and not shapes.improving and _improves(item, slot):
-                shapes.improving = all(PHYSICS.isdisjoint(each.words) for each in items)
+                shapes.improving = all(vocab.PHYSICS.isdisjoint(each.words) for each in items)
         elif names[at]:  # a counter that stays or falls beside a growing one is a quantity
             beside = growing not in ([], [at])
             new = "quantity" if names[at] == "step" and not item.total and beside and (slot.still or slot.turns) else ""
         elif slot.doubles and not item.total:
             new = "quantity"  # sizes that are tried
         elif item.total and slot.grows and "epoch" in names and item.words and not meaning_of(item, items)[0]:
-            new = "" if VALIDATION & {*item.words} else "batch"  # `Epoch: 1/400, Datapoint: 512/4096`
+            new = "" if vocab.VALIDATION & {*item.words} else "batch"  # `Epoch: 1/400, Datapoint: 512/4096`
         elif (
             not any(names)
             and not (item.total and len(totals) > 1)
@@ -324,20 +303,20 @@ def _behaved(items: List[Item], shapes: Shapes, line: str, bar: bool) -> List[It
         if new:
             changed.setdefault(at, {})["words"] = (new,)
     counting = growing or any(count and slot.grows for slot, count in zip(slots, counts))
-    if counting and not any(not LOSSES.isdisjoint(item.words) for item in items if item.words != ("learn",)):
+    if counting and not any(not vocab.LOSSES.isdisjoint(item.words) for item in items if item.words != ("learn",)):
         changed.update(_falling(items, slots) or _in_no_known_words(items, slots, growing, line))
     return (
         [item._replace(**changed[at]) if at in changed else item for at, item in enumerate(items)] if changed else items
     )
 
 
-NO_LOSS = NO_COUNTER | PHYSICS
+NO_LOSS = vocab.NO_COUNTER | vocab.PHYSICS
 _TRIED = (("epoch",), ("step",))  # counters that may double: epochs 1, 2, 4 are printed
 
 
 def _sole_loss(items: List[Item]) -> bool:
     """Return true if one value is the loss; `mse_y mse_u mse_v` of a video are not."""
-    kinds = [{*item.words} & LOSSES for item in items if not LOSSES.isdisjoint(item.words)]
+    kinds = [{*item.words} & vocab.LOSSES for item in items if not vocab.LOSSES.isdisjoint(item.words)]
     return (len(kinds) == 1 or {"loss"} in kinds) and any(meaning_of(item, items)[0] == "loss" for item in items)
 
 
@@ -352,21 +331,21 @@ def _grows_evenly(item: Item, slot: Slot, lossy: bool, alone: bool, line: str, b
     words = {*item.words}
     if not slot.grows or item.unit:
         return False
-    foreign = words & NO_COUNTER or words & {*NOUNS}
+    foreign = words & vocab.NO_COUNTER or words & {*vocab.NOUNS}
     if item.total:
-        counts = words <= NOISE or slot.ups > 1 and not foreign and OF_TRIALS.isdisjoint(words)
+        counts = words <= vocab.NOISE or slot.ups > 1 and not foreign and vocab.OF_TRIALS.isdisjoint(words)
         return lossy and counts and not bar and not _KERAS.search(line) and not _EPOCH_BEFORE.search(line)
-    if words & (STEP | EPOCH) and len(words) < 4 and (lossy or alone):
+    if words & (vocab.STEP | vocab.EPOCH) and len(words) < 4 and (lossy or alone):
         return slot.even and slot.ups > 1
     return lossy and slot.even and slot.ups > 2 and not foreign and (bool(words) or slot.stride >= 10)
 
 
 def _is_total(words: Set[str], counter: Item, item: Item) -> bool:
     """Return true if a constant number may be a counter's total: `it=380 of=5000`, `step 10 max_steps 500`."""
-    own = {*counter.words} - COUNTED_WITH
+    own = {*counter.words} - vocab.COUNTED_WITH
     plural = any(word.strip("n") in (f"{each}s", f"{each}es") for word in words for each in own)
-    known = words <= own | COUNTED_WITH | STEP | EPOCH | BATCH | {f"n{each}es" for each in own}
-    told = bool(words & COUNTED_WITH) or plural
+    known = words <= own | vocab.COUNTED_WITH | vocab.STEP | vocab.EPOCH | vocab.BATCH | {f"n{each}es" for each in own}
+    told = bool(words & vocab.COUNTED_WITH) or plural
     return not counter.total and told and (known or plural) and float(item.text) >= float(number("", counter.text))
 
 
@@ -374,7 +353,7 @@ def _falling(items: List[Item], slots: List[Slot]) -> Dict[int, Dict[str, Any]]:
     """Return the losses among bare words, if they fall: `Epoch: 10 Train: 0.13 Test: 0.14`, `Score at iteration 10 is 2.1`."""
     floats = [at for at, item in enumerate(items) if item.words and "." in item.text and not item.unit.strip()]
     floats = [at for at in floats if not meaning_of(items[at], items)[0]]
-    splits = [at for at in floats if {*items[at].words} <= VALIDATION | {"train", "training", "learn"}]
+    splits = [at for at in floats if {*items[at].words} <= vocab.VALIDATION | {"train", "training", "learn"}]
     single = len(floats) == 1 and (items[floats[0]].words == ("score",) or splits and slots[floats[0]].learns)
     if len(splits) == len(floats) > 1 or single:
         return {
@@ -395,7 +374,7 @@ def _in_no_known_words(
     found: Dict[int, Dict[str, Any]] = {}
     if not growing:
         even = (at for at, slot in enumerate(slots) if slot.grows and slot.even and slot.ups > 1)
-        even = (at for at in even if NO_COUNTER.isdisjoint(items[at].words))
+        even = (at for at in even if vocab.NO_COUNTER.isdisjoint(items[at].words))
         at = next((at for at in even if items[at].text.isdigit() and not items[at].unit), None)
         if at is None or at > 0 and alone:
             return {}
@@ -459,7 +438,7 @@ def _judged(
         if total in values and not _fits(values.get(count), values[total]):
             values.pop(count, None)  # no counter goes beyond its total
             values.pop(total)
-    for name in WHOLE:
+    for name in vocab.WHOLE:
         if isinstance(values.get(name), float):  # a fractional counter is not one
             del values[name]
     epoch = values.get("epoch")
@@ -467,13 +446,13 @@ def _judged(
         del values["epoch"]
     if not values:
         return None
-    if set(values) <= ({*COUNTERS, "step_time", "tokens_per_s", "samples_per_s"} if bar else set(COUNTERS)):
+    if set(values) <= ({*vocab.COUNTERS, "step_time", "tokens_per_s", "samples_per_s"} if bar else set(vocab.COUNTERS)):
         meant = [meaning_of(item, items)[0] for item in items]
-        first = next((place for place, name in enumerate(meant) if name in COUNTERS), -1)
+        first = next((place for place, name in enumerate(meant) if name in vocab.COUNTERS), -1)
         others = [
             item
             for item, name in zip(items[first + 1 :], meant[first + 1 :])
-            if item.words and name not in COUNTERS and not _OTHER_UNIT.match(line, item.end - len(item.unit))
+            if item.words and name not in vocab.COUNTERS and not _OTHER_UNIT.match(line, item.end - len(item.unit))
         ]
         if first < 0:  # `[0/25][50/1583] Loss_D: 0.43 Loss_G: 4.1`
             others = [item for item in others if "." in item.text]
@@ -481,7 +460,7 @@ def _judged(
             first == 0
             and len(others) == 1
             and "." in others[0].text
-            and bool(_IS.search(line[: others[0].start]) or {*others[0].words} & QUALITIES)
+            and bool(_IS.search(line[: others[0].start]) or {*others[0].words} & vocab.QUALITIES)
         )
         done = form == "row" or (
             not bar
@@ -493,7 +472,7 @@ def _judged(
             and "step" in values
             and "epoch" not in values
             and (len(items) > 1 or "steps" not in values)
-            and {*items[first].words} & ROUNDS
+            and {*items[first].words} & vocab.ROUNDS
             and not _REWARDED.search(line)
         ):
             return None
@@ -529,8 +508,8 @@ def _with_initials(items: List[Item]) -> List[Item]:
     if sum(key[:1] == ("v",) and key[1:] in keys for key in keys) > 1:
         items = [item._replace(words=("val", *item.words[1:])) if item.words[:1] == ("v",) else item for item in items]
     letters = {item.words[0] for item in items if len(item.words) == 1}
-    counted = any(item.total or not COUNTING.isdisjoint(item.words) for item in items)
-    known = INITIALS if "l" in letters and counted else {"i": "step", "e": "epoch"} if "loss" in letters else {}
+    counted = any(item.total or not vocab.COUNTING.isdisjoint(item.words) for item in items)
+    known = vocab.INITIALS if "l" in letters and counted else {"i": "step", "e": "epoch"} if "loss" in letters else {}
     return [
         item._replace(words=tuple(known[item.words[0]].split()))
         if len(item.words) == 1 and item.words[0] in known

@@ -18,7 +18,7 @@ from drumbeat.metrics.grammar import Line, parse
 from drumbeat.metrics.shapes import Shapes
 from drumbeat.metrics.table import owner_of, rules
 from drumbeat.metrics.tokens import words_of
-from drumbeat.metrics.words import COUNTERS, VALIDATION
+from drumbeat.metrics.vocab import COUNTERS, VALIDATION
 
 _TOO_LARGE = 1e15  # for a step
 

@@ -15,7 +15,7 @@ from typing import Any, Dict, List, Mapping, Optional, Pattern, Sequence, Tuple
 from drumbeat.base import data
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.metrics.tokens import NUMBER, number
-from drumbeat.metrics.words import VALUES, WHOLE
+from drumbeat.metrics.vocab import VALUES, WHOLE
 
 FORMATS = "drumbeat.metrics.formats"
 

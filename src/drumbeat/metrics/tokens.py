@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any, List, Match, NamedTuple, Tuple, Union
 
 from drumbeat.base.regex import regex
-from drumbeat.metrics.words import ALIASES, EPOCH, HAS_COUNTED, LINKS, LOSSES, LR, STEP, WHOLE
+from drumbeat.metrics import vocab
 
 TOO_LARGE = 1e15  # for a count, or an epoch
 NUMBER = (
@@ -32,7 +32,7 @@ _FILE = regex(
 )
 _FIRST_STAMP = regex(r"^\s*(?:[\[(]?<t>[\])]?[\s,|:-]*)+")
 _TOGETHER = regex(
-    " ?(" + "|".join(sorted((word for word in ALIASES if word > "\u3000"), key=len, reverse=True)) + ") ?"
+    " ?(" + "|".join(sorted((word for word in vocab.ALIASES if word > "\u3000"), key=len, reverse=True)) + ") ?"
 )
 _SIGNS = str.maketrans(
     {
@@ -66,7 +66,7 @@ BAR = regex(
     r"\d{1,3}\s*%\s*[|┣├▕](?=[^A-Za-z\d.]{0,200}\d?[^A-Za-z\d.]{0,200}(?:[|┫┤▏]|$))|[━╸╺]{4}|\|[█#=>]{2}[█▉▊▋▌▍▎▏#=> .-]{0,200}\|"
 )
 _NEXT_VALUE = regex(r"\s+[-+.]?\d(?![\d.,]*\s?[A-Za-z]{1,12}/s)")
-_KEY_BEHIND = regex(  # `2.45 avg loss, 0.001 LR`, `2.45 loss 0.44 acc`
+_KEY_BEHIND = regex(  # `2.45 avg loss, 0.001 vocab.LR`, `2.45 loss 0.44 acc`
     r"(?i) ((?:(?:avg|average|train(?:ing)?) )?(?:loss|lr|nll|xent|acc(?:uracy)?))"
     r"(?=\s?[,;|)]| at | after |\s*$|\s+\d+\.\d+ [a-z]+(?:[,;|]|\s*$))"
 )
@@ -122,7 +122,7 @@ def number(name: str, text: str) -> Union[int, float]:
     except ValueError:
         factor = _FACTORS.get(text[-1:], 1.0)
         value = float(_DIGITS.sub("", text.rstrip("kKMBT")).replace("D", "e").replace("d", "e")) * factor
-    if name not in WHOLE:
+    if name not in vocab.WHOLE:
         return value
     whole = round(value, 3)  # 1.13K is 1130, and not the float next to it
     return int(whole) if abs(whole) < TOO_LARGE and whole == int(whole) else value
@@ -171,13 +171,13 @@ def _count_behind(line: str, words: Tuple[str, ...], unit: str, end: int) -> Tup
     """Return key, unit and end of a whole number, and the next one's key: `after 20 steps`, `loss 20 0.5`, `loss at step 20:
     0.5`."""
     counted = _COUNTED.match(line, end) if not unit else None
-    if set(words) <= HAS_COUNTED and "loss" in line.lower():
+    if set(words) <= vocab.HAS_COUNTED and "loss" in line.lower():
         if unit.strip() == "batches":
             return ("batch",), "", end, ()
         return (words_of(counted[1]), unit, counted.end(), ()) if counted else (words, unit, end, ())
-    link = next((place for place, word in enumerate(words) if word in LINKS), len(words))
+    link = next((place for place, word in enumerate(words) if word in vocab.LINKS), len(words))
     told, key = words[:link], words[link + 1 :]
-    of_loss = {*told} & (LOSSES | {"cost", "score"}) or {*told} - LR and {*key} & (STEP | EPOCH)
+    of_loss = {*told} & (vocab.LOSSES | {"cost", "score"}) or {*told} - vocab.LR and {*key} & (vocab.STEP | vocab.EPOCH)
     if unit or not of_loss or not _FRACTION.match(line, end):
         return words, unit, end, ()
     return key or ("step",), unit, counted.end() if counted else end, told
@@ -186,7 +186,7 @@ def _count_behind(line: str, words: Tuple[str, ...], unit: str, end: int) -> Tup
 @lru_cache(maxsize=2048)  # a program prints the same keys again and again
 def words_of(text: str, more: str = "") -> Tuple[str, ...]:
     found = (word.lower() for word in _WORD.findall(f"{_CONTEXT.sub('', text, 1)} {more}"))
-    words = tuple(" ".join([ALIASES.get(word, word) for word in found]).split())
+    words = tuple(" ".join([vocab.ALIASES.get(word, word) for word in found]).split())
     return words if set(words) - {"is", "was"} else ()
 
 
@@ -195,7 +195,7 @@ def spelled(text: str) -> str:
     if not text.isascii():
         text = _TOGETHER.sub(r" \1 ", _ACCENTS.sub("", text.translate(_SIGNS)).replace("d'", "")).replace("  ", " ")
         text = _COUNTED_IN_CJK.sub(r"\2 \1", _DIGITS_IN_CJK.sub(" ", text))
-        text = _LETTERS.sub(lambda word: ALIASES.get(word[0].lower(), word[0]), text)
+        text = _LETTERS.sub(lambda word: vocab.ALIASES.get(word[0].lower(), word[0]), text)
     if "):" in text or ")=" in text:
         text = _OVER.sub("", text)
     if "op-" in text or "OP-" in text:
