@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import field
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
-from drumbeat.runfolder.progress import speed
+from drumbeat.runfolder.lines import not_finite_words
+from drumbeat.runfolder.progress import Progress, speed
 
 Point = Tuple[float, float]  # seconds since the start, value
 Span = Tuple[int, int, float, float, float, int]  # first and last step, least, median, most, slowest rank
@@ -45,8 +46,18 @@ def of_whole_job(unit: str, how: str, devices: Optional[int], ranks: Optional[in
     return 1, unit, how
 
 
-def both(first: Optional[float], last: Optional[float]) -> Optional[Tuple[float, float]]:
-    return None if first is None or last is None else (first, last)
+def of_progress(progress: Progress) -> Dict[str, Any]:
+    """Return the figures that the running sums of a run, or of a log, have by their own names."""
+    found = progress
+    losses, validations = (found.first_loss, found.last_loss), (found.first_validation, found.last_validation)
+    same = ("step", "steps", "step_is", "validation_not_finite", "validation_measures", "accuracy")
+    return {
+        **{name: getattr(found, name) for name in same},
+        "steps_of": found.lap,
+        "loss": None if None in losses else losses,
+        "loss_not_finite": not_finite_words(found) if found.not_finite else "",
+        "validation": None if None in validations else validations,
+    }
 
 
 @dataclass(frozen=True)
