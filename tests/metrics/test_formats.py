@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from drumbeat.base.data import parse_yaml
-from drumbeat.metrics.printed import RATES, WORDS, Reader, read_line
+from drumbeat.metrics.layout import RATES
+from drumbeat.metrics.printed import Reader, read_line
+from drumbeat.metrics.rows import WORDS
 from drumbeat.metrics.table import owners, rules
 from drumbeat.metrics.vocab import KINDS, VALUES, WHOSE
 
