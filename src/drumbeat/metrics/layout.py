@@ -26,9 +26,9 @@ _UNPROVEN = 256  # steps held back until something shows that this is training
 _BLOCK = 30  # lines that a heading applies to, for values without a counter
 _BESIDE_LOSS = ("grad_norm", "lr", "step_time", *RATES)
 _OF_EPOCH = {"step": "batch", "steps": "batches"}
-_TRAINS = regex(
-    r"(?i)train(?:ing)?(?: progress)?|steps?|iterations?|epochs?|episodes?|rounds?"
-)  # the label of a bar that counts steps
+# Labels of a bar that counts steps, and of one that counts those of the run.
+_TRAINS = regex(r"(?i)train(?:ing)?(?: progress)?|steps?|iterations?|epochs?|episodes?|rounds?")
+_STEPS = regex(r"(?i)(?:global[ _]?|training )?steps?")
 _TRAINING = {"epoch", "loss", "validation", "lr", "grad_norm"}
 _TIMED = {"step_time", *RATES}  # values that a benchmark or inference run has too
 _WORTH = {"loss", "validation", "accuracy", "val_accuracy", *RATES}  # a record without a counter needs one of them
@@ -245,71 +245,59 @@ class Layout:
             records, self._unproven = self._unproven + records, []
             return records
         timed = [
-            record
-            for record in records
-            if "step" in record and (unnamed or not _TIMED.isdisjoint(record)) and "accuracy" not in record
+            each for each in records if "step" in each and "accuracy" not in each and (unnamed or _TIMED & {*each})
         ]
         self._unproven = [*self._unproven, *timed][-_UNPROVEN:]
         return [record for record in records if record not in timed]
 
     def _understood(self, line: Line) -> List[Record]:
         self._left, self._line = self._left - 1, self._line + 1
+        below = bool(self._heading) and self._left > 0
         if line.bare:
             return self._end_block() + (self._bar(line) if line.bar else self._head(line))
-        if not reports(line) and not (self._heading and self._left > 0):
+        if not reports(line) and not below:
             if self.shapes.losses or "epoch" in line.values:  # else a setting
                 self._lr = line.values.get("lr", self._lr)
             return []
         found: List[Record] = []
+        # An accuracy below a heading is one of training, unless the line says that it is of a validation.
+        of_block = below and self._trains and not (line.validation or {"validation", "val_accuracy"} & {*line.values})
         for record in records_of(line):
-            if record["kind"] == "step" and line.samples[1] and not set(record) & {"step", "batch"}:
+            if record["kind"] == "step" and line.samples[1] and not {"step", "batch"} & {*record}:
                 count, total = line.samples
                 record = {**self._samples.counted({**record, "batch": count, "batches": total}), "step_is": "sample"}
-            follows = line.guessed and "step" in record and self._follows(record["step"])
-            if line.guessed and not follows:
-                record.pop("step", None)
+            follows = False
+            if line.guessed and "step" in record:  # a counter grows, and neither it nor its stride could be a rank
+                last, self._guess = self._guess, record["step"]
+                follows = 0 <= last < self._guess and (self._guess - last >= 10 or self._guess >= 64)
+                record = record if follows else {name: value for name, value in record.items() if name != "step"}
             if line.member:
                 record["member"] = True
-            if (line.batch or line.bar) and "epoch" in self._heading and "step" in record and "epoch" not in record:
-                record.update({_OF_EPOCH[name]: record.pop(name) for name in ("step", "steps") if name in record})
-            told = record["kind"] in ("step", "throughput") or self._of_block(line)
-            found += self._step(record, follows) if told else [_told(record)]
-            if (
-                not told and not self.shapes.losses and "step" in record
-            ):  # errors of the validation are all that it prints
-                counted = {name: record[name] for name in COUNTERS if name in record}
-                found += self._step({"kind": "step", **counted}, False)
+            if "epoch" in self._heading and "step" in record and "epoch" not in record:
+                if line.bar and _STEPS.fullmatch(line.label):  # one bar over all epochs
+                    record.update({name: self._heading[name] for name in ("epoch", "epochs") if name in self._heading})
+                elif line.batch or line.bar:
+                    record.update({_OF_EPOCH[name]: record.pop(name) for name in ("step", "steps") if name in record})
+            if record["kind"] in ("step", "throughput") or of_block:
+                found += self._step(record, follows)
+            else:
+                found.append(_told(record))
+                if not self.shapes.losses and "step" in record:  # errors of the validation are all that it prints
+                    counted = {name: record[name] for name in COUNTERS if name in record}
+                    found += self._step({"kind": "step", **counted}, False)
         return found
-
-    def _of_block(self, line: Line) -> bool:
-        """Return true for an accuracy below a heading, in a line not marked as validation."""
-        other = line.validation or not {"validation", "val_accuracy"}.isdisjoint(line.values)
-        return not other and self._trains and bool(self._heading) and self._left > 0
-
-    def _follows(self, step: int) -> bool:
-        """Return true if a number before a loss is a counter: it grows, and neither it nor its stride could be a rank."""
-        last, self._guess = self._guess, step
-        return 0 <= last < step and (step - last >= 10 or step >= 64)
 
     def end(self, final: bool) -> List[Record]:
         """Return pending records. `final`: no more lines come; then a counter that never advanced is dropped, unless it was
         seen once, with a loss and with its total or another training value."""
         found = self._end_block(goes_on=not final)
-        if final:
-            for held in self._held.values():
-                names = [*held, "loss"]
-                before = set(names[: names.index("loss")]) & {
-                    "step",
-                    "batch",
-                }  # `loss 2.1 after 2000 steps` is a summary, not a counter
-                known = (
-                    before and not {"again", "member"} & set(held) and set(held) & {"steps", "batches", *_BESIDE_LOSS}
-                )
-                late = held["line"] < self._told  # what is older than the last loss must not come after it
-                found += (
-                    [] if late else [self._in_steps(_told(held))] if known and "loss" in held else _without_count(held)
-                )
-            self._held = {}
+        for held in self._held.values() if final else ():
+            names = [*held, "loss"]  # `loss 2.1 after 2000 steps` is a summary, not a counter
+            counts = {"step", "batch"} & {*names[: names.index("loss")]} and "loss" in held
+            beside = not {"again", "member"} & {*held} and {*held} & {"steps", "batches", *_BESIDE_LOSS}
+            if held["line"] >= self._told:  # what is older than the last step must not come after it
+                found += [self._in_steps(_told(held))] if counts and beside else _without_count(held)
+        self._held = {} if final else self._held
         return self._proven(found)
 
     def stamp(self, t: float) -> None:
@@ -326,9 +314,8 @@ class Layout:
         self._headings = self._headings + 1 if goes_on and (before < self._losses or trains) else 0
         self._went_on = bool(goes_on)
         self._set_heading(line.values, _BLOCK)
-        if (
-            self._headings > ("steps" not in line.values) and not self._trusted and not line.member
-        ):  # it counts, though no value below it is known
+        counts = self._headings > ("steps" not in line.values)  # though no value below it is known
+        if counts and not self._trusted and not line.member:
             record = {"kind": "step", **self._heading}
             within = {"step": record["batch"], "steps": record["batches"], "step_of": "epoch"} if trains else {}
             return [self._in_steps({**record, **within})]
@@ -359,39 +346,32 @@ class Layout:
         return []
 
     def _step(self, record: Record, known: bool) -> List[Record]:
-        counters = [name for name in ("epoch", "step", "batch") if name in record]
-        whole_epoch = isinstance(record.get("epoch"), (int, float)) and record["epoch"] == int(record["epoch"])
-        if "batch" in counters and "epoch" not in counters:
+        form, epoch = _form(record), record.get("epoch")
+        whole_epoch = isinstance(epoch, (int, float)) and epoch == int(epoch)
+        if "batch" in form and "epoch" not in form:
             if not self._in_epoch(record):
                 rest = {name: value for name, value in record.items() if name not in (*COUNTERS, "step_time")}
                 return [{**rest, "kind": "validation"}] if "loss" in rest else []
-        elif not counters and self._heading and self._left > 0 and (self._went_on or not self._again):
+        elif not form and self._heading and self._left > 0 and (self._went_on or not self._again):
             return self._below_heading(record)
-        elif (
-            "step" not in counters
-            and "batch" not in counters
-            and "loss" in record
-            and not (whole_epoch and "epochs" in record)
-        ):
-            bar = self._running_bar(isinstance(record.get("epoch"), int))
-            place = (bar or 0, self._bars.get(bar or 0, 0), record.get("epoch"))
-            stale = (
-                place[:2] == self._joined_at[:2] and place != self._joined_at
-            )  # the bar stood still between two epochs
+        elif not {"step", "batch"} & {*form} and "loss" in record and not (whole_epoch and "epochs" in record):
+            bar = self._running_bar(isinstance(epoch, int))
+            place = (bar or 0, self._bars.get(bar or 0, 0), epoch)
+            stale = place[:2] == self._joined_at[:2] and place != self._joined_at  # it stood still between two epochs
             if bar and not stale:
                 self._joined_at = place
                 record = {**record, "step": self._bars[bar], "steps": bar}
                 record.update({"step_of": "epoch"} if bar in self._again else {})
                 # The record shows that the bar is of training by itself, or the next one with the same bar further on does.
                 known = bar == self._joined or not {"lr", "grad_norm"}.isdisjoint(record)
-                held = self._held.get(tuple(name for name in ("epoch", "step") if name in record))
+                held = self._held.get(_form(record))
                 if known or (held is not None and held.get("steps") == bar and _goes_on(held, record)):
                     self._joined = bar
         if self._lr is not None and "loss" in record:
             record.setdefault("lr", self._lr)
             self._lr = None
-        if not set(record) & {"epoch", "step", "batch"}:
-            return [record] if set(record) & _WORTH and "member" not in record else []
+        if not _form(record):
+            return [record] if _WORTH & {*record} and "member" not in record else []
         found = self._end_block() + self._advanced(record, known)
         if "step" in record and "loss" not in record:  # it may be in the next line
             self._set_heading(record, 3)
@@ -399,11 +379,8 @@ class Layout:
 
     def _in_epoch(self, record: Record) -> bool:
         """Return true if this batch count is that of the epoch under the heading: a second one below it is an evaluation."""
-        if "epoch" not in self._heading:
-            return False
-        if self._epoch_over and not (
-            record.get("batches") == record["batch"] == self._epoch_over and "validation" in record
-        ):
+        again = record.get("batches") == record["batch"] == self._epoch_over and "validation" in record
+        if "epoch" not in self._heading or self._epoch_over and not again:
             return False
         if record["batch"] == record.get("batches"):
             self._epoch_over = record["batch"]
@@ -416,9 +393,7 @@ class Layout:
         if self._joined in self._bars:
             return self._joined
         going = [total for total, count in self._bars.items() if 0 < count < total]
-        full = [
-            total for total, count in self._bars.items() if count == total and total not in self._again and not epochs
-        ]
+        full = [total for total, count in self._bars.items() if count == total and not (epochs or total in self._again)]
         return next(reversed(going or full), None)
 
     def _below_heading(self, record: Record) -> List[Record]:
@@ -432,21 +407,19 @@ class Layout:
 
     def _end_block(self, goes_on: bool = False) -> List[Record]:
         """Finish the record below a heading. `goes_on`: more values may follow below the same heading."""
-        block, self._block = self._block, None
-        if block is None:
-            return []
-        if goes_on and not set(block) & {*_WORTH, "step_time"}:
-            self._block = block  # a learning rate waits for what it belongs to
-            return []
+        block = self._block
+        if block is None or goes_on and not {*_WORTH, "step_time"} & {*block}:
+            return []  # a learning rate waits for what it belongs to
+        self._block = None
         if not goes_on:
             self._heading = {name: value for name, value in self._heading.items() if name in ("epoch", "epochs")}
-        form = tuple(name for name in ("epoch", "step", "batch") if name in block)
-        return self._advanced(block, False) if set(block) & {*_WORTH, "step_time"} or form in self._trusted else []
+        worth = {*_WORTH, "step_time"} & {*block} or _form(block) in self._trusted
+        return self._advanced(block, False) if worth else []
 
     def _advanced(self, record: Record, known: bool) -> List[Record]:
         """Return the record once its counter has advanced, or at once if it has a loss and a speed: then it is no setting, no
         summary and no rank."""
-        form = tuple(name for name in ("epoch", "step", "batch") if name in record)
+        form = _form(record)
         held = self._held.get(form)
         older = held if form == ("step",) and {"steps", "loss"} <= {*record} else None
         if older and older["step"] == record["step"] and older.get("steps", record["steps"]) < record["steps"]:
@@ -495,6 +468,10 @@ def _opens(text: str) -> Optional[bool]:
 
 _FIGURES = regex(r"\d")
 _MARKS = {*COUNTERS, "kind", "line", "again", "member"}
+
+
+def _form(record: Record) -> Tuple[str, ...]:
+    return tuple([name for name in ("epoch", "step", "batch") if name in record])
 
 
 def _told(record: Record) -> Record:

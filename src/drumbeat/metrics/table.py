@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import field
 from functools import lru_cache
-from typing import Any, Dict, List, Mapping, Optional, Pattern, Sequence, Tuple
+from typing import Any, Dict, Mapping, Optional, Pattern, Sequence, Tuple
 
 from drumbeat.base import data
 from drumbeat.base.light_dataclass import dataclass
@@ -76,8 +76,8 @@ def rules() -> Tuple[Compiled, ...]:
 
 
 @lru_cache(maxsize=1)
-def owners() -> Dict[str, List[List[str]]]:
-    return data.load(FORMATS, "owners")
+def owners() -> Mapping[str, Sequence[Sequence[str]]]:
+    return dict(data.load(FORMATS, "owners"))
 
 
 def owner_of(line: str) -> str:
