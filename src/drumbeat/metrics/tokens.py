@@ -65,6 +65,8 @@ _ITEM = regex(
 BAR = regex(
     r"\d{1,3}\s*%\s*[|┣├▕](?=[^A-Za-z\d.]{0,200}\d?[^A-Za-z\d.]{0,200}(?:[|┫┤▏]|$))|[━╸╺]{4}|\|[█#=>]{2}[█▉▊▋▌▍▎▏#=> .-]{0,200}\|"
 )
+OF_KERAS = regex(r"/step|[━=]{3}|\[[.>]")
+EPOCH_BEFORE = regex(r"(?:\[(\d{1,6})\]|(?i:train):? (\d{1,6})) ?\[ *\d{1,9}/\d")  # `[2][10/30]`, `Train: 2 [10/30`
 _NEXT_VALUE = regex(r"\s+[-+.]?\d(?![\d.,]*\s?[A-Za-z]{1,12}/s)")
 _KEY_BEHIND = regex(  # `2.45 avg loss, 0.001 vocab.LR`, `2.45 loss 0.44 acc`
     r"(?i) ((?:(?:avg|average|train(?:ing)?) )?(?:loss|lr|nll|xent|acc(?:uracy)?))"
@@ -101,6 +103,26 @@ class Item(NamedTuple):
     opened: str = ""  # the bracket before it
     leaf: Tuple[str, ...] = ()  # words of the last part of a key with parts: `optimizer.lr`
     key: str = ""  # as printed
+
+    @property
+    def of_loss(self) -> bool:
+        return not vocab.LOSSES.isdisjoint(self.words)
+
+    @property
+    def of_training(self) -> bool:
+        return "train" in self.words or "training" in self.words
+
+    @property
+    def of_validation(self) -> bool:
+        return not vocab.VALIDATION.isdisjoint(self.words)
+
+    @property
+    def fine(self) -> bool:
+        """Return true for a number as losses are printed: with a point, and no unit."""
+        return "." in self.text and not self.unit
+
+    def as_loss(self) -> Item:
+        return self._replace(words=("val", "loss") if self.of_validation else ("loss",)) if self.fine else self
 
 
 def masked(text: str) -> str:
