@@ -85,9 +85,8 @@ class _Fields:
             name, value = meaning_of(item, items)
             self.validation = self.validation or name in _TOTALS and item.of_validation
             strong = strength_of(name, words)
-            again = name in self.values and strong <= self.strength.get(name, 0)
-            if not name or again or name == "step" and "total" in words and "steps" in self.values:
-                continue  # `iteration 12/5000, total timesteps: 1277952`
+            if not name or name in self.values and strong <= self.strength.get(name, 0):
+                continue
             if (
                 name == "step" and "steps" in self.values and self.values["step"] != value
             ):  # of the epoch, and the global one
@@ -153,25 +152,23 @@ def parse(text: str, shapes: Optional[Shapes] = None, tabled: bool = False, vali
     values, places, strength = fields.values, fields.places, fields.strength
     if "loss" in values and not {*_TOTALS} & {*values}:  # `SGD iteration 20 of 100: loss 0.5`
         counters = ((item, *counter_of(item, {*item.words[-1:]}, set())) for item in items)
-        found = next(
+        named = next(
             (each for each in counters if each[1] and each[0].text.isdigit() and not each[0].of_validation), None
         )
-        if found:
-            fields.add(found[1], found[2], found[0].total)
-    if not {"loss", "validation"} & {*values} and shapes is not None:
-        bare = _unnamed_loss(items, values, shapes.losses > 0)
-        shapes.losses += bool(bare)
-        values.update(bare)
+        if named:
+            fields.add(named[1], named[2], named[0].total)
+    known = {"step", "batch"} & {*values} and {"lr", "grad_norm"} & {*values}
+    if known and shapes is not None and not {"loss", "validation"} & {*values}:
+        bare = [item for item in items if item.fine and not item.total and not item.words]
+        if len(bare) == 1 and bare[0].opened in ("|", ":"):  # `it 500 | 1.91 | lr 1e-5`
+            values["loss"] = number("loss", bare[0].text)
+            shapes.losses += 1
     if {*values} == {"loss"} and all(item.text.isdigit() for item in items):
         return None  # `win 12 loss 3`
     unkeyed = [item for item in items if {*item.words} <= vocab.NOISE]
     guessed = _count(fields, unkeyed, line, bool(bar))
-    if strength.get("loss") == 1:  # one of several parts
-        summed = next((item for item in items if item.words == ("total",) and item.fine), None)
-        if summed:
-            values["loss"] = number("loss", summed.text)
-        elif sum(item.of_loss and not item.of_validation for item in items) > 1:
-            del values["loss"]
+    if strength.get("loss") == 1 and sum(item.of_loss and not item.of_validation for item in items) > 1:
+        del values["loss"]  # one of several parts
     if any(item.total and not vocab.OF_TRIALS.isdisjoint(item.words) for item in items):  # `Trial 1/20: batch=32`
         for name in ("step", "batch"):
             if _TOTALS[name] not in values:
@@ -180,8 +177,6 @@ def parse(text: str, shapes: Optional[Shapes] = None, tabled: bool = False, vali
     batch = "batch" in places and "epoch" not in values and "step" not in values
     if batch:
         fields.rename("step", "batch")
-    if values.get("epochs") and "steps" not in values and strength.get("step", 1) < 1:
-        del values["step"]  # `Epoch: 190/1500, Frames: 57300`
     before = places.get("epoch", -1) < places.get("step", len(line)) and strength.get("step", 0) < 3
     if "epoch" in values and "steps" in values and "batch" not in values and before:  # as far as a single line can tell
         fields.rename("batch", "step")
@@ -196,8 +191,8 @@ def parse(text: str, shapes: Optional[Shapes] = None, tabled: bool = False, vali
         validation = not any(item.of_training for item in items)
     measures = _measures(items, validation) if validates or validation else {}
     fields.unlikely()
-    judged = Line(values, validation, fields.whose, bool(bar), label=label, batch=batch, guessed=guessed)
-    judged = _judged(judged, tabled, line, items)
+    found = Line(values, validation, fields.whose, bool(bar), label=label, batch=batch, guessed=guessed)
+    judged = _judged(found, tabled, line, items)
     if measures:
         judged = (judged or Line({}, True))._replace(bare=False, measures=measures)
     if not judged:
@@ -212,26 +207,15 @@ def parse(text: str, shapes: Optional[Shapes] = None, tabled: bool = False, vali
     return judged
 
 
-def _unnamed_loss(items: List[Item], values: Dict[str, Any], trains: bool) -> Dict[str, float]:
-    """Return the only value without a key beside a counter and a learning rate: `it 500 | 1.91 | lr 1e-5`; or the only one of a
-    line that names nothing but a validation: `valid 1.90`."""
-    fine = [item for item in items if item.fine and not item.total]
-    if len(items) == 1 and fine and trains and items[0].words and {*items[0].words} <= vocab.VALIDATION:
-        return {"validation": float(number("loss", items[0].text))}
-    bare = [item for item in fine if not item.words]
-    known = {"step", "batch"} & {*values} and {"lr", "grad_norm"} & {*values}
-    return (
-        {"loss": float(number("loss", bare[0].text))}
-        if known and len(bare) == 1 and bare[0].opened in ("|", ":", "")
-        else {}
-    )
-
-
 def _measures(items: List[Item], validation: bool) -> Dict[str, float]:
     """Return what a validation measures beside its loss and its accuracy, by name."""
-    own = (item for item in items if (validation or item.of_validation) and not meaning_of(item, items)[0])
-    named = [(quality_of(item), float(number("", item.text))) for item in own]
-    return dict([each for each in reversed(named) if each[0]][-_MEASURES:])
+    found: Dict[str, float] = {}
+    for item in items:
+        own = (validation or item.of_validation) and not meaning_of(item, items)[0]
+        name = quality_of(item) if own else ""
+        if name and len(found) < _MEASURES:
+            found.setdefault(name, float(number("", item.text)))
+    return found
 
 
 _VALIDATES = ("val", "test", "dev", "cv", "holdout", "va_", "* ")
@@ -368,8 +352,6 @@ def _count(fields: _Fields, unkeyed: List[Item], line: str, bar: bool) -> bool:
     if pairs:
         front = line[: pairs[0].start]
         first = bar or pairs[0].opened in ("[", "(", "<", "{") or not _LETTER_OR_DIGIT.search(_SHARE.sub("", front))
-        if line.lstrip()[:2] in ("[=", "[>") and not line[pairs[-1].end :].strip():
-            pairs, first, metric = pairs[-1:], True, len(line)  # `[==>..] Loss: 0.5 20/391`
         first = first or "epoch" in values and bool(_EPOCH_JUST_BEFORE.search(front))  # `epoch 5  1000 / 8223`
         last = pairs[0].opened == "[" and "loss" in values  # `loss: 2.3  [  64/60000]`
         beside = counted == {"step"} and "epoch" in values and "steps" not in values  # num_updates=445

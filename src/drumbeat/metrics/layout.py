@@ -216,9 +216,6 @@ class Layout:
             if plan and name in record and not {total, "batch" if name == "step" else ""} & {*record}:
                 self._plans[total] = plan if record[name] <= plan else 0
                 record = {**record, total: plan} if record[name] <= plan else record
-        if "epoch" not in record and self._plans.get("epochs") and self._plans["epochs"] == record.get("steps"):
-            record = {**record, "epoch": record["step"], "epochs": record["steps"]}  # `[3/12] loss 0.5`
-            del record["step"], record["steps"]
         return record
 
     def _read(self, line: Read) -> List[Record]:
