@@ -40,7 +40,8 @@ _ASIDE = regex(r"(?<![A-Za-z_])(?:[Bb]est|[Ll]owest|[Ss]av(?:e|ed|ing))(?![A-Za-
 # Lines that mention a value without reporting it.
 _TALK = regex(
     r"^wandb: |(?<![A-Za-z_])(?:[Rr]esum\w*|[Rr]estor\w*|[Ll]oad(?:ing|ed)?|[Pp]atience|[Pp]ackets?|[Jj]itter|[Pp]rofit"
-    r"|[A-Z]\w*(?:Error|Warning)|(?<!Test )(?<!Train )(?<!Val )[Ee]rror(?=: *[A-Za-z])|ERROR|[Cc]heckpoint shards|[Rr]educing)(?![A-Za-z_])"
+    r"|[A-Z]\w*(?:Error|Warning)|(?<!Test )(?<!Train )(?<!Val )[Ee]rror(?=: *[A-Za-z])|ERROR|[Cc]heckpoint shards|[Rr]educing)"
+    r"(?![A-Za-z_])"
     r"|(?i:(?<![a-z])(?:hyper-?param(?:eter)?s|params|hparams|config\w*|arg(?:ument)?s|namespace|settings|options|defaults)\s*[:=({])"
 )
 _TALKS = (  # text of each of these
@@ -343,8 +344,9 @@ def _count(fields: _Fields, unkeyed: List[Item], line: str, bar: bool) -> bool:
     unsure."""
     values, places = fields.values, fields.places
     metric = min((place for name, place in places.items() if name not in vocab.COUNTERS), default=len(line))
-    if "batch" in values and "batches" not in values and "epoch" not in values and _STEP_IN_FRONT.match(line):
-        del values["batch"], places["batch"]  # the batch size: `20: loss=0.5, batch=16`
+    sized = "batch" in values and not {"batches", "epoch"} & {*values}
+    if sized and ("step" in values or _STEP_IN_FRONT.match(line)):  # `20: loss=0.5, batch=16`, `tick 2 minibatch 32`
+        del values["batch"], places["batch"]
     counted = {*values} & {"step", "batch"}
     pairs = [item for item in unkeyed if item.total and not item.unit and item.text.isdigit()]
     known = pairs and (bar or EPOCH_BEFORE.search(line))  # else these are samples
