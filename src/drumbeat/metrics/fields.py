@@ -10,6 +10,10 @@ from drumbeat.metrics import vocab
 from drumbeat.metrics.tokens import Item, number, words_of
 
 _OF_RUN = vocab.LOSSES | {"elapsed", "reward", "return"}
+_OF_LOSS = vocab.LOSSES | vocab.OBJECTIVES | vocab.OF_ENTROPY | {"cost", "neg", "negative", "log", "likelihood"}
+_OF_RATE = {*vocab.RATES, *vocab.NOUNS, "per"} | vocab.DEVICE | vocab.SECOND | vocab.NOISE
+_OF_TIME = {"time", "dt", "t", "cost", "timing"}
+_COUNTED = vocab.STEP | vocab.BATCH
 _NORM = {"grad", "gradient", "norm", "gnorm"}
 
 
@@ -25,9 +29,8 @@ def strength_of(name: str, words: Set[str]) -> float:
     """Rank the keys for one value; the strongest wins: a global step over a step over an iteration; peak over current memory."""
     if name in ("loss", "validation"):
         parts = words & (vocab.LOSSES | vocab.OBJECTIVES | vocab.PARTS) - {"loss"}
-        return (
-            1 if parts else 1.5 if words & (vocab.BATCH | vocab.EPOCH) else 2
-        )  # `batch_loss: 0.8, loss: 0.9`: the average
+        own = words & (vocab.BATCH | vocab.EPOCH)
+        return 1 if parts else 1.5 if own else 2  # `batch_loss: 0.8, loss: 0.9`: the average
     if name == "step":
         if words & vocab.ROUNDS:
             return 0.5 if "total" in words else 0
@@ -40,40 +43,21 @@ def strength_of(name: str, words: Set[str]) -> float:
 def meaning_of(item: Item, items: List[Item]) -> Tuple[str, Any]:
     """Return the metric's name and value; '' for a number that is not a metric."""
     words, unit = _own(item.words), item.unit.strip()
-    known, kept = set(words), [word for word in words if word not in vocab.NOISE and not word.isdigit()]
-    rest = set(kept)
+    known, rest = {*words}, {word for word in words if word not in vocab.NOISE and not word.isdigit()}
     rate = _rate(known, unit)
     if rate:
         still = "fps" in known and not any({*each.words} & _OF_RUN for each in items)  # of a video
-        if still or known & vocab.VALIDATION:
-            return "", None
-        return rate, number(rate, item.text)
+        return ("", None) if still or known & vocab.VALIDATION else (rate, number(rate, item.text))
     if unit in ("epoch", "batch", "batches") and not rest - {"epoch", "batch"}:
         return unit[:5], number("batch", item.text)
     if unit.startswith("TFLOP"):
         return "tflops_per_device", number("tflops_per_device", item.text)
     if not words or unit.partition("/")[2]:
-        return _time_of_step(item, unit)
+        time = _time_of_step(float(number("", item.text)), unit)
+        return ("", None) if time is None else ("step_time", round(time, 12))
     if known & vocab.LOSSES or rest - vocab.OF_ENTROPY - vocab.VALIDATION in vocab.OTHER_LOSSES:
-        more = (
-            rest - vocab.LOSSES - vocab.OBJECTIVES - vocab.OF_ENTROPY - {"cost", "neg", "negative", "log", "likelihood"}
-        )
-        if (
-            "entropy" in more
-            and not more & {"cross", "ce"}
-            and not rest & vocab.OF_ENTROPY - {"avg", "average", "mean"}
-        ):
-            return "", None  # of a policy
-        if more <= vocab.LOSS and unit != "%" and unit not in vocab.TIMES:
-            return "loss", number("loss", item.text)
-        if (
-            known & vocab.VALIDATION
-            and more - vocab.VALIDATION - {"best"} <= vocab.LOSS
-            and unit != "%"
-            and unit not in vocab.TIMES
-        ):
-            return "validation", number("loss", item.text)
-        return "", None
+        name = "" if unit == "%" or unit in vocab.TIMES else _loss(known, rest)
+        return (name, number("loss", item.text)) if name else ("", None)
     if _names_accuracy(words, rest) and (unit == "%" or "." in item.text or item.total.strip("0")):
         if rest - vocab.ACCURACIES <= vocab.ACCURACY | vocab.VALIDATION:
             value = number("accuracy", item.text) / (number("", item.total) if item.total else 1)
@@ -90,18 +74,23 @@ def meaning_of(item: Item, items: List[Item]) -> Tuple[str, Any]:
     if known & {"mem", "memory", "vram"} and rest <= vocab.MEMORY:
         return _memory(item, unit)
     time = _time(item, unit, rest, items)
-    if time is not None:
-        return "step_time", time
-    return counter_of(item, rest, known)
+    return counter_of(item, rest, known) if time is None else ("step_time", round(time, 12))
+
+
+def _loss(known: Set[str], rest: Set[str]) -> str:
+    """Name the loss or the validation's loss; '' for the entropy of a policy and for parts of a loss."""
+    more = rest - _OF_LOSS
+    if "entropy" in more and not more & {"cross", "ce"} and not rest & vocab.OF_ENTROPY - {"avg", "average", "mean"}:
+        return ""
+    validation = known & vocab.VALIDATION and more - vocab.VALIDATION - {"best"} <= vocab.LOSS
+    return "loss" if more <= vocab.LOSS else "validation" if validation else ""
 
 
 def quality_of(item: Item) -> str:
     """Return the name of a validation's own measure, such as perplexity, F1, mAP or BLEU; '' for a count, a time or a rate."""
     words = {*item.words}
-    if not ("." in item.text or "e" in item.text.lower() or words & vocab.QUALITIES) or item.unit.strip() not in (
-        "",
-        "%",
-    ):
+    fine = "." in item.text or "e" in item.text.lower() or words & vocab.QUALITIES
+    if not fine or item.unit.strip() not in ("", "%"):
         return ""
     name = _SPLIT.sub("", _LEAF.sub("", item.key)).strip(" ()[]-_./").replace(" ", "_")[:40]
     plain = name.lower()
@@ -165,69 +154,52 @@ def _rate(known: Set[str], unit: str) -> str:
     if nouns and known & vocab.SECOND and not said:
         return nouns[0]
     short = [name for word, name in vocab.RATES.items() if word in known]
-    return (
-        short[0]
-        if short
-        and not known - set(vocab.RATES) - vocab.DEVICE - vocab.SECOND - set(vocab.NOUNS) - {"per"} - vocab.NOISE
-        else ""
-    )
+    return short[0] if short and known <= _OF_RATE else ""
 
 
 def _time(item: Item, unit: str, rest: Set[str], items: List[Item]) -> Optional[float]:
     """Return seconds per step. A bare `time` may measure anything: it counts if its neighbours show that it is a step time."""
     factor = vocab.TIMES.get(unit) or next((vocab.TIMES[word] for word in item.words if word in ("ms", "us")), 1.0)
-    own = set(item.words)
+    own = {*item.words}
     if unit and unit not in vocab.TIMES or item.text[-1:] not in "0123456789kK":
         return None
-    if item.text.isdigit() and not unit and not own & set(vocab.TIMES):  # `time/batch: 12` is a step time
+    if item.text.isdigit() and not unit and not own & {*vocab.TIMES}:  # `time/batch: 12` is a step time
         return None
-    counted = own & (vocab.STEP | vocab.BATCH | vocab.EPOCH)
-    rest = rest - set(vocab.TIMES) - {"elapsed", "per", "average", "avg"}
+    rest = rest - {*vocab.TIMES} - {"elapsed", "per", "average", "avg"}
     value = float(number("step_time", item.text)) * factor
     if value > 1e8:  # a date
         return None
     if not unit and rest and rest <= vocab.STEP and own & vocab.SECOND:
-        if item.words[-1] in vocab.SECOND:  # `steps/s: 1.2`; inverted, it is the time itself
-            return round(1 / value, 12) if value > 0 else None
-        return round(value, 12)
-    if rest - (vocab.STEP | vocab.BATCH) <= {"time", "dt", "t", "cost", "timing", "in"} and counted & (
-        vocab.STEP | vocab.BATCH
-    ):
-        if not rest & {"time", "dt", "t", "cost", "timing"} and not own & {"ms", "us"} and unit not in ("ms", "us"):
-            return round(value, 12) if rest == {"iter"} and "." in item.text and item.text[-1] not in "kK" else None
-        parts = [other for other in items if set(other.words) & {"forward", "backward"} and other.text[-1:].isdigit()]
-        return round(value, 12) if value >= max((float(number("", part.text)) for part in parts), default=0.0) else None
+        if item.words[-1] not in vocab.SECOND:
+            return value
+        return 1 / value if value > 0 else None  # `steps/s: 1.2`
+    if own & _COUNTED and rest - _COUNTED <= _OF_TIME | {"in"}:
+        if not rest & _OF_TIME and not {*own, unit} & {"ms", "us"}:
+            return value if rest == {"iter"} and "." in item.text and item.text[-1] not in "kK" else None
+        parts = [other for other in items if {*other.words} & {"forward", "backward"} and other.text[-1:].isdigit()]
+        return value if value >= max((float(number("", part.text)) for part in parts), default=0.0) else None
     took = rest in ({"in"}, {"took"}) and unit in ("s", "sec", "secs", "seconds")
-    if (
-        rest not in ({"time"}, {"dt"})
-        and item.words != ("time", "data")
-        and own != {"seconds"}
-        and not took
-        or "train" in own
-    ):
+    bare = rest in ({"time"}, {"dt"}) or item.words == ("time", "data") or own == {"seconds"} or took
+    if not bare or "train" in own:
         return None
-    at = items.index(item)
     if took or unit == "ms" or rest == {"dt"} or own == {"seconds"} or any("data" in each.words for each in items):
-        return round(value, 12)
+        return value
+    at = items.index(item)
     after = [each for each in items[at + 1 : at + 3] if not each.words]
     if any(each.unit.strip().startswith("/s") or each.opened == "(" for each in after[:1]):
-        return round(value, 12)
-    counters = [
-        each for each in items if set(each.words) & (vocab.STEP | vocab.BATCH | vocab.EPOCH | {"up"}) or each.total
-    ]
-    return (
-        round(value, 12) if len(counters) == 1 and set(counters[0].words) & vocab.EPOCH else None
-    )  # of the whole epoch
+        return value
+    counters = [each for each in items if {*each.words} & (_COUNTED | vocab.EPOCH | {"up"}) or each.total]
+    return value if len(counters) == 1 and {*counters[0].words} & vocab.EPOCH else None  # of the whole epoch
 
 
-def _time_of_step(item: Item, unit: str) -> Tuple[str, Any]:
+def _time_of_step(value: float, unit: str) -> Optional[float]:
     """Parse `22ms/step`, `1.2s/it`, `10.0it/s`."""
     first, _, last = unit.replace(" ", "").partition("/")
     if first in vocab.TIMES and last in ("it", "iter", "step", "batch"):
-        return "step_time", round(float(number("step_time", item.text)) * vocab.TIMES[first], 12)
-    if first in ("it", "iter", "iters", "step", "steps") and last in vocab.SECOND and float(number("", item.text)) > 0:
-        return "step_time", round(1 / float(number("", item.text)), 12)
-    return ("step_time", round(float(number("", item.text)) / 1e3, 12)) if unit == "ms" else ("", None)
+        return value * vocab.TIMES[first]
+    if first in ("it", "iter", "iters", "step", "steps") and last in vocab.SECOND and value > 0:
+        return 1 / value
+    return value / 1e3 if unit == "ms" else None
 
 
 def _memory(item: Item, unit: str) -> Tuple[str, Any]:
