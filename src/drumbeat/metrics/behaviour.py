@@ -69,7 +69,7 @@ def _by_slots(
     counting = growing or any(count and slot.grows for slot, count in zip(slots, counts))
     if counting and not any(item.of_loss for item in items if item.words != ("learn",)):
         changed.update(_falling(items, slots) or _in_no_known_words(items, slots, growing, line))
-    return [item._replace(**changed.get(at, {})) for at, item in enumerate(items)]
+    return [item._replace(**changed[at]) if at in changed else item for at, item in enumerate(items)]
 
 
 def _sole_loss(items: List[Item]) -> bool:

@@ -140,7 +140,7 @@ def parse(text: str, shapes: Optional[Shapes] = None, tabled: bool = False, vali
         line = line[: bar.end()] + _CLOCK_OF_BAR.sub(MASK, line[bar.end() :])
         bar = BAR.search(line)
     items = _with_initials(items_of(line))
-    if any(item.words == ("learn",) for item in items):  # `learn: 0.5 test: 0.6`
+    if "learn" in line and any(item.words == ("learn",) for item in items):  # `learn: 0.5 test: 0.6`
         items = [item.as_loss() if {*item.words} <= vocab.VALIDATION else item for item in items]
     small = line.lower()
     validates = any(word in small for word in _VALIDATES) or any("val" in item.words for item in items)
