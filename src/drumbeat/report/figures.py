@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import field
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
-from drumbeat.runfolder.lines import not_finite_words
-from drumbeat.runfolder.progress import Progress, speed
+from drumbeat.runfolder.progress import speed
 
 Point = Tuple[float, float]  # seconds since the start, value
 Span = Tuple[int, int, float, float, float, int]  # first and last step, least, median, most, slowest rank
@@ -44,20 +43,6 @@ def of_whole_job(unit: str, how: str, devices: Optional[int], ranks: Optional[in
         if unit.endswith(words) and many:
             return many, unit[: -len(words)], f"the program's own figure{words}, times {many}"
     return 1, unit, how
-
-
-def of_progress(progress: Progress) -> Dict[str, Any]:
-    """Return the figures that the running sums of a run, or of a log, have by their own names."""
-    found = progress
-    losses, validations = (found.first_loss, found.last_loss), (found.first_validation, found.last_validation)
-    same = ("step", "steps", "step_is", "validation_not_finite", "validation_measures", "accuracy")
-    return {
-        **{name: getattr(found, name) for name in same},
-        "steps_of": found.lap,
-        "loss": None if None in losses else losses,
-        "loss_not_finite": not_finite_words(found) if found.not_finite else "",
-        "validation": None if None in validations else validations,
-    }
 
 
 @dataclass(frozen=True)

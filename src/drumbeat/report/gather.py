@@ -35,11 +35,10 @@ from drumbeat.report.figures import (
     Steps,
     Traffic,
     Utilisation,
-    of_progress,
     of_whole_job,
 )  # fmt: skip
 from drumbeat.report.intervals import CLOSE, Reports, spread, thinned
-from drumbeat.report.printed_log import figures_of_log
+from drumbeat.report.printed_log import figures_of_log, of_progress
 from drumbeat.report.scaling import Comparison, compare
 from drumbeat.report.setting import compared, gpus_of, remember_run, setting_of, target_of
 from drumbeat.runfolder import events as kinds

@@ -17,17 +17,30 @@ from drumbeat.report.figures import (
     Figures,
     Phases,
     Setting,
-    of_progress,
     of_whole_job,
 )  # fmt: skip
 from drumbeat.report.intervals import Reports, spread, thinned
 from drumbeat.report.setting import precision_in
-from drumbeat.runfolder.lines import trend
+from drumbeat.runfolder.lines import not_finite_words, trend
 from drumbeat.runfolder.progress import AS_PRINTED, Progress, StatedRates
 from drumbeat.runfolder.records import Metric, parse_metric
 
 _CHUNK = 1 << 20
 _LARGEST = 2 << 30  # bytes
+
+
+def of_progress(progress: Progress) -> Dict[str, Any]:
+    """Return the figures that the running sums of a run, or of a log, have by their own names."""
+    found = progress
+    losses, validations = (found.first_loss, found.last_loss), (found.first_validation, found.last_validation)
+    same = ("step", "steps", "step_is", "validation_not_finite", "validation_measures", "accuracy")
+    return {
+        **{name: getattr(found, name) for name in same},
+        "steps_of": found.lap,
+        "loss": None if None in losses else losses,
+        "loss_not_finite": not_finite_words(found) if found.not_finite else "",
+        "validation": None if None in validations else validations,
+    }
 
 
 def figures_of_log(path: str) -> Figures:
