@@ -134,8 +134,6 @@ def _used(name: str, data: bytes) -> Any:
         return {key: _without(each, ("source", "means")) for key, each in parsed.items()}
     if folder == "drumbeat/lint" and isinstance(parsed, list):
         return [{**rule, "bad": "", "good": ""} for rule in parsed]
-    if folder == "drumbeat/metrics/formats":
-        return [_without(rule, ("program",)) for rule in parsed]
     return parsed
 
 
