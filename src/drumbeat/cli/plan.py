@@ -226,6 +226,7 @@ def _headline(order: Any) -> List[str]:
     if replaced:
         lines.append(f"replaced  {replaced}: each node gets its own from the muster")
     lines += [f"{name:<9} {words}" for name, words in request_words(order).items()]
+    lines += [f"tracker   {each}" for each in order.track]
     return [part for line in lines for part in wrapped(line, _width())]
 
 

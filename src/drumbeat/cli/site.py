@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from typing import Any, List
+from typing import Any, List, Sequence
 
 from drumbeat.base.problem import Problem
 from drumbeat.base.record import to_plain
@@ -55,19 +55,23 @@ def _image(args: Any) -> int:
 
 def _list(args: Any) -> int:
     from drumbeat.desk.nodes import site_here
-    from drumbeat.jobfile.site import load_site, site_names, user_profiles
+    from drumbeat.jobfile.site import SeveralSites, load_site, site_names, user_profiles
 
-    here = site_here(None, os.environ).name
+    several = ""
+    try:
+        here: Sequence[str] = [site_here(None, os.environ).name]
+    except SeveralSites as problem:
+        here, several = problem.names, f"; {problem.what}: each command needs --site"
     own = user_profiles(os.environ)
     rows = [(name, load_site(name, os.environ).summary) for name in site_names(os.environ)]
     if args.json:
-        listed = [{"name": name, "summary": words, "file": own.get(name), "here": name == here} for name, words in rows]
+        listed = [{"name": name, "summary": words, "file": own.get(name), "here": name in here} for name, words in rows]
         print_json(listed)
         return 0
     width = max(len(name) for name, _ in rows)
     for name, summary in rows:
-        print(f"{'*' if name == here else ' '} {name:<{width}}  {summary}{'  (yours)' if name in own else ''}")
-    print("* detected for this machine")
+        print(f"{'*' if name in here else ' '} {name:<{width}}  {summary}{'  (yours)' if name in own else ''}")
+    print(f"* detected for this machine{several}")
     return 0
 
 
@@ -127,7 +131,7 @@ def _check(args: Any) -> int:
     from drumbeat.base.order import HostPath
     from drumbeat.desk.start.site_check import check_site
     from drumbeat.jobfile.check import raise_all
-    from drumbeat.jobfile.site import find_paths
+    from drumbeat.jobfile.site import claimed_too, find_paths
     from drumbeat.machine.replay import open_host
 
     checked = check_site(args.site, os.environ)
@@ -137,6 +141,9 @@ def _check(args: Any) -> int:
         raise Problem(f"{args.site}: nothing in it could be checked")
     for name in checked.assumed:
         print(f"drumbeat site: ${name} is not set here; the environment of each user must have it", file=sys.stderr)
+    others = claimed_too(site, os.environ)
+    if others:
+        print(f"drumbeat site: also claimed by {'; '.join(others)}: there, each command needs --site", file=sys.stderr)
     host = open_host(args.root)
     wanted = [HostPath(name, path.pattern, path.why) for name, path in site.paths.items()]
     found, missing = find_paths(wanted, host.list, host.hostname())

@@ -322,21 +322,38 @@ def site_names(environ: Mapping[str, str]) -> List[str]:
 def detect(environ: Mapping[str, str], hostname: str, cluster: Optional[str]) -> Site:
     """Detect the site by the cluster's name, then by the host's, then by variables. Two sites that match are a Problem,
     not a guess."""
-    own = user_profiles(environ)
-    signs = {name: detect_of(name) for name in built_in() if name not in own}
-    signs.update({name: site_from_path(path).detect for name, path in own.items()})
+    own, signs = user_profiles(environ), signs_of_sites(environ)
     by_cluster = [name for name, each in signs.items() if cluster and cluster in each.cluster]
     by_host = [name for name, each in signs.items() if _fits(hostname, each.hosts)]
-    for found, what in ((by_cluster, f"cluster {cluster}"), (by_host, f"host {hostname}")):
-        if len(found) > 1:
-            raise Problem(f"{what} belongs to several sites: {', '.join(sorted(found))}", "choose one with --site")
-        if found:
-            return load_site(found[0], environ)
     by_variables = [name for name, each in signs.items() if each.variables and _all_set(each.variables, environ)]
     by_variables = [name for name in by_variables if name in own] or by_variables
-    if len(by_variables) > 1:
-        raise Problem(f"this job belongs to several sites: {', '.join(sorted(by_variables))}", "choose one with --site")
-    return load_site(by_variables[0] if by_variables else DEFAULT, environ)
+    for found, what in ((by_cluster, f"cluster {cluster}"), (by_host, f"host {hostname}"), (by_variables, "this job")):
+        if len(found) > 1:
+            raise SeveralSites(what, sorted(found))
+        if found:
+            return load_site(found[0], environ)
+    return load_site(DEFAULT, environ)
+
+
+class SeveralSites(Problem):
+    """A machine or job that several profiles claim."""
+
+    def __init__(self, what: str, names: Sequence[str]) -> None:
+        super().__init__(f"{what} belongs to several sites: {', '.join(names)}", "choose one with --site")
+        self.names = names
+
+
+def signs_of_sites(environ: Mapping[str, str]) -> Dict[str, Detect]:
+    """Return the signs of every site; a profile of the user replaces a built-in one of that name."""
+    signs = {name: detect_of(name) for name in built_in()}
+    return {**signs, **{name: site_from_path(path).detect for name, path in user_profiles(environ).items()}}
+
+
+def claimed_too(site: Site, environ: Mapping[str, str]) -> List[str]:
+    """Return the other sites that claim a cluster or hosts of this one, with what both of them name."""
+    own = {*site.detect.cluster, *site.detect.hosts}
+    others = {name: own & {*each.cluster, *each.hosts} for name, each in signs_of_sites(environ).items()}
+    return [f"{name} ({', '.join(sorted(both))})" for name, both in others.items() if both and name != site.name]
 
 
 def _fits(hostname: str, hosts: Sequence[str]) -> bool:

@@ -111,8 +111,8 @@ def curves(session: Session, own: Mapping[str, List[int]], since: Optional[float
 def heat_map(session: Session, show: str) -> Dict[str, Any]:
     """Return one value per node and GPU, or per node and rank; None is unknown."""
     label, unit, limits, value_of = HEAT[show]
-    hang, failure = session.view.course.hang, session.head().failure
-    bad = hang.finding if hang else failure
+    hang, head = session.view.course.hang, session.head()
+    bad = hang.finding if hang else head.failure
     nodes = [session.view.nodes[number] for number in sorted(session.view.nodes)]
     ranks = show == "step"
     things = [[node.ranks[rank] for rank in sorted(node.ranks)] if ranks else node.gpus for node in nodes]
@@ -122,7 +122,7 @@ def heat_map(session: Session, show: str) -> Dict[str, Any]:
     low, high = limits or scale(known)
     return {
         "show": show,
-        "label": label,
+        "label": label.replace("step", head.step_is or "step"),
         "unit": unit,
         "low": low,
         "high": high,

@@ -73,14 +73,11 @@ class Cluster:
     def settled(self) -> Cluster:
         """Fill in kubectl's current defaults, so that a handle still means the same cluster tomorrow."""
         context = self.context or self.call("config", "current-context").decode().strip()
-        namespace = self.namespace or check_namespace(self._default_namespace(context)) or "default"
-        return Cluster(self.environ, context, namespace)
-
-    def _default_namespace(self, context: str) -> str:
-        for entry in decoded(self.call("config", "view", "-o", "json")).get("contexts") or ():
+        namespace = self.namespace
+        for entry in () if namespace else decoded(self.call("config", "view", "-o", "json")).get("contexts") or ():
             if isinstance(entry, dict) and entry.get("name") == context:
-                return str((entry.get("context") or {}).get("namespace") or "")
-        return ""
+                namespace = check_namespace(str((entry.get("context") or {}).get("namespace") or ""))
+        return Cluster(self.environ, context, namespace or "default")
 
 
 def decoded(data: bytes) -> Dict[str, Any]:
@@ -225,7 +222,11 @@ def read_pod(item: Plain) -> Pod:
     ended = _terminated(status)
     running = [each for each in status.get("containerStatuses") or () if "running" in _at(each, "state")]
     going = bool(meta.get("deletionTimestamp"))
-    if running and not words and not going and _unanswered(status):
+    # Our pods have no probe: one whose container runs is not ready only if the cluster has lost contact with it.
+    unready = [
+        each for each in status.get("conditions") or () if each.get("type") == "Ready" and each.get("status") != "True"
+    ]
+    if running and not words and not going and unready:
         running, words, fix = [], f"does not answer: its node {spec.get('nodeName') or ''} is not ready", _LOST_FIX
     return Pod(
         name=str(meta.get("name", "?")),
@@ -252,12 +253,6 @@ def _node(meta: Plain) -> Optional[int]:
     if kind and index.isdigit():
         return int(index) + (kind == "worker")
     return None
-
-
-def _unanswered(status: Plain) -> bool:
-    """Return true if the cluster has lost contact with a pod whose container was running: our pods have no probe, so nothing else
-    makes a running pod unready."""
-    return any(each.get("type") == "Ready" and each.get("status") != "True" for each in status.get("conditions") or ())
 
 
 def _trouble(status: Plain) -> Tuple[str, str]:
@@ -430,25 +425,20 @@ def taken_away(events: Sequence[Plain], there: Collection[str]) -> List[str]:
     return list(found.values())
 
 
-def reasons_for_pending(name: str, events: Sequence[Plain], came: Collection[str]) -> List[str]:
-    """Return the scheduler's last message about each pod of the run that is not in `came` (names of pods), from events that
+def reasons_for_pending(events: Sequence[Plain], came: Collection[str]) -> List[str]:
+    """Return the scheduler's last message about each pod that is not in `came` (names of pods), from the run's events, which
     outlive the pods. Such a pod may have been placed after all: there is room once other pods have given up."""
     found: Dict[str, str] = {}
     for event in events:
         pod = str(_at(event, "involvedObject").get("name", ""))
-        own = pod == name or pod.startswith(name + "-")
-        if event.get("reason") == "FailedScheduling" and own and pod not in came:
+        if event.get("reason") == "FailedScheduling" and pod not in came:
             found[pod] = _short(event.get("message"))
     return [f"{pod} was pending: {message}" for pod, message in sorted(found.items())]
 
 
 def of_run(name: str, events: Iterable[Plain]) -> List[Plain]:
     """Return events about the run's own objects, the oldest first."""
-    own = []
-    for event in events:
-        about = str(_at(event, "involvedObject").get("name", ""))
-        if about == name or about.startswith(name + "-"):
-            own.append(event)
+    own = [each for each in events if f"{_at(each, 'involvedObject').get('name', '')}-".startswith(name + "-")]
     return sorted(own, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""))
 
 

@@ -50,16 +50,8 @@ class Cli:
 
 
 CLI_1 = Cli(
-    1,
-    ("submit-dist", "pytorch"),
-    ("describe", "job"),
-    ("delete", "job"),
-    ("logs",),
-    ("exec",),
-    ("bash",),
-    "--cpu",
-    "--memory",
-)
+    1, ("submit-dist", "pytorch"), ("describe", "job"), ("delete", "job"), ("logs",), ("exec",), ("bash",), "--cpu", "--memory"
+)  # fmt: skip
 _2 = ("training", "pytorch")
 CLI_2 = Cli(
     2, (*_2, "submit"), (*_2, "describe"), (*_2, "delete"), (*_2, "logs"), (*_2, "exec"), (*_2, "bash"),
@@ -166,9 +158,10 @@ def call(
 def find_cli(environ: Mapping[str, str]) -> Tuple[Cli, str]:
     """Find the installed generation, and the reason. Both use version numbers such as 2.18, so its commands decide."""
     try:
-        version = _first_number(text_of(call(["runai", "version"], environ).stdout))
+        numbers = re.search(r"\d+\.\d+[\w.+-]*", text_of(call(["runai", "version"], environ).stdout))
     except Problem as problem:
         raise Unreachable(problem.what, problem.fix) from None
+    version = numbers.group() if numbers else "of an unknown version"
     shown = text_of(call(["runai", "--help"], environ).stdout)
     if re.search(r"^\s+submit-dist\b", shown, re.MULTILINE):
         return CLI_1, f"runai {version} has submit-dist (CLI 1)"
@@ -185,11 +178,6 @@ def with_flags(cli: Cli, environ: Mapping[str, str]) -> Cli:
     return dataclasses.replace(
         cli, flags=frozenset(re.findall(r"^\s+(?:-\w, )?(--[a-z][a-z0-9-]+)", shown, re.MULTILINE))
     )
-
-
-def _first_number(text: str) -> str:
-    found = re.search(r"\d+\.\d+[\w.+-]*", text)
-    return found.group() if found else "of an unknown version"
 
 
 def said(done: subprocess.CompletedProcess[bytes]) -> str:

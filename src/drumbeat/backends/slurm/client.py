@@ -96,7 +96,7 @@ def state_of(word: str) -> str:
 
 
 def _one_or_array(handle: str, statuses: Iterable[Status]) -> Optional[Status]:
-    found: List[Status] = list(statuses)
+    found = list(statuses)
     if not found:
         return None
     if len(found) == 1 and "_" not in found[0].handle.rpartition("/")[2]:

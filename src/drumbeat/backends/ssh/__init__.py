@@ -27,20 +27,6 @@ from drumbeat.backends.contract import (
     parse_handle,
 )
 from drumbeat.backends.ssh import connection
-from drumbeat.backends.ssh.connection import (
-    ANSWER_SECONDS,
-    Notice,
-    Sessions,
-    Waiting,
-    ask,
-    check_container,
-    container_script,
-    handle_of,
-    host_python,
-    key_of,
-    node_requests,
-    pack,
-)
 from drumbeat.base.folders import state_folder
 from drumbeat.base.order import Order, dump_order
 from drumbeat.base.problem import Problem
@@ -51,26 +37,18 @@ from drumbeat.runfolder.mirror import Mirror, Source, is_complete
 # The start on each host, for a person to read. The order itself goes to every host as it stands below.
 
 
-def _container_lines(order: Order) -> List[str]:
-    if order.container is None:
-        return []
-    return ["# On each host this shell starts the container with the node's agent; node 0's is:", *(
-        f"#   {line}" for line in container_script(order, 0).splitlines()
-    )]  # fmt: skip
-
-
-def _needed(order: Order) -> str:
-    return f"{order.members - order.dispensable} of them" if order.dispensable else "all of them"
-
-
 def render(order: Order) -> Request:
-    command = connection.remote_command(host_python(order))
+    command = connection.remote_command(connection.host_python(order))
+    needed = f"{order.members - order.dispensable} of them" if order.dispensable else "all of them"
+    container = connection.container_script(order, 0).splitlines() if order.container else []
+    if container:
+        container.insert(0, "On each host this shell starts the container with the node's agent; node 0's is:")
     lines = [
-        f"# {order.run_id}: one agent on each of {len(order.hosts)} hosts, nothing is started unless {_needed(order)} answer.",
+        f"# {order.run_id}: one agent on each of {len(order.hosts)} hosts, nothing is started unless {needed} answer.",
         "# drumbeat.pyz (where a host does not have it), this order, the run's token and passed variables go in on standard",
         "# input. Node 0 leads; the others reach it by the address under which ssh reached it.",
         *(f"# node {node}: ssh -o BatchMode=yes -- {host} {command}" for node, host in enumerate(order.hosts)),
-        *_container_lines(order),
+        *(f"#   {line}" if number else f"# {line}" for number, line in enumerate(container)),
         dump_order(order).rstrip(),
     ]
     return Request("ssh", order, "\n".join(lines) + "\n")
@@ -107,7 +85,7 @@ class Ssh(Backend):
                     f"{where(key)}: hosts reached by ssh have no {key}",
                     {"modules": "load them in setup: module load ..."}.get(key, "leave it out"),
                 )
-        check_container(order, where("container-runtime"))
+        connection.check_container(order, where("container-runtime"))
         if order.launcher == "tasks":
             raise Problem(
                 f"{where('launcher')}: tasks need a scheduler, and there is none",
@@ -124,23 +102,23 @@ class Ssh(Backend):
         return render(order)
 
     def handle(self, order: Order, environ: Mapping[str, str]) -> str:
-        return handle_of(order)
+        return connection.handle_of(order)
 
     def submit(self, request: Request, environ: Mapping[str, str]) -> str:
         """Start an agent on every host and leave them to themselves. Nothing is started unless all hosts are ready."""
         order = request.order
-        sessions = Sessions(order.hosts, cached_bundle(environ), host_python(order), environ)
+        sessions = connection.Sessions(order.hosts, cached_bundle(environ), connection.host_python(order), environ)
         try:
-            notice = Notice(len(order.hosts), lambda text: print(f"{'waiting':<9} {text}", file=sys.stderr))
+            notice = connection.Notice(len(order.hosts), lambda text: print(f"{'waiting':<9} {text}", file=sys.stderr))
             start(sessions, order, secrets.token_hex(32), environ, detach=True, waiting=notice)
         except Problem:
             self._stop_started(sessions, order, environ)
             raise
         finally:
             sessions.kill()
-        return handle_of(order)
+        return connection.handle_of(order)
 
-    def _stop_started(self, sessions: Sessions, order: Order, environ: Mapping[str, str]) -> None:
+    def _stop_started(self, sessions: connection.Sessions, order: Order, environ: Mapping[str, str]) -> None:
         """Stop the agents on the other hosts after one failed at the last moment, including hosts that have not answered yet."""
         if all(session.reply("prepared") is not None for session in sessions.all):  # else none was told to start
             until = time.monotonic() + _STARTED
@@ -148,11 +126,11 @@ class Ssh(Backend):
                 session.over or session.reply("started") or session.reply("error") for session in sessions.all
             ):
                 sessions.turn(0.1)
-        words = {"do": "stop", "word": "CANCEL", "why": "another host could not start", "key": key_of(order)}
+        words = {"do": "stop", "word": "CANCEL", "why": "another host could not start", "key": connection.key_of(order)}
         for session in sessions.all:
             if session.reply("started"):
                 with suppress(Problem):
-                    ask(session.host, words, cached_bundle(environ), host_python(order), environ)
+                    connection.ask(session.host, words, cached_bundle(environ), connection.host_python(order), environ)
 
     def status(self, handle: str, environ: Mapping[str, str]) -> Status:
         said = self._ask(handle, {"do": "status"}, environ)[0]
@@ -219,32 +197,32 @@ class Ssh(Backend):
         host = host or parsed.cluster
         connection.check_host(host, handle)
         python = str(_remembered(handle, environ).get("python", ""))
-        return ask(host, {**words, "key": parsed.job}, cached_bundle(environ), python, environ)
+        return connection.ask(host, {**words, "key": parsed.job}, cached_bundle(environ), python, environ)
 
 
 def start(
-    sessions: Sessions,
+    sessions: connection.Sessions,
     order: Order,
     token: str,
     environ: Mapping[str, str],
     detach: bool,
-    waiting: Optional[Waiting] = None,
+    waiting: Optional[connection.Waiting] = None,
 ) -> None:
     """Start agents on every host, through sessions that were just opened. Hosts that do not answer are left out where the
     run can do without them: spares, and those beyond the least of a range."""
-    sessions.load(ANSWER_SECONDS, waiting, order.dispensable)
+    sessions.load(connection.ANSWER_SECONDS, waiting, order.dispensable)
     for problem in sessions.left_out:
         print(f"{'left out':<10} {problem}", file=sys.stderr)
     here = tuple(session.host for session in sessions.all)
     nodes = min(order.nodes, len(here))
     wanted = order.nodes if nodes < order.nodes else None
     order = dataclasses.replace(order, hosts=here, nodes=nodes, spares=len(here) - nodes, wanted_nodes=wanted)
-    for session, words in zip(sessions.all, node_requests(order, sessions.all, token, environ, detach)):
+    for session, words in zip(sessions.all, connection.node_requests(order, sessions.all, token, environ, detach)):
         session.request(words)
     sessions.wait_for("prepared", _PREPARED)
     remember(order, sessions, environ)
     away = [session for session in sessions.all if not session.reply("shared")]
-    parcel = pack(order.folder) if away else b""
+    parcel = connection.pack(order.folder) if away else b""
     for session in away:
         session.send(f"{len(parcel)}\n".encode() + parcel)
     for session in sessions.all:
@@ -262,15 +240,17 @@ def _record(handle: str, environ: Mapping[str, str]) -> str:
     return state_folder(environ, "ssh", f"{parsed.job if parsed else ''}.json")
 
 
-def remember(order: Order, sessions: Sessions, environ: Mapping[str, str]) -> None:
+def remember(order: Order, sessions: connection.Sessions, environ: Mapping[str, str]) -> None:
     """Record what the handle does not contain: the name by which each host is reached, its Python, and whether the desk sees the
     lead's folder."""
     names = {str(session.reply("host")): session.host for session in sessions.all}
     shared = bool(sessions.all[0].reply("shared"))
-    path = _record(handle_of(order), environ)
+    path = _record(connection.handle_of(order), environ)
     with suppress(OSError):  # a full home directory costs this record, not the run
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        replace_json(path, {"hosts": names, "order": order.hosts, "python": host_python(order), "shared": shared})
+        replace_json(
+            path, {"hosts": names, "order": order.hosts, "python": connection.host_python(order), "shared": shared}
+        )
 
 
 def _remembered(handle: str, environ: Mapping[str, str]) -> Dict[str, Any]:

@@ -32,20 +32,9 @@ from drumbeat.bundle.pinned import pinned
 from drumbeat.containers import RUNTIMES
 from drumbeat.containers.image import check_image
 from drumbeat.desk.foreground import EVERY, Foreground, guard_rank, joined
+from drumbeat.desk.start import place as places
 from drumbeat.desk.start.create import create_run, forget_run, fresh_token, users_token
 from drumbeat.desk.start.make_order import make_order, named_in_command, on_hosts, site_of
-from drumbeat.desk.start.place import (
-    ALLOCATION,
-    HERE,
-    INSIDE,
-    Place,
-    check_all_nodes,
-    check_command,
-    check_joinable,
-    check_not_login,
-    check_scheduler_here,
-    find_place,
-)
 from drumbeat.jobfile.job import Job
 from drumbeat.jobfile.site import Site
 from drumbeat.machine.gather import read_container
@@ -176,13 +165,13 @@ def _say(label: str, text: str) -> None:
 Create = Callable[..., RunFolder]  # arguments: an order, its bundle and its handle
 
 
-def start_in_allocation(order: Order, place: Place, environ: Mapping[str, str], create: Create) -> int:
+def start_in_allocation(order: Order, place: places.Place, environ: Mapping[str, str], create: Create) -> int:
     """Start in an allocation: the backend reaches the nodes, and the run folder is created here."""
     backends.get(order.backend).check_allocation(place.identity, environ)
     if order.container:
         check_image(order)
     else:
-        check_command(order, environ)
+        places.check_command(order, environ)
     handle = job_handle(place.identity)
     bundle = cached_bundle(environ)
     order = pinned(order, bundle)
@@ -220,16 +209,16 @@ def _fan_out(order: Order, folder: RunFolder, environ: Mapping[str, str]) -> int
 # Inside a scheduler's step, an MPI task or a pod: join the job as one of its nodes.
 
 
-def join(job: Job, site: Site, place: Place, environ: Mapping[str, str], create: Create) -> int:
+def join(job: Job, site: Site, place: places.Place, environ: Mapping[str, str], create: Create) -> int:
     """Run this node's part of a job that a launcher or scheduler has started on all nodes."""
     identity = place.identity
     if environ.get("NODE_RANK", "").isdigit():  # exported variables win
         identity = dataclasses.replace(identity, node_rank=int(environ["NODE_RANK"]))
-    check_joinable(identity)
+    places.check_joinable(identity)
     order = make_order(job, site, dataclasses.replace(place, identity=identity), environ)
     check_inside(order)
     _check_on_start(order)
-    check_command(order, environ)
+    places.check_command(order, environ)
     token = _token(identity, environ)
     node = identity.node_rank
     assert node is not None
@@ -304,31 +293,31 @@ def run_job(
         return folder
 
     if job.hosts and node_rank is None:  # here --master is the address by which the other hosts reach the first
-        place = dataclasses.replace(find_place(LiveHost()), master=master)
+        place = dataclasses.replace(places.find_place(LiveHost()), master=master)
     else:
-        place = find_place(LiveHost(), node_rank, master, nodes)
+        place = places.find_place(LiveHost(), node_rank, master, nodes)
     site = site_of(job, place, environ)
     if on_hosts(job, site):
         return _run_on_hosts(job, site, place, create)
-    check_not_login(place, site)
-    if place.kind not in (ALLOCATION, INSIDE):
+    places.check_not_login(place, site)
+    if place.kind not in (places.ALLOCATION, places.INSIDE):
         by_hand = place.node_rank, place.master, place.nodes
         if place.node_rank is None:
             by_hand = named_in_command(job, environ, nodes)
-        place = Place(HERE, place.identity, "", *by_hand)
-        check_all_nodes(place, job.site)
-        check_scheduler_here(place, site)
-    if place.kind == INSIDE:
+        place = places.Place(places.HERE, place.identity, "", *by_hand)
+        places.check_all_nodes(place, job.site)
+        places.check_scheduler_here(place, site)
+    if place.kind == places.INSIDE:
         return join(job, site, place, environ, create)
     order = make_order(job, site, place, environ)
-    if place.kind == ALLOCATION:
+    if place.kind == places.ALLOCATION:
         return start_in_allocation(order, place, environ, create)
     return _run_here(order, place, create)
 
 
-def _run_on_hosts(job: Job, site: Site, place: Place, create: Create) -> int:
-    if place.kind == INSIDE or place.node_rank is not None:
-        who = place.identity.scheduler if place.kind == INSIDE else "--node-rank"
+def _run_on_hosts(job: Job, site: Site, place: places.Place, create: Create) -> int:
+    if place.kind == places.INSIDE or place.node_rank is not None:
+        who = place.identity.scheduler if place.kind == places.INSIDE else "--node-rank"
         raise Problem(
             f"{job.where('hosts')}: hosts are named, but {who} says that this is one node already",
             "leave hosts out, or type it elsewhere",
@@ -345,7 +334,7 @@ def _run_on_hosts(job: Job, site: Site, place: Place, create: Create) -> int:
             forget_run(order, os.environ)
 
 
-def _run_here(order: Order, place: Place, create: Create) -> int:
+def _run_here(order: Order, place: places.Place, create: Create) -> int:
     """Run all nodes on this machine, or only this machine's node if the command is typed by hand on several."""
     environ: Mapping[str, str] = os.environ
     node_rank = place.node_rank
@@ -353,7 +342,7 @@ def _run_here(order: Order, place: Place, create: Create) -> int:
         print(f"drumbeat run: {note}", file=sys.stderr)
     order = dataclasses.replace(order, resources=dataclasses.replace(order.resources, array=""))
     check_inside(order)
-    check_command(order, environ)
+    places.check_command(order, environ)
     if node_rank is not None and node_rank >= order.members:
         raise Problem(f"node rank {node_rank} of {order.members} nodes: ranks count from 0 to {order.members - 1}")
     bundle = cached_bundle(environ)

@@ -43,7 +43,7 @@ class Checked(NamedTuple):
 
 
 def check_site(path: str, environ: Mapping[str, str]) -> Checked:
-    table = load_file(path, "a site profile")
+    environ, table = look_around(environ, gpus=None).environ, load_file(path, "a site profile")
     file, name = shown_path(path), re.sub(r"\.ya?ml$", "", path.rpartition("/")[2])
     assumed = sorted(name for name in _variables(table) if name not in environ)
     full = {**{variable: f"/{variable}" for variable in assumed}, **environ}
