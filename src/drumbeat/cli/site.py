@@ -7,10 +7,33 @@ import shutil
 import sys
 from typing import Any, List, Sequence
 
+from drumbeat import backends
+from drumbeat.base.order import HostPath
 from drumbeat.base.problem import Problem
 from drumbeat.base.record import to_plain
 from drumbeat.cli import add_json
 from drumbeat.cli.output import print_json
+from drumbeat.containers import RUNTIMES
+from drumbeat.containers.image import recipe
+from drumbeat.desk.nodes import site_here
+from drumbeat.desk.start.site_check import check_site
+from drumbeat.jobfile.check import raise_all
+from drumbeat.jobfile.site import (
+    SeveralSites,
+    built_in_text,
+    claimed_too,
+    find_paths,
+    find_site,
+    load_site,
+    new_site,
+    site_from_path,
+    site_lines,
+    site_names,
+    user_profiles,
+)
+from drumbeat.jobfile.yamlfile import read_file
+from drumbeat.machine.gather import gather
+from drumbeat.machine.replay import open_host
 
 
 def add_arguments(parser: Any) -> None:
@@ -38,8 +61,6 @@ def run(args: Any) -> int:
 
 
 def _image(args: Any) -> int:
-    from drumbeat.containers.image import recipe
-    from drumbeat.jobfile.site import find_site
 
     if not args.base:
         raise Problem("an image is built on another one", "add --base docker.io/rocm/pytorch-training")
@@ -54,8 +75,6 @@ def _image(args: Any) -> int:
 
 
 def _list(args: Any) -> int:
-    from drumbeat.desk.nodes import site_here
-    from drumbeat.jobfile.site import SeveralSites, load_site, site_names, user_profiles
 
     several = ""
     try:
@@ -76,8 +95,6 @@ def _list(args: Any) -> int:
 
 
 def _show(args: Any) -> int:
-    from drumbeat.jobfile.site import built_in_text, load_site, site_from_path, site_lines, user_profiles
-    from drumbeat.jobfile.yamlfile import read_file
 
     path = args.site if os.sep in args.site or args.site.endswith((".yaml", ".yml")) else None
     path = path or user_profiles(os.environ).get(args.site)
@@ -94,11 +111,6 @@ def _show(args: Any) -> int:
 
 
 def _new(args: Any) -> int:
-    from drumbeat import backends
-    from drumbeat.containers import RUNTIMES
-    from drumbeat.jobfile.site import new_site
-    from drumbeat.machine.gather import gather
-    from drumbeat.machine.replay import open_host
 
     facts = gather(open_host(args.root))
     batch = facts.identity.batch if facts.identity.batch in backends.names() else ""
@@ -128,11 +140,6 @@ def _new(args: Any) -> int:
 
 def _check(args: Any) -> int:
     """Check a profile. 0: valid. 1: valid, but a path is missing on this machine. Mistakes in the file are a Problem (2)."""
-    from drumbeat.base.order import HostPath
-    from drumbeat.desk.start.site_check import check_site
-    from drumbeat.jobfile.check import raise_all
-    from drumbeat.jobfile.site import claimed_too, find_paths
-    from drumbeat.machine.replay import open_host
 
     checked = check_site(args.site, os.environ)
     raise_all(args.site, checked.mistakes)

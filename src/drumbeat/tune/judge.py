@@ -109,9 +109,8 @@ def _with_margin(fastest: Result, known: Sequence[Result], gpu_gib: Optional[flo
 
 # Reasons for the end of a trial: enough steps were seen, its time was up, no step came any more, the loss is not a number,
 # memory ran out though its process stayed, its ranks ended by themselves, somebody ended the tuning.
-STEPS, TIME, SILENCE, NOT_FINITE, NO_MEMORY, ENDED, INTERRUPTED = (
-    "steps", "time", "silence", "not finite", "no memory", "ended", "interrupted",
-)  # fmt: skip
+STEPS, TIME, SILENCE, NOT_FINITE = "steps", "time", "silence", "not finite"
+NO_MEMORY, ENDED, INTERRUPTED = "no memory", "ended", "interrupted"
 
 OUT_OF_MEMORY = frozenset({"gpu-out-of-memory", "host-out-of-memory", "oom-kill"})
 WAITED = frozenset({"collective-timeout", "dataloader-stuck"})
@@ -277,7 +276,10 @@ class Observed:
             found = [_standard_error(self.rates[min(self.warm_up, len(self.rates) // 2) :])]
         else:
             parts = [part for part in map(self._after_warm_up, self.reports.values()) if part is not None]
-            found = [_standard_error(_step_seconds(ref, after)) for ref, after in parts]
+            pairs = [
+                [(a, b) for a, b in zip([ref, *after], after) if b.t > a.t and b.step > a.step] for ref, after in parts
+            ]
+            found = [_standard_error([(b.t - a.t) / (b.step - a.step) for a, b in each]) for each in pairs]
         return max((error for error in found if error is not None), default=None)
 
     def _after_warm_up(self, seen: List[TrialReport]) -> Optional[Tuple[TrialReport, List[TrialReport]]]:
@@ -287,11 +289,6 @@ class Observed:
         ref = next((report for report in seen if report.step >= first), seen[0])
         after = [report for report in seen if report.step > ref.step and report.t > ref.t]
         return (ref, after) if after else None
-
-
-def _step_seconds(ref: TrialReport, after: List[TrialReport]) -> List[float]:
-    pairs = zip([ref, *after], after)
-    return [(new.t - old.t) / (new.step - old.step) for old, new in pairs if new.t > old.t and new.step > old.step]
 
 
 def _standard_error(values: List[float]) -> Optional[float]:

@@ -12,6 +12,7 @@ import re
 import signal
 import sys
 import time
+from contextlib import suppress
 from dataclasses import field
 from typing import Callable, List, Optional, Tuple
 
@@ -134,12 +135,9 @@ class Watched:
             if not (self.rate and record.printed):
                 self.seen.add(record)
         elif isinstance(record, Line) and self.rate:
-            found = self.rate.search(record.text[:_MAX_LINE])
-            if found:
-                try:
-                    self.seen.add_rate(float(found.group(1).replace(",", "")), "")
-                except (TypeError, ValueError):
-                    pass
+            for found in self.rate.findall(record.text[:_MAX_LINE])[:1]:
+                with suppress(ValueError):
+                    self.seen.add_rate(float(found.replace(",", "")), "")
 
     @property
     def run(self) -> Optional[Run]:
@@ -192,17 +190,13 @@ def run_trial(
             os.kill(pid, signal.SIGKILL)  # its guards end the ranks; whoever comes to us is swept
         time.sleep(_EVERY)
     os.close(pipe)
-    _nobody_left()
-    if watched.problem:
-        raise Problem(*watched.problem)
-    return _ended(why or judge.ENDED, watched, limits, time.monotonic() - begun, status), watched
-
-
-def _nobody_left() -> None:
     try:
         sweep()
     except TimeoutError as error:
         raise Problem(f"{error}: the next trial would share its devices with them", "look at this machine") from None
+    if watched.problem:
+        raise Problem(*watched.problem)
+    return _ended(why or judge.ENDED, watched, limits, time.monotonic() - begun, status), watched
 
 
 def _reason(watched: Watched, limits: Limits, interruption: Interruption, now: float, begun: float) -> str:

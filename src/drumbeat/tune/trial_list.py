@@ -105,7 +105,11 @@ class Tunable:
         self, point: search.Point, steps: int, report_every: int, global_batch: Optional[int]
     ) -> Tuple[str, ...]:
         if self.recipe:
-            tried = replace(point, hook=_from_the_start(point.hook))
+            hook = point.hook or ""
+            if hook.startswith("powersgd") and hook.count(":") == 1:
+                # By default it sends plain gradients for longer than a trial lasts. It needs at least 2 steps.
+                hook += ":2"
+            tried = replace(point, hook=hook or None)
             words = ["--set", *_OFF, f"steps={steps}", f"report_every={report_every}", *self._sets(tried, global_batch)]
             return (*self.command, *map(literal, words), *(("--layout", point.layout) if point.layout else ()))
         return fill(self.command, {name: literal(value) for name, value in self.values(point).items()})
@@ -135,12 +139,6 @@ class Tunable:
             words = [*(["--set", *sets] if sets else []), *(["--layout", point.layout] if point.layout else [])]
             return " ".join(words)
         return ", ".join(f"{{{name}}} -> {value}" for name, value in self.values(point).items())
-
-
-def _from_the_start(hook: Optional[str]) -> Optional[str]:
-    """Make PowerSGD start at once: by default it sends plain gradients for longer than a trial lasts. It needs at
-    least 2 steps."""
-    return f"{hook}:2" if hook and hook.startswith("powersgd") and hook.count(":") == 1 else hook
 
 
 def tunable(
@@ -271,18 +269,16 @@ class Plan:
             answer = search.next_batch(self.batches, self.start, tried)
             if not isinstance(answer, search.Done):
                 return self._cut(Trial(self.point(answer.batch), answer.long), results)
-            below = self._smaller(answer.largest, results)
+            # Smaller ones are compared with the largest, if there are speeds to compare.
+            compares = answer.largest is not None and any(each.speed for each in results)
+            below = (
+                search.smaller(self.batches, answer.largest or 0, [each.batch for each in tried]) if compares else None
+            )
             return self._cut(Trial(self.point(below)), results) if below else answer
         counted = sum(each.outcome != search.REFUSED for each in results)
         if counted >= self.wanted or len(results) >= len(self.points):
             return search.Done("all were tried" if len(results) >= len(self.points) else f"{counted} were tried")
         return self._cut(Trial(self.points[len(results)]), results)
-
-    def _smaller(self, largest: Optional[int], results: Sequence[search.Result]) -> Optional[int]:
-        """Return one of two batches to compare with the largest, if there are speeds to compare."""
-        if largest is None or not any(each.speed for each in results):
-            return None
-        return search.smaller(self.batches, largest, [each.point.batch or 0 for each in results])
 
     def _cut(self, trial: Trial, results: Sequence[search.Result]) -> Union[Trial, search.Done]:
         """Cut the plan so that the cost that was shown holds: a longer trial counts as two."""

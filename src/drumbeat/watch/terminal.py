@@ -21,13 +21,8 @@ _EVERY = 1.0
 _SCROLLBAR = 4  # columns of the screen that a table cannot use: the scroll bar, the edges of its first and last cell
 _ROOMY = 36  # lines: from here on events and small curves are shown too
 _LABELS = {
-    "failed": "bold red",
-    "doubt": "bold red",
-    "error": "bold red",
-    "warning": "yellow",
-    "fix": "green",
-    "unknown": "dim",
-}
+    **dict.fromkeys(("failed", "doubt", "error"), "bold red"), "warning": "yellow", "fix": "green", "unknown": "dim",
+}  # fmt: skip
 _HEAT = ((95.0, "on #12607a"), (80.0, "on #155269"), (60.0, "on #1b4457"), (30.0, "on #4a4320"), (0.0, "on #5a2a2a"))
 
 
@@ -103,7 +98,9 @@ class Rows(DataTable[Any]):
         cells = [Text(_printable(cell), no_wrap=True) for cell in row]
         if "use" in self.titles:
             place = self.titles.index("use")
-            cells[place].stylize(_heat(row[place]))
+            share = row[place].split()[0] if row[place] else ""
+            if share.isdecimal():
+                cells[place].stylize(next(colour for limit, colour in _HEAT if float(share) >= limit))
         for title in ("slowed by", "end"):
             if title in self.titles and row[self.titles.index(title)] not in ("", "-", "nothing", "exit code 0"):
                 cells[self.titles.index(title)].stylize("yellow")
@@ -286,11 +283,3 @@ def watch_terminal(session: Session) -> int:
 def _printable(text: str) -> str:
     """Remove escape sequences from a host name or a line of a rank."""
     return "".join(letter if letter.isprintable() else "?" for letter in text.expandtabs())
-
-
-def _heat(cell: str) -> str:
-    try:
-        share = float(cell.split()[0])
-    except (ValueError, IndexError):
-        return ""
-    return next((colour for limit, colour in _HEAT if share >= limit), "")

@@ -17,20 +17,8 @@ import socket
 import statistics
 import sys
 import time
-from typing import (
-    Any,
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Dict,
-    FrozenSet,
-    List,
-    Mapping,
-    MutableMapping,
-    Optional,
-    Set,
-    Tuple,
-)
+from collections.abc import AsyncIterator, Awaitable, MutableMapping
+from typing import Any, Callable, Dict, FrozenSet, List, Mapping, Optional, Set, Tuple
 
 import uvicorn
 from starlette.applications import Starlette
@@ -272,10 +260,8 @@ class Guard:
             return None
         scheme, _, given = headers.get("authorization", b"").partition(b" ")
         if scheme.lower() != b"bearer" or not hmac.compare_digest(given.strip(), self._token):
-            return (
-                401,
-                "the token is missing or wrong: open the address that drumbeat printed, including the part after #",
-            )
+            why = "the token is missing or wrong: open the address that drumbeat printed, including the part after #"
+            return 401, why
         return None
 
     def _is_ours(self, host: str) -> bool:
@@ -455,17 +441,12 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.made = time.monotonic()
-        if len(self.connections) >= _MOST_CONNECTIONS:
-            _close_oldest(self.connections)
+        others = [each for each in self.connections if not _streams(getattr(each, "cycle", None))]
+        if len(self.connections) >= _MOST_CONNECTIONS and others:
+            oldest: Any = min(others, key=lambda each: getattr(each, "made", 0.0))
+            self.connections.discard(oldest)  # now, for the next one may come before this one is closed
+            oldest.transport.abort()
         super().connection_made(transport)
-
-
-def _close_oldest(connections: Set[Any]) -> None:
-    others = [each for each in connections if not _streams(getattr(each, "cycle", None))]
-    if others:
-        oldest = min(others, key=lambda each: getattr(each, "made", 0.0))
-        connections.discard(oldest)  # now, for the next one may come before this one is closed
-        oldest.transport.abort()
 
 
 def _streams(cycle: Any) -> bool:

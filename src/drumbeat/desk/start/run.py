@@ -21,7 +21,7 @@ from drumbeat.backends.contract import FAILED, FINISHED, job_handle
 from drumbeat.backends.local import Queue, own_process
 from drumbeat.backends.ssh import start
 from drumbeat.backends.ssh.connection import BEAT_EVERY, Notice, Session, Sessions, handle_of, host_python
-from drumbeat.base.order import Container, Order, load_order
+from drumbeat.base.order import Order, load_order
 from drumbeat.base.problem import Problem
 from drumbeat.base.proc import children
 from drumbeat.base.processes import become_subreaper, fork, redacting
@@ -31,6 +31,7 @@ from drumbeat.bundle.build import cached_bundle
 from drumbeat.bundle.pinned import pinned
 from drumbeat.containers import RUNTIMES
 from drumbeat.containers.image import check_image
+from drumbeat.desk.console import put
 from drumbeat.desk.foreground import EVERY, Foreground, guard_rank, joined
 from drumbeat.desk.start import place as places
 from drumbeat.desk.start.create import create_run, forget_run, fresh_token, users_token
@@ -72,8 +73,8 @@ class Hosts:
             for early in self.signals:
                 self._pass_on(early)
             self._follow(sessions)
-        except _Interrupted as error:
-            return 128 + error.number
+        except _Interrupted:
+            return 128 + self.signals[0]
         finally:
             sessions.kill()
         return self._end(sessions.all[0], environ)
@@ -119,16 +120,11 @@ class Hosts:
     def _print(self, session: Session, name: str, line: bytes) -> None:
         if name == "err" and session.code == 255:
             session.complaint += line.decode("utf-8", "replace")
-        stream = sys.stdout if name == "out" else sys.stderr
-        try:
-            stream.buffer.write(line)
-            stream.flush()
-        except OSError:  # a reader that went away costs the view, never the run
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        put(sys.stdout if name == "out" else sys.stderr, line.decode("utf-8", "replace"))
 
     def _waiting(self, hosts: List[str]) -> None:
         if self.signals:
-            raise _Interrupted(self.signals[0])
+            raise _Interrupted
         self.notice(hosts)
 
     # -- signals -----------------------------------------------------------------------------------------------------
@@ -148,10 +144,6 @@ class Hosts:
 
 class _Interrupted(Exception):
     """Raised when asked to stop before anything was started."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
 
 
 def _say(label: str, text: str) -> None:
@@ -219,7 +211,12 @@ def join(job: Job, site: Site, place: places.Place, environ: Mapping[str, str], 
     check_inside(order)
     _check_on_start(order)
     places.check_command(order, environ)
-    token = _token(identity, environ)
+    if identity.own_home and not environ.get("DRUMBEAT_TOKEN"):
+        raise Problem(
+            "pods share no home, so they share no token by which the nodes of this run could know each other",
+            "give all of them the same secret: DRUMBEAT_TOKEN",
+        )
+    token = users_token(environ)
     node = identity.node_rank
     assert node is not None
     if order.launcher == "tasks" and identity.local_id:
@@ -237,10 +234,11 @@ def check_inside(order: Order) -> None:
     """Check that a joining node is already in the job's container; otherwise its ranks would silently run outside it."""
     used = order.container
     if used and read_container(LiveHost()).runtime not in RUNTIMES[used.runtime].inside:
+        by_hand = f"put it before: {used.runtime} exec {used.image} python3 drumbeat.pyz run ...; or "
         raise Problem(
             f"the job names the container {used.image}, but this is not inside it",
-            f"{_by_hand(used)}leave it out with --container none; drumbeat submit starts it itself, and so does drumbeat "
-            "run in an allocation",
+            f"{by_hand if RUNTIMES[used.runtime].lines else ''}leave it out with --container none; drumbeat submit starts it "
+            "itself, and so does drumbeat run in an allocation",
         )
 
 
@@ -252,26 +250,10 @@ def _check_on_start(order: Order) -> None:
         )
 
 
-def _by_hand(used: Container) -> str:
-    """Say how to get inside the container; some runtimes can only be started by a scheduler."""
-    if RUNTIMES[used.runtime].lines is None:
-        return ""
-    return f"put it before: {used.runtime} exec {used.image} python3 drumbeat.pyz run ...; or "
-
-
 def job_name(identity: Identity) -> str:
     if identity.step_id:
         return f"step {identity.job_id}.{identity.step_id}"
     return f"{identity.scheduler} job {identity.job_id}" if identity.job_id else f"a job of {identity.scheduler}"
-
-
-def _token(identity: Identity, environ: Mapping[str, str]) -> str:
-    if identity.own_home and not environ.get("DRUMBEAT_TOKEN"):
-        raise Problem(
-            "pods share no home, so they share no token by which the nodes of this run could know each other",
-            "give all of them the same secret: DRUMBEAT_TOKEN",
-        )
-    return users_token(environ)
 
 
 def run_job(
@@ -399,12 +381,8 @@ def after_on_start(
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # processes that it left in the background
         code = 128 + came[0] if came else process.returncode if process.returncode >= 0 else 128 - process.returncode
-        why = (
-            f"on-start was stopped by {signal.Signals(came[0]).name}"
-            if came
-            else f"on-start ended the job (exit {code})"
-        )
-        raise Problem(f"{why}; no rank was started", exit_code=code)
+        why = f"was stopped by {signal.Signals(came[0]).name}" if came else f"ended the job (exit {code})"
+        raise Problem(f"on-start {why}; no rank was started", exit_code=code)
     return {name: value for name, _, value in pairs if name != "_"}
 
 
@@ -464,12 +442,11 @@ def _become(command: Sequence[str], folder: str, order: Order, queue: Queue, tic
     """Wait for the turn and run the command as this very process, whose handle and place in the queue it keeps."""
     for number in STOPS:
         signal.signal(number, lambda number, frame: sys.exit(128 + number))
-    environ = None
     try:
+        environ = _turn(order, queue, ticket)
         while environ is None:
+            time.sleep(_EVERY)
             environ = _turn(order, queue, ticket)
-            if environ is None:
-                time.sleep(_EVERY)
     except SystemExit:
         with contextlib.suppress(RecordError):  # cancelled before its desk had written run.json
             _record(order, cancelled=True)
@@ -482,14 +459,13 @@ def _become(command: Sequence[str], folder: str, order: Order, queue: Queue, tic
 def _in_turn(order: Order, queue: Queue, ticket: str) -> int:
     foreground = Foreground(order, range(order.members), cached_bundle(os.environ), fresh_token())
     foreground.heed()
-    waited, environ = False, None
+    environ = _turn(order, queue, ticket)
+    waits = environ is None
     while environ is None and not foreground.signals:
+        time.sleep(_EVERY)
         environ = _turn(order, queue, ticket)
-        if environ is None:
-            waited = True
-            time.sleep(_EVERY)
-    if environ is not None:
-        if waited:  # else what has passed was the start
+    if environ is not None and not foreground.signals:
+        if waits:  # else what has passed was the start
             environ["DRUMBEAT_BEGAN"] = str(int(time.time()))
         try:
             with open(redacting(2), "wb") as pipe:
@@ -498,11 +474,8 @@ def _in_turn(order: Order, queue: Queue, ticket: str) -> int:
         except Problem as problem:  # on-start did not reach its end
             os.write(2, f"{problem}\n".encode())
             if not foreground.signals:
-                ended = {
-                    "last_state": FAILED if problem.exit_code else FINISHED,
-                    "last_detail": f"{problem}; desk.log has what it printed",
-                }
-                _record(order, **ended)
+                state = FAILED if problem.exit_code else FINISHED
+                _record(order, last_state=state, last_detail=f"{problem}; desk.log has what it printed")
                 return problem.exit_code
     _record(order, cancelled=True)  # cancelled before it began
     return 143

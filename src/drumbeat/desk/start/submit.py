@@ -181,7 +181,10 @@ def prepare(
         facts = facts * order.nodes
     unknown = not elsewhere and facts[0].identity.node_rank is None
     away = order.backend != "local" and (place.kind == LOGIN or unknown)
-    return Ready(order, tuple(facts), _peers(facts), hosts[0] if hosts else None, away, site)
+    peers = Peers(
+        tuple(Peer(node, each.host, "", each) for node, each in enumerate(facts)), "", 0
+    )  # none was contacted
+    return Ready(order, tuple(facts), peers, hosts[0] if hosts else None, away, site)
 
 
 def facts_of_run(path: str) -> List[Facts]:
@@ -204,8 +207,3 @@ def _was_emulated(run: str) -> bool:
         return read_order(RunFolder(run).order).emulated
     except (OSError, RecordError):
         return False
-
-
-def _peers(facts: Sequence[Facts]) -> Peers:
-    """Return peers without addresses: no node was contacted."""
-    return Peers(tuple(Peer(node, each.host, "", each) for node, each in enumerate(facts)), "", 0)
