@@ -82,7 +82,10 @@ def clean(args: Any) -> int:
         print(f"no run that has ended is older than {args.older_than}")
         return 0
     whole = traffic(sum(each.bytes for each in old))
-    if not args.yes and not _agreed(f"remove these {len(old)} run folders ({whole})? [y/N] "):
+    if not args.yes and not sys.stdin.isatty():
+        raise Problem("cannot ask: standard input is not a terminal", "--yes removes them without asking")
+    question = f"remove these {len(old)} run folders ({whole})? [y/N] "
+    if not args.yes and input(question).strip().lower() not in ("y", "yes"):
         print("nothing was removed")
         return 1
     failed = [(each.run.run_id, why) for each in old for why in [remove(each, os.environ)] if why]
@@ -90,12 +93,6 @@ def clean(args: Any) -> int:
         print(printable(f"drumbeat list: {run_id} was not removed: {why}"), file=sys.stderr)
     print(f"{len(old) - len(failed)} run folders removed")
     return 1 if failed else 0
-
-
-def _agreed(question: str) -> bool:
-    if not sys.stdin.isatty():
-        raise Problem("cannot ask: standard input is not a terminal", "--yes removes them without asking")
-    return input(question).strip().lower() in ("y", "yes")
 
 
 def table(states: Sequence[State], columns: int) -> List[str]:
@@ -107,7 +104,7 @@ def table(states: Sequence[State], columns: int) -> List[str]:
             state.run_id,
             state.condition.word,
             _step(state),
-            _speed(state),
+            "-" if state.rate is None else f"{short(state.rate[0])} {state.rate[1][:9]}",
             _time(None if state.condition.word == QUEUED else state.seconds),
             _time(state.seconds_left),
         )
@@ -158,10 +155,6 @@ def _step(state: State) -> str:
     if len(plain) <= _LONGEST_STEP:
         return plain
     return f"{short(progress.step)}/{short(progress.steps)}" if progress.steps else short(progress.step)
-
-
-def _speed(state: State) -> str:
-    return "-" if state.rate is None else f"{short(state.rate[0])} {state.rate[1][:9]}"
 
 
 def _time(seconds: Optional[float]) -> str:

@@ -87,10 +87,13 @@ def find(paths: List[str]) -> Sources:
             found.copy(sys.stdin.buffer, "stdin")
         elif os.path.isdir(path):
             _folder(path, found)
-        elif os.path.exists(path) and _is_archive(path):
-            _archive(path, found)
         elif os.path.exists(path):
-            found.files.append(Source(path, printable(path)))
+            source = Source(path, printable(path))
+            start = start_of(source) if os.path.isfile(path) else b""
+            if start.startswith(b"PK\3\4") or start[257:262] == b"ustar":
+                _archive(path, found)
+            else:
+                found.files.append(source)
         else:
             _run_folder(_run_named(path), found)
     if not found.files and not found.runs:
@@ -133,11 +136,6 @@ def _folder(path: str, found: Sources) -> None:
                 )
             else:
                 found.files.append(Source(full, printable(os.path.normpath(full))))
-
-
-def _is_archive(path: str) -> bool:
-    start = start_of(Source(path, path)) if os.path.isfile(path) else b""
-    return start.startswith(b"PK\3\4") or start[257:262] == b"ustar"
 
 
 def _archive(path: str, found: Sources) -> None:
@@ -385,7 +383,7 @@ def diagnose(paths: Sequence[str]) -> Report:
     if len(judged) == 1 and len(parts) == 1:
         job, _, report = judged[0]
         return replace(report, failure=with_unseen(report.failure, (MAY_BE_SEVERAL,), True)) if job.guessed else report
-    judged.sort(key=lambda each: _written(each[1]))
+    judged.sort(key=lambda each: max((os.path.getmtime(source.path) for source in each[1].files), default=0.0))
     names = [tuple(source.name for source in part.files) for _, part, _ in judged]
     return of_jobs([of_job(report, job.job, name, job.guessed) for (job, _, report), name in zip(judged, names)])
 
@@ -408,11 +406,6 @@ def _by_job(sources: Sources) -> List[Tuple[JobFiles, Sources]]:
     jobs = jobs or [JobFiles("", tuple(range(len(rest))), True)]
     found += [(job, Sources([rest[place] for place in job.files], copies=sources.copies)) for job in jobs]
     return [each for each in found if each[1].files or each[1].runs]
-
-
-def _written(sources: Sources) -> float:
-    """Return when any of the sources was last written to."""
-    return max((os.path.getmtime(source.path) for source in sources.files), default=0.0)
 
 
 def _judged(sources: Sources) -> Optional[Report]:

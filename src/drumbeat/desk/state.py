@@ -168,7 +168,10 @@ def recorded_end(run: Run) -> Recorded:
     from drumbeat.logs.recorded import Recorded  # imported here: it loads the log reader, which is slow
 
     events = run.run_events()
-    notes, summary = (*_earlier(run), *_warnings(events), *_transport(events)), read_summary(run)
+    # The last attempt's own check read NCCL's log and counters that are gone afterwards.
+    seen = [each for each in verdicts_of("transport", last_attempt(events)) if each.answer != UNKNOWN][-1:]
+    network = [find("transport-seen", answer=each.answer, summary=each.summary) for each in seen]
+    notes, summary = (*_earlier(run), *_warnings(events), *network), read_summary(run)
     if summary is not None:
         cause = _cause(summary.failure, summary.hang)
         missing = _steps_missing(run, summary)
@@ -287,12 +290,6 @@ def _warnings(events: Iterable[Event]) -> Tuple[Finding, ...]:
         elif isinstance(event, kinds.Resumed):
             found = {code: finding for code, finding in found.items() if not code.startswith("hang-")}
     return tuple(found.values())[:_MOST_NOTES]
-
-
-def _transport(events: Iterable[Event]) -> Tuple[Finding, ...]:
-    """Return what the last attempt's own check saw of the network: it reads NCCL's log and counters that are gone afterwards."""
-    seen = [each for each in verdicts_of("transport", last_attempt(events)) if each.answer != UNKNOWN][-1:]
-    return tuple(find("transport-seen", answer=each.answer, summary=each.summary) for each in seen)
 
 
 def unsaved_lines(run: Run, over: bool) -> List[Tuple[str, str]]:

@@ -192,7 +192,12 @@ def resolve(job: Job, site: Site, here: Here) -> Order:
     if launch and launch.config:
         named = " ".join(f"{flag}={value}" for flag, value in launch.config.items())
         launcher_why += f"; drumbeat sets itself what its configuration file says: {named}"
-    given, least = _without_spares(job, here), least_of(job.nodes)
+    if here.hosts and job.spares >= len(here.hosts):
+        raise Problem(
+            f"{job.where('spares')}: {job.spares}, but there are {len(here.hosts)} hosts in all",
+            "ask for fewer spares, or give more hosts: the training needs at least one host",
+        )
+    given, least = len(here.hosts) - job.spares if here.hosts else 0, least_of(job.nodes)
     nodes = int(job.nodes or given or (launch and launch.nodes) or site.nodes or 1)
     if nodes > 1 and job.launcher == "auto" and script.spawns.endswith("(Ray)"):
         raise Problem(
@@ -332,16 +337,6 @@ def _command(job: Job, here: Here) -> Tuple[str, ...]:
             f"write the value there; drumbeat tune {_TUNED.get(open_places[0], 'layout')} tries several",
         )
     return tuple(expand(word, here.environ, job.where("command")) for word in job.command)
-
-
-def _without_spares(job: Job, here: Here) -> int:
-    """Count the given hosts that are nodes, not spares; 0 if none are given."""
-    if here.hosts and job.spares >= len(here.hosts):
-        raise Problem(
-            f"{job.where('spares')}: {job.spares}, but there are {len(here.hosts)} hosts in all",
-            "ask for fewer spares, or give more hosts: the training needs at least one host",
-        )
-    return len(here.hosts) - job.spares if here.hosts else 0
 
 
 def _existing_launch(command: Tuple[str, ...], here: Here) -> Optional[Found]:

@@ -33,7 +33,10 @@ class Judgement:
 
 def judge(kind: str, results: Sequence[Result], gpu_gib: Optional[float] = None) -> Judgement:
     """Judge the trials. `gpu_gib` is a GPU's memory, if it is known."""
-    fits = _fitting(results)
+    bad = {each.point for each in results if each.outcome != OK}  # a point whose trials disagree does not count
+    fits = [
+        *{each.point: each for each in results if each.point not in bad}.values()
+    ]  # the last trial is the longer one
     if not fits:
         return Judgement(why="no trial went well")
     known = [each for each in fits if each.speed is not None]
@@ -74,20 +77,11 @@ def _simplest(fastest: Result, known: Sequence[Result], first: Result, kind: str
             faster = f"{fastest.point.says()} was {_slower_by(each, fastest):.1%} faster"
             limit = f"{_noise_words(each, fastest)} is what these trials can tell apart"
             return each, f"no difference above the noise: {faster}, and {limit}"
-    return fastest, "the fastest" + _against(fastest, first, kind)
-
-
-def _against(fastest: Result, first: Result, kind: str) -> str:
-    """Compare the loss with that of the first trial: a hook that sends less may train worse."""
-    if kind != "hooks" or fastest.point == first.point or fastest.loss is None or first.loss is None:
-        return ""
-    return f"; its loss is {fastest.loss:.4f} where {first.point.hook} has {first.loss:.4f} after the same steps"
-
-
-def _fitting(results: Sequence[Result]) -> Tuple[Result, ...]:
-    """Return the last trial of each point, which is the longer one. A point whose trials disagree does not count."""
-    bad = {each.point for each in results if each.outcome != OK}
-    return tuple({each.point: each for each in results if each.point not in bad}.values())
+    words = "the fastest"
+    if kind == "hooks" and fastest.point != first.point and fastest.loss is not None and first.loss is not None:
+        # A hook that sends less may train worse.
+        words += f"; its loss is {fastest.loss:.4f} where {first.point.hook} has {first.loss:.4f} after the same steps"
+    return fastest, words
 
 
 def _with_margin(fastest: Result, known: Sequence[Result], gpu_gib: Optional[float], end: str) -> Tuple[Result, str]:

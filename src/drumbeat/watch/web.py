@@ -441,12 +441,17 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.made = time.monotonic()
-        others = [each for each in self.connections if not _streams(getattr(each, "cycle", None))]
-        if len(self.connections) >= _MOST_CONNECTIONS and others:
-            oldest: Any = min(others, key=lambda each: getattr(each, "made", 0.0))
-            self.connections.discard(oldest)  # now, for the next one may come before this one is closed
-            oldest.transport.abort()
+        if len(self.connections) >= _MOST_CONNECTIONS:
+            _close_oldest(self.connections)
         super().connection_made(transport)
+
+
+def _close_oldest(connections: Set[Any]) -> None:
+    others = [each for each in connections if not _streams(getattr(each, "cycle", None))]
+    if others:
+        oldest = min(others, key=lambda each: getattr(each, "made", 0.0))
+        connections.discard(oldest)  # now, for the next one may come before this one is closed
+        oldest.transport.abort()
 
 
 def _streams(cycle: Any) -> bool:

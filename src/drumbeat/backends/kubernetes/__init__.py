@@ -169,19 +169,15 @@ class PodFiles(FetchedFiles):
         for pod in pods:
             if pod.node is not None and pod.ready and (pod.node == 0 or not about.shared):
                 found.append(Source(_exchange(self.job, about, pod), f"nodes/{pod.node}" if pod.node else ""))
-        if not any(not source.under for source in found):
-            self._keep_output(about, pods)
-        return found
-
-    def _keep_output(self, about: About, pods: List[client.Pod]) -> None:
-        """Keep the output of pods that ended before anybody fetched their files."""
-        for pod in pods:
+        for pod in () if any(not source.under for source in found) else pods:
+            # It ended before anybody fetched its files: its output is kept.
             if pod.phase in ("Succeeded", "Failed") and pod.node is not None and pod.name not in self.kept:
                 words = ("logs", pod.name, "-c", about.container, f"--limit-bytes={_LOG_LIMIT}")
                 done = self.job.cluster.try_call(*words, seconds=_ANSWER)
                 if done.returncode == 0:
                     self.kept.add(pod.name)
                     self.keep_output(pod.node, done.stdout)
+        return found
 
     def _all_here(self) -> None:
         self._name_pending()

@@ -116,6 +116,10 @@ def settings_of(order: Order) -> Settings:
     values = {name.replace("-", "_"): _READERS[name](text, whole) for name, (text, whole) in once.items()}
     values["user"], values["group"] = values.get("user", (None, None))
     priority, volcano = request.specific.get("qos", ""), values.get("scheduler") == _VOLCANO
+    amounts = _pairs(several["resource"])
+    for name, amount in amounts.items():
+        if not _QUANTITY.fullmatch(amount):
+            raise Problem(f"{amount[:40]!r} is not a number of {name}", f"--resource {name}=1")
     if priority and not _NAME.fullmatch(priority):
         raise Problem(
             f"qos: {priority[:80]!r} cannot be the name of a priority class", "kubectl get priorityclasses lists them"
@@ -131,7 +135,7 @@ def settings_of(order: Order) -> Settings:
         else "",
         node_selector=_with_values(_pairs(several["node-selector"]), "node selector"),
         tolerations=tuple(_toleration(*each) for each in several["toleration"]),
-        resources={name: _count(count, name) for name, count in _pairs(several["resource"]).items()},
+        resources=amounts,
         claims=tuple(_claim(*each) for each in several["pvc"]),
         capabilities=tuple(_checked(*each, r"[A-Z_]{1,40}", "--capability IPC_LOCK") for each in several["capability"]),
         pull_secrets=tuple(_checked(*each, _NAME.pattern, "--pull-secret NAME") for each in several["pull-secret"]),
@@ -222,12 +226,6 @@ def _path(text: str, whole: str) -> str:
     if not re.fullmatch(r"/[\w./+@%-]*", text) or ".." in text.split("/"):
         _wrong(whole, "an absolute path without blanks")
     return text.rstrip("/") or "/"
-
-
-def _count(text: str, name: str) -> str:
-    if not _QUANTITY.fullmatch(text):
-        raise Problem(f"{text[:40]!r} is not a number of {name}", f"--resource {name}=1")
-    return text
 
 
 def quantity(text: str, whole: str) -> str:

@@ -160,7 +160,15 @@ def submit(request: Request, environ: Mapping[str, str]) -> str:
     cluster = Cluster(environ, settings.context, settings.namespace).settled()
     name = object_name(order.run_id)
     text = request.text.encode()
-    parts = [_secret(order, name, environ), _program(name, environ), *pod.file_secrets(order, name)]
+    labels = pod.labels_of(name)
+    # The token by which the agents of this run authenticate each other. It is sent through a pipe, never as an argument.
+    values = {pod.TOKEN: secrets.token_hex(32), **passed_values(order, environ)}
+    program = {pod.PACKED: base64.b64encode(cached_payload(cached_bundle(environ), environ)).decode()}
+    parts = [
+        pod.manifest("Secret", name, labels, type="Opaque", stringData=values),
+        pod.manifest("ConfigMap", pod.program_name(name), labels, binaryData=program),
+        *pod.file_secrets(order, name),
+    ]
     sent = [json.dumps(part).encode() for part in parts]
     check_claims(cluster, order, settings)
     cluster.call("create", "--dry-run=server", "-f", "-", stdin=text)  # if this is refused, nothing has been created
@@ -169,18 +177,25 @@ def submit(request: Request, environ: Mapping[str, str]) -> str:
         for part in sent:
             cluster.call("create", "-f", "-", stdin=part, seconds=_SENDING)
         created = _items(cluster.call("create", "-f", "-", "-o", "json", stdin=text, seconds=_SENDING))
-        _check_kept(created)
+        for item in created:  # the API server silently drops fields that it does not know
+            spec = item.get("spec", {})
+            if item.get("kind") == "Job" and spec.get("completions", 1) > 1 and spec.get("completionMode") != "Indexed":
+                raise Problem(
+                    "this API server has dropped completionMode from the Job: it knows no Indexed Jobs",
+                    "--kind=jobs makes one Job per node",
+                )
     except Problem as refused:
-        raise _take_back(cluster, name, refused) from None
+        try:
+            remove(cluster, name)
+        except Problem as left:
+            by_hand = (
+                f"kubectl delete jobs,services,configmaps,secrets -n {cluster.namespace} -l {pod.RUN_LABEL}={name}"
+            )
+            words = f"{refused.what}; what was sent before could not be removed ({left.what})"
+            raise Problem(words, f"later: {by_hand}") from None
+        raise
     _adopt(cluster, created, name, order)
     return handle_of(cluster, name)
-
-
-def _secret(order: Order, name: str, environ: Mapping[str, str]) -> pod.Plain:
-    """Return the secret with the token by which the agents of this run authenticate each other. It is sent through a pipe, never
-    as an argument."""
-    values = {pod.TOKEN: secrets.token_hex(32), **passed_values(order, environ)}
-    return pod.manifest("Secret", name, pod.labels_of(name), type="Opaque", stringData=values)
 
 
 def passed_values(order: Order, environ: Mapping[str, str]) -> Dict[str, str]:
@@ -193,11 +208,6 @@ def passed_values(order: Order, environ: Mapping[str, str]) -> Dict[str, str]:
         except UnicodeEncodeError:
             raise Problem(f"{variable} is to be passed on, but its value is not UTF-8 text", "hand on text") from None
     return {variable: environ[variable] for variable in order.passed}
-
-
-def _program(name: str, environ: Mapping[str, str]) -> pod.Plain:
-    data = {pod.PACKED: base64.b64encode(cached_payload(cached_bundle(environ), environ)).decode()}
-    return pod.manifest("ConfigMap", pod.program_name(name), pod.labels_of(name), binaryData=data)
 
 
 def check_claims(cluster: Cluster, order: Order, settings: Settings) -> None:
@@ -223,17 +233,6 @@ def check_claims(cluster: Cluster, order: Order, settings: Settings) -> None:
             raise Problem(
                 f"the run folder is on the claim {claim.name}, which only one node may write ({', '.join(modes)})",
                 f"take a claim with {_SHARED}, or leave --run-folder out: the run folder is then fetched from the pods",
-            )
-
-
-def _check_kept(created: Sequence[pod.Plain]) -> None:
-    """Check that the API server kept all fields: it silently drops those that it does not know."""
-    for item in created:
-        spec = item.get("spec", {})
-        if item.get("kind") == "Job" and spec.get("completions", 1) > 1 and spec.get("completionMode") != "Indexed":
-            raise Problem(
-                "this API server has dropped completionMode from the Job: it knows no Indexed Jobs",
-                "--kind=jobs makes one Job per node",
             )
 
 
@@ -269,16 +268,6 @@ def remove(cluster: Cluster, name: str) -> bool:
     if all(each.returncode for each in done):
         raise problem_of(done[-1].stderr.decode("utf-8", "replace"), cluster.namespace)
     return any(each.stdout.strip() for each in done)
-
-
-def _take_back(cluster: Cluster, name: str, refused: Problem) -> Problem:
-    """Remove what a refused job left behind; if that fails too, say how to do it by hand."""
-    try:
-        remove(cluster, name)
-    except Problem as left:
-        by_hand = f"kubectl delete jobs,services,configmaps,secrets -n {cluster.namespace} -l {pod.RUN_LABEL}={name}"
-        return Problem(f"{refused.what}; what was sent before could not be removed ({left.what})", f"later: {by_hand}")
-    return refused
 
 
 def _items(answer: bytes) -> List[pod.Plain]:

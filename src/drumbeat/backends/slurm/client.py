@@ -9,22 +9,7 @@ import subprocess
 import time
 from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Set
 
-from drumbeat.backends.contract import (
-    ALIVE,
-    CANCELLED,
-    FAILED,
-    FINISHED,
-    QUEUED,
-    RUNNING,
-    UNKNOWN,
-    Handle,
-    Status,
-    advised,
-    ask_tool,
-    complaint,
-    overall,
-    parse_handle,
-)
+from drumbeat.backends import contract
 from drumbeat.backends.slurm.directives import seconds_of
 from drumbeat.base.data import load
 from drumbeat.base.problem import Problem
@@ -40,28 +25,30 @@ SACCT = "JobID,State,ExitCode"
 
 # Every state that is missing here is a failure: FAILED, TIMEOUT, NODE_FAIL, OUT_OF_MEMORY, BOOT_FAIL, DEADLINE.
 _STATES = {
-    "PENDING": QUEUED, "CONFIGURING": QUEUED, "REQUEUED": QUEUED, "REQUEUE_HOLD": QUEUED, "REQUEUE_FED": QUEUED,
-    "SPECIAL_EXIT": QUEUED, "RESV_DEL_HOLD": QUEUED, "SUSPENDED": RUNNING, "STOPPED": RUNNING, "RESIZING": RUNNING,
-    "SIGNALING": RUNNING, "RUNNING": RUNNING, "COMPLETING": RUNNING, "STAGE_OUT": RUNNING, "COMPLETED": FINISHED,
-    "CANCELLED": CANCELLED, "PREEMPTED": CANCELLED, "REVOKED": CANCELLED,
-}  # fmt: skip
+    **dict.fromkeys(("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED"), contract.QUEUED),
+    **dict.fromkeys(("SPECIAL_EXIT", "RESV_DEL_HOLD"), contract.QUEUED),
+    **dict.fromkeys(("RUNNING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING"), contract.RUNNING),
+    **dict.fromkeys(("COMPLETING", "STAGE_OUT"), contract.RUNNING),
+    "COMPLETED": contract.FINISHED,
+    **dict.fromkeys(("CANCELLED", "PREEMPTED", "REVOKED"), contract.CANCELLED),
+}
 
 
-def from_squeue(handle: str, text: str, prefix: str) -> Optional[Status]:
+def from_squeue(handle: str, text: str, prefix: str) -> Optional[contract.Status]:
     """Parse squeue's answer, one line per job; `prefix` is the handle without the job. None: it does not know the job."""
     return _one_or_array(handle, [_squeue_line(line, prefix) for line in text.splitlines() if "|" in line])
 
 
-def _squeue_line(line: str, prefix: str) -> Status:
+def _squeue_line(line: str, prefix: str) -> contract.Status:
     job, word, starts, reason, begins, nodes = [field.strip() for field in (line.split("|") + [""] * 6)[:6]]
     detail = word.lower() + (f" on {nodes}" if nodes else "") + (f" ({reason})" if reason not in ("None", "") else "")
     state = state_of(word)
     if word == "PENDING" and reason not in ("None", ""):
         detail = why_pending(reason, job)
         detail += f"; expected to start at {begins.replace('T', ' ')}" if begins[:1].isdigit() else ""
-    if state == QUEUED and starts not in ("", "0"):
+    if state == contract.QUEUED and starts not in ("", "0"):
         detail += f", start {starts} is over"
-    return Status(prefix + job, state, detail, starts=int(starts) if starts.isdigit() else None)
+    return contract.Status(prefix + job, state, detail, starts=int(starts) if starts.isdigit() else None)
 
 
 def why_pending(reason: str, job: str) -> str:
@@ -75,7 +62,7 @@ def why_pending(reason: str, job: str) -> str:
     return f"{known['means']} ({plain})" + (f": {known['do'].format(job=job)}" if "do" in known else "")
 
 
-def from_sacct(handle: str, text: str, prefix: str) -> Optional[Status]:
+def from_sacct(handle: str, text: str, prefix: str) -> Optional[contract.Status]:
     """Parse the answer of `sacct --parsable2`, used once squeue has forgotten the job."""
     statuses = []
     for line in text.splitlines():
@@ -84,30 +71,26 @@ def from_sacct(handle: str, text: str, prefix: str) -> Optional[Status]:
         if job.strip() and word.strip():
             exit_code = int(number) if number.isdigit() else None
             state = state_of(word)
-            over = state not in ALIVE
-            statuses.append(Status(prefix + job.strip(), state, word.strip().lower(), exit_code, over=over))
+            over = state not in contract.ALIVE
+            statuses.append(contract.Status(prefix + job.strip(), state, word.strip().lower(), exit_code, over=over))
     return _one_or_array(handle, statuses)
 
 
 def state_of(word: str) -> str:
     """Return the state alone: `CANCELLED by 1000` is CANCELLED."""
     first = word.split()[0].rstrip("+") if word.split() else ""
-    return _STATES.get(first, FAILED if first else UNKNOWN)
+    return _STATES.get(first, contract.FAILED if first else contract.UNKNOWN)
 
 
-def _one_or_array(handle: str, statuses: Iterable[Status]) -> Optional[Status]:
+def _one_or_array(handle: str, statuses: Iterable[contract.Status]) -> Optional[contract.Status]:
     found = list(statuses)
     if not found:
         return None
     if len(found) == 1 and "_" not in found[0].handle.rpartition("/")[2]:
         return found[0]
     asked = [status for status in found if status.handle == handle]
-    return asked[0] if asked else overall(handle, sorted(found, key=lambda status: _task(status.handle)))
-
-
-def _task(handle: str) -> int:
-    task = handle.rpartition("_")[2]
-    return int(task) if task.isdigit() else 0
+    found.sort(key=lambda status: int("".join(filter(str.isdigit, status.handle.rpartition("_")[2])) or 0))
+    return asked[0] if asked else contract.overall(handle, found)
 
 
 _LOOKED_AT = 4.0  # seconds
@@ -130,7 +113,7 @@ def submit(script: str, environ: Mapping[str, str], avoided: Sequence[str] = ())
     job, _, cluster = done.stdout.strip().partition(";")
     if not job.isdigit():
         raise Problem(f"sbatch answered {done.stdout.strip()[:80]!r} instead of a job's number")
-    return str(Handle("slurm", cluster or cluster_name(environ) or "cluster", job))
+    return str(contract.Handle("slurm", cluster or cluster_name(environ) or "cluster", job))
 
 
 def sbatch_environment(environ: Mapping[str, str], settled: Sequence[str]) -> Dict[str, str]:
@@ -180,7 +163,7 @@ def existing_nodes(hosts: Sequence[str], environ: Mapping[str, str]) -> Set[str]
     return set(hosts) & known if done.returncode == 0 and known else set(hosts)
 
 
-def statuses(handles: Sequence[str], environ: Mapping[str, str]) -> Dict[str, Status]:
+def statuses(handles: Sequence[str], environ: Mapping[str, str]) -> Dict[str, contract.Status]:
     """Return the states of all of these jobs with one query; `unknown` if Slurm has forgotten a job and keeps no accounts."""
     jobs = {handle: job_number(handle) for handle in handles}
     argv = ["squeue", "--noheader", "--array", "--states=all", f"--Format={SQUEUE}"]
@@ -198,7 +181,10 @@ def statuses(handles: Sequence[str], environ: Mapping[str, str]) -> Dict[str, St
             found[handle] = found[handle] or from_sacct(handle, _of(job, accounts), _prefix(handle))
     away = _unreachable(queue.stderr)
     unknown = UNREACHABLE if away else "Slurm no longer knows this job"
-    return {handle: status or Status(handle, UNKNOWN, unknown, over=not away) for handle, status in found.items()}
+    return {
+        handle: status or contract.Status(handle, contract.UNKNOWN, unknown, over=not away)
+        for handle, status in found.items()
+    }
 
 
 def hopeless(handle: str, environ: Mapping[str, str]) -> str:
@@ -249,7 +235,7 @@ def cancel(handle: str, environ: Mapping[str, str]) -> None:
 
 
 def job_number(handle: str) -> str:
-    parsed = parse_handle(handle)
+    parsed = contract.parse_handle(handle)
     if parsed is None or not parsed.job.isdigit():
         raise Problem(f"{handle!r} is not a job of Slurm", "it looks like slurm://CLUSTER/123, or 123_4 in an array")
     return parsed.id
@@ -262,7 +248,7 @@ def _call(
         "log in to the cluster's login node, or load its module",
         "Slurm's controller may be busy: try again",
     )
-    return ask_tool(argv, environ, missing, silent, input=stdin, text=True, errors="replace", cwd=folder)
+    return contract.ask_tool(argv, environ, missing, silent, input=stdin, text=True, errors="replace", cwd=folder)
 
 
 def _unreachable(text: str) -> bool:
@@ -276,7 +262,7 @@ def _refused(text: str, avoided: Sequence[str] = ()) -> Problem:
         return Problem(
             f"{UNREACHABLE}: {_complaint(text)}", "log in to the cluster's login node; there, scontrol ping must answer"
         )
-    advice = advised(text, _ADVICE, "drumbeat plan --render JOB.yaml shows what was requested")
+    advice = contract.advised(text, _ADVICE, "drumbeat plan --render JOB.yaml shows what was requested")
     if avoided and ("node configuration" in text or "processors" in text):
         advice = f"drumbeat excludes {', '.join(avoided[:8])} after earlier failures; --bad-nodes use keeps them. Or: {advice}"
     return Problem(f"Slurm refuses this job: {_complaint(text)}", advice)
@@ -285,8 +271,8 @@ def _refused(text: str, avoided: Sequence[str] = ()) -> Problem:
 def _complaint(text: str) -> str:
     """Return sbatch's complaint once: it says the same thing twice, in other words."""
     prefix = r"^\w+: (error: |fatal: )?"
-    own = complaint(text, rf"{prefix}(allocation failure|Batch job submission).*|{prefix}")
-    return (own or complaint(text, prefix))[:500] or "it does not say why"
+    own = contract.complaint(text, rf"{prefix}(allocation failure|Batch job submission).*|{prefix}")
+    return (own or contract.complaint(text, prefix))[:500] or "it does not say why"
 
 
 _ADVICE = (

@@ -15,17 +15,7 @@ import time
 from contextlib import suppress
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from drumbeat.backends.contract import (
-    CANCELLED,
-    FAILED,
-    FINISHED,
-    RUNNING,
-    UNKNOWN,
-    Backend,
-    Request,
-    Status,
-    parse_handle,
-)
+from drumbeat.backends import contract
 from drumbeat.backends.ssh import connection
 from drumbeat.base.folders import state_folder
 from drumbeat.base.order import Order, dump_order
@@ -37,7 +27,7 @@ from drumbeat.runfolder.mirror import Mirror, Source, is_complete
 # The start on each host, for a person to read. The order itself goes to every host as it stands below.
 
 
-def render(order: Order) -> Request:
+def render(order: Order) -> contract.Request:
     command = connection.remote_command(connection.host_python(order))
     needed = f"{order.members - order.dispensable} of them" if order.dispensable else "all of them"
     container = connection.container_script(order, 0).splitlines() if order.container else []
@@ -51,15 +41,16 @@ def render(order: Order) -> Request:
         *(f"#   {line}" if number else f"# {line}" for number, line in enumerate(container)),
         dump_order(order).rstrip(),
     ]
-    return Request("ssh", order, "\n".join(lines) + "\n")
+    return contract.Request("ssh", order, "\n".join(lines) + "\n")
 
 
-_ENDS = {"finished": FINISHED, "cancelled": CANCELLED, "requeue": CANCELLED}  # every other outcome is a failure
+# every other outcome is a failure
+_ENDS = {"finished": contract.FINISHED, "cancelled": contract.CANCELLED, "requeue": contract.CANCELLED}
 _PREPARED = 60.0  # seconds for the hosts to make their folders
 _STARTED = 30.0  # seconds for the hosts to say that their agents run
 
 
-class Ssh(Backend):
+class Ssh(contract.Backend):
     name = "ssh"
     title = "ssh"
     default_site = "ssh"
@@ -98,13 +89,13 @@ class Ssh(Backend):
         names += [option.text for option in asked.options]
         return [f"no scheduler on ssh hosts, so these have no effect: {', '.join(names)}"] if names else []
 
-    def render(self, order: Order) -> Request:
+    def render(self, order: Order) -> contract.Request:
         return render(order)
 
     def handle(self, order: Order, environ: Mapping[str, str]) -> str:
         return connection.handle_of(order)
 
-    def submit(self, request: Request, environ: Mapping[str, str]) -> str:
+    def submit(self, request: contract.Request, environ: Mapping[str, str]) -> str:
         """Start an agent on every host and leave them to themselves. Nothing is started unless all hosts are ready."""
         order = request.order
         sessions = connection.Sessions(order.hosts, cached_bundle(environ), connection.host_python(order), environ)
@@ -132,15 +123,17 @@ class Ssh(Backend):
                 with suppress(Problem):
                     connection.ask(session.host, words, cached_bundle(environ), connection.host_python(order), environ)
 
-    def status(self, handle: str, environ: Mapping[str, str]) -> Status:
+    def status(self, handle: str, environ: Mapping[str, str]) -> contract.Status:
         said = self._ask(handle, {"do": "status"}, environ)[0]
         if not said.get("known"):
-            return Status(handle, UNKNOWN, f"{_host(handle)} does not know this run")
+            return contract.Status(handle, contract.UNKNOWN, f"{_host(handle)} does not know this run")
         if said.get("alive"):
-            return Status(handle, RUNNING, f"on {_host(handle)}")
+            return contract.Status(handle, contract.RUNNING, f"on {_host(handle)}")
         if said.get("outcome"):
-            return Status(handle, _ENDS.get(said["outcome"], FAILED), said["outcome"], said.get("exit_code"))
-        return Status(handle, FAILED, "its agent is gone, and it left no summary")
+            return contract.Status(
+                handle, _ENDS.get(said["outcome"], contract.FAILED), said["outcome"], said.get("exit_code")
+            )
+        return contract.Status(handle, contract.FAILED, "its agent is gone, and it left no summary")
 
     def cancel(self, handle: str, environ: Mapping[str, str]) -> None:
         """Ask the lead to end its run. If no lead runs, as after a submit that was killed half way, ask every host: one
@@ -191,7 +184,7 @@ class Ssh(Backend):
         self, handle: str, words: Dict[str, Any], environ: Mapping[str, str], host: str = ""
     ) -> Tuple[Dict[str, Any], bytes]:
         """Ask the lead, or `host`."""
-        parsed = parse_handle(handle)
+        parsed = contract.parse_handle(handle)
         if parsed is None or not parsed.cluster:
             raise Problem(f"{handle!r} is not a run on ssh hosts", "it looks like ssh://HOST/KEY")
         host = host or parsed.cluster
@@ -231,12 +224,12 @@ def start(
 
 
 def _host(handle: str) -> str:
-    parsed = parse_handle(handle)
+    parsed = contract.parse_handle(handle)
     return parsed.cluster if parsed else handle
 
 
 def _record(handle: str, environ: Mapping[str, str]) -> str:
-    parsed = parse_handle(handle)
+    parsed = contract.parse_handle(handle)
     return state_folder(environ, "ssh", f"{parsed.job if parsed else ''}.json")
 
 
