@@ -9,12 +9,13 @@ import time
 from argparse import Namespace
 from typing import Any, Dict, Iterable, List, Tuple
 
-from drumbeat.backends.contract import ALIVE, QUEUED, UNKNOWN
+from drumbeat.backends.contract import QUEUED, UNKNOWN
 from drumbeat.base.problem import Problem
 from drumbeat.base.ranges import ranges
 from drumbeat.base.record import to_plain
 from drumbeat.base.redact import visible
 from drumbeat.cli import add_json, add_run
+from drumbeat.desk.cancel import Patience
 from drumbeat.desk.runs import find_run
 from drumbeat.desk.state import Gathering
 from drumbeat.desk.status import status
@@ -100,19 +101,18 @@ def _follow(found: Run, args: Any) -> bool:
 
     gathering = Gathering()
     printed = False
-    unknown = 0.0  # since when the state is unknown: a busy scheduler answers again
+    patience = Patience(_PATIENCE)
     while True:
-        told, now = status(found), time.monotonic()
+        told = status(found)
         state, news = told.state, gathering.news(found, told)
         if news:
             print(f"{'waiting':<9} {news}", file=sys.stderr, flush=True)
-        unknown = (unknown or now) if state == UNKNOWN else 0.0
-        if state not in ALIVE and not (unknown and now - unknown < _PATIENCE):
+        if patience.over(state):
             break
         begin()
         for follower, label in followers.values():
-            some = _print(follower.poll(), args, label)
-            printed, unknown = printed or some, now if some and unknown else unknown
+            if _print(follower.poll(), args, label):
+                printed, patience.unknown = True, 0.0
         if not any(follower.behind for follower, _ in followers.values()):
             time.sleep(0.3)
     if state != UNKNOWN:
