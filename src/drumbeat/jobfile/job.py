@@ -316,6 +316,8 @@ class JobLaunch:
 
 # Keys of a job that its scheduler reads.
 
+_OWN = "the scheduler's own variable, else ~/.config/drumbeat/defaults.yaml"
+
 
 @dataclass(frozen=True)
 class JobScheduler:
@@ -323,19 +325,19 @@ class JobScheduler:
         "text",
         "The account to charge.",
         "project_465000001",
-        default_text="the scheduler's own variable, else ~/.config/drumbeat/defaults.yaml",
+        default_text=_OWN,
     )
     partition: Optional[str] = key(
         "text",
         "The scheduler's partition or queue.",
         "accel",
-        default_text="the scheduler's own variable, else ~/.config/drumbeat/defaults.yaml, else the site's",
+        default_text=f"{_OWN}, else the site's",
     )
     qos: Optional[str] = key(
         "text",
         "The quality of service.",
         "devel",
-        default_text="the scheduler's own variable, else ~/.config/drumbeat/defaults.yaml",
+        default_text=_OWN,
     )
     memory: Optional[str] = key("size", "Memory per node.", "440G", default_text="the site's, else the scheduler's")
     cpus: Optional[int] = key(
