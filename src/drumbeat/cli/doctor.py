@@ -10,7 +10,6 @@ from drumbeat.base.problem import Problem
 from drumbeat.base.record import RecordError, from_json
 from drumbeat.cli import add_json
 from drumbeat.cli.output import print_json
-from drumbeat.desk.log_sources import find, read_one, short_text
 from drumbeat.doctor.case import find as find_of
 from drumbeat.doctor.case import make_case, worst_first
 from drumbeat.doctor.dumps import judge, passed_over
@@ -55,7 +54,6 @@ def add_arguments(parser: Any) -> None:
 
 
 def run(args: Any) -> int:
-
     look = _framework if args.framework else _dumps if args.dumps else _nodes
     findings = look(args)
     _print(args, findings)
@@ -63,7 +61,6 @@ def run(args: Any) -> int:
 
 
 def _nodes(args: Any) -> Judged:
-
     facts = [gather(open_host(root)) for root in args.root or [None]]
     peers = Peers(tuple(Peer(node, each.host, "", each) for node, each in enumerate(facts)), "", 0)
     findings = [(each.host, examine(each, None, peers)) for each in facts]
@@ -75,6 +72,7 @@ def _nodes(args: Any) -> Judged:
 
 
 def _dumps(args: Any) -> Judged:
+    from drumbeat.desk.log_sources import find, read_one, short_text  # imported here: it loads the log reader
 
     found: List[Any] = []
     jobs: List[Any] = []
@@ -116,14 +114,12 @@ def _dumps(args: Any) -> Judged:
 
 
 def _framework(args: Any) -> Judged:
-
     host = LiveHost()
     gpus = tuple(gpu.vendor for gpu in gather(host).gpus if not gpu.integrated)
     return [(args.framework, examine_framework(ask_framework(host, args.framework, args.python, gpus)))]
 
 
 def _read(path: str, record: Any) -> Any:
-
     try:
         with open(path, encoding="utf-8") as file:
             return from_json(record, file.read(), path)
@@ -134,7 +130,6 @@ def _read(path: str, record: Any) -> Any:
 
 
 def _print(args: Any, findings: Judged) -> None:
-
     if args.json:
         print_json([{"of": name, "findings": found} for name, found in findings])
         return

@@ -68,7 +68,6 @@ def run(args: Any) -> int:
 
 
 def clean(args: Any) -> int:
-
     try:
         seconds = parse_duration(args.older_than)
     except ValueError as error:
@@ -128,7 +127,6 @@ def table(states: Sequence[State], columns: int) -> List[str]:
 
 def remarks(state: State) -> List[str]:
     """List what the row cannot show and its reader must know: a hang, a loss that is not a number, ranks that train apart."""
-
     hang = state.hang.finding if state.hang else state.summary.hang if state.summary else None
     found = [f"hang: {hang.title}"] if hang else []
     if state.condition.word == QUEUED and state.seconds is not None:

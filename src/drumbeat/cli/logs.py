@@ -37,7 +37,6 @@ def add_arguments(parser: Any) -> None:
 
 
 def run(args: Any) -> int:
-
     found = find_run(args.run, os.environ)
     attempts = sorted({attempt for each, _ in _runs(found) for attempt in each.attempts()})
     if args.attempt is not None and attempts and args.attempt not in attempts and not args.follow:
@@ -63,7 +62,6 @@ def run(args: Any) -> int:
 
 
 def _is_queued(found: Run) -> bool:
-
     return status(found).state == QUEUED
 
 
@@ -83,12 +81,10 @@ def _runs(found: Run) -> List[Tuple[Run, str]]:
 
 def follow(found: Run) -> None:
     """Print what all ranks print, until the run ends."""
-
     _follow(found, Namespace(rank=None, attempt=None, json=False))
 
 
 def _follow(found: Run, args: Any) -> bool:
-
     followers: Dict[str, Tuple[Follower, str]] = {}
 
     def begin() -> None:
@@ -125,7 +121,6 @@ def _follow(found: Run, args: Any) -> bool:
 
 
 def _print(records: Iterable[Record], args: Any, label: str = "") -> bool:
-
     printed = False
     for line in records:
         if not isinstance(line, Line) or (args.rank is not None and line.rank != args.rank):

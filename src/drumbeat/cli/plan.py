@@ -42,7 +42,6 @@ from drumbeat.runfolder.summary import gpus_used
 
 
 def add_arguments(parser: Any) -> None:
-
     add_job_flags(parser)
     group = parser.add_argument_group("nodes to plan for")
     group.add_argument(
@@ -71,7 +70,6 @@ def add_arguments(parser: Any) -> None:
 
 
 def run(args: Any) -> int:
-
     if args.against is not None and args.against < 1:
         raise Problem(f"--against {args.against}: a job has at least 1 node")
     if args.render or args.save:
@@ -106,7 +104,6 @@ def run(args: Any) -> int:
 
 
 def _render(args: Any) -> int:
-
     job = load_job(args.job, args)
     order = queued_order(job, os.environ if args.save else with_any_value(job, os.environ))
     warn(order)
@@ -145,14 +142,12 @@ def _warn_passed(order: Any) -> None:
 
 def _print_site(args: Any, site: Any) -> None:
     """Explain what the site's profile adds to every job, besides variables: those are in the plan."""
-
     if args.explain and not args.json and site.backend != "local":  # of this machine the plan says all
         lines = ["", "from the site's profile:", *site_lines(site, ("env", "detect"))]
         print("\n".join(part for line in lines for part in wrapped(line, _width())))
 
 
 def _print_away(args: Any, order: Any, facts: Any) -> int:
-
     exported = exported_variables(order, facts)
     refused = bool(requested_without_gpu(order))
     if args.json:
@@ -165,7 +160,6 @@ def _print_away(args: Any, order: Any, facts: Any) -> int:
 
 def _print_plans(args: Any, order: Any, plans: List[Any], paths: Any, beside: Dict[str, Any], facts: Any) -> None:
     """Print the plans; `beside` has what is wrong with paths and between nodes."""
-
     changes = [(plan, differences(plans[0], plan)) for plan in plans[1:]]
     predicted = line_of_command(order.command, facts.gpus, order.nodes, gpus_used(order, facts))
     if args.json:
@@ -198,7 +192,6 @@ def _print_plans(args: Any, order: Any, plans: List[Any], paths: Any, beside: Di
 
 
 def _print_against(args: Any, order: Any, changes: List[Any]) -> int:
-
     if args.json:
         print_json({"from nodes": args.against, "to nodes": order.nodes, "changes": changes})
         return 0
@@ -209,7 +202,6 @@ def _print_against(args: Any, order: Any, changes: List[Any]) -> int:
 
 
 def _headline(order: Any) -> List[str]:
-
     kind = "emulated node" if order.nodes_emulated else "node"
     nodes = count(order.nodes, kind)
     ranks = count(order.ranks_per_node, "rank") if order.ranks_per_node else "one rank per GPU"
@@ -228,7 +220,6 @@ def _headline(order: Any) -> List[str]:
 
 
 def _gpus_requested(order: Any) -> List[str]:
-
     if backends.get(order.backend).takes_hosts:
         return []
     count = order.resources.gpus

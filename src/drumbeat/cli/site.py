@@ -61,7 +61,6 @@ def run(args: Any) -> int:
 
 
 def _image(args: Any) -> int:
-
     if not args.base:
         raise Problem("an image is built on another one", "add --base docker.io/rocm/pytorch-training")
     site = find_site(args.site, os.environ, "")
@@ -75,7 +74,6 @@ def _image(args: Any) -> int:
 
 
 def _list(args: Any) -> int:
-
     several = ""
     try:
         here: Sequence[str] = [site_here(None, os.environ).name]
@@ -95,7 +93,6 @@ def _list(args: Any) -> int:
 
 
 def _show(args: Any) -> int:
-
     path = args.site if os.sep in args.site or args.site.endswith((".yaml", ".yml")) else None
     path = path or user_profiles(os.environ).get(args.site)
     site = site_from_path(path, "site show") if path else load_site(args.site, os.environ, "site show")
@@ -111,7 +108,6 @@ def _show(args: Any) -> int:
 
 
 def _new(args: Any) -> int:
-
     facts = gather(open_host(args.root))
     batch = facts.identity.batch if facts.identity.batch in backends.names() else ""
     login = None if batch or args.root else backends.at_login(os.environ)
@@ -140,7 +136,6 @@ def _new(args: Any) -> int:
 
 def _check(args: Any) -> int:
     """Check a profile. 0: valid. 1: valid, but a path is missing on this machine. Mistakes in the file are a Problem (2)."""
-
     checked = check_site(args.site, os.environ)
     raise_all(args.site, checked.mistakes)
     site = checked.site

@@ -30,7 +30,6 @@ def add_arguments(parser: Any) -> None:
 
 
 def run(args: Any) -> int:
-
     found = find_run(args.run, os.environ)
     if args.placement:
         print("\n".join(placement_lines(found)))
@@ -66,7 +65,6 @@ def run(args: Any) -> int:
 
 def going_on(state: State, now: float) -> List[Tuple[str, str]]:
     """Return time, progress and ranks of a run that has not ended."""
-
     lines: List[Tuple[str, str]] = []
     if state.seconds is not None:
         rest = f", about {duration(state.seconds_left)} left" if state.seconds_left is not None else ""
@@ -96,7 +94,6 @@ def going_on(state: State, now: float) -> List[Tuple[str, str]]:
 
 def rank_words(ranks: Ranks, now: float) -> str:
     """Describe how many ranks were started and which are known to have ended; empty before any start."""
-
     ended, commands = ranks.ended, count(ranks.commands, "node")
     ago = f"the last one {duration(max(0.0, now - ended[-1].t))} ago" if ended else ""
     failed = sorted({end.words for end in ended if end.failed})

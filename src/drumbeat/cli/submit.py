@@ -17,7 +17,6 @@ from drumbeat.runfolder.lines import closing_lines
 
 
 def add_arguments(parser: Any) -> None:
-
     words = "one job for each value of {NAME} in the command; then: drumbeat compare, with the job's name; repeatable"
     add_job_flags(parser, sweep=words)
     group = parser.add_argument_group("before and after")
@@ -29,7 +28,6 @@ def add_arguments(parser: Any) -> None:
 
 
 def run(args: Any) -> int:
-
     if args.job and args.job.endswith(".json"):
         orders, job_file = [saved_order(args.job)], None
     else:
@@ -59,7 +57,6 @@ def _say(text: str) -> None:
 
 def _wait(folder: str, show: bool) -> int:
     """Wait for the run to end. A Ctrl-C ends only the waiting: the job stays submitted."""
-
     run = open_run(folder, os.environ)
     if show:
         follow(run)

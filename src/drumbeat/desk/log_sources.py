@@ -7,26 +7,37 @@ import gzip
 import os
 import shutil
 import sys
+import tarfile
 import tempfile
 import time
+import zipfile
 import zlib
 from collections import deque
 from dataclasses import field, replace
-from typing import IO, TYPE_CHECKING, Callable, Deque, Iterable, Iterator, List, Optional, Sequence, Tuple
+from typing import IO, Callable, Deque, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.problem import Problem
+from drumbeat.base.record import RecordError
 from drumbeat.base.redact import printable
+from drumbeat.desk.runs import NoSuchRun, find_run
+from drumbeat.desk.state import recorded_end, with_paths
+from drumbeat.doctor.dumps import judged
+from drumbeat.findings.model import Evidence
+from drumbeat.logs.failure import with_unseen
+from drumbeat.logs.own_verdicts import OwnVerdicts
+from drumbeat.logs.read import flight
+from drumbeat.logs.read.jobs import PEEK, JobFiles, by_job, clues
+from drumbeat.logs.read.launchers import FirstFailure
+from drumbeat.logs.read.pasted_jobs import read_pasted_jobs
 from drumbeat.logs.read.prefixes import MAX_LINE as LONGEST
 from drumbeat.logs.read.records import MAX_LINES, unquoted, unwrap
-
-if TYPE_CHECKING:
-    from drumbeat.logs.own_verdicts import OwnVerdicts
-    from drumbeat.logs.read.jobs import JobFiles
-    from drumbeat.logs.reader import Reader
-    from drumbeat.logs.report import Report
-    from drumbeat.machine.dumps.text import Dump
-    from drumbeat.runfolder.run import Run
+from drumbeat.logs.reader import Reader
+from drumbeat.logs.report import MAY_BE_SEVERAL, Report, of_job, of_jobs
+from drumbeat.machine.dumps import MAX_BYTES, read_dumps
+from drumbeat.machine.dumps.text import Dump
+from drumbeat.runfolder.lines import near
+from drumbeat.runfolder.run import Run
 
 BLOCK = 1 << 20
 GZIP = b"\x1f\x8b"
@@ -106,8 +117,6 @@ def find(paths: List[str]) -> Sources:
 
 def _run_named(name: str) -> str:
     """Return the folder of the run with this id, or with an id that starts with it."""
-    from drumbeat.desk.runs import NoSuchRun, find_run
-
     try:
         return find_run(name, os.environ).path
     except NoSuchRun:
@@ -140,8 +149,6 @@ def _folder(path: str, found: Sources) -> None:
 
 def _archive(path: str, found: Sources) -> None:
     """Add the plain files of a zip or tar archive, by copies; no name in it is used as a path."""
-    import tarfile
-    import zipfile
 
     def members() -> Iterator[Tuple[str, int, IO[bytes]]]:
         if zipfile.is_zipfile(path):
@@ -185,10 +192,6 @@ def _is_run(path: str, found: Sources) -> bool:
 
 def _run_folder(path: str, found: Sources) -> None:
     """List the logs of the last attempt, what NCCL wrote, and what the scheduler's job printed."""
-    from drumbeat.base.record import RecordError
-    from drumbeat.runfolder.lines import near
-    from drumbeat.runfolder.run import Run
-
     try:
         run = Run.open(path)
     except RecordError as error:
@@ -370,9 +373,6 @@ class Progress:
 
 def diagnose(paths: Sequence[str]) -> Report:
     """Read logs, folders or runs, and report for each job by itself what failed first, why, the fix, and the transport."""
-    from drumbeat.logs.failure import with_unseen
-    from drumbeat.logs.report import MAY_BE_SEVERAL, of_job, of_jobs
-
     parts = [(job, part, _judged(part)) for job, part in _by_job(find(list(paths)))]
     judged = [(job, part, report) for job, part, report in parts if report is not None]
     if not judged:
@@ -390,8 +390,6 @@ def diagnose(paths: Sequence[str]) -> Report:
 
 def _by_job(sources: Sources) -> List[Tuple[JobFiles, Sources]]:
     """Split the sources by the job or run that wrote them."""
-    from drumbeat.logs.read.jobs import PEEK, JobFiles, by_job, clues
-
     rest = [source for source in sources.files if source.run is None]
     jobs = by_job(
         [clues(each.name, start_of(each, PEEK), end_of(each, PEEK)) for each in rest] if len(rest) > 1 else []
@@ -410,8 +408,6 @@ def _by_job(sources: Sources) -> List[Tuple[JobFiles, Sources]]:
 
 def _judged(sources: Sources) -> Optional[Report]:
     """Return the report on the sources of one job; None if none can be read."""
-    from drumbeat.logs.own_verdicts import OwnVerdicts
-
     verdicts = OwnVerdicts()
     reader = _read_all(sources, verdicts)
     return None if reader.is_empty else verdicts.judged(reader)
@@ -423,9 +419,6 @@ def read(paths: Sequence[str]) -> Reader:
 
 
 def _read_all(sources: Sources, verdicts: Optional[OwnVerdicts]) -> Reader:
-    from drumbeat.doctor.dumps import judged
-    from drumbeat.logs.reader import Reader
-
     reader, progress = Reader(), Progress()
     dumps: List[Dump] = []
     for source in sources.files:
@@ -439,8 +432,6 @@ def _read_all(sources: Sources, verdicts: Optional[OwnVerdicts]) -> Reader:
 
 def read_one(source: Source) -> Report:
     """Read one file as a log and report on it alone."""
-    from drumbeat.logs.reader import Reader
-
     reader = Reader()
     _read(reader, source, Progress(), None)
     return reader.report()
@@ -448,10 +439,6 @@ def read_one(source: Source) -> Report:
 
 def _read(reader: Reader, source: Source, progress: Progress, verdicts: Optional[OwnVerdicts]) -> Sequence[Dump]:
     """Feed a file to the reader; return the node dumps that were pasted into it."""
-    from drumbeat.logs.read import flight
-    from drumbeat.logs.read.pasted_jobs import read_pasted_jobs
-    from drumbeat.machine.dumps import read_dumps
-
     start = start_of(source)
     if flight.looks_like_dump(os.path.basename(source.path), start):
         with open_binary(source.path) as file:
@@ -479,8 +466,6 @@ def _read(reader: Reader, source: Source, progress: Progress, verdicts: Optional
 
 def short_text(source: Source) -> str:
     """Return a short file's text, such as people paste beside a log; '' if it is too long for that."""
-    from drumbeat.machine.dumps import MAX_BYTES
-
     if os.path.getsize(source.path) > MAX_BYTES:
         return ""
     data = b""
@@ -493,11 +478,6 @@ def short_text(source: Source) -> str:
 
 def _add_record(reader: Reader, run: Run) -> None:
     """Add the run's own records: its end, its checks' findings, and the rank that ended first by the lead's clock."""
-    from drumbeat.desk.state import recorded_end, with_paths
-    from drumbeat.findings.model import Evidence
-    from drumbeat.logs.read.launchers import FirstFailure
-    from drumbeat.runfolder.lines import near
-
     reader.of_a_run = True
     reader.recorded = with_paths(run, recorded_end(run))
     facts = [run.facts(node) for node in run.nodes()]
