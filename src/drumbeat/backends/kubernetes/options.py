@@ -239,7 +239,7 @@ def quantity(text: str, whole: str) -> str:
 
 
 def _name(text: str, whole: str) -> str:
-    return _checked(text, whole, _NAME.pattern, f"{whole.partition('=')[0]}=NAME: small letters, digits, - and .")
+    return _checked(text, whole, _NAME.pattern, f"{re.split('[ =]', whole)[0]}=NAME: small letters, digits, - and .")
 
 
 def _context(text: str, whole: str) -> str:
