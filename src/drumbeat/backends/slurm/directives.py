@@ -12,6 +12,7 @@ from drumbeat.base.ranges import HostlistError, expand
 from drumbeat.base.regex import regex
 from drumbeat.commands.launch import find_launcher
 from drumbeat.commands.program import script_of
+from drumbeat.containers import started_by_launcher
 from drumbeat.jobfile.resources import flag_of
 
 SPECIFIC = ("qos", "constraint", "reservation", "dependency", "mail", "gpus-as")
@@ -128,6 +129,12 @@ def notes(order: Order) -> List[str]:
         said.append(
             f"{request.gpus} GPUs per node, and no number of cores: most clusters then give 1 core for all ranks; "
             "add cpus: N, or exclusive: true"
+        )
+    used = order.container
+    if request.gpus and used and not used.vendor and not started_by_launcher(order):
+        said.append(
+            f"{used.runtime} is started without the GPUs (--nv, --rocm), as site profile {order.site} names no vendor of theirs: "
+            "container: {runtime: ..., vendor: nvidia} in a profile of your own does (drumbeat site new)"
         )
     local = next((path for path in (order.workdir, order.folder) if _LOCAL.match(path)), "")
     if local and order.nodes > 1:
