@@ -13,7 +13,7 @@ Closed = Tuple[int, int, float]  # the same, and the time by which both ends had
 _TICKS = os.sysconf("SC_CLK_TCK")
 _MOST, _PIECE = 1 << 20, 1 << 14  # bytes read of one file, and at once
 _MOST_TEXT = 4096  # bytes of a path
-_TIME_WAIT = "06"
+_TIME_WAIT, _LISTENS = "06", "0A"
 _CLOSED_FIRST = ("04", "05", _TIME_WAIT, "0B")  # FIN-WAIT-1 and 2, CLOSING
 _REMEMBERED = 60.0  # seconds that the kernel keeps a connection in TIME-WAIT
 
@@ -230,6 +230,13 @@ def closed_first(pid: int) -> Dict[Ports, float]:
     the other end closed it too; 0 if it has not."""
     rows = [(fields[3], fields[5], ports) for fields, ports in _tcp(pid) or () if fields[3] in _CLOSED_FIRST]
     return {ports: _age(timer) if state == _TIME_WAIT else 0.0 for state, timer, ports in rows}
+
+
+def listens(port: int) -> bool:
+    """Return true if a process of this user listens on a port of this machine."""
+    own = str(os.geteuid())
+    rows = _tcp(os.getpid()) or ()
+    return any(fields[3] == _LISTENS and ports[0] == port and fields[7] == own for fields, ports in rows)
 
 
 def _age(timer: str) -> float:
