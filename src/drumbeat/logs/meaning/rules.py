@@ -17,7 +17,7 @@ from typing import Any, Dict, FrozenSet, Iterable, List, Mapping, Optional, Sequ
 from drumbeat.base.data import load, names
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.causes.events import fault_in
-from drumbeat.findings.model import ERROR, SEVERITIES
+from drumbeat.findings.model import ERROR, SEVERITIES, Evidence, Finding
 from drumbeat.logs.meaning.grammar import is_exception, is_in_prose, is_quoted, is_talk
 from drumbeat.logs.meaning.senses import CODE_OF_SIGNAL, READERS, owned, senses, words_of
 
@@ -187,6 +187,10 @@ class Match:
         """Return the fix. `located`: the log shows where in the program it happened, so advice on finding that is left out."""
         find_out = f"{self.rule.locate}; " if self.rule.locate and not located else ""
         return find_out + self._filled(self.rule.fix)
+
+    def finding(self, evidence: Tuple[Evidence, ...]) -> Finding:
+        """Return the finding in the rule's own words."""
+        return Finding(self.rule.code, ERROR, self.title, self.cause, self.fix(False), evidence)
 
     def _filled(self, text: str) -> str:
         """Fill in the pattern's groups. A part in square brackets is dropped if one of its groups is empty."""

@@ -43,6 +43,7 @@ def _value(data: bytes) -> Any:
         if count >= MAX_OPERATIONS:
             raise PlainPickleError(f"more than {MAX_OPERATIONS} operations")
         operation(machine, argument)
+    raise PlainPickleError("it has no end")
 
 
 class _Machine:
@@ -63,8 +64,11 @@ class _Machine:
         found = tuple(self.stack[-count:])
         if len(found) < count or any(value is _MARK for value in found):
             raise PlainPickleError("damaged tuple")
-        del self.stack[-count:]
+        self.drop(count)
         return found
+
+    def drop(self, count: int) -> None:
+        del self.stack[-count:]
 
     def items(self) -> List[Any]:
         """Take off the stack what was pushed since the last mark."""
@@ -131,7 +135,7 @@ _OPERATIONS: Dict[str, Callable[[_Machine, Any], None]] = {
     **dict.fromkeys(("BINGET", "LONG_BINGET"), _Machine.recall),
     "MEMOIZE": lambda machine, _: machine.remember(len(machine.memo)),
     "MARK": lambda machine, _: machine.stack.append(_MARK),
-    "POP": lambda machine, _: machine.last(1) and None,
+    "POP": lambda machine, _: machine.drop(1),
     "NONE": lambda machine, _: machine.stack.append(None),
     "NEWTRUE": lambda machine, _: machine.stack.append(True),
     "NEWFALSE": lambda machine, _: machine.stack.append(False),
