@@ -252,6 +252,7 @@ def test_items_that_end_the_run_and_ranks_that_fail_are_a_failure(lines):
 
 
 def test_a_connection_that_no_library_names_gets_advice_for_any_library():
-    line = "RuntimeError: connect() to 10.0.0.7 failed: No route to host"
+    where = "[n1][[812,1],3][btl_tcp_endpoint.c:626:mca_btl_tcp_endpoint_complete_connect]"
+    line = f"{where} connect() to 10.0.0.7 failed: No route to host (113)"
     finding = read(line).failure.finding
     assert finding.code == "connect-failed" and "btl_tcp_if_include" in finding.fix and "NCCL" not in finding.title

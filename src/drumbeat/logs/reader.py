@@ -459,8 +459,8 @@ class Reader:
             self._say(file, *said)
 
     def _is_known(self, text: str) -> bool:
-        """Return True for a line of a rule or an exception: it is an event already."""
-        return is_bare(text) or any(not match.rule.fallback for match in self.rules.match(text))
+        """Return True for an exception, or a line of a rule that asks for nothing else: it is an event already."""
+        return is_bare(text) or any(not (it.rule.fallback or it.rule.conditional) for it in self.rules.match(text))
 
     def _several_jobs(self) -> List[str]:
         several = {file: jobs for file, jobs in self.runs.jobs.items() if len(jobs) > 1}
