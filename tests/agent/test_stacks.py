@@ -213,6 +213,44 @@ def test_a_loop_that_comes_to_a_state_that_it_had_never_ends_and_the_method_that
     assert told.stdout.rstrip() == f"True {{0}} {method}".rstrip()
 
 
+ALONE = f"""
+import sys
+sys.path.insert(0, {str(FOLDER)!r})
+import _thread, os, signal, stacks, subprocess, threading, time
+main, told = _thread.get_ident(), []
+
+def asked():
+    thread = threading.Thread(target=lambda: told.append(stacks._is_alone(main)))
+    thread.start()
+    thread.join()
+
+asked()
+signal.signal(signal.SIGALRM, lambda number, frame: None)
+asked()
+signal.signal(signal.SIGALRM, signal.SIG_DFL)
+signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+asked()
+child = subprocess.Popen(["sleep", "60"])
+asked()
+child.kill()
+asked()
+child.wait()
+asked()
+timer = threading.Timer(0.5, _thread.interrupt_main)
+timer.start()
+asked()
+timer.cancel()
+timer.join()
+asked()
+print(*map(int, told))
+"""
+
+
+def test_a_handler_of_a_signal_a_child_or_another_thread_may_break_into_a_loop():
+    told = subprocess.run([sys.executable, "-S", "-c", ALONE], capture_output=True, text=True, timeout=60, check=True)
+    assert told.stdout.split() == ["1", "0", "1", "0", "0", "1", "0", "1"]
+
+
 def test_a_rank_that_raises_or_exits_notes_who_had_left_it(tmp_path):
     """Of several processes with one rank number, the note of the known one counts."""
     for number, end in enumerate(("raise KeyError(3)", "sys.exit(3)", "", "raise ConnectionError(3)", "os._exit(3)")):

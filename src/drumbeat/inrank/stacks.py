@@ -40,7 +40,7 @@ _COMPUTES = (
 _PLAIN = (int, float, complex, bool, str, bytes, type(None))
 _SWITCH, _WATCHED, _RAN = 0.005, 0.1, 0.004
 _ENDLESS, _PURE, _SEALED = "endless", "pure", "sealed"
-PROVEN = 2  # nothing at all can end the loop: one such sample is enough
+PROVEN = 2  # the loop can only be broken from outside (see `_is_alone`): one such sample is enough
 
 _CLOSED, _CLOSE_WAIT, _LISTENS = 7, 8, 10  # states of a TCP connection
 _NOTE = "end-"  # prefix of the names of notes
@@ -273,6 +273,7 @@ def _answer(listener: socket.socket, starter: int) -> None:
                 frame = sys._current_frames().get(main)
                 answer = {"pid": os.getpid(), "stack": _stack(frame, main), "flight": _flight(), "rank": _number()}
                 answer.update(meets=_meets(frame), dials=_dials(), calling=_calling(frame), died="".join(_died))
+                answer.update(alone=_is_alone(main))
                 del frame
                 connection.sendall(json.dumps(answer).encode())
         except Exception:  # noqa: BLE001, S112 - whatever a half-imported torch does here, the training goes on
@@ -301,6 +302,31 @@ def _stack(frame: Optional[FrameType], thread: int) -> List[List[Any]]:
         found.append([name, frame.f_lineno, frame.f_code.co_name, library, endless])
         frame = frame.f_back
     return found
+
+
+def _is_alone(main: int) -> bool:
+    """Return true if nothing can break into what the main thread does: neither the program's handler of a signal, nor another
+    thread or a child, which may interrupt it."""
+    for handler in map(signal.getsignal, signal.valid_signals()):
+        own = handler is signal.default_int_handler or _is_ours(getattr(handler, "__module__", ""))
+        if callable(handler) and not own:
+            return False
+    for thread, frame in sys._current_frames().items():
+        inner: Optional[FrameType] = frame
+        while inner is not None and not _is_ours(inner.f_globals.get("__name__")):
+            inner = inner.f_back
+        if inner is None and thread not in (main, _thread.get_ident()):
+            return False
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # which leaves them as they are
+    except ChildProcessError:
+        return True
+    return False
+
+
+def _is_ours(module: Any) -> bool:
+    """Return true for a module of drumbeat: its handlers and threads let the main thread go on."""
+    return str(module).startswith("drumbeat.")
 
 
 def _is_only_called(code: bytes, at: int) -> bool:

@@ -394,7 +394,7 @@ def _look(
         stack=(*called, *(_words(frame) for frame in stack[:_MOST_FRAMES])),
         place=_words(own) if own else "",
         spins=spins,
-        endless=endless,
+        endless=endless and all(answer.get("alone") for answer in rank.answers),
         asked=not rank.silent if rank.sock else None,
         collectives=_collectives(rank.answers[-1].get("flight") if rank.answers else None),
         program=seen.processes[rank.main].program,
@@ -516,7 +516,7 @@ def _ails(device: Mapping[str, Any], gpu: Optional[Gpu]) -> str:
 
 def _spins(samples: Sequence[Sequence[Sequence[Any]]]) -> Tuple[bool, bool]:
     """Return whether in all samples the innermost common function is in a loop that nothing in the loop can end, and whether
-    that is proven."""
+    it is proven that only an interruption can."""
     if len(samples) < _ASKS // 2 or not all(samples):
         return False, False
     depth = 0
