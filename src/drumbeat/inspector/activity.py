@@ -159,6 +159,8 @@ def read_ranks(
     ranks = find_ranks(seen, run_id, node, mains, commands, folder)
     # Its answer covers all nodes.
     notes = _ask_ras([seen.environ(rank.main) for rank in ranks] if node == 0 else [])
+    if not earlier.spares:
+        _have_asked([rank for rank in ranks if rank.main not in stood], folder)
     begin = time.monotonic()
     carried, before = _carried(), _all_usage(ranks, seen)
     for index in range(_ASKS):
@@ -223,8 +225,17 @@ def _told(ranks: Sequence[RankProcesses]) -> Dict[int, int]:
 
 def read_usage(run_id: str, node: int, mains: Mapping[int, int], commands: bool, folder: str) -> Tuple[Stood, ...]:
     seen = Snapshot()
-    usage = _all_usage(find_ranks(seen, run_id, node, mains, commands, folder), seen)
+    ranks = find_ranks(seen, run_id, node, mains, commands, folder)
+    _have_asked(ranks, folder)
+    usage = _all_usage(ranks, seen)
     return tuple(Stood(pid, used) for pid, used in usage.items())
+
+
+def _have_asked(ranks: Sequence[RankProcesses], folder: str) -> None:
+    """Ask each rank once before its usage is read: for its first answer it loads modules, which is no work of its own."""
+    for rank in ranks:
+        if rank.sock:
+            stacks.ask(folder, rank.sock, _ANSWER)
 
 
 def _all_usage(ranks: Sequence[RankProcesses], seen: Snapshot) -> Dict[int, Usage]:
