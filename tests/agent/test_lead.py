@@ -300,6 +300,18 @@ def test_an_error_written_last_is_a_doubt_only_if_steps_are_missing(step, steps,
         assert "exit code other than 0" in last.finding.fix
 
 
+def test_of_caught_errors_one_that_a_lost_peer_explains_is_not_the_first_sign():
+    lead, _ = mustered()
+    for rank in range(4):
+        words = Finding(CAUGHT, WARNING, "Gone" if rank != 2 else "ValueError: odd", rank=rank)
+        left = ((40_000, 50_000, 0.1),) if rank != 2 else ()
+        end = End(rank, 0, None, 5.0 - 0.1 * (rank == 0), finding=words, left=left)
+        lead.rank_ended(rank // 2, RankEnded(0, end), 20.0)
+    done(lead, 0, 20.0, progress={"step": 8, "steps": 50, "first_step": 1, "widest": 1})
+    done(lead, 1, 20.0)
+    assert lead.history[-1].outcome == DOUBTFUL and lead.history[-1].finding.title == "ValueError: odd"
+
+
 def test_ranks_that_end_well_at_the_limit_have_finished():
     lead, _ = mustered(time_limit=100.0)
     lead.tick(101.0)

@@ -89,7 +89,9 @@ def test_a_failure_of_ten_thousand_ranks(tmp_path):
     attempt.done = {0: {"step": 5, "first_loss": 1.0, "last_loss": 0.5, "first_t": 1.0, "last_t": 9.0}}
     earlier = replace(attempt, ends=attempt.ends[:8], done={})
     lead.attempts, lead.history = [*[earlier] * 39, attempt], [Outcome(FAILED, 1, cause)] * 40
-    summary = summary_of(lead, [], 1100.0)
+    recorded = Progress(step=9, reports=9)
+    assert summary_of(lead, [], 1100.0, recorded=recorded).progress == recorded, "of an attempt that was cut off"
+    summary = summary_of(lead, [], 1100.0, recorded=Progress())
     write_summary(run.folder, summary)
     assert os.path.getsize(run.folder.summary) < 64_000
     read = run.summary()

@@ -287,14 +287,15 @@ class Attempt:
         short = progress.short_of_steps
         doubtful = [end for end in self.ends if end.finding and not end.failed]
         doubtful = [end for end in doubtful if short or (end.finding and end.finding.code != CAUGHT)]
-        first = min(doubtful, key=lambda end: (end.finding is None or end.finding.rank is None, end.at), default=None)
-        if first is None and not short:
+        # One that others had already left may have failed for that.
+        doubtful.sort(key=lambda end: (end.finding is None or end.finding.rank is None, bool(end.left), end.when))
+        found = doubtful[0].finding if doubtful else None
+        if found is None and not short:
             return self._left_early(progress)
-        if first is None or first.finding is None or first.finding.code != CAUGHT:
-            return first.finding if first else None
+        if found is None or found.code != CAUGHT:
+            return found
         where = f"it ended with exit code 0 at step {progress.step} of {progress.steps}"
-        cause = f"{first.finding.cause}; {where}" if first.finding.cause else where
-        return replace(first.finding, cause=cause, fix=first.finding.fix or NOT_ZERO)
+        return replace(found, cause="; ".join(filter(None, (found.cause, where))), fix=found.fix or NOT_ZERO)
 
     def _left_early(self, progress: Progress) -> Optional[Finding]:
         """Report a rank that ended before its last step while the others made all of theirs."""

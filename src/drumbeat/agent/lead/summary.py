@@ -52,12 +52,16 @@ def write_end(folder: RunFolder, lead: Lead) -> None:
     mark = "cancelled" if asked.cancelled else "stopped" if stopped else ""
     bad = [*exclude, *(member.machine for member in lead.members.values() if member.bad)]
     write_verdict(folder, last.exit_code, after.step, exclude, after.counts, mark, list(dict.fromkeys(bad)))
-    events = Run.open(folder.path).run_events()
-    write_summary(folder, summary_of(lead, events, clock.now(), queued=os.path.exists(folder.script)))
+    run, cut_off = Run.open(folder.path), bool(lead.attempts) and not lead.attempts[-1].is_over
+    events, recorded = run.run_events(), run.progress() if cut_off else None
+    write_summary(folder, summary_of(lead, events, clock.now(), os.path.exists(folder.script), recorded))
 
 
-def summary_of(lead: Lead, events: Sequence[Event], now: float, queued: bool = False) -> Summary:
-    """Build the run's summary. `events` are the lead's own; `now` is the wall clock; `queued`: a scheduler started the job."""
+def summary_of(
+    lead: Lead, events: Sequence[Event], now: float, queued: bool = False, recorded: Optional[Progress] = None
+) -> Summary:
+    """Build the run's summary. `events` are the lead's own; `now` is the wall clock; `queued`: a scheduler started the job;
+    `recorded`: the progress of an attempt that was cut off before its members reported theirs."""
     last = lead.history[-1]
     affected = lead.attempts[-1].affected(last.finding) if lead.attempts else ()
     hang = lead.attempts[-1].suspected if lead.attempts else None
@@ -66,10 +70,11 @@ def summary_of(lead: Lead, events: Sequence[Event], now: float, queued: bool = F
         Member(member.number, member.host, member.address, member.clock_offset, member.ranks)
         for member in map(lead.members.__getitem__, roles)
     ]
-    parts = ledger(lead.order.created, now, events, queued)
+    parts = ledger(lead.order.created, now, events, queued, recorded)
     gpus = gpus_of_run(lead.order, [member.gpus for member in lead.members.values()])  # spares hold theirs too
     observed = Observations(events, hang, gpus)
-    return summarize(lead.order, _attempts(lead), members, affected, _progress(lead), parts, observed)
+    progress = recorded if recorded and recorded.reports else _progress(lead)
+    return summarize(lead.order, _attempts(lead), members, affected, progress, parts, observed)
 
 
 def _attempts(lead: Lead) -> List[AttemptEnd]:
