@@ -305,7 +305,8 @@ def test_of_caught_errors_one_that_a_lost_peer_explains_is_not_the_first_sign():
     for rank in range(4):
         words = Finding(CAUGHT, WARNING, "Gone" if rank != 2 else "ValueError: odd", rank=rank)
         left = ((40_000, 50_000, 0.1),) if rank != 2 else ()
-        end = End(rank, 0, None, 5.0 - 0.1 * (rank == 0), finding=words, left=left)
+        links = ((50_000, 40_000),) if rank == 2 else ()
+        end = End(rank, 0, None, 5.0 - 0.1 * (rank == 0), finding=words, left=left, links=links)
         lead.rank_ended(rank // 2, RankEnded(0, end), 20.0)
     done(lead, 0, 20.0, progress={"step": 8, "steps": 50, "first_step": 1, "widest": 1})
     done(lead, 1, 20.0)

@@ -45,7 +45,8 @@ _COMPILERS = frozenset((
 ))  # fmt: skip
 RUNS, READS, SENDS, PEERS, RESTS = "runs", "reads", "sends", "waits for peers", "rests"  # a rank at one moment
 _WAITING_FUNCTIONS = ("_engine_run_backward",)  # DDP's gradients are reduced in there
-_FILE_WAITS = ("pipe_", "anon_pipe", "folio_wait", "wait_on_page", "io_schedule", "request_wait_answer", "rpc_wait")
+_PAGE_WAITS = ("folio_wait", "wait_on_page", "io_schedule")
+_FILE_WAITS = ("pipe_", "anon_pipe", *_PAGE_WAITS, "request_wait_answer", "rpc_wait")
 MPI = "mpi4py."  # prefix of a call of MPI, which waits for other ranks as a collective does
 RANK_AT_END = "rank "  # prefix of the text for the other end if it is a rank
 _RECEIVES, _LOCKS = ("read", "recvfrom", "recvmsg"), ("flock", "fcntl")
@@ -63,17 +64,7 @@ _IN_KERNEL = {
     "a FUSE file system": ("request_wait", "fuse_", "__fuse"),
     "a child that has not begun its own program (vfork)": ("kernel_clone", "do_fork", "_do_fork", "wait_for_vfork"),
     "memory (the machine swaps, or its limit is reached)": ("shrink_", "mem_cgroup", "swap", "throttle_direct"),
-    "a disk": (
-        "folio_wait",
-        "wait_on_page",
-        "io_schedule",
-        "jbd2",
-        "blk_",
-        "xfs_",
-        "ext4_",
-        "submit_bio",
-        "__wait_on_b",
-    ),
+    "a disk": (*_PAGE_WAITS, "jbd2", "blk_", "xfs_", "ext4_", "submit_bio", "__wait_on_b"),
     "a device's driver": ("dma_fence", "drm_", "ib_", "rdma_"),
 }
 _POLL_WAITS = ("poll_schedule", "do_poll", "do_sys_poll", "do_select", "ep_poll", "do_epoll")
@@ -159,8 +150,7 @@ def read_ranks(
     ranks = find_ranks(seen, run_id, node, mains, commands, folder)
     # Its answer covers all nodes.
     notes = _ask_ras([seen.environ(rank.main) for rank in ranks] if node == 0 else [])
-    if not earlier.spares:
-        _have_asked([rank for rank in ranks if rank.main not in stood], folder)
+    _have_asked([rank for rank in ranks if not (earlier.spares or rank.main in stood)], folder)
     begin = time.monotonic()
     carried, before = _carried(), _all_usage(ranks, seen)
     for index in range(_ASKS):

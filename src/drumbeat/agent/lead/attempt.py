@@ -287,8 +287,9 @@ class Attempt:
         short = progress.short_of_steps
         doubtful = [end for end in self.ends if end.finding and not end.failed]
         doubtful = [end for end in doubtful if short or (end.finding and end.finding.code != CAUGHT)]
-        # One that others had already left may have failed for that.
-        doubtful.sort(key=lambda end: (end.finding is None or end.finding.rank is None, bool(end.left), end.when))
+        # The others may have failed because one left them.
+        left = {event.place.rank for event in closers([event for event, _ in _with_closed(self.ends)])}
+        doubtful.sort(key=lambda end: (end.finding is None or end.finding.rank is None, end.rank not in left, end.when))
         found = doubtful[0].finding if doubtful else None
         if found is None and not short:
             return self._left_early(progress)

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import time
-from typing import Callable, Dict, List, Sequence, Set
+from typing import Callable, Dict, List, Optional, Sequence, Set
 
 from drumbeat.agent.lead.decide import Next, after_end
 from drumbeat.agent.lead.lead import Lead

@@ -471,7 +471,7 @@ class Ends:
                     noted = replace(noted, finding=self.explainer.explain(raised))
                 links = sorted({*self.known.links.get(end.rank, ()), *noted.links})
                 closed = [(*link, round(now - closed_first[link], 2)) for link in links if link in closed_first]
-                if end.exit_code == 0:
+                if end.exit_code == 0 and not end.finding:
                     links = []  # a lost peer is of no interest for a rank that ended well
                 found.append(replace(noted, links=tuple(links[:MOST_LINKS]), closed=tuple(closed[:MOST_LINKS])))
         return json.dumps(to_plain(found)).encode()
