@@ -110,18 +110,8 @@ _LEVELS = (
     "Error: ", "error: ", "Fatal: ", "fatal: ", "Aborting", "Exiting", "Giving up", "Exception has occurred", "Check failed: ",
 )  # fmt: skip
 _OWN = (
-    HEADER,
-    _FRAME,
-    _IPYTHON_FRAME,
-    FAILURES,
-    ROOT_CAUSE,
-    LOCAL_RANK,
-    _TEST_TABLE,
-    *_ENQUEUED,
-    FATAL,
-    STACK,
-    *_LEVELS,
-)
+    HEADER, _FRAME, _IPYTHON_FRAME, FAILURES, ROOT_CAUSE, LOCAL_RANK, _TEST_TABLE, *_ENQUEUED, FATAL, STACK, *_LEVELS,
+)  # fmt: skip
 _ARROW = ARROW.encode()
 _GLOG_ERROR = re.compile(rb"\b[EF]\d{4} \d\d:\d\d:\d\d")  # E0516 10:49:24.165000 10143 path.py:874]
 _GLOG_SHAPES = (b"E0000 00:00:00", b"F0000 00:00:00")

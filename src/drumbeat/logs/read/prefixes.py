@@ -157,24 +157,13 @@ _LEVEL_FIELD = regex(
     r"((?i:info|debug|trace|notice|warning|warn|error|err|critical|crit|fatal|alert))\b"
 )
 _LEVEL_BEHIND_TIME = regex(r"\[?(WARNING|WARN|ERROR|CRITICAL|FATAL)\b(?!\.|_)")
-_LEVEL_LETTER = {"I": "I", "W": "W", "E": "E", "F": "F"}
-_LEVEL_LETTER.update(
-    {
-        "INFO": "I",
-        "DEBUG": "I",
-        "TRACE": "I",
-        "WARNING": "W",
-        "WARN": "W",
-        "ERROR": "E",
-        "CRITICAL": "F",
-        "FATAL": "F",
-        "NOTE": "I",
-        "NOTICE": "I",
-        "ERR": "E",
-        "CRIT": "F",
-        "ALERT": "F",
-    }
-)
+_WORDS_OF_LEVELS = {
+    "I": "I INFO DEBUG TRACE NOTE NOTICE",
+    "W": "W WARN WARNING",
+    "E": "E ERR ERROR",
+    "F": "F CRIT CRITICAL FATAL ALERT",
+}
+_LEVEL_LETTER = {word: letter for letter, words in _WORDS_OF_LEVELS.items() for word in words.split()}
 _NAMES = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _MONTHS = {name: number for number, name in enumerate(_NAMES, 1)}
 _TORCH_RANK = regex(r"\[(?:PG (?:ID )?\S+(?: PG GUID \S+)? )?Rank (\d+)\]|, RankID:(\d+)\)")
