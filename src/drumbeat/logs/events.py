@@ -338,7 +338,8 @@ def _reported(text: str) -> Tuple[Optional[int], str, bool]:
     rank = next(
         (found[name] for name in ("task", "process", "rank", "local", "spawned", "exited") if found[name]), None
     )
-    return (int(rank) if rank else None), next(filter(None, found.group("host", "node", "pod", "address")), ""), found["local"] is not None
+    host = next(filter(None, found.group("host", "node", "pod", "address")), "")
+    return (int(rank) if rank else None), host, found["local"] is not None
 
 
 def _unit(text: str) -> Optional[int]:

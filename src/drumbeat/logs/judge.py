@@ -93,7 +93,8 @@ def finding_of(event: Event, ranks: RankOf, first: bool = True) -> Finding:
     return replace(finding, title=f"{finding.title}, first seen by {seen_by}") if seen_by else finding
 
 
-OF_OTHERS = CONSEQUENCES | {"collective-desync", "node-failure"}  # codes of lines that blame another rank than the speaker
+# Codes of lines that blame another rank than the speaker.
+OF_OTHERS = CONSEQUENCES | {"collective-desync", "node-failure"}
 
 
 def _spoken_of(code: str, text: str, speaker: Optional[int]) -> Optional[int]:
