@@ -38,6 +38,7 @@ from drumbeat.logs.meaning.senses import CODE_OF_SIGNAL, PROGRAM, missed, rank_i
 from drumbeat.logs.nccl.communicators import Communicators
 from drumbeat.logs.read.labels import Labels
 from drumbeat.logs.read.launchers import NOTICED, FirstFailure
+from drumbeat.logs.read.launchers import ranks as listed
 from drumbeat.logs.read.progress import CODE as NAN_LOSS
 from drumbeat.logs.read.progress import NOT_FINITE, nan_among_the_last
 from drumbeat.logs.read.tracebacks import CUT_OFF
@@ -348,7 +349,7 @@ def with_record(
     `waiting`: ranks that waited for another one."""
     unseen = []
     if log.missing_ranks:
-        unseen.append(f"{_ranks(log.missing_ranks)}: no line of their communicator in these logs")
+        unseen.append(f"{listed(log.missing_ranks)}: no line of their communicator in these logs")
     unheard = tuple(rank for rank in unheard if rank not in log.missing_ranks)
     if unheard:
         absent = tuple(rank for rank in unheard if rank not in log.last_lines)
@@ -356,11 +357,11 @@ def with_record(
         silent = [
             f"rank {rank}: no line about this in {log.last_lines[rank].file}" for rank in unheard if rank not in absent
         ]
-        unseen += [f"{_ranks(absent)}: no line about this{maybe}"] * bool(absent) + silent[:MAX_NAMED]
+        unseen += [f"{listed(absent)}: no line about this{maybe}"] * bool(absent) + silent[:MAX_NAMED]
     told = {each.code for each in failure.others} & {"rank-behind", "rank-absent", "collective-desync"}
     all_wait = waiting and waiting == log.heard and not (unheard or told or log.world)
     if all_wait and failure.finding and failure.finding.rank is None:
-        unseen.append(f"whom they wait for: {_ranks(tuple(sorted(waiting)))} waited{MISSING}")
+        unseen.append(f"whom they wait for: {listed(waiting)} waited{MISSING}")
     if failure.answer == NO_FAILURE:
         seen = tuple(f"{file}:{log.begins.get(file, 1)}-{last}" for file, last in list(log.ends.items())[:64])
     elif failure.finding is None:
@@ -385,11 +386,6 @@ def with_record(
     if finding is not None:
         finding = replace(finding, confidence=confidence, seen=seen, unseen=tuple(unseen))
     return replace(failure, confidence=confidence, finding=finding, seen=seen, unseen=tuple(unseen))
-
-
-def _ranks(numbers: Tuple[int, ...]) -> str:
-    shown = ", ".join(map(str, numbers[:16])) + (f" and {len(numbers) - 16} more" if len(numbers) > 16 else "")
-    return f"rank{'s' if len(numbers) > 1 else ''} {shown}"
 
 
 _DEATHS = frozenset(CODE_OF_SIGNAL.values()) - {"aborted"}  # ways in which a process dies without printing anything

@@ -277,7 +277,8 @@ _STATUS_AT_END = regex(
 _BAD_END = regex(
     r"(?i)\bnot ok\b|\b\w+['\"]?\s?[=:]\s?['\"]?(?:bad|failed|failure|expired|aborted|lost|dead|broken|false"
     r"|incomplete|(?:un|not )success\w*)\b\W{0,3}$"
-    r"|\b(?:no result|without (?:a )?result|nothing (?:was )?(?:saved|written|produced)|(?:nothing|no work) was done|unfinished|prematurely"
+    r"|\b(?:no result|without (?:a )?result|nothing (?:was )?(?:saved|written|produced)|(?:nothing|no work) was done|unfinished"
+    r"|prematurely"
     r"|(?:did not|never|not) (?:finish(?:ed)?|complete(?:d)?)"
     r"|giv(?:ing|en) up|gave up|abnormal\w*|abort(?:ed|ing)|impossible|not able to (?:go on|continue)|nothing left to (?!do\b)"
     r"|(?:cannot|can not|could not) (?:go on|continue|proceed|be placed)"
