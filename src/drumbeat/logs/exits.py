@@ -124,12 +124,8 @@ def explain_exit(
         seen = ("the kernel's count of out-of-memory kills",)
         sure = CERTAIN if given else LIKELY
         return replace(_from_rule("oom-kill", shown), seen=seen, confidence=sure)
-    if (
-        finding is not None
-        and one_process
-        and signal is None
-        and any(_OF_TABLE.match(e.text) for e in finding.evidence)
-    ):
+    in_table = finding is not None and any(_OF_TABLE.match(each.text) for each in finding.evidence)
+    if finding is not None and in_table and one_process and signal is None:
         return _own(_in_a_table(finding, exit_code))
     if finding is not None and role == CAUSE:
         if failure.why_first == WORDS and signal is None and exit_code is not None:

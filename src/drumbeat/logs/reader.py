@@ -531,18 +531,10 @@ class Reader:
             self.steps.feed(file, number, raw)
         if found or self._pods.waits(file):
             self._pods.feed(file, number, decode(raw))
-        bare = (
-            few
-            and not found
-            and (_ARROW in raw or bool(_GLOG_ERROR.search(raw, 0, 80)) or (may_be_bare(raw) and self._is_bare(raw)))
-        )
-        if (
-            found
-            or bare
-            or self.elastic.open
-            or file in self._asks
-            or (self._tracebacks and self._tracebacks.get(file))
-        ):
+        told = few and not found
+        bare = told and (_ARROW in raw or _GLOG_ERROR.search(raw, 0, 80) or may_be_bare(raw) and self._is_bare(raw))
+        goes_on = self.elastic.open or file in self._asks or (self._tracebacks and self._tracebacks.get(file))
+        if found or bare or goes_on:
             self.of_a_run = True
             self.work.look((raw,))
             self._read(file, number, raw, found)

@@ -444,13 +444,9 @@ def _kind(event: Event, tier: str) -> str:
 def is_own_failure(event: Event) -> bool:
     """Return True for a failure that needs no other rank's failure."""
     rule = event.match.rule if event.match else None
-    if (
-        event.level in ("I", "W")
-        or event.of_launcher
-        or CUT_OFF in event.exception
-        or rule
-        and (rule.severity != ERROR or rule.role not in (CAUSE, SYMPTOM))
-    ):
+    if event.level in ("I", "W") or event.of_launcher or CUT_OFF in event.exception:
+        return False
+    if rule and (rule.severity != ERROR or rule.role not in (CAUSE, SYMPTOM)):
         return False
     return _kind(event, rule.role if rule else CAUSE) in order.OWN
 

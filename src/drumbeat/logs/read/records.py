@@ -530,15 +530,8 @@ def telling(
         cut = ended != BAD and _TABLE.search(line.text)  # a row of a launcher's table
         return (number, line, "") if not cut and not is_known(line.text) else None
     number, line = last_words[-1][0], clean(last_words[-1][1])
-    uneasy = (
-        worked
-        and not ended
-        and reached != DONE
-        and not line.level
-        and _is_uneasy(line.text)
-        and not is_known(line.text)
-    )
-    return (number, line, "") if uneasy else None
+    silent = worked and not ended and reached != DONE and not line.level
+    return (number, line, "") if silent and _is_uneasy(line.text) and not is_known(line.text) else None
 
 
 def _warns(last: Sequence[Tuple[int, str]]) -> bool:
