@@ -97,7 +97,7 @@ def test_a_failed_step_of_the_set_up_comes_before_what_could_not_be_loaded():
     missing = RAISED.format("ImportError: libcudnn.so.8: cannot open shared object file: No such file or directory")
     found = failure(lmod + missing)
     assert found.answer == "module-not-found" and "import-error" in {each.code for each in found.consequences}
-    assert failure(lmod + RAISED.format("KeyError: 'lr'")).answer == "exception"
+    assert failure(lmod + "reading shards\n" * 12 + RAISED.format("KeyError: 'lr'")).answer == "exception"
 
 
 def test_the_node_agents_reason_comes_before_the_launchers_lost_contact():
@@ -109,9 +109,17 @@ def test_the_node_agents_reason_comes_before_the_launchers_lost_contact():
 
 
 def test_a_deadline_of_a_remote_call_is_no_time_limit():
-    pull = 'Warning  Failed  4m  kubelet  Failed to pull image "reg/x:1": rpc error: code = DeadlineExceeded desc = context deadline exceeded\n'
-    good = 'Normal  Pulled  3m  kubelet  Successfully pulled image "reg/x:1"\nepoch 1 loss 2.0\nepoch 2 loss 1.0\ntraining completed'
-    assert failure(pull + good).answer == "none"
+    pull = """
+    Normal   Pulling    4m (x3 over 5m)  kubelet  Pulling image "reg/x:1"
+    Warning  Failed     4m               kubelet  Failed to pull image "reg/x:1": rpc error: code = DeadlineExceeded desc = context deadline exceeded
+    Warning  Failed     4m               kubelet  Error: ErrImagePull
+    Normal   Pulled     3m               kubelet  Successfully pulled image "reg/x:1" in 41s
+    Normal   Started    3m               kubelet  Started container trainer
+    epoch 1 loss 2.0
+    epoch 2 loss 1.0
+    training completed
+    """
+    assert failure(pull.strip()).answer == "none"
     assert failure("Reason: DeadlineExceeded").answer == "time-limit"
 
 
