@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
-from typing import Tuple
+from typing import Dict, Tuple
 
 import pytest
 import torch
@@ -106,7 +106,14 @@ def test_fp8_gradients_are_added_up_in_full(monkeypatch: pytest.MonkeyPatch) -> 
     sums = []
 
     def scaled_mm(
-        a: Tensor, b: Tensor, *, scale_a: Tensor, scale_b: Tensor, out_dtype: torch.dtype, use_fast_accum: bool
+        a: Tensor,
+        b: Tensor,
+        *,
+        bias: None,
+        scale_a: Tensor,
+        scale_b: Tensor,
+        out_dtype: torch.dtype,
+        use_fast_accum: bool,
     ) -> Tensor:
         sums.append(use_fast_accum)
         return ((a.float() * scale_a) @ (b.float() * scale_b)).to(out_dtype)
@@ -141,3 +148,33 @@ def test_compiled_kernels_are_kept_where_nobody_else_can_write(tmp_path: Path, m
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(place / "torchinductor")
     assert os.environ["TRITON_CACHE_DIR"] == "/of/the/user"
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"logits": False, "same": True},
+        {"centred": True, "same": True},
+        {"hidden": False},
+        {"weight": False, "centred": True},
+    ],
+)
+def test_every_variant_of_a_head_in_8_bits_is_close(how: Dict[str, bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cross_entropy, "_SLICE_BYTES", 1 << 18)  # several slices
+    monkeypatch.setattr(float8, "HEAD", float8.HeadProducts(**how))
+    torch.manual_seed(0)
+    head = nn.Linear(64, 512, bias=False)
+    weight, hidden = head.weight.detach() + torch.randn(64) * 0.2, torch.randn(512, 64) + torch.randn(64)
+    targets = torch.randint(0, 512, (512,))
+    targets[:9] = cross_entropy.IGNORE
+
+    def gradients(dtype: torch.dtype) -> Tuple[Tensor, ...]:
+        head.weight.data = weight.to(dtype)
+        x = hidden.to(dtype).detach().requires_grad_()
+        loss = cross_entropy.linear_cross_entropy(x, head, targets)
+        return (loss.detach(), *torch.autograd.grad(2 * loss, (x, head.weight)))
+
+    want = gradients(torch.float32)
+    float8.mark(head)
+    for got, exact in zip(gradients(torch.bfloat16), want):
+        assert (got.float() - exact).norm() < 0.08 * exact.norm()

@@ -35,8 +35,9 @@ def linear_cross_entropy(hidden: Tensor, head: nn.Linear, targets: Tensor) -> Te
         return torch.stack(losses).sum()
     slices = [len(hidden[part]) for part in _slices(hidden, weight)]
     fits = all(size % 16 == 0 for size in (*slices, *weight.shape))  # what 8-bit products take
-    kind = _Float8CrossEntropy if float8.is_marked(head) and fits else _LinearCrossEntropy
-    return kind.apply(hidden, weight, targets)  # type: ignore[no-any-return]
+    if float8.is_marked(head) and fits:
+        return _Float8CrossEntropy.apply(hidden, weight, targets, float8.HEAD)  # type: ignore[no-any-return]
+    return _LinearCrossEntropy.apply(hidden, weight, targets)  # type: ignore[no-any-return]
 
 
 def cross_entropy_sum(logits: Tensor, targets: Tensor) -> Tensor:
@@ -77,36 +78,71 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 class _Float8CrossEntropy(_LinearCrossEntropy):
-    """The same with all three products in 8 bits; the logits themselves are written in 16.
+    """The same with products in 8 bits; the logits themselves are written in 16.
 
     The gradient of a row of logits is its probabilities, less 1 at the target. There the two nearly cancel, or nearly do not, and
     two bits of fraction would round both to the same few values in every row: an error that does not average out. So the
-    target's part stays in 16 bits: a row of the weight and a row of the input, times a number. The other probabilities go
+    target's part is a row of the weight and a row of the input, times a number that stays in 16 bits. The other probabilities go
     through the 8-bit products; their rounding errors average out over the rows.
     """
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    def forward(  # type: ignore[override]
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, how: float8.HeadProducts
+    ) -> Tensor:
         total = torch.zeros((), device=hidden.device, dtype=torch.float32)
         at_target = torch.empty(len(hidden), 1, device=hidden.device, dtype=torch.float32)
-        d_hidden = torch.empty_like(hidden)
-        d_weight = weight  # replaced by the first slice's share
+        d_hidden, d_weight = torch.empty_like(hidden), weight  # replaced by the first slice's share
         w8, w8_turned, w_scale = float8.quantize(weight, False)
+        logit_w8, logit_scale, bias = w8, w_scale, None
+        if how.centred:
+            # A row's softmax is the same if all words lose the same vector, and what all rows have in common is one number
+            # per word: neither has to go through 8 bits.
+            x_mean = hidden.mean(0, dtype=torch.float32).to(hidden.dtype)
+            centred = weight - weight[targets.clamp(min=0)].mean(0, dtype=torch.float32).to(weight.dtype)
+            logit_w8, _, logit_scale = float8.quantize(centred, False)
+            bias = centred @ x_mean
+            del centred
         for part in _slices(hidden, weight):
             x8, x8_turned, x_scale = float8.quantize(hidden[part], False)
-            logits = float8.product(x8, w8, x_scale, w_scale, hidden.dtype, fast=False)
+            if not how.logits:
+                logits = hidden[part] @ weight.t()
+            else:
+                logit_x8, logit_x_scale = x8, x_scale
+                if how.centred:
+                    logit_x8, _, logit_x_scale = float8.quantize(hidden[part] - x_mean, False)
+                logits = float8.product(
+                    logit_x8, logit_w8, logit_x_scale, logit_scale, hidden.dtype, fast=False, bias=bias
+                )
             losses, at_target[part], odds8, odds8_turned, scale = float8.odds(logits, targets[part], IGNORE)
-            del logits  # before the next slice's are made
             total += losses.sum()
-            share = float8.product(odds8_turned, x8_turned, scale, x_scale, weight.dtype, fast=False)
+            if not (how.hidden and how.weight):  # for a product in 16 bits: another pass, which writes over the logits
+                logits = _loss_and_gradient(logits, targets[part])[1]
+            if how.hidden:
+                d_hidden[part] = float8.product(odds8, w8_turned, scale, w_scale, hidden.dtype, fast=False)
+            else:
+                torch.mm(logits, weight, out=d_hidden[part])
+            if how.weight:
+                share = float8.product(odds8_turned, x8_turned, scale, x_scale, weight.dtype, fast=False)
+            else:
+                share = logits.t() @ hidden[part]
+            del logits  # before the next slice's are made
             d_weight = share if part.start == 0 else d_weight.add_(share)
-            d_hidden[part] = float8.product(odds8, w8_turned, scale, w_scale, hidden.dtype, fast=False)
         at = targets.clamp(min=0)
         at_target = at_target.to(hidden.dtype)
-        d_hidden.addcmul_(weight[at], at_target)
-        d_weight.add_(torch.ops.aten.embedding_dense_backward(hidden * at_target, at, len(weight), -1, False))
+        if how.hidden:
+            rows = weight[at]
+            if how.same:
+                rows = w8.view(torch.uint8)[at].view(w8.dtype).to(weight.dtype) * w_scale.to(weight.dtype)
+            d_hidden.addcmul_(rows, at_target)
+        if how.weight:
+            d_weight.add_(torch.ops.aten.embedding_dense_backward(hidden * at_target, at, len(weight), -1, False))
         ctx.save_for_backward(d_hidden, d_weight)
         return total
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Tuple[Tensor, Tensor, None, None]:  # type: ignore[override]
+        return (*_LinearCrossEntropy.backward(ctx, *grads), None)
 
 
 def _slices(hidden: Tensor, weight: Tensor) -> List[slice]:

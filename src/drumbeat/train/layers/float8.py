@@ -13,7 +13,7 @@ gradient is in 8 bits (layers/cross_entropy.py).
 
 from __future__ import annotations
 
-from typing import Any, Callable, Optional, Tuple
+from typing import Any, Callable, NamedTuple, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -61,6 +61,19 @@ def _arch(device: torch.device) -> str:
 
 _MARK = "in_8_bits"
 _ODDS_SCALE = 2.0**15  # probabilities times this are at most half of what e5m2 holds, and exact down to 2e-9
+
+
+class HeadProducts(NamedTuple):
+    """The products of a head that are in 8 bits, and how. Only benchmarks change it."""
+
+    logits: bool = True
+    hidden: bool = True  # the gradient of the input
+    weight: bool = True  # the gradient of the weight
+    centred: bool = False  # logits: what all words, or all rows, have in common stays out of the 8 bits
+    same: bool = False  # the targets' part of the input's gradient from the same 8-bit weights as the other words' part
+
+
+HEAD = HeadProducts()
 
 
 def mark(head: nn.Module) -> None:
@@ -149,9 +162,14 @@ def _(pairs: Tensor, d_out: Tensor, part: int) -> Quantized:
     return _shapes(pairs, pairs.shape[0], pairs.shape[1], kinds(pairs.device)[1])
 
 
-def product(a: Tensor, b_turned: Tensor, scale_a: Tensor, scale_b: Tensor, dtype: torch.dtype, fast: bool) -> Tensor:
+def product(
+    a: Tensor, b_turned: Tensor, scale_a: Tensor, scale_b: Tensor, dtype: torch.dtype, fast: bool,
+    bias: Optional[Tensor] = None,
+) -> Tensor:  # fmt: skip
     """Multiply in fp8. `fast`: sums of about 14 bits."""
-    return torch._scaled_mm(a, b_turned.t(), scale_a=scale_a, scale_b=scale_b, out_dtype=dtype, use_fast_accum=fast)
+    return torch._scaled_mm(
+        a, b_turned.t(), bias=bias, scale_a=scale_a, scale_b=scale_b, out_dtype=dtype, use_fast_accum=fast
+    )
 
 
 class _Float8Product(torch.autograd.Function):
