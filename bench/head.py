@@ -1,6 +1,6 @@
 """Which of a head's products may be in 8 bits: its variants beside bf16-master, first their speed, then their losses.
 
-    PYTHONPATH=src python3 bench/head.py all TOKENS OUT --before SRC --timed 16-same --trained 16-same    # --until seconds, one GPU
+    PYTHONPATH=src python3 bench/head.py all TOKENS OUT --before SRC --timed 16-same --trained 16-same
     PYTHONPATH=src python3 bench/head.py one VARIANT train llama --set ...                     # one training
 
 TOKENS: a file of `bench/fp8_loss.py tokens`. SRC: the source tree whose fp8 the speed is compared with. The losses are of the
