@@ -25,6 +25,8 @@ VARIANTS: Dict[str, Dict[str, bool]] = {
     "8-same": {"same": True},
     "16": {"logits": False},
     "16-same": {"logits": False, "same": True},
+    "16-centred": {"logits": False, "centred": True},
+    "16-centred-same": {"logits": False, "centred": True, "same": True},
     "centred": {"centred": True},
     "centred-same": {"centred": True, "same": True},
     "weight": {"logits": False, "hidden": False},

@@ -153,10 +153,10 @@ def test_compiled_kernels_are_kept_where_nobody_else_can_write(tmp_path: Path, m
 @pytest.mark.parametrize(
     "how",
     [
-        {"logits": False, "same": True},
-        {"centred": True, "same": True},
+        {"logits": False, "centred": True},
+        {"centred": True},
         {"hidden": False},
-        {"weight": False, "centred": True},
+        {"weight": False, "centred": True, "same": True},
     ],
 )
 def test_every_variant_of_a_head_in_8_bits_is_close(how: Dict[str, bool], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,4 +177,4 @@ def test_every_variant_of_a_head_in_8_bits_is_close(how: Dict[str, bool], monkey
     want = gradients(torch.float32)
     float8.mark(head)
     for got, exact in zip(gradients(torch.bfloat16), want):
-        assert (got.float() - exact).norm() < 0.08 * exact.norm()
+        assert (got.float() - exact).norm() < 0.1 * exact.norm()

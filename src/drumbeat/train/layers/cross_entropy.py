@@ -93,16 +93,14 @@ class _Float8CrossEntropy(_LinearCrossEntropy):
         total = torch.zeros((), device=hidden.device, dtype=torch.float32)
         at_target = torch.empty(len(hidden), 1, device=hidden.device, dtype=torch.float32)
         d_hidden, d_weight = torch.empty_like(hidden), weight  # replaced by the first slice's share
-        w8, w8_turned, w_scale = float8.quantize(weight, False)
-        logit_w8, logit_scale, bias = w8, w_scale, None
+        words, bias = weight, None
         if how.centred:
-            # A row's softmax is the same if all words lose the same vector, and what all rows have in common is one number
-            # per word: neither has to go through 8 bits.
+            # A row's softmax is the same if all words lose the same vector, and so is its gradient, which adds up to 0 over the
+            # words; what all rows have in common is one number per word. Neither has to go through 8 bits.
             x_mean = hidden.mean(0, dtype=torch.float32).to(hidden.dtype)
-            centred = weight - weight[targets.clamp(min=0)].mean(0, dtype=torch.float32).to(weight.dtype)
-            logit_w8, _, logit_scale = float8.quantize(centred, False)
-            bias = centred @ x_mean
-            del centred
+            words = weight - weight[targets.clamp(min=0)].mean(0, dtype=torch.float32).to(weight.dtype)
+            bias = words @ x_mean
+        w8, w8_turned, w_scale = float8.quantize(words, False)
         for part in _slices(hidden, weight):
             x8, x8_turned, x_scale = float8.quantize(hidden[part], False)
             if not how.logits:
@@ -111,9 +109,7 @@ class _Float8CrossEntropy(_LinearCrossEntropy):
                 logit_x8, logit_x_scale = x8, x_scale
                 if how.centred:
                     logit_x8, _, logit_x_scale = float8.quantize(hidden[part] - x_mean, False)
-                logits = float8.product(
-                    logit_x8, logit_w8, logit_x_scale, logit_scale, hidden.dtype, fast=False, bias=bias
-                )
+                logits = float8.product(logit_x8, w8, logit_x_scale, w_scale, hidden.dtype, fast=False, bias=bias)
             losses, at_target[part], odds8, odds8_turned, scale = float8.odds(logits, targets[part], IGNORE)
             total += losses.sum()
             if not (how.hidden and how.weight):  # for a product in 16 bits: another pass, which writes over the logits
@@ -131,7 +127,7 @@ class _Float8CrossEntropy(_LinearCrossEntropy):
         at = targets.clamp(min=0)
         at_target = at_target.to(hidden.dtype)
         if how.hidden:
-            rows = weight[at]
+            rows = words[at]
             if how.same:
                 rows = w8.view(torch.uint8)[at].view(w8.dtype).to(weight.dtype) * w_scale.to(weight.dtype)
             d_hidden.addcmul_(rows, at_target)

@@ -69,7 +69,7 @@ class HeadProducts(NamedTuple):
     logits: bool = True
     hidden: bool = True  # the gradient of the input
     weight: bool = True  # the gradient of the weight
-    centred: bool = False  # logits: what all words, or all rows, have in common stays out of the 8 bits
+    centred: bool = False  # what all words, or all rows of the logits, have in common stays out of the 8 bits
     same: bool = False  # the targets' part of the input's gradient from the same 8-bit weights as the other words' part
 
 
