@@ -23,7 +23,6 @@ from typing import Any, Callable, Dict, List
 import torch
 import torch.nn.functional as F
 from gpu_peers import LLAMA_PEERS, RESNET_PEERS
-from head import VARIANTS, choose
 
 LENGTH, VOCABULARY, IMAGES = 8192, 128_256, 256
 LENGTHS = [("1b", 8192, "none"), ("1b", 32_768, "none"), ("1b", 131_072, "selective"), ("8b", 32_768, "full")]
@@ -114,9 +113,8 @@ def our_llama(
     accumulate: int = 1,
     length: int = LENGTH,
     optimizer: str = "MasterAdamW",
-    head: str = "",
 ) -> Callable[[], Any]:
-    """`sequences`: per micro-batch. `head`: how a head in 8 bits is computed, by bench/head.py."""
+    """`sequences`: per micro-batch."""
     from drumbeat.train import optim
     from drumbeat.train.models.llama import SHAPES, Llama
     from drumbeat.train.parallel import Layout
@@ -125,8 +123,6 @@ def our_llama(
     from drumbeat.train.precision import Precision
     from drumbeat.train.step import Step
 
-    if head:
-        choose(head)
     with DEVICE:
         net = Llama(replace(SHAPES[model], context=length))
     meshes, kind = Meshes(Layout(), "cuda"), Precision(precision)
@@ -331,14 +327,6 @@ OURS: Dict[str, tuple[int, Case]] = {  # seconds beside the sustained ones, at m
     "llama 8 ours": (60, lambda s: llama_case(our_llama(8, "bf16-master"), 8, s, look=True)),
     "llama 2 ours fp8": (50, lambda s: llama_case(our_llama(2, "fp8"), 2, s)),
     "llama 8 ours fp8": (60, lambda s: llama_case(our_llama(8, "fp8"), 8, s, look=True)),
-    "llama 8 ours fp8-head": (60, lambda s: llama_case(our_llama(8, "fp8-head"), 8, s, look=True)),
-    **{
-        f"llama 8 ours fp8 head {name}": (
-            60,
-            lambda s, name=name: llama_case(our_llama(8, "fp8-head", head=name), 8, s, look=True),
-        )
-        for name in VARIANTS
-    },
     "llama 2 setup": (60, lambda s: llama_case(set_up_llama(2, "bf16-master"), 2, s)),
     "llama 8 setup": (70, lambda s: llama_case(set_up_llama(8, "bf16-master"), 8, s, look=True)),
     "llama 8 setup fp8": (70, lambda s: llama_case(set_up_llama(8, "fp8"), 8, s, look=True)),

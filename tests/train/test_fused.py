@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
-from typing import Dict, Tuple
+from typing import Tuple
 
 import pytest
 import torch
@@ -86,7 +86,8 @@ def test_a_head_whose_sizes_no_8_bit_product_takes_stays_in_16_bits() -> None:
     assert torch.allclose(ours, plain, rtol=1e-4, atol=1e-6)
 
 
-def test_the_head_is_in_8_bits_only_on_request_and_only_where_its_loss_is() -> None:
+@pytest.mark.parametrize("name", ["fp8", "fp8-head"])
+def test_the_head_is_in_8_bits_too_but_only_where_its_loss_is(name: str) -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -94,9 +95,7 @@ def test_the_head_is_in_8_bits_only_on_request_and_only_where_its_loss_is() -> N
             self.head = nn.Linear(16, 32, bias=False)
 
     model = Model()
-    Precision("fp8").prepare(model, False, "blocks")
-    assert not float8.is_marked(model.head)
-    Precision("fp8-head").prepare(model, False, "blocks")
+    Precision(name).prepare(model, False, "blocks")
     assert type(model.head) is nn.Linear and float8.is_marked(model.head)
     assert type(model.blocks[0]) is float8.Float8Linear and not float8.is_marked(model.blocks[0])
 
@@ -150,31 +149,35 @@ def test_compiled_kernels_are_kept_where_nobody_else_can_write(tmp_path: Path, m
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        {"logits": False, "centred": True},
-        {"centred": True},
-        {"hidden": False},
-        {"weight": False, "centred": True, "same": True},
-    ],
-)
-def test_every_variant_of_a_head_in_8_bits_is_close(how: Dict[str, bool], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cross_entropy, "_SLICE_BYTES", 1 << 18)  # several slices
-    monkeypatch.setattr(float8, "HEAD", float8.HeadProducts(**how))
+def test_a_head_in_8_bits_does_not_push_the_model_below_it_one_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Errors that differ from batch to batch average out. Words' rows that have a part in common must not round alike."""
+    monkeypatch.setattr(cross_entropy, "_SLICE_BYTES", 1 << 19)  # two slices
     torch.manual_seed(0)
-    head = nn.Linear(64, 512, bias=False)
-    weight, hidden = head.weight.detach() + torch.randn(64) * 0.2, torch.randn(512, 64) + torch.randn(64)
-    targets = torch.randint(0, 512, (512,))
-    targets[:9] = cross_entropy.IGNORE
+    words, width, batches = 512, 64, 24
+    head = nn.Linear(width, words, bias=False)
+    weight = torch.randn(words, width) * 0.1 + torch.randn(width) * 0.2
+    weight[words // 2 :] += torch.randn(width)  # these never occur, as a large part of a vocabulary: they do not count
+    common = torch.randn(width)
+    data = []
+    for _ in range(batches):
+        hidden = torch.randn(1024, width) + common
+        targets = torch.multinomial((hidden @ weight[: words // 2].t()).softmax(-1), 1)[:, 0]
+        targets[:512] = cross_entropy.IGNORE
+        data.append((hidden, targets))
 
-    def gradients(dtype: torch.dtype) -> Tuple[Tensor, ...]:
+    def pushed(dtype: torch.dtype) -> Tensor:
+        """Return the mean of the gradient of the input."""
         head.weight.data = weight.to(dtype)
-        x = hidden.to(dtype).detach().requires_grad_()
-        loss = cross_entropy.linear_cross_entropy(x, head, targets)
-        return (loss.detach(), *torch.autograd.grad(2 * loss, (x, head.weight)))
+        total = torch.zeros(width)
+        for hidden, targets in data:
+            x = hidden.to(dtype).requires_grad_()
+            loss = cross_entropy.linear_cross_entropy(x, head, targets)
+            total += torch.autograd.grad(loss, x)[0].float().sum(0)
+        return total / (512 * batches)
 
-    want = gradients(torch.float32)
+    want = pushed(torch.float32)
     float8.mark(head)
-    for got, exact in zip(gradients(torch.bfloat16), want):
-        assert (got.float() - exact).norm() < 0.1 * exact.norm()
+    got = pushed(torch.bfloat16)
+    monkeypatch.setattr(cross_entropy, "_mean", lambda rows, counts: torch.zeros_like(rows[0]))
+    uncentred = pushed(torch.bfloat16)
+    assert (got - want).norm() < 0.1 * want.norm() < 0.25 * (uncentred - want).norm()

@@ -90,6 +90,7 @@ class Software:
     compiled: Number = 0  # element-wise work is fused by a compiler
     rotary_kept: Number = 0  # queries and keys are kept both before and after rotation
     groups: Number = 1  # communicators per kind of parallelism
+    head_too: Number = 0  # where products are in 8 bits, the head's are too
     stage_inputs: Number = 0  # copies of its input that a pipeline stage keeps beside its layers' inputs
 
 
@@ -228,8 +229,9 @@ def step(m: Model, w: Work, a: Layout, s: Software, h: Machine, c: Constants, x:
     waits = ((computing * computing + gathering * gathering) ** 0.5) ** 0.5 - hidden_layer
     # The head: its product and the loss over the logits, on the last stage only.
     head_columns = m.vocab * m.heads_out / t
+    head_flops = s.head_too * h.flops + (1 - s.head_too) * h.core_flops
     head = 3 * (
-        2 * tokens * m.hidden * head_columns / (h.core_flops * c.product)
+        2 * tokens * m.hidden * head_columns / (head_flops * c.product)
         + c.bytes * 2 * (m.hidden * head_columns + tokens * head_columns) / h.memory_rate
     ) + 16 * (1 - 0.6 * s.compiled) * tokens * head_columns / (h.memory_rate * c.memory)
     stage = layers * (hidden_layer + slowed + waits)

@@ -31,7 +31,9 @@ class States:
     fused_loss: Number = 0  # 1: the full logits are never stored
     late_grads: Number = 0  # 1: gradients are freed after each step, so they grow while activations shrink
     bucket: Number = 0  # bytes of the buffer that gradients are reduced from, where states are sharded
-    narrow: Number = 0  # 1: inputs of products are kept in 8 bits, and so is a copy of the blocks' weights
+    narrow: Number = (
+        0  # 1: inputs of products are kept in 8 bits, as are a copy of the blocks' weights and the head's gradient
+    )
 
 
 def in_flight(a: Layout, stage: Number, count: Number, x: Any) -> Number:
@@ -78,8 +80,10 @@ def parts(
     again = x.where(a.recompute == 2, per_layer, x.where(a.recompute == 1, per_layer - selective, 0))
     under_way = in_flight(a, stage, count, x)
     logits = last * m.heads_out * tokens * m.vocab / a.tp * 6.0
-    # A loss that processes the logits in slices holds one slice, and the gradient of the head.
-    slice_bytes = last * m.heads_out * (x.minimum(SLICE, 2 * tokens * m.vocab) + 2 * m.hidden * m.vocab)
+    # A loss that processes the logits in slices holds one slice, and the gradient of the head. In 8 bits also that slice's
+    # gradient both ways round, the weights without what they have in common, those both ways round, and a slice's share.
+    one, matrix = x.minimum(SLICE, 2 * tokens * m.vocab), 2 * m.hidden * m.vocab
+    slice_bytes = last * m.heads_out * (one + matrix + states.narrow * (one + 3 * matrix))
     logits = x.where(states.fused_loss > 0, slice_bytes, logits)
     unit = (dense + routed) / x.maximum(layers, 1)
     table = m.vocab * m.hidden / a.tp

@@ -7,13 +7,12 @@ largest matrices of a block, are written in 8 bits by the kernel that computes t
 Backward products add in fp32. Hopper's fast sums have about 14 bits and cut off the rest: where numbers have a common part,
 sums of 65,536 products came out 19 % short, of 8,192 1.6 %. The forward pass adds fast: that changed the loss of a trained
 1B model by 0.01 %.
-What stays in bf16: embedding, norms, attention, and the head, unless it is asked for. Then all but the targets' part of its
-gradient is in 8 bits (layers/cross_entropy.py).
+What stays in bf16: embedding, norms, attention, and the targets' part of the head's gradient (layers/cross_entropy.py).
 """
 
 from __future__ import annotations
 
-from typing import Any, Callable, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -61,19 +60,6 @@ def _arch(device: torch.device) -> str:
 
 _MARK = "in_8_bits"
 _ODDS_SCALE = 2.0**15  # probabilities times this are at most half of what e5m2 holds, and exact down to 2e-9
-
-
-class HeadProducts(NamedTuple):
-    """The products of a head that are in 8 bits, and how. Only benchmarks change it."""
-
-    logits: bool = True
-    hidden: bool = True  # the gradient of the input
-    weight: bool = True  # the gradient of the weight
-    centred: bool = False  # what all words, or all rows of the logits, have in common stays out of the 8 bits
-    same: bool = False  # the targets' part of the input's gradient from the same 8-bit weights as the other words' part
-
-
-HEAD = HeadProducts()
 
 
 def mark(head: nn.Module) -> None:
