@@ -9,7 +9,7 @@ from drumbeat.runfolder.progress import Progress
 
 def end(rank, code=1, at=10.0, finding="peer-lost", by_us=False, number=None):
     found = Finding(finding, ERROR, finding) if finding else None
-    return RankEnd(rank, rank // 2, None if number else code, number, at, found, by_us)
+    return RankEnd(rank, None if number else code, number, at, finding=found, by_us=by_us, member=rank // 2)
 
 
 def cause(*ends, suspected=None):

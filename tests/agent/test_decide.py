@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drumbeat.agent.lead.decide import Requeue, Restart, Stop, decide
+from drumbeat.agent.lead.decide import Allowed, Requeue, Restart, Stop, decide
 from drumbeat.agent.lead.model import CANCELLED, FAILED, FINISHED, Member, Outcome
 from drumbeat.causes import table
 from drumbeat.findings.model import CERTAIN, ERROR, LIKELY, Evidence, Finding
@@ -96,14 +96,14 @@ ROWS = [
     "history,restarts,spares,queue,action,words", [row[1:] for row in ROWS], ids=[r[0] for r in ROWS]
 )
 def test_by_cause(history, restarts, spares, queue, action, words):
-    decision = decide(history, members(count=2 + spares), restarts, can_requeue=queue, spares=spares)
+    decision = decide(history, members(count=2 + spares), Allowed(restarts, can_requeue=queue, spares=spares))
     assert decision.action == action and words in decision.why, decision
 
 
 def test_a_time_limit_that_is_only_likely_is_not_queued_again():
     """`timeout 60 python train.py` ends with 124 too."""
     finding = Finding("time-limit", ERROR, "x", confidence=LIKELY)
-    assert decide([Outcome(FAILED, 124, finding, (0, 1))], members(), 0, can_requeue=True).action == "stop"
+    assert decide([Outcome(FAILED, 124, finding, (0, 1))], members(), Allowed(0, can_requeue=True)).action == "stop"
 
 
 @pytest.mark.parametrize(
@@ -132,33 +132,36 @@ def test_a_time_limit_that_is_only_likely_is_not_queued_again():
 )
 def test_a_taken_port_is_retried_only_if_it_was_ours(line, action, taken):
     finding = Finding("port-in-use", ERROR, "x", evidence=(Evidence(line),))
-    assert decide([Outcome(FAILED, 1, finding, (0, 1), 61000, taken)], members(), 0).action == action
+    assert decide([Outcome(FAILED, 1, finding, (0, 1), 61000, taken)], members(), Allowed(0)).action == action
 
 
 def test_a_range_of_nodes_goes_on_with_fewer():
     lost = failed("node-lost", member=1)
     words = "the job goes on without node 1 (h1): 1 of 2 nodes, at least 1 needed"
-    assert decide([lost], members(1), 0, 1) == Restart(words, (0,)), "it costs no restart"
-    below = decide([lost], members(1), 1, 2)  # the range does not reach so far down
+    assert decide([lost], members(1), Allowed(0, 1)) == Restart(words, (0,)), "it costs no restart"
+    below = decide([lost], members(1), Allowed(1, 2))  # the range does not reach so far down
     assert below == Stop("node 1 (h1) is lost: 1 of 2 nodes are left, at least 2 needed"), "no word of spares"
-    assert decide([lost], members(1), 1, 2, can_requeue=True).action == "requeue"
-    assert decide([lost], members(1, count=3), 1, 1).assignment == (0, 2)  # a spare comes first
-    assert decide([failed()], members(stuck=(0,)), 0, 1).assignment == (1,), "the lead may be without ranks"
+    assert decide([lost], members(1), Allowed(1, 2, can_requeue=True)).action == "requeue"
+    assert decide([lost], members(1, count=3), Allowed(1, 1)).assignment == (0, 2)  # a spare comes first
+    assert decide([failed()], members(stuck=(0,)), Allowed(0, 1)).assignment == (1,), "the lead may be without ranks"
     again = [lost, failed("exception", assignment=(0,))]
-    assert decide(again, members(1), 1, 1).action == "restart" and decide(again, members(1), 0, 1).action == "stop"
+    assert (
+        decide(again, members(1), Allowed(1, 1)).action == "restart"
+        and decide(again, members(1), Allowed(0, 1)).action == "stop"
+    )
 
 
 def test_by_members():
     lost = [failed("node-lost", member=1)]
-    assert decide(lost, members(1), 3, can_requeue=True) == Requeue("node 1 (h1) is lost", ("h1",))
+    assert decide(lost, members(1), Allowed(3, can_requeue=True)) == Requeue("node 1 (h1) is lost", ("h1",))
     words = "node 1 (h1) is lost, and nobody can give the job another one here: --spares 1 would"
-    assert decide(lost, members(1), 0) == Stop(words)
-    assert decide(lost, members(1), 3) == Stop(words + "; a restart needs all nodes, so none is used")
-    none_left = decide(lost, members(1, 2, count=3), 0, spares=1)
+    assert decide(lost, members(1), Allowed(0)) == Stop(words)
+    assert decide(lost, members(1), Allowed(3)) == Stop(words + "; a restart needs all nodes, so none is used")
+    none_left = decide(lost, members(1, 2, count=3), Allowed(0, spares=1))
     assert "is lost, and no spare is left, and nobody" in none_left.why and "--spares 2 would" in none_left.why
-    assert decide([failed()], members(stuck=(1,)), 3).action == "stop"
-    assert decide([failed()], members(stuck=(1,)), 3, can_requeue=True).exclude == ("h1",)
-    replaced = decide([failed()], members(0, count=4), 3)
+    assert decide([failed()], members(stuck=(1,)), Allowed(3)).action == "stop"
+    assert decide([failed()], members(stuck=(1,)), Allowed(3, can_requeue=True)).exclude == ("h1",)
+    replaced = decide([failed()], members(0, count=4), Allowed(3))
     assert replaced.assignment == (2, 1), "who has a role keeps it, a spare takes the other"
 
 
@@ -193,7 +196,7 @@ def test_whatever_happens_it_ends_within_its_budgets(attempts, restarts, spares,
         if code == "node-lost" and stays_lost:
             known[member] = replace(known[member], lost=True)
             excluded.add(member)
-        decision = decide(history, known, restarts, fewest, queue)
+        decision = decide(history, known, Allowed(restarts, fewest, queue))
         if isinstance(decision, (Stop, Requeue)):
             assert decision.why
             break

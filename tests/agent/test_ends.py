@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -14,15 +15,14 @@ from drumbeat.agent.agent import Agent
 from drumbeat.agent.folder import child
 from drumbeat.agent.loop import Loop
 from drumbeat.agent.member_side import MemberSide
-from drumbeat.agent.ranks.ends import Ends, Exit, Explainer
+from drumbeat.agent.ranks.ends import Ends, Explainer
 from drumbeat.agent.ranks.launchers import launcher_of
-from drumbeat.agent.ranks.start import start
+from drumbeat.agent.ranks.start import plain_end, start
 from drumbeat.agent.wire.messages import Welcome
 from drumbeat.base import processes
 from drumbeat.base.processes import in_child, on_storage
 from drumbeat.base.signals import EXIT_STORAGE, EXIT_TIME_LIMIT
 from drumbeat.inspector.record import Known
-from drumbeat.plan.argv import Process
 from drumbeat.runfolder.layout import NodeFolder, RunFolder
 from drumbeat.runfolder.summary import RunRecord, read_run_record, write_run_record
 from tests.agent.test_lead import order
@@ -45,7 +45,7 @@ def ends_of(node, told, within=30.0):
 
 
 def exit_of(rank, status, by_us=False):
-    return Exit(Process(rank, rank, ("python",)), status, 100.0 + rank, 99.0 + rank, 7.5, by_us)
+    return replace(plain_end(rank, status, 100.0 + rank), since=99.0 + rank, seconds=7.5, by_us=by_us)
 
 
 def finish(ends):
@@ -62,13 +62,13 @@ def test_a_failure_is_read_by_a_child_and_ends_keep_their_order(node):
     with open(node.log(0, 1, "err"), "w", encoding="utf-8") as file:
         file.write('Traceback (most recent call last):\n  File "x.py", line 3, in <module>\nValueError: odd\n')
     ends.add(exit_of(0, 0, by_us=True))
-    assert [(each.end.rank, each.end.exit_code) for each in told] == [(0, 0)] and not ends  # nothing to read
+    assert [(each.rank, each.exit_code) for each in told] == [(0, 0)] and not ends  # nothing to read
     ends.add(exit_of(1, FAILED))
     ends.add(exit_of(2, 0))
     assert len(told) == 1 and ends
     finish(ends)
-    assert [(each.end.rank, each.end.exit_code, each.end.at) for each in told[1:]] == [(1, 1, 101.0), (2, 0, 102.0)]
-    assert "ValueError: odd" in told[1].end.finding.title and told[2].end.finding is None
+    assert [(each.rank, each.exit_code, each.at) for each in told[1:]] == [(1, 1, 101.0), (2, 0, 102.0)]
+    assert "ValueError: odd" in told[1].finding.title and told[2].finding is None
     assert told[1].seconds == 7.5 and not told[1].by_us
 
 
@@ -84,10 +84,10 @@ def test_a_rank_that_ends_with_0_is_heard_and_one_whose_log_hangs_ends_all_the_s
     os.mkfifo(node.log(0, 1, "err"))
     hung.add(exit_of(1, 0))
     finish(hung)
-    assert [(each.end.rank, each.end.exit_code) for each in told] == [(0, 0), (1, 0)]
-    words = told[0].end.finding
+    assert [(each.rank, each.exit_code) for each in told] == [(0, 0), (1, 0)]
+    words = told[0].finding
     assert (words.code, words.title) == ("caught-error", "ERROR: training failed: KeyError('labels')")
-    assert words.evidence[0].file == "attempt-0/rank-0.err" and told[1].end.finding is None
+    assert words.evidence[0].file == "attempt-0/rank-0.err" and told[1].finding is None
 
 
 def test_a_log_that_hangs_is_given_up_and_said(node):
@@ -100,11 +100,11 @@ def test_a_log_that_hangs_is_given_up_and_said(node):
     ends.poll()
     assert time.monotonic() - begin < 120 and not told and ends.pid  # opening it would block for ever
     finish(ends)
-    assert [(each.end.rank, each.end.exit_code, each.end.signal) for each in told] == [(3, 1, None), (4, None, 9)]
-    finding = told[0].end.finding
+    assert [(each.rank, each.exit_code, each.signal) for each in told] == [(3, 1, None), (4, None, 9)]
+    finding = told[0].finding
     assert "could not be read within 0.5 s" in finding.cause and finding.severity == "error"
     assert finding.unseen == ("the rank's log",)
-    assert told[1].end.finding.code == "stopped"  # drumbeat's own kill needs no log
+    assert told[1].finding.code == "stopped"  # drumbeat's own kill needs no log
 
 
 def test_a_child_that_computes_on_a_busy_machine_has_longer_than_one_that_hangs(monkeypatch):
@@ -129,7 +129,7 @@ def test_whoever_leaves_waits_for_no_log(node):
     ends.poll()
     ends.add(exit_of(4, FAILED))
     ends.give_up()
-    assert [each.end.rank for each in told] == [3, 4] and not ends and not ends.pid
+    assert [each.rank for each in told] == [3, 4] and not ends and not ends.pid
 
 
 def test_a_process_opens_its_logs_itself(node):

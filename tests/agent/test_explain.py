@@ -12,8 +12,7 @@ import pytest
 from drumbeat.agent.lead.attempt import Attempt, rank_end
 from drumbeat.agent.ranks.ends import Explainer, with_last_step
 from drumbeat.agent.ranks.launchers import launcher_of
-from drumbeat.agent.ranks.start import End, start
-from drumbeat.agent.wire.messages import RankEnded
+from drumbeat.agent.ranks.start import End, plain_end, start
 from drumbeat.machine.model import Facts, Identity
 from drumbeat.metrics.printed import PrintedMetrics
 from drumbeat.runfolder.layout import NodeFolder
@@ -28,8 +27,8 @@ def test_a_missing_working_directory_is_named_as_such(tmp_path):
     asked = order(workdir=str(tmp_path / "gone"), command=(sys.executable, "-V"))
     launcher = launcher_of(asked, folder, folder, "", str(tmp_path))
     pid = start(asked.command, os.environ, asked.workdir, folder.log(0, 3, "out"), folder.log(0, 3, "err"))
-    (end,) = launcher.ends(0, type("Process", (), {"rank": 3})(), os.waitpid(pid, 0)[1], 0.0)
-    finding = Explainer(asked, folder, launcher, 0, str(tmp_path)).explain(end, False)
+    (end,) = launcher.ends(0, plain_end(3, os.waitpid(pid, 0)[1], 0.0))
+    finding = Explainer(asked, folder, launcher, 0, str(tmp_path)).explain(end)
     assert end.exit_code == 127
     assert finding.code == "workdir-missing" and asked.workdir in finding.title
     assert "No such file or directory" in finding.evidence[0].text and "python" not in finding.title
@@ -42,8 +41,8 @@ def started(tmp_path, command):
     asked = order(workdir=str(tmp_path), command=command)
     launcher = launcher_of(asked, folder, folder, "", str(tmp_path))
     pid = start(asked.command, os.environ, asked.workdir, folder.log(0, 3, "out"), folder.log(0, 3, "err"))
-    (end,) = launcher.ends(0, type("Process", (), {"rank": 3})(), os.waitpid(pid, 0)[1], 0.0)
-    return end, Explainer(asked, folder, launcher, 0, str(tmp_path)).explain(end, False)
+    (end,) = launcher.ends(0, plain_end(3, os.waitpid(pid, 0)[1], 0.0))
+    return end, Explainer(asked, folder, launcher, 0, str(tmp_path)).explain(end)
 
 
 @pytest.mark.parametrize("told", ["{} (ignored)", "{}"])
@@ -66,13 +65,13 @@ def test_words_behind_which_the_run_made_more_steps_are_history(tmp_path, told):
     explainer.written = written
     old = told.format("ERROR: OSError: [Errno 28] No space left on device")
     write(1.0, old)
-    silent = explainer.explained(End(1, 7, None, begin + 30.0), False)
+    silent = explainer.explained(End(1, 7, None, begin + 30.0))
     write(30.0, "CRITICAL train: loss scale collapsed to 0 at step 20, aborting")
-    spoke = explainer.explained(End(1, 7, None, begin + 30.0), False)
+    spoke = explainer.explained(End(1, 7, None, begin + 30.0))
     assert [t for t, _ in spoke.later] == [t for t, _ in silent.later] == [begin + 1.0]
     for end, words in ((silent, "exit code 7"), (spoke, "loss scale collapsed")):
         attempt = Attempt(0, begin, 2, (0,), 2)
-        ended = RankEnded(0, 1, 7, None, end.at, False, end.finding, noted=end.at, later=end.later)
+        ended = replace(end, noted=end.at)
         for steps, history in (
             (0, end is spoke and "ignored" in told),
             (1, end is spoke and "ignored" in told),
@@ -113,7 +112,7 @@ def test_a_lost_peer_that_is_no_node_of_the_job_is_a_service(tmp_path, peer, cod
     launcher = launcher_of(asked, folder, folder, "", "")
     explainer = Explainer(asked, folder, launcher, 0, str(tmp_path))
     explainer.hosts = ("10.0.0.1", "gpu03.cluster.local")
-    assert explainer.explain(End(3, 1, None, 0.0), False).code == code
+    assert explainer.explain(End(3, 1, None, 0.0)).code == code
 
 
 def test_only_a_command_that_is_not_executable_is_called_so(tmp_path):
@@ -134,8 +133,8 @@ def test_a_missing_file_with_a_relative_path_names_the_folder_it_is_looked_for_i
     asked = order(workdir=str(tmp_path), command=(sys.executable, "-c", f"open({path!r})"))
     launcher = launcher_of(asked, folder, folder, "", str(tmp_path))
     pid = start(asked.command, os.environ, asked.workdir, folder.log(0, 3, "out"), folder.log(0, 3, "err"))
-    (end,) = launcher.ends(0, type("Process", (), {"rank": 3})(), os.waitpid(pid, 0)[1], 0.0)
-    found = Explainer(asked, folder, launcher, 0, str(tmp_path)).explain(end, False)
+    (end,) = launcher.ends(0, plain_end(3, os.waitpid(pid, 0)[1], 0.0))
+    found = Explainer(asked, folder, launcher, 0, str(tmp_path)).explain(end)
     assert found.title == f"no such file '{path}'" + (f" (workdir {tmp_path})" if told else "")
     assert found.fix.startswith("check the path, and workdir:" if told else "list it")
 
@@ -199,8 +198,8 @@ def test_words_about_a_gpu_are_only_quoted_where_there_is_none(tmp_path):
     with_gpu, without = (
         Explainer(asked, folder, launcher, 0, str(tmp_path), facts=each) for each in (None, Facts("n", memory_bytes=1))
     )
-    assert with_gpu.explain(failed, False).title == "the GPU ran out of memory"
-    for found in (without.explain(failed, False), without.doubt(survived, False)):
+    assert with_gpu.explain(failed).title == "the GPU ran out of memory"
+    for found in (without.explain(failed), without.doubt(survived, False)):
         assert (found.code, found.confidence, found.fix) == ("gpu-out-of-memory", "unknown", "")
         assert found.title == 'the log says "the GPU ran out of memory", but no GPU was seen on this node'
 
@@ -272,9 +271,9 @@ def test_a_kill_from_outside_has_advice_for_the_place_of_the_run(tmp_path, ident
     explainer = Explainer(
         asked, folder, launcher_of(asked, folder, folder, "", ""), 0, str(tmp_path), facts=Facts("n", identity=identity)
     )
-    finding = explainer.explain(End(0, None, int(signal.SIGKILL), 0.0), False)
+    finding = explainer.explain(End(0, None, int(signal.SIGKILL), 0.0))
     assert (finding.code, finding.fix) == ("killed", advice)
-    terminated = explainer.explain(End(0, None, int(signal.SIGTERM), 0.0), False)
+    terminated = explainer.explain(End(0, None, int(signal.SIGTERM), 0.0))
     assert terminated.code == "terminated" and ("sacct" in terminated.fix) == (identity.batch == "slurm")
 
 
@@ -283,7 +282,7 @@ def test_an_end_without_words_says_what_ends_a_program_like_that(tmp_path):
     os.makedirs(folder.attempt(0))
     asked = order(command=("python", "train.py"))
     explainer = Explainer(asked, folder, launcher_of(asked, folder, folder, "", ""), 0, str(tmp_path))
-    finding = explainer.explain(End(0, 1, None, 0.0), False)
+    finding = explainer.explain(End(0, 1, None, 0.0))
     assert (finding.code, finding.cause) == ("exit-code", "not known: it wrote nothing")
     assert "sys.exit, os._exit" in finding.fix
     assert with_last_step(finding, 20).cause == "not known: it wrote nothing; the last step seen on this node was 20"
@@ -301,7 +300,7 @@ def explained(tmp_path, printed, end):
     with open(folder.log(0, 0, "out"), "w", encoding="utf-8") as file:
         file.write("\n".join(printed) + "\n")
     launcher = launcher_of(asked, folder, folder, "", str(tmp_path))
-    return Explainer(asked, folder, launcher, 0, str(tmp_path)).explain(end, False)
+    return Explainer(asked, folder, launcher, 0, str(tmp_path)).explain(end)
 
 
 @pytest.mark.parametrize("behind", [1, 7])

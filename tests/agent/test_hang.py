@@ -20,6 +20,7 @@ from drumbeat.agent.watchers.hang_verdict import Ended, Silence, class_of, doing
 from drumbeat.agent.watchers.straggler import Straggler
 from drumbeat.agent.wire.messages import Beat, Pace
 from drumbeat.base import proc
+from drumbeat.findings.model import CERTAIN, LIKELY
 from drumbeat.inspector.activity import ANSWER, Earlier, read_ranks, read_usage, waits_for
 from drumbeat.inspector.record import Collective, RankLook
 from drumbeat.runfolder.records import Metric
@@ -28,8 +29,8 @@ from tests.conftest import need_torch, wait_for
 GLOO = ("distributed/distributed_c10d.py:3252 all_reduce", "train.py:20 step", "train.py:40 main")
 
 
-def waits(rank, number=8, **more):
-    last = (Collective("0", number, "all_reduce", False),)
+def waits(rank, number=8, other="all_reduce", **more):
+    last = (Collective("0", number, other, False),)
     return look(rank, stack=GLOO, place="train.py:20 step", collectives=last, call="futex", **more)
 
 
@@ -167,15 +168,15 @@ def test_flight_recorders_of_groups_that_hold_some_of_the_ranks():
 
 
 def test_a_rank_that_left_is_the_cause():
-    found = judge([waits(rank) for rank in (0, 1, 3)], Silence(8.0, ended=(Ended(2, 1, "h1", 9.0),)))
+    found = judge([waits(rank) for rank in (0, 1, 3)], Silence(8.0, ended=(Ended(2, 1, "h1", -1.0),)))
     assert (found.code, found.rank, found.host) == ("hang-early-exit", 2, "h1")
-    assert judge([busy(rank) for rank in (0, 1, 3)], Silence(8.0, ended=(Ended(2, 1, "h1", 9.0),))) is None
+    assert judge([busy(rank) for rank in (0, 1, 3)], Silence(8.0, ended=(Ended(2, 1, "h1", -1.0),))) is None
     works = [look(0, call="accept", waits_in="accept"), look(1, call="nanosleep", waits_in="nanosleep", wakes=0.1)]
-    assert judge(works, Silence(8.0, False, ended=(Ended(2, 1, "h1", 9.0),))) is None, "it has no steps, and sleeps"
+    assert judge(works, Silence(8.0, False, ended=(Ended(2, 1, "h1", -1.0),))) is None, "it has no steps, and sleeps"
 
 
 def test_a_rank_that_left_after_an_error_is_quoted():
-    gone = (Ended(1, 0, "h0", 9.5), Ended(2, 1, "h1", 9.0, "ERROR: no labels"))
+    gone = (Ended(1, 0, "h0", -1.5), Ended(2, 1, "h1", -1.0, "ERROR: no labels"))
     found = judge([waits(rank) for rank in (0, 3)], Silence(8.0, ended=gone))
     assert (found.code, found.rank, found.host) == ("hang-early-exit", 2, "h1")
     assert "rank 2 had written: ERROR: no labels" in found.cause and "exit code other than 0" in found.fix
@@ -273,15 +274,66 @@ def test_a_hang_is_named_once_and_its_end_is_told():
     assert len(world.said()) == 2
 
 
-def test_ranks_that_all_wait_end_a_run_when_that_has_lasted_a_minute():
-    """Not at the next look after it, which may be a minute later."""
+def sleeps(rank):
+    return look(rank, call="clock_nanosleep", place="a.py:1 f", stack=("a.py:1 f",))
+
+
+UNPROVEN = {
+    "all wait in one collective": [waits(rank) for rank in range(4)],
+    "a rank sleeps": [waits(0), waits(1), sleeps(2), waits(3)],
+    "a rank waits for a lock": [
+        waits(0),
+        look(1, call="futex", place="a.py:1 f", stack=("a.py:1 f",)),
+        waits(2),
+        waits(3),
+    ],
+    "a loop that a thread may end": [waits(0), busy(1, spins=True), waits(2), waits(3)],
+    "an interpreter that does not answer": [waits(0), waits(1), look(2, asked=False), waits(3)],
+    "one rank is behind": [waits(0), waits(1), waits(2), waits(3, number=7)],
+}
+PROVEN = {
+    "stopped": [waits(0), waits(1), look(2, "T"), waits(3)],
+    "a loop that nothing can end": [waits(0), waits(1), busy(2, spins=True, endless=True), waits(3)],
+    "other calls": [waits(0), waits(1), waits(2, other="barrier"), waits(3)],
+    "raised": [waits(0), waits(1), look(2, raised="ValueError: no", raised_for=9.0), waits(3)],
+    "waits where nobody listens": [
+        look(rank, meets=f"node0:{29500 + (rank == 2)}", missed="where nobody listens" * (rank == 2))
+        for rank in range(4)
+    ],
+}
+
+
+@pytest.mark.parametrize("what", UNPROVEN)
+def test_a_verdict_without_proof_ends_a_run_after_five_minutes(what):
+    """Not at the next look after it, which may be a minute later. It is warned of as soon as any other."""
     world = World("stop")
     world.train(20)
-    began, world.looks = world.now, lambda: [waits(rank) for rank in range(4)]
-    world.run(70)
+    began, world.looks = world.now, lambda: UNPROVEN[what]
+    world.run(320)
     (first, warned), (last, ended) = world.said()
-    assert isinstance(warned, Warn) and first - began <= 40
-    assert isinstance(ended, Stop) and 60 <= last - began <= 63
+    assert isinstance(warned, Warn) and first - began <= 40 and warned.finding.confidence == LIKELY
+    assert isinstance(ended, Stop) and 300 <= last - began <= 303
+
+
+@pytest.mark.parametrize("what", PROVEN)
+def test_what_can_never_end_by_itself_ends_a_run_early(what):
+    world = World("stop")
+    world.train(20)
+    began, world.looks = world.now, lambda: PROVEN[what]
+    world.run(60)
+    last, ended = world.said()[-1]
+    assert isinstance(ended, Stop) and last - began <= 20 and ended.finding.confidence == CERTAIN
+
+
+def test_a_rank_that_sleeps_for_a_minute_of_its_own_accord_goes_on_with_the_others():
+    world = World("stop")
+    world.train(20)
+    world.looks = lambda: UNPROVEN["a rank sleeps"]
+    world.run(60)
+    world.looks = lambda: [busy(rank) for rank in range(4)]
+    world.train(20)
+    kinds = [type(action) if isinstance(action, (Warn, Stop)) else action.kind for _, action in world.actions]
+    assert kinds == [Warn, "resumed"]
 
 
 def test_one_rank_that_rests_while_others_go_on_is_named_until_it_reports():
@@ -306,7 +358,7 @@ def test_one_rank_that_rests_while_others_go_on_is_named_until_it_reports():
 def test_stop_is_for_programs_that_report_steps():
     world = World("stop")
     world.train(20)
-    world.looks = hung
+    world.looks = lambda: PROVEN["stopped"]
     world.run(10)
     assert [type(action) for _, action in world.said()] == [Stop]
     world = World("stop")
@@ -464,7 +516,7 @@ def test_a_look_at_real_processes_tells_a_long_sleep_from_a_poll(tmp_path):
             code = f"import time; open({name!r}, 'w').close(); {text}"
             made.append(subprocess.Popen([sys.executable, "-S", "-c", code], cwd=tmp_path))
         wait_for(lambda: all((tmp_path / name).exists() for name in names), what="both")
-        looks, *_ = read_ranks("r", 0, {each.pid: rank for rank, each in enumerate(made)}, False, str(tmp_path), [])
+        looks = read_ranks("r", 0, {each.pid: rank for rank, each in enumerate(made)}, False, str(tmp_path), []).looks
     finally:
         for each in made:
             each.kill()
@@ -581,7 +633,7 @@ def test_whose_answer_a_rank_waits_for(tmp_path, text):
         wait_for((tmp_path / "up").exists, what="the process")
         about = ("r", 0, {rank.pid: 0, others[0].pid: 1}, False, str(tmp_path))
         wait_for(lambda: is_still(about), what="rest")
-        looks, *_ = read_ranks(*about, [])
+        looks = read_ranks(*about, []).looks
         if not proc.word(rank.pid, "syscall"):
             pytest.skip("the kernel does not show system calls here")
         assert looks[0].waits_for.startswith(ANSWERS[text]) and bool(looks[0].waits_for) == bool(ANSWERS[text]), looks[
@@ -618,14 +670,14 @@ def test_the_rank_that_a_framework_gave_is_known_also_of_a_process_that_has_stop
     try:
         wait_for(lambda: len(list(tmp_path.glob("up-*"))) == 2, 120, "the workers")
         about = ("r", 0, {program.pid: 0}, True, str(tmp_path), [])
-        looks, *_ = read_ranks(*about)
+        looks = read_ranks(*about).looks
         assert sorted((look.rank, look.unnumbered) for look in looks) == [(0, False), (1, False)], looks
         os.killpg(program.pid, signal.SIGSTOP)
         wait_for(lambda: all(proc.stat(look.pid).state == "T" for look in looks), what="the stop")
         numbers = {look.pid: look.rank for look in looks}
-        looks, *_ = read_ranks(*about, Earlier(time.monotonic(), {}, numbers=numbers))
+        looks = read_ranks(*about, Earlier(time.monotonic(), numbers=numbers)).looks
         assert {look.pid: look.rank for look in looks if doing(look).startswith("stopped")} == numbers, looks
-        looks, *_ = read_ranks(*about)
+        looks = read_ranks(*about).looks
         assert all(look.unnumbered for look in looks), "nobody has told"
     finally:
         os.killpg(program.pid, 9)
@@ -659,7 +711,7 @@ def test_a_run_is_not_ended_for_one_long_call_that_may_return(spins, least):
     """A long query looks like one that never ends; a loop in Python that nothing can end is proof."""
     world = World("stop")
     world.train(20)
-    world.looks = lambda: sorted(others(busy(2, asked=spins, spins=spins)), key=lambda each: each.rank)
+    world.looks = lambda: sorted(others(busy(2, asked=spins, spins=spins, endless=spins)), key=lambda each: each.rank)
     began = world.now
     world.run(2000)
     (stopped,) = [at - began for at, action in world.actions if isinstance(action, Stop)]
@@ -707,14 +759,15 @@ def test_signs_of_work_of_real_processes(tmp_path, text):
             wait_for(lambda: is_still(about), what="rest")
         earlier = Earlier(time.monotonic(), read_usage(*about))
         time.sleep(2.0)
-        (seen,), _, last, _ = read_ranks(*about, [], earlier)
+        reading = read_ranks(*about, [], earlier)
+        (seen,) = reading.looks
     finally:
         os.killpg(rank.pid, 9)
         rank.wait()
     assert seen.signs.startswith(RESTING[text]) and bool(seen.signs) == bool(RESTING[text]), seen
     in_vain = "lock" in text and proc.word(os.getpid(), "syscall") != ""  # a wait with a time limit, again and again
     assert (seen.still >= 2.0) == (not seen.signs or "answer" in seen.signs or in_vain), seen
-    assert last.still[rank.pid] == seen.still
+    assert reading.last.ranks[0].still == seen.still
 
 
 def test_the_work_of_short_lived_processes_is_counted(tmp_path):
@@ -727,9 +780,9 @@ def test_the_work_of_short_lived_processes_is_counted(tmp_path):
     try:
         wait_for((tmp_path / "1").exists, what="the process")
         about = ("r", 0, {rank.pid: 0}, False, str(tmp_path))
-        before, own = read_usage(*about)[rank.pid], proc.stat(rank.pid).cpu
+        before, own = read_usage(*about)[0].usage, proc.stat(rank.pid).cpu
         wait_for((tmp_path / "8").exists, what="some work")
-        used, own = read_usage(*about)[rank.pid].since(before), proc.stat(rank.pid).cpu - own
+        used, own = read_usage(*about)[0].usage.since(before), proc.stat(rank.pid).cpu - own
     finally:
         os.killpg(rank.pid, 9)
         rank.wait()
@@ -750,7 +803,7 @@ def test_a_child_that_computes_on_a_machine_that_gives_it_no_core_is_at_work(tmp
         about = ("r", 0, {waits.pid: 0}, False, str(tmp_path))
         earlier = Earlier(time.monotonic(), read_usage(*about))
         time.sleep(2.0)
-        (seen,), _, _, _ = read_ranks(*about, [], earlier)
+        (seen,) = read_ranks(*about, [], earlier).looks
     finally:
         os.killpg(waits.pid, 9)
         for process in (waits, *others):

@@ -6,6 +6,7 @@ import time
 import pytest
 
 from drumbeat.agent.lead.attempt import hardware_behind
+from drumbeat.agent.ranks.start import End
 from drumbeat.agent.watchers.contract import Emit, Saw, Warn
 from drumbeat.agent.watchers.kernel_log import GpuErrors, KernelLog, gpu_failure
 from drumbeat.agent.wire.messages import Done, RankEnded
@@ -115,7 +116,7 @@ def test_the_rank_that_a_driver_named_is_the_first_of_those_that_fail_alike():
         words = Finding(
             "illegal-memory-access", ERROR, "CUDA error: an illegal memory access", rank=rank, node=rank // 2
         )
-        lead.rank_ended(rank // 2, RankEnded(0, rank, 1, None, at, False, words), at)
+        lead.rank_ended(rank // 2, RankEnded(0, End(rank, 1, None, at, finding=words)), at)
     lead.member_done(0, Done(0), 6.0)
     lead.member_done(1, Done(0), 6.0)
     failed = lead.history[-1].finding
@@ -313,7 +314,7 @@ def test_which_failures_a_broken_gpu_explains(code, node, explained):
 
 
 def fails(lead, now):
-    lead.rank_ended(0, RankEnded(lead.attempts[-1].number, 0, None, 9, now, False, None), now)
+    lead.rank_ended(0, RankEnded(lead.attempts[-1].number, End(0, None, 9, now)), now)
     acts = []
     for member in lead.attempts[-1].assignment:
         acts += lead.member_done(member, Done(lead.attempts[-1].number), now + 1)

@@ -11,7 +11,8 @@ from drumbeat.agent.lead.connections import Connection, Connections
 from drumbeat.agent.lead.lead import Lead
 from drumbeat.agent.lead.model import DOUBTFUL, FINISHED, SIGNAL, TIME_LIMIT, Finish, Member, Record, StopRequest, Tell
 from drumbeat.agent.lead_side import RanksMeeting
-from drumbeat.agent.wire.messages import Done, End, Hello, Prepare, RankEnded, Start, Stop
+from drumbeat.agent.ranks.start import End
+from drumbeat.agent.wire.messages import Done, Hello, Prepare, RankEnded, RunEnded, Start, Stop
 from drumbeat.base.order import Order
 from drumbeat.base.signals import EXIT_DOUBTFUL, EXIT_MUSTER, EXIT_PREFLIGHT, EXIT_TIME_LIMIT
 from drumbeat.findings.model import CAUGHT, ERROR, WARNING, Evidence, Finding
@@ -52,9 +53,10 @@ def mustered(offsets=(0.0, 0.0, 0.0), **changes):
     return lead, acts
 
 
-def ended(rank, code=0, number=None, t=5.0, by_us=False, finding=None, attempt=0):
+def ended(rank, code=0, number=None, t=5.0, by_us=False, finding=None, attempt=0, of_command=False):
     finding = Finding(finding, ERROR, finding) if finding else None
-    return RankEnded(attempt, rank, None if number else code, number, t, by_us, finding)
+    about = {"by_us": by_us, "finding": finding, "of_command": of_command}
+    return RankEnded(attempt, End(rank, None if number else code, number, t, **about))
 
 
 def done(lead, member, now, **changes):
@@ -230,7 +232,7 @@ def test_a_lost_node_ends_the_run_and_is_named():
 def test_a_lead_without_its_guard_ends_the_members():
     lead, _ = mustered()
     acts = lead.give_up()
-    assert any(isinstance(act, Tell) and isinstance(act.message, End) and 1 in act.members for act in acts)
+    assert any(isinstance(act, Tell) and isinstance(act.message, RunEnded) and 1 in act.members for act in acts)
     assert finish(acts) == [143] and lead.give_up() == []
 
 
@@ -286,7 +288,7 @@ def test_an_error_written_last_is_a_doubt_only_if_steps_are_missing(step, steps,
         CAUGHT, WARNING, "ValueError: odd", "raised at x.py:7", evidence=(Evidence("ValueError: odd"),), rank=1
     )
     for rank in range(4):
-        lead.rank_ended(rank // 2, RankEnded(0, rank, 0, None, 5.0, False, words if rank == 1 else None), 20.0)
+        lead.rank_ended(rank // 2, RankEnded(0, End(rank, 0, None, 5.0, finding=words if rank == 1 else None)), 20.0)
     progress = {"step": step, "steps": steps, "first_step": 1, "widest": 1}
     assert finish([*done(lead, 0, 20.0, progress=progress), *done(lead, 1, 20.0)]) == [
         EXIT_DOUBTFUL * (outcome == DOUBTFUL)
@@ -362,7 +364,7 @@ def test_a_launcher_whose_ranks_all_ended_well_at_the_time_limit_has_finished():
     for rank in range(4):
         lead.rank_ended(rank // 2, ended(rank, by_us=True), 101.5)
     for node in range(2):
-        lead.rank_ended(node, dataclasses.replace(ended(2 * node, by_us=True), of_command=True), 101.6)
+        lead.rank_ended(node, ended(2 * node, by_us=True, of_command=True), 101.6)
     done(lead, 0, 102.0)
     assert finish(done(lead, 1, 102.0)) == [0] and lead.history[-1].outcome == FINISHED
 

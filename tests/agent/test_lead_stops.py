@@ -155,7 +155,9 @@ def test_an_exit_code_alone_is_no_blame_where_a_rank_was_killed_whose_words_nobo
         lead.tick(20.4)
         aborts, loses = ended(1, number=signal.SIGKILL, finding=words), ended(0, 15, finding="exit-code")
         lead.rank_ended(0, aborts, 21.0)
-        lead.rank_ended(0, replace(loses, finding=replace(loses.finding, rank=0, unseen=silent)), 21.0)
+        lead.rank_ended(
+            0, replace(loses, end=replace(loses.end, finding=replace(loses.end.finding, rank=0, unseen=silent))), 21.0
+        )
         for rank in (2, 3):
             lead.rank_ended(1, ended(rank, number=signal.SIGTERM, by_us=True), 21.0)
         done(lead, 0, 22.0)

@@ -3,6 +3,7 @@
 import signal
 
 from drumbeat.agent.lead.model import CANCELLED, SIGNAL, Record, StopRequest, Tell
+from drumbeat.agent.ranks.start import End
 from drumbeat.agent.wire.messages import Done, Prepare, RankEnded
 from drumbeat.base.signals import EXIT_PREFLIGHT
 from drumbeat.findings.model import ERROR, Finding
@@ -14,7 +15,7 @@ def failed_once(lead, now=10.0, finding="exception", member=0, rank=0):
     number = lead.attempts[-1].number
     assert lead.phase == "running"
     finding = Finding(finding, ERROR, finding, node=member, rank=rank)
-    lead.rank_ended(member, RankEnded(number, rank, 1, None, now, False, finding), now)
+    lead.rank_ended(member, RankEnded(number, End(rank, 1, None, now, finding=finding)), now)
     acts = list(lead.tick(now + 1))
     for each in lead.attempts[-1].assignment:
         acts += lead.member_done(each, Done(number), now + 2)

@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from drumbeat.agent.loop import Loop
-from drumbeat.agent.member import looks
+from drumbeat.agent.member.looks import NodeLooks
+from drumbeat.agent.wire.messages import Looked
 from drumbeat.base import processes
 
 
@@ -15,13 +16,16 @@ def no_room(*_):
 
 def test_a_look_that_cannot_be_started_saw_nothing(monkeypatch):
     monkeypatch.setattr(processes, "Forked", no_room)
-    answers = []
-    looker = looks.Looker("r", "/f", [], lambda *answer: answers.append(answer))
-    looker.start(7, 0, {}, False, lambda: False)
-    assert not answers
-    looker.poll()
-    looker.poll()
-    assert answers == [(7, [], [])]
+    told, silent = [], SimpleNamespace(ranks=SimpleNamespace(reporting=True, resting=lambda now: False))
+    order, facts = SimpleNamespace(run_id="r", checks={}), SimpleNamespace(host="a", gpus=[])
+    child, folder = SimpleNamespace(replace=lambda *_: None), SimpleNamespace(looks=lambda _: "looks.json")
+    ranks, launcher = SimpleNamespace(rank_of={}), SimpleNamespace(is_rank=True)
+    node = NodeLooks(order, facts, "/f", folder, silent, child, told.append)
+    node.start(7, ranks, launcher)
+    assert not told
+    node.poll(ranks, launcher)
+    node.poll(ranks, launcher)
+    assert told == [Looked(0, 7)]
 
 
 def test_the_run_ends_with_the_true_reason():

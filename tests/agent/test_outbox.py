@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 from drumbeat.agent.lead import connections
-from drumbeat.agent.wire.messages import End, Start, Stop, encode
+from drumbeat.agent.wire.messages import RunEnded, Start, Stop, encode
 
 
 def test_thousands_of_messages_take_several_turns(monkeypatch):
@@ -22,11 +22,11 @@ def test_thousands_of_messages_take_several_turns(monkeypatch):
     for number, start in starts:
         box.put(start, (number,))
     everybody = (*range(1, 1000), 0)
-    box.put(End(1), everybody)
+    box.put(RunEnded(1), everybody)
     while box:
         before, begin = len(delivered), clock[0]
         box.send_some()
         turns.append(len(delivered) - before)
         assert clock[0] - begin < 0.15, "one turn is bounded"
-    assert delivered == [*starts, *((number, End(1)) for number in everybody), (0, Stop(15, 1.0))]
+    assert delivered == [*starts, *((number, RunEnded(1)) for number in everybody), (0, Stop(15, 1.0))]
     assert len(turns) > 15 and min(turns) > 0

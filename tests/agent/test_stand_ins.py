@@ -13,6 +13,7 @@ from drumbeat.agent.ranks.ends import rank_meant
 from drumbeat.agent.ranks.launchers import launcher_of
 from drumbeat.agent.ranks.stages import Stages, read_report
 from drumbeat.agent.ranks.stand_ins import run_stand_in
+from drumbeat.agent.ranks.start import plain_end
 from drumbeat.causes.table import CONFIGURATION, cause_of
 from drumbeat.inrank import driver as launcher_driver
 from drumbeat.inrank.driver import program
@@ -75,14 +76,14 @@ def test_a_launcher_that_is_not_there_starts_no_rank_whatever_the_script_ends_wi
     monkeypatch.setenv("DRUMBEAT_LAUNCHERS", folder)
     settings = os.path.join(folder, ".settings.json")
     assert run_stand_in([settings, "torchrun", "--version"]) == 127  # only asked whether it is there
-    assert launcher.ends(0, script, 0, 5.0)[0].exit_code == 0
+    assert launcher.ends(0, plain_end(script.rank, 0, 5.0))[0].exit_code == 0
     assert run_stand_in([settings, "torchrun", "train.py"]) == 127
     assert capsys.readouterr().err.endswith("drumbeat: torchrun: command not found\n")
-    end = launcher.ends(0, script, 0, 5.0)[0]
+    end = launcher.ends(0, plain_end(script.rank, 0, 5.0))[0]
     assert (end.exit_code, end.of_command, end.finding.code) == (127, True, "command-not-found")
     assert "no rank was started" in end.finding.cause and cause_of(end.finding, 127) is CONFIGURATION
     Path(launcher.logs.log(0, 0, "out")).touch()  # an earlier launcher has started ranks: then it is a doubt
-    end = launcher.ends(0, script, 0, 5.0)[0]
+    end = launcher.ends(0, plain_end(script.rank, 0, 5.0))[0]
     assert (end.exit_code, end.finding.severity, end.finding.title) == (
         0,
         "warning",
@@ -113,10 +114,10 @@ def test_a_launcher_that_ended_before_its_first_rank_is_no_success(tmp_path):
     launcher, environ = launcher_and_variables(tmp_path, 0)
     Stages(environ["DRUMBEAT_LAUNCHERS"]).begin(["torchrun", "--no-such-flag", "train.py"])
     script = Process(0, 0, ("bash", "x.sh"))
-    end = launcher.ends(0, script, 0, 5.0)[0]
+    end = launcher.ends(0, plain_end(script.rank, 0, 5.0))[0]
     assert (end.exit_code, end.finding.code) == (1, "no-rank-started")
     Path(launcher.logs.log(0, 0, "out")).touch()
-    assert launcher.ends(0, script, 0, 5.0)[0].exit_code == 0
+    assert launcher.ends(0, plain_end(script.rank, 0, 5.0))[0].exit_code == 0
 
 
 def test_accelerate_that_would_start_one_process_for_several_ranks_is_refused(tmp_path, monkeypatch, capsys):
@@ -162,7 +163,7 @@ def test_a_refusal_of_the_driver_is_the_commands_and_has_the_line_to_type(tmp_pa
     for report in (settings["report"], stages.report(0)):
         launcher_driver.write({"report": report}, [], refused="one process, not 4 ranks\n  drumbeat run -- python a.py")
     for launcher in (driven, scripts):
-        (end,) = launcher.ends(0, Process(0, 0, ("accelerate",)), 2 << 8, 5.0)
+        (end,) = launcher.ends(0, plain_end(0, 2 << 8, 5.0))
         assert (end.exit_code, end.of_command, end.finding.code) == (2, True, "launcher-refused")
         assert (end.finding.title, end.finding.fix) == ("one process, not 4 ranks", "drumbeat run -- python a.py")
         assert rank_meant(launcher, end, end.finding) is None
@@ -175,7 +176,7 @@ def test_a_program_that_spawns_its_ranks_is_none_itself(tmp_path, text, is_rank)
     asked = order(command=("python", "a.py"), workdir=str(tmp_path), launcher="once")
     launcher = launcher_of(asked, folder, folder, "b.pyz", str(tmp_path))
     launcher.prepare(0, 0, Peers((Peer(0, "h0", "", Facts("h0"), 0.0, 1),), "10.0.0.1", 61000), BOUND)
-    (end,) = launcher.ends(0, Process(0, 0, ("python", "a.py")), 256, 5.0)
+    (end,) = launcher.ends(0, plain_end(0, 256, 5.0))
     assert (launcher.is_rank, end.of_command) == (is_rank, not is_rank)
 
 
@@ -184,9 +185,9 @@ def test_a_launcher_that_fails_before_its_first_rank_is_not_rank_0(tmp_path):
     os.makedirs(folder.attempt(0))
     launcher = launcher_of(order(command=("torchrun", "a.py"), launcher="torchrun"), folder, folder, "b.pyz", "")
     process = Process(0, 0, ("torchrun",))
-    assert launcher.ends(0, process, 2 << 8, 5.0)[0].of_command
+    assert launcher.ends(0, plain_end(process.rank, 2 << 8, 5.0))[0].of_command
     Path(folder.log(0, 0, "out")).touch()
-    assert not launcher.ends(0, process, 2 << 8, 5.0)[0].of_command
+    assert not launcher.ends(0, plain_end(process.rank, 2 << 8, 5.0))[0].of_command
 
 
 FAILED = [{"rank": 1, "exit_code": 9, "t": 4.0}]
@@ -221,7 +222,7 @@ def test_a_failed_stage_is_told_and_fails_the_run_unless_a_later_one_ended_well(
         elif failures is not None:
             launcher_driver.write({"report": stages.report(number)}, failures)
     Path(launcher.logs.log(0, 0, "out")).touch()
-    (end,) = launcher.ends(0, Process(0, 0, ("bash", "x.sh")), status, 5.0)
+    (end,) = launcher.ends(0, plain_end(0, status, 5.0))
     if outcome == "failed":
         assert (end.rank, end.exit_code, end.of_command) == (1, 9, False)
         return
@@ -265,13 +266,13 @@ def test_a_launcher_that_failed_without_a_rank_is_told(tmp_path, script, later):
         stages._add({"command": "torchrun b.py"})
         launcher_driver.write({"report": stages.report(1)}, [])
     Path(launcher.logs.log(0, 0, "out")).touch()
-    (end,) = launcher.ends(0, Process(0, 0, ("bash", "x.sh")), 0, 5.0)
+    (end,) = launcher.ends(0, plain_end(0, 0, 5.0))
     assert (end.exit_code, end.finding.code, end.finding.rank) == (0, "stage-failed", None)
     assert (
         end.finding.title == "the script's torchrun a.py was told to stop (signal 15)" and not launcher.ranks_ended_well
     )
     assert end.finding.cause == f"the script went on, and {later}"
-    (end,) = launcher.ends(0, Process(0, 0, ("bash", "x.sh")), 143 << 8, 5.0)
+    (end,) = launcher.ends(0, plain_end(0, 143 << 8, 5.0))
     assert (end.exit_code, end.finding) == (143, None)
 
 
@@ -298,7 +299,7 @@ def test_a_launcher_that_has_not_ended_when_its_script_does_is_no_success(tmp_pa
         else:
             launcher_driver.write({"report": stages.report(number)}, failures)
     Path(launcher.logs.log(0, 0, "out")).touch()
-    (end,) = launcher.ends(0, Process(0, 0, ("bash", "x.sh")), 0, 5.0)
+    (end,) = launcher.ends(0, plain_end(0, 0, 5.0))
     assert (end.exit_code, end.finding and end.finding.code) == (code, finding)
     if finding:
         assert end.finding.title == "the script ended while its torchrun a.py had not reported its end"

@@ -166,7 +166,7 @@ def test_a_member_that_says_anything_does_not_break_the_lead():
                 lead.beat(1, message)
                 watching.beat(1, message, now)
             elif isinstance(message, RankEnded):
-                watching.rank_ended(1, message, now)
+                watching.rank_ended(1, message.end, now)
                 lead.rank_ended(1, message, now)
             elif isinstance(message, Done):
                 lead.member_done(1, message, now)

@@ -93,9 +93,9 @@ def test_an_earlier_record_of_death_wins(events, timed):
 
 @given(st.lists(st.tuples(st.sampled_from(CODES), st.floats(0.001, 500), st.booleans()), min_size=1, max_size=6))
 def test_the_lead_names_an_earlier_kill(later):
-    planted = RankEnd(99, 9, None, signal.SIGKILL, 0.0, Finding("killed", ERROR, "killed"), False)
+    planted = RankEnd(99, None, signal.SIGKILL, 0.0, finding=Finding("killed", ERROR, "killed"), member=9)
     ends = [
-        RankEnd(rank, 0, 1 if code else 0, None, at, Finding(code, ERROR, code) if code else None, by_us)
+        RankEnd(rank, 1 if code else 0, None, at, finding=Finding(code, ERROR, code) if code else None, by_us=by_us)
         for rank, (code, at, by_us) in enumerate(later)
     ]
     assert earliest([*ends, planted])[1] is planted
@@ -194,7 +194,8 @@ def test_thousands_of_ranks_are_judged_at_once():
 
 def ended(rank, number=None, at=10.0, by_us=False, code="aborted", links=(), closed=()):
     exit_code = None if number else 1
-    return RankEnd(rank, 0, exit_code, number, at, Finding(code, ERROR, code), by_us, False, links, closed)
+    found = Finding(code, ERROR, code)
+    return RankEnd(rank, exit_code, number, at, finding=found, by_us=by_us, links=links, closed=closed)
 
 
 @pytest.mark.parametrize("number", ("ABRT", "SEGV", "BUS", "FPE", "ILL", "KILL", "TERM"))

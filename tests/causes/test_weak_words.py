@@ -2,7 +2,7 @@
 
 import pytest
 
-from drumbeat.agent.lead.decide import decide
+from drumbeat.agent.lead.decide import Allowed, decide
 from drumbeat.agent.lead.model import Member, Outcome
 from drumbeat.causes.events import HARDWARE, OUTSIDE, RAISED, RAISED_IN_COMMUNICATION
 from drumbeat.causes.table import GUESSED, PROGRAM, cause_of, kind_of
@@ -117,7 +117,7 @@ def test_twice_the_same_guess_on_one_node_excludes_nobody(message):
     assert finding.guessed and cause_of(finding, 1) is GUESSED
     members = {number: Member(number, f"n{number}", "127.0.0.1", number) for number in range(3)}
     history = [Outcome("failed", 1, finding, (0, 1), member=1, step=step) for step in (3, 9)]
-    decision = decide(history, members, restarts=5)
+    decision = decide(history, members, Allowed(5))
     assert decision.action == "restart" and decision.assignment == (0, 1) and not decision.excluded
 
 

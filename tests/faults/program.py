@@ -204,7 +204,7 @@ def xid():
 
 def amd_reset():
     kernel_says("amdgpu 0000:c1:00.0: amdgpu: GPU reset begin!")
-    time.sleep(600)
+    stop()
 
 
 def own_xid():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from drumbeat.agent.lead.decide import decide
+from drumbeat.agent.lead.decide import Allowed, decide
 from drumbeat.agent.lead.model import FAILED, Outcome
 from drumbeat.agent.watchers.contract import Emit, Saw, Stop, Warn, Watching
 from drumbeat.base.order import Expect
@@ -72,7 +72,7 @@ def test_watchers_hear_sensors_first_and_their_words_are_carried_out():
     finding = Finding("odd", ERROR, "something is odd")
     parrot = Parrot(Emit("verdict", {"verdict": Verdict("transport", "tcp")}), Warn(finding), Stop(finding))
     recorded, told = [], []
-    watching = Watching([parrot], [Eye()], lambda kind, data: recorded.append(kind), told.append)
+    watching = Watching(lambda kind, data: recorded.append(kind), told.append, [parrot], [Eye()])
     watching.feed("started", {"pids": [1]}, 1.0)
     watching.tick(2.0)
     assert parrot.heard == [("started", 1.0), ("counters", 2.0), ("tick", 2.0)]
@@ -85,5 +85,5 @@ def test_watchers_hear_sensors_first_and_their_words_are_carried_out():
 
 def test_what_the_gate_stopped_is_not_started_again():
     finding = Finding("transport-mismatch", ERROR, "tcp, not rdma")
-    assert decide([Outcome(FAILED, 1, finding)], restarts=5, members={}).action == "stop"
-    assert decide([Outcome(FAILED, 1, Finding("unknown", ERROR, "?"))], restarts=5, members={}).action == "restart"
+    assert decide([Outcome(FAILED, 1, finding)], {}, Allowed(restarts=5)).action == "stop"
+    assert decide([Outcome(FAILED, 1, Finding("unknown", ERROR, "?"))], {}, Allowed(restarts=5)).action == "restart"

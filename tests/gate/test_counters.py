@@ -3,9 +3,9 @@
 import json
 
 from drumbeat.agent.watchers.transport import Counters
-from drumbeat.inspector.activity import read_counters
 from drumbeat.machine.host import LiveHost
 from drumbeat.machine.replay import FolderHost
+from drumbeat.machine.sample import read_counters
 
 
 def machine(tmp_path, files):

@@ -3,12 +3,12 @@
 import pytest
 
 from drumbeat.agent.watchers.contract import Emit, Saw, Stop, Warn
-from drumbeat.agent.watchers.transport import Gate, Place, Wanted, named
+from drumbeat.agent.watchers.transport import Gate, Place, named
 from drumbeat.base.order import Expect
 from tests.gate.logs import channel_lines, log
 
 MB = 1 << 20
-WANTED = Wanted((("GLOO_SOCKET_IFNAME", "fast0"),))
+WANTED = (("GLOO_SOCKET_IFNAME", "fast0"),)
 
 
 class World:

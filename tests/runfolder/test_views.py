@@ -85,7 +85,7 @@ def test_a_failure_of_ten_thousand_ranks(tmp_path):
         found = cause if rank == 7 else other if rank % 2 else Finding("peer-lost", ERROR, "Connection reset by peer")
         found = Finding("stopped", ERROR, "ended by drumbeat") if rank % 3 == 0 else found
         code, number = (None, 15) if rank % 3 == 0 else (1, None)
-        attempt.ends.append(RankEnd(rank, rank // 8, code, number, 1.0, found, rank % 3 == 0))
+        attempt.ends.append(RankEnd(rank, code, number, 1.0, finding=found, by_us=rank % 3 == 0, member=rank // 8))
     attempt.done = {0: {"step": 5, "first_loss": 1.0, "last_loss": 0.5, "first_t": 1.0, "last_t": 9.0}}
     earlier = replace(attempt, ends=attempt.ends[:8], done={})
     lead.attempts, lead.history = [*[earlier] * 39, attempt], [Outcome(FAILED, 1, cause)] * 40
@@ -337,7 +337,7 @@ def test_a_loss_that_is_no_number_and_ranks_that_train_apart_stand_in_every_summ
     remarks = ["  warning: loss nan since step 5", f"  warning: {words}"]
     assert drumbeat.here("list").stdout.splitlines()[2:] == remarks
     ended = summarize(
-        run.order(), [AttemptEnd(0, "finished", 0)], [], (), run.progress(), {}, Observations(world=apart)
+        run.order(), [AttemptEnd(0, "finished", 0)], [], (), run.progress(), {}, Observations(run.run_events())
     )
     write_summary(run.folder, ended)
     make_run(tmp_path / "run")

@@ -103,8 +103,11 @@ def test_ranks_of_a_program_that_starts_them_are_counted_by_their_connections(dr
 
 def test_a_hang_inside_a_worker_names_the_worker(drumbeat, start):
     run = start("hangs")
+    wait_for(
+        lambda: any(each.get("finding", {}).get("code") == "hang-asleep" for each in events(drumbeat)), 200, "the hang"
+    )
+    run.terminate()
     err, _ = run.communicate(timeout=200)
-    assert run.returncode != 0
     found = re.search(r"process (\d+) on node 1 \(rank unknown\) is asleep", err)
     assert found, err
     said = [each["finding"] for each in events(drumbeat) if each["kind"] == "finding"]

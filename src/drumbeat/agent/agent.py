@@ -160,18 +160,9 @@ class Agent:
         if self.order.members > 1 and not self.order.emulated:
             self.doors = self.doors or Doors(self.facts)
             network = replace(network, doors=self.doors.places)
-        return wire.Hello(
-            self.number,
-            self.facts.host,
-            address,
-            self.order.identity,
-            self.order.terms(),
-            max(1, ranks),
-            gpus_used(self.order, self.facts),
-            network,
-            tuple(findings),
-            self.order.start,
-        )
+        order, gpus = self.order, gpus_used(self.order, self.facts)
+        about = (self.number, self.facts.host, address, order.identity, order.terms(), max(1, ranks), gpus)
+        return wire.Hello(*about, network, tuple(findings), order.start)
 
     def obey(self, message: Message) -> None:
         """Carry out an order of the lead."""
@@ -190,7 +181,7 @@ class Agent:
             self.node.stop(message.signal, message.grace)
         elif isinstance(message, wire.Look):
             self.node.look(message)
-        elif isinstance(message, wire.End) and self.exit_code is None:
+        elif isinstance(message, wire.RunEnded) and self.exit_code is None:
             self.exit_code = message.exit_code
             failed = self.node.failed_in == self.node.attempt
             self.report({"ended": self.exit_code, "again": message.again, "failed_here": failed})

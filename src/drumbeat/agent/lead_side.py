@@ -28,8 +28,10 @@ from drumbeat.agent.lead.model import (
     StopRequest,
     Tell,
     record_finding,
+    record_verdict,
 )
 from drumbeat.agent.lead.summary import Tracking, missing_packages, python_of, run_on_end, what_follows, write_end
+from drumbeat.agent.ranks.start import End
 from drumbeat.agent.watchers.build import build_lead_watchers
 from drumbeat.agent.watchers.contract import AskLook, Emit, Saw, Stop, Warn, Watcher
 from drumbeat.agent.wire import messages as wire
@@ -65,12 +67,12 @@ class LeadWatching:
     def beat(self, member: int, beat: wire.Beat, now: float) -> List[Act]:
         return self._feed(Saw("beat", {"member": member, "beat": beat}), now)
 
-    def rank_ended(self, member: int, ended: wire.RankEnded, now: float) -> List[Act]:
+    def rank_ended(self, member: int, end: End, now: float) -> List[Act]:
         known = self.lead.members.get(member)
         about = {
-            "rank": ended.rank, "exit_code": ended.exit_code, "by_us": ended.by_us,
-            "node": member, "host": known.host if known else "", "of_command": ended.of_command,
-            "words": ended.finding.evidence[0].text[:200] if ended.finding and ended.finding.evidence else "",
+            "rank": end.rank, "exit_code": end.exit_code, "by_us": end.by_us,
+            "node": member, "host": known.host if known else "", "of_command": end.of_command,
+            "words": end.finding.evidence[0].text[:200] if end.finding and end.finding.evidence else "",
         }  # fmt: skip
         return self._feed(Saw("exited", about), now)
 
@@ -89,10 +91,8 @@ class LeadWatching:
         """Tell the watchers of the lead's decision: an attempt begins, or its ranks are being ended."""
         if kind == "attempt-started":
             attempt = self.lead.attempts[-1]
-            members = {
-                number: {"host": self.lead.members[number].host, "ranks": self.lead.members[number].ranks}
-                for number in attempt.assignment
-            }
+            taking_part = {number: self.lead.members[number] for number in attempt.assignment}
+            members = {number: {"host": each.host, "ranks": each.ranks} for number, each in taking_part.items()}
             return self._feed(Saw("attempt", {"number": attempt.number, "members": members}), now)
         if kind in ("stopping", "attempt-ended"):
             return self._feed(Saw("stopping"), now)
@@ -166,13 +166,8 @@ class RanksMeeting:
             for number, member in sorted(members.items())
             if member.fit and number not in attempt.roles
         ]
-        return {
-            "nodes": nodes,
-            "spares": spares,
-            "master_addr": self.address,
-            "master_port": attempt.port,
-            "schema": "1.0",
-        }
+        meeting = {"master_addr": self.address, "master_port": attempt.port}
+        return {"nodes": nodes, "spares": spares, **meeting, "schema": "1.0"}
 
 
 _LINES = {"TERM": SIGNAL, "INT": USER, "USR2": NOTICE, "CANCEL": CANCEL}  # the first word of a line in the `stop` file
@@ -237,7 +232,10 @@ class LeadSide:
         self.events.attempt = self.lead.first_attempt
         self._obey_lines(self.asked)  # before any rank starts
         try:
-            agent.on_storage(self._write_packages, order.workdir, _PACKAGES)
+            agent.on_storage(
+                lambda: replace_json(self.folder.packages, all_versions(LiveHost(), order.command[0], order.workdir)),
+                order.workdir, _PACKAGES,
+            )  # fmt: skip
         except TimeoutError as error:
             agent.complain(f"versions of installed packages are not recorded: {error}")
         if order.track:
@@ -250,11 +248,6 @@ class LeadSide:
         if not self.untracked:
             assert agent.node
             self.tracking = Tracking(agent.order, self.folder, agent.bundle, agent.node.beside)
-
-    def _write_packages(self) -> None:
-        """Write the list of packages, in a child: they may be on slow storage."""
-        order = self.agent.order
-        replace_json(self.folder.packages, all_versions(LiveHost(), order.command[0], order.workdir))
 
     def open(self) -> None:
         agent, order = self.agent, self.agent.order
@@ -337,7 +330,12 @@ class LeadSide:
         """Leave last: files that members still send must get into the run folder. Writing may block, so a child does it, while
         the guard keeps getting beats."""
         if self.connections.by_socket:
-            in_child(self._gather, _LEAVE + _SILENCE, self.agent.beat)
+
+            def gather() -> bytes:
+                gather_files(self.connections.by_socket, self.folder, _LEAVE, _SILENCE)
+                return b"done"
+
+            in_child(gather, _LEAVE + _SILENCE, self.agent.beat)
         until = self.tracking.end() if self.tracking else 0.0
         if self.agent.order.on_end:
             self._run_on_end()
@@ -355,13 +353,10 @@ class LeadSide:
         if problem:
             agent.complain(problem)
 
-    def _gather(self) -> bytes:
-        gather_files(self.connections.by_socket, self.folder, _LEAVE, _SILENCE)
-        return b"done"
-
     # -- what arrives on the connections -----------------------------------------------------------------------------
 
     def refuse(self, hello: wire.Hello) -> Optional[wire.Refuse]:
+        """Return why this member may not join; None if it may."""
         why = self.lead.refuse(hello)
         return wire.Refuse(why, self.lead.muster.is_of_another_run(hello)) if why else None
 
@@ -388,7 +383,7 @@ class LeadSide:
             lead.beat(member, message)
             return watching.beat(member, message, now)
         if isinstance(message, wire.RankEnded):
-            seen = watching.rank_ended(member, message, now) if lead.is_current(message.attempt) else []
+            seen = watching.rank_ended(member, message.end, now) if lead.is_current(message.attempt) else []
             return seen + lead.rank_ended(member, message, now)
         if isinstance(message, wire.Done):
             return lead.member_done(member, message, now)
@@ -397,7 +392,7 @@ class LeadSide:
         if isinstance(message, wire.FirstStep):
             return self._first_step(message.t + lead.members[member].clock_offset)
         if isinstance(message, wire.Judged):
-            return [Record("verdict", {"verdict": to_plain(message.verdict), "peer": member})]
+            return [record_verdict(message.verdict, member)]
         if isinstance(message, wire.Found):
             lead.found(member, message.finding)
             return [record_finding(message.finding), *(lead.watcher_stop(message.finding, now) if message.stop else ())]
@@ -433,9 +428,11 @@ class LeadSide:
 
     @property
     def patience(self) -> float:
+        """Return the seconds of silence after which a member is lost even if its connection is not broken."""
         return self.lead.patience
 
     def silent(self, member: int, seconds: float, again: bool = False) -> None:
+        """Report that a member was silent for `Timing.lost_node`, once. `again`: it is heard again."""
         self._do(self.lead.member_silent(member, seconds, again))
 
     def lost(self, member: int, why: str, silent: bool = False) -> None:
@@ -449,8 +446,10 @@ class LeadSide:
                 self._record(act)
                 self._do(self.watching.recorded(act.kind, time.monotonic()))
             elif isinstance(act, Tell):
-                others = tuple(number for number in act.members if number != 0)
-                self.outbox.put(self._complete(act.message), (*others, 0) if 0 in act.members else others)
+                others, message = tuple(number for number in act.members if number != 0), act.message
+                if isinstance(message, wire.RunEnded):  # it says whether another start follows
+                    message = dataclasses.replace(message, again=what_follows(self.lead).step == REQUEUE)
+                self.outbox.put(message, (*others, 0) if 0 in act.members else others)
             elif isinstance(act, Finish):
                 self.exit_code = act.exit_code
                 self._write_end()
@@ -463,12 +462,6 @@ class LeadSide:
         if starts:
             assert self.agent.child
             self.agent.child.replace(self.folder.peers, json.dumps(self.meeting.peers(self.lead)) + "\n")
-
-    def _complete(self, message: Message) -> Message:
-        """Add to an attempt's end whether another start follows."""
-        if isinstance(message, wire.End):
-            return dataclasses.replace(message, again=what_follows(self.lead).step == REQUEUE)
-        return message
 
     def _deliver(self, member: int, message: Message, data: bytes) -> None:
         if member == 0:

@@ -18,7 +18,7 @@ from drumbeat.agent.guard import guard, warn
 from drumbeat.agent.lead_side import LeadSide
 from drumbeat.agent.member_side import MemberSide
 from drumbeat.agent.place import placed, task_meeting
-from drumbeat.agent.wire.messages import Found, RankExited, RankStarted, StopAsked, WireError
+from drumbeat.agent.wire.messages import EndTask, Found, RankExited, RankStarted, StopAsked, WireError
 from drumbeat.base import clock, proc
 from drumbeat.base.order import load_order
 from drumbeat.base.problem import Problem
@@ -42,7 +42,7 @@ _PATIENCE, _FEW = 0.02, 64  # seconds to wait for more after a turn with at most
 _AFTER_GRACE = 20.0  # seconds for all nodes to end after their ranks' grace, if nothing can be written any more
 _SPARE = 3  # descriptors kept to end with, once no more files can be opened
 _NODE_TICK = 0.1  # seconds between two ticks of our own node, however often the members of a large job wake us
-_CALM_TICK = 0.5  # seconds between two turns in which something is done, while all ranks only work
+_CALM_TICK = 1.0  # seconds between two turns in which something is done, while all ranks only work
 
 
 class Loop:
@@ -159,7 +159,9 @@ class Loop:
         self._serve(ready)
         reaped = self._reap()
         node, now = self.agent.node, time.monotonic()
-        if not (ready or reaped) and self.side.calm and now - self.last_tick < _CALM_TICK:
+        child = self.agent.child  # its answers are taken already, unless there is a stop request among them
+        woken = any(key.data != self.agent.pump for key, _ in ready) or (child is not None and child.stops)
+        if not (woken or reaped) and self.side.calm and now - self.last_tick < _CALM_TICK:
             return  # what a turn does costs twenty times as much as to see that nobody has ended
         if node and (reaped or now - self.last_tick >= _NODE_TICK):
             self.last_tick = now
@@ -202,15 +204,10 @@ class Loop:
     # -- tasks -------------------------------------------------------------------------------------------------------
 
     def _gather_tasks(self) -> None:
-        agent = self.agent
-        agent.tasks.gather(
-            task_meeting(agent.facts.identity, os.environ, agent.number, agent.token),
-            agent.token,
-            agent.order.ranks_per_node,
-            agent.order.timing.muster,
-            agent.wait_politely,
-            agent.complain,
-        )
+        agent, order = self.agent, self.agent.order
+        meeting = task_meeting(agent.facts.identity, os.environ, agent.number, agent.token)
+        limits = (order.ranks_per_node, order.timing.muster)
+        agent.tasks.gather(meeting, agent.token, *limits, agent.wait_politely, agent.complain)
         for local_id, channel in agent.tasks.lines.items():
             self.selector.register(channel.sock, selectors.EVENT_READ, lambda number=local_id: self._from_task(number))
 
@@ -232,7 +229,7 @@ class Loop:
         agent = self.agent
         if agent.node and agent.node.active:
             agent.node.kill()
-        agent.tasks.end()
+        agent.tasks.send_all(EndTask())
         if agent.node:
             agent.node.close(time.monotonic() - self.started)
         agent.close_folder()

@@ -241,7 +241,7 @@ class MemberSide:
         elif isinstance(message, wire.Welcome):
             self._welcome(message)
         elif not isinstance(message, wire.Beat):
-            if isinstance(message, (wire.Stop, wire.End)):
+            if isinstance(message, (wire.Stop, wire.RunEnded)):
                 self.unanswered.clear()
             if isinstance(message, (wire.Stop, wire.Start)):
                 self.stopping = isinstance(message, wire.Stop)

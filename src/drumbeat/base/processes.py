@@ -225,6 +225,30 @@ def serve(name: str, work: Callable[[], None], *kept: int) -> int:
     return pid
 
 
+def write_all(fd: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(fd, data) :]
+
+
+class Answers:
+    """The lines of JSON that a child writes into a pipe."""
+
+    def __init__(self, fd: int) -> None:
+        os.set_blocking(fd, False)
+        self.fd, self.ended = fd, False
+        self._rest = b""
+
+    def read(self) -> List[Any]:
+        """Return the values that have come since the last call; sets `ended` if the child has closed the pipe."""
+        data = self._rest
+        with suppress(BlockingIOError):
+            while not self.ended:
+                piece = os.read(self.fd, 1 << 16)
+                data, self.ended = data + piece, not piece
+        *lines, self._rest = data.split(b"\n")
+        return [json.loads(line) for line in lines]
+
+
 def redacting(log: int) -> int:
     """Return a pipe for programs whose output goes into a run folder. A child copies it to `log` with secrets removed, and
     exits when all writers have closed the pipe."""
@@ -269,9 +293,7 @@ class Forked:
                 os.close(self.fd)
                 die_with_parent(parent)
                 ignore_stops()
-                data = work() + _WHOLE
-                while data:
-                    data = data[os.write(write_fd, data) :]
+                write_all(write_fd, work() + _WHOLE)
                 code = 0
             finally:
                 os._exit(code)

@@ -32,8 +32,8 @@ from drumbeat.machine.host import LiveHost
 from drumbeat.machine.model import Identity
 from drumbeat.runfolder.files import replace
 from drumbeat.runfolder.layout import RunFolder, ask_to_stop
-from drumbeat.runfolder.run import Run, replaced_nodes
-from drumbeat.runfolder.state import Course, hangs_of, ledger, ranks_seen, why_stopped, world_of
+from drumbeat.runfolder.run import Run
+from drumbeat.runfolder.state import Course, ledger
 from drumbeat.runfolder.summary import (
     AttemptEnd,
     Observations,
@@ -73,13 +73,10 @@ def summary_without_lead(
     queued = os.path.exists(run.folder.script)
     events = run.run_events()
     parts, hang = ledger(order.created, now, events, queued, progress), Course(events).hang
-    found = hang.finding if hang else None
     facts = [run.facts(node) for node in run.nodes()]
     known = [gpus_used(order, each) for each in facts if each]
     gpus = gpus_of_run(order, known) if len(known) == len(facts) else None
-    replaced, world = replaced_nodes(events), world_of(events)
-    hangs = hangs_of(events, now, progress)
-    observed = Observations(found, replaced, gpus, world, hangs, ranks_seen(events), why_stopped(events))
+    observed = Observations(events, hang.finding if hang else None, gpus)
     return summarize(order, attempts, run.members(), affected, progress, parts, observed)
 
 
@@ -202,6 +199,7 @@ class Foreground:
         for early in self.signals:  # signals that came before there were guards to pass them on to
             self._signal_guards(early)
         codes: Dict[int, int] = {}
+        returns = self.order.fewest_nodes is not None  # a run with a range of nodes uses them in its next attempt
         lead_gone: Optional[float] = None
         while len(codes) < len(self.guards) or self.returning:
             self._read_reports(reports)
@@ -209,8 +207,9 @@ class Foreground:
             self.console.poll(self.folder)
             for node, guard in self.guards.items():
                 if node not in codes and guard.poll() is not None:
-                    codes[node] = guard.returncode
-                    self._let_return(node, guard.returncode)
+                    code = codes[node] = guard.returncode
+                    if (code < 0 or code > 128) and node and returns and not (self.again or self.signals):
+                        self.returning[node] = time.monotonic() + _RETURN_AFTER  # it was killed
                     lead_gone = time.monotonic() if node == 0 else lead_gone
                     if guard.returncode < 0 and node not in self.hung:
                         self._let_agent_end()
@@ -236,12 +235,6 @@ class Foreground:
             return next((code for code in codes.values() if code), 0)
         self.console.end(*ended)
         return ended[1].exit_code
-
-    def _let_return(self, node: int, code: int) -> None:
-        """Schedule the restart of a member that was killed: a run with a range of nodes uses it in its next attempt."""
-        killed = code < 0 or code > 128
-        if killed and node and self.order.fewest_nodes is not None and not (self.again or self.signals):
-            self.returning[node] = time.monotonic() + _RETURN_AFTER
 
     def _due(self, lead_gone: bool) -> List[int]:
         """Return the members to restart now; none once the run is ending."""

@@ -39,8 +39,8 @@ _COMPUTES = (
 )  # fmt: skip
 _PLAIN = (int, float, complex, bool, str, bytes, type(None))
 _SWITCH, _WATCHED, _RAN = 0.005, 0.1, 0.004
-_ENDLESS, _PURE = "endless", "pure"
-PROVEN = 2  # a loop was seen to repeat itself: one such sample is enough
+_ENDLESS, _PURE, _SEALED = "endless", "pure", "sealed"
+PROVEN = 2  # nothing at all can end the loop: one such sample is enough
 
 _CLOSED, _CLOSE_WAIT, _LISTENS = 7, 8, 10  # states of a TCP connection
 _NOTE = "end-"  # prefix of the names of notes
@@ -296,7 +296,8 @@ def _stack(frame: Optional[FrameType], thread: int) -> List[List[Any]]:
         name = frame.f_code.co_filename
         library = name == _SHOWN or any(part in name for part in _LIBRARY)
         kind = _loop(frame.f_code, frame.f_lasti)
-        endless = PROVEN if kind == _PURE and _repeats(frame, thread) else int(kind == _ENDLESS)
+        proven = kind == _SEALED or (kind == _PURE and _repeats(frame, thread))
+        endless = PROVEN if proven else int(kind == _ENDLESS)
         found.append([name, frame.f_lineno, frame.f_code.co_name, library, endless])
         frame = frame.f_back
     return found
@@ -313,7 +314,7 @@ def _is_only_called(code: bytes, at: int) -> bool:
 @functools.lru_cache(_KEPT)
 def _loop(code: CodeType, at: int) -> str:
     """Return the kind of loop that the code is in: one that is endless, as it has no exit, or waits for a change and makes none
-    itself; or one that only computes with its own variables."""
+    itself; one that only computes with its own variables; or, sealed, both without an exit and only computing."""
     import dis
 
     steps = list(dis.get_instructions(code))
@@ -331,9 +332,12 @@ def _loop(code: CodeType, at: int) -> str:
     )
     counted = inside if handles or at not in stays else stays
     acts = any(inside[step].startswith(_ACTS) for step in counted)
-    if end < 0 or not (exits and acts):
-        return _ENDLESS if end >= 0 else ""
-    return _PURE if all(name.startswith(_COMPUTES) for name in inside.values()) else ""
+    if end < 0:
+        return ""
+    pure = all(name.startswith(_COMPUTES) for name in inside.values())
+    if not (exits and acts):
+        return _SEALED if pure and not exits else _ENDLESS
+    return _PURE if pure else ""
 
 
 def _repeats(frame: FrameType, thread: int) -> bool:

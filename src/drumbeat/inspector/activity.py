@@ -9,10 +9,11 @@ import socket
 import subprocess
 import threading
 import time
-from dataclasses import replace
-from typing import Any, Collection, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from dataclasses import field, replace
+from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.base import proc
+from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.proc import Ports
 from drumbeat.inrank import stacks
 from drumbeat.inspector import ras
@@ -22,12 +23,9 @@ from drumbeat.inspector.ranks import MOST_LINKS, RankProcesses, find_ranks, iden
 from drumbeat.inspector.ras import RasNote
 from drumbeat.inspector.record import Collective, RankLook
 from drumbeat.inspector.tree import Snapshot
-from drumbeat.machine.host import Host, LiveHost
+from drumbeat.machine.host import LiveHost
 from drumbeat.machine.model import Gpu
-from drumbeat.machine.parse import number
-from drumbeat.machine.sample import Sampler
-
-Bytes = Tuple[int, int]  # sent, received
+from drumbeat.machine.sample import Sampler, read_counters
 
 _APART = 2.0  # seconds between the first and the last reading
 _ASKS = 10  # times that a rank is asked for its stack between them
@@ -45,12 +43,6 @@ _COMPILERS = frozenset((
     "ptxas", "cicc", "nvcc", "fatbinary", "cc1", "cc1plus", "gcc", "g++", "c++", "clang", "clang++", "amdclang++", "hipcc",
     "lld", "ld", "ld.lld", "ninja",
 ))  # fmt: skip
-# Where a driver keeps an RDMA port's bytes: sent, received, bytes of one count. InfiniBand counts words of four.
-_RDMA_FILES = (
-    ("counters/port_xmit_data", "counters/port_rcv_data", 4),
-    ("hw_counters/tx_rdma_ucast_bytes", "hw_counters/rx_rdma_ucast_bytes", 1),
-    ("hw_counters/tx_bytes", "hw_counters/rx_bytes", 1),
-)
 RUNS, READS, SENDS, PEERS, RESTS = "runs", "reads", "sends", "waits for peers", "rests"  # a rank at one moment
 _WAITING_FUNCTIONS = ("_engine_run_backward",)  # DDP's gradients are reduced in there
 _FILE_WAITS = ("pipe_", "anon_pipe", "folio_wait", "wait_on_page", "io_schedule", "request_wait_answer", "rpc_wait")
@@ -101,7 +93,8 @@ _CALLS = {
 }.get(os.uname().machine, {})  # fmt: skip
 
 
-class Usage(NamedTuple):
+@dataclass(frozen=True)
+class Usage:
     """Resources that a rank has used so far, including the processes below it and those of them that have ended."""
 
     state: str = ""  # of its main thread
@@ -120,26 +113,37 @@ class Usage(NamedTuple):
         return round(self.ran / wanted, 2) if wanted else None
 
     def since(self, before: Usage) -> Usage:
-        used: List[Any] = [max(0, now - then) for now, then in zip(self[1:], before[1:])]
-        return Usage(self.state, *used)
+        used = {name: max(0, now - vars(before)[name]) for name, now in vars(self).items() if name != "state"}
+        return Usage(self.state, **used)
 
 
-class Earlier(NamedTuple):
-    """An earlier reading, for comparison. All keys are pids of the processes that train."""
+@dataclass(frozen=True)
+class Stood:
+    """A rank at an earlier reading, for comparison."""
+
+    pid: int  # of the process that trains
+    usage: Usage
+    places: Tuple[str, ...] = ()  # where it has been since its last progress
+    still: float = 0.0  # seconds without progress until then
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """An earlier reading."""
 
     at: float  # monotonic
-    usage: Mapping[int, Usage]
-    places: Mapping[int, Tuple[str, ...]] = {}  # where each one has been since its last progress
-    still: Mapping[int, float] = {}  # seconds without progress until then
-    numbers: Mapping[int, int] = {}  # the ranks of processes that told them at earlier looks
+    ranks: Tuple[Stood, ...] = ()
+    numbers: Mapping[int, int] = field(default_factory=dict)  # the ranks of processes that told them at earlier looks
     spares: bool = False  # the next look asks no running rank for its stack, so that nothing slows it down
 
 
-class Reading(NamedTuple):
-    looks: List[RankLook]
-    notes: List[RasNote]
+@dataclass(frozen=True)
+class Reading:
+    looks: Tuple[RankLook, ...]
+    notes: Tuple[RasNote, ...]
     last: Earlier
-    links: List[Tuple[int, List[int], List[Ports]]]  # rank, its processes, TCP connections of the one that trains
+    # rank, its processes, TCP connections of the one that trains
+    links: Tuple[Tuple[int, Tuple[int, ...], Tuple[Ports, ...]], ...]
 
 
 def read_ranks(
@@ -149,58 +153,64 @@ def read_ranks(
     """Look at this node's ranks. `mains`: processes that were started for the ranks, pid -> rank; `commands`: these are
     commands that start ranks, not ranks; `folder`: where ranks answer questions; `earlier`: the last reading, or what
     `read_usage` returned when the silence began."""
+    earlier = earlier or Earlier(0.0)
+    stood = {each.pid: each for each in earlier.ranks}
     seen = Snapshot()
     ranks = find_ranks(seen, run_id, node, mains, commands, folder)
-    asked = _AskRas([seen.environ(rank.main) for rank in ranks]) if node == 0 else None  # its answer covers all nodes
-    begin, spares = time.monotonic(), earlier is not None and earlier.spares
+    # Its answer covers all nodes.
+    notes = _ask_ras([seen.environ(rank.main) for rank in ranks] if node == 0 else [])
+    begin = time.monotonic()
     carried, before = _carried(), _all_usage(ranks, seen)
     for index in range(_ASKS):
         for rank in ranks:
             about, answer = proc.stat(rank.main), None
-            if rank.sock and not rank.silent and not (spares and about and about.state == "R"):
+            if rank.sock and not rank.silent and not (earlier.spares and about and about.state == "R"):
                 answer = stacks.ask(folder, rank.sock, _ANSWER)
                 rank.silent = answer is None
                 rank.answers += [answer] if answer else []
             rank.moments.append(_moment(rank.main, about.state if about else "", answer))
-        _tell_senders([rank for rank in ranks if rank.moments[-1] == PEERS], seen)
+        waiting = [rank for rank in ranks if rank.moments[-1] == PEERS]
+        under_way = {inode for inode, (_, packets) in tcp_sockets().items() if packets} if waiting else set()
+        for rank in waiting:
+            if not under_way.isdisjoint(seen.sockets(rank.main) or {}):  # it has data under way to a peer
+                rank.moments[-1] = SENDS
         time.sleep(max(0.0, begin + _APART * (index + 1) / _ASKS - time.monotonic()))
-    now, told = time.monotonic(), {**(earlier.numbers if earlier else {}), **_told(ranks)}
+    now, told = time.monotonic(), {**earlier.numbers, **_told(ranks)}
     network = round(max(0, _carried() - carried) / (now - begin))
     gone = stacks.read_notes(folder)
     then = seen.later(seen.below([pid for rank in ranks for pid in rank.pids]))
     devices = Sampler(LiveHost(), gpus).sample()["gpus"] if gpus else []
-    looks, last = [], _all_usage(ranks, then)
-    places: Dict[int, Tuple[str, ...]] = {}
-    ends = {ports for rank in ranks for ports in (then.sockets(rank.main) or {}).values()}
+    looks, last, links = [], [], []
+    usage, held = _all_usage(ranks, then), {rank.main: list((then.sockets(rank.main) or {}).values()) for rank in ranks}
+    ends = {ports for each in held.values() for ports in each}
     for rank in ranks:
-        used, known = last[rank.main].since(before[rank.main]), earlier is not None and rank.main in earlier.usage
-        look = replace(_look(rank, seen, last[rank.main], used, now - begin, gpus, devices), network=network)
-        if rank.main in gone:
-            note = gone[rank.main]
+        pid, used = rank.main, usage[rank.main]
+        look = _look(rank, seen, used, used.since(before[pid]), now - begin, gpus, devices)
+        if pid in gone:
+            note = gone[pid]
             look = replace(look, left=True, raised=note["raised"], raised_for=round(time.time() - note["t"], 1))
-        since, seconds, still = used, now - begin, 0.0
-        if earlier and known:
-            since, seconds = last[rank.main].since(earlier.usage[rank.main]), now - earlier.at
-            still = earlier.still.get(rank.main, 0.0)
-        look = replace(look, granted=since.granted, waits=_waits(look, rank.moments, since, seconds))
-        if not (look.waits_for or (earlier and earlier.spares)):
+        was, since, seconds = stood.get(pid, Stood(pid, before[pid])), used.since(before[pid]), now - begin
+        if pid in stood:
+            since, seconds = used.since(was.usage), now - earlier.at
+        look = replace(look, network=network, granted=since.granted, waits=_waits(look, rank.moments, since, seconds))
+        if not (look.waits_for or earlier.spares):
             look = replace(look, waits_for=awaited(rank, ranks, then, run_id, told))
         signs, progress = _signs(look, since, seconds, _asks(rank, look, then, ends))
-        been, place = earlier.places.get(rank.main, ()) if earlier else (), _place(look)
+        still, place = was.still, "a loop" if look.spins else look.place or look.call or look.waits_in
         if not progress and look.asked is False and since.cpu >= _BUSY * seconds:
-            still, place = still - seconds, been[-1] if been else place  # it computes, nobody knows where
-        elif progress or (been and place not in been):
+            still, place = still - seconds, was.places[-1] if was.places else place  # it computes, nobody knows where
+        elif progress or (was.places and place not in was.places):
             still = -seconds
-        places[rank.main] = (place,) if progress else tuple(dict.fromkeys((*been, place)))[-_FEW_PLACES:]
-        if rank.unnumbered and rank.main in told:
-            look = replace(look, rank=told[rank.main], unnumbered=False)
+        places = (place,) if progress else tuple(dict.fromkeys((*was.places, place)))[-_FEW_PLACES:]
+        if rank.unnumbered and pid in told:
+            look = replace(look, rank=told[pid], unnumbered=False)
         if look.meets or look.dials:
             look = replace(look, missed=_missed(rank, look.meets or look.dials, then, run_id))
         looks.append(replace(look, signs=signs, still=round(still + seconds, 1)))
-    stood = {look.pid: look.still for look in looks}
-    own = [(rank, (then.sockets(rank.main) or {}).values()) for rank in ranks if not (rank.command or rank.unnumbered)]
-    links = [(rank.number, rank.pids, [ports for ports in each if ports[1]][:MOST_LINKS]) for rank, each in own]
-    return Reading(looks, asked.notes() if asked else [], Earlier(now, last, places, stood), links)
+        last.append(Stood(pid, used, places, looks[-1].still))
+        if not (rank.command or rank.unnumbered):
+            links.append((rank.number, tuple(rank.pids), tuple([each for each in held[pid] if each[1]][:MOST_LINKS])))
+    return Reading(tuple(looks), notes(), Earlier(now, tuple(last)), tuple(links))
 
 
 def _told(ranks: Sequence[RankProcesses]) -> Dict[int, int]:
@@ -211,13 +221,10 @@ def _told(ranks: Sequence[RankProcesses]) -> Dict[int, int]:
     }
 
 
-def _place(look: RankLook) -> str:
-    return "a loop" if look.spins else look.place or look.call or look.waits_in
-
-
-def read_usage(run_id: str, node: int, mains: Mapping[int, int], commands: bool, folder: str) -> Dict[int, Usage]:
+def read_usage(run_id: str, node: int, mains: Mapping[int, int], commands: bool, folder: str) -> Tuple[Stood, ...]:
     seen = Snapshot()
-    return _all_usage(find_ranks(seen, run_id, node, mains, commands, folder), seen)
+    usage = _all_usage(find_ranks(seen, run_id, node, mains, commands, folder), seen)
+    return tuple(Stood(pid, used) for pid, used in usage.items())
 
 
 def _all_usage(ranks: Sequence[RankProcesses], seen: Snapshot) -> Dict[int, Usage]:
@@ -229,7 +236,8 @@ def _usage(rank: RankProcesses, seen: Snapshot, sockets: Mapping[str, int]) -> U
     tree = seen.below(rank.pids)
     stats = {pid: seen.processes[pid].stat for pid in tree}
     moved = {pid: proc.moved(pid) for pid in tree}
-    wakes = {pid: _wakes(pid) for pid in tree}
+    slept = {pid: proc.status(pid).get("voluntary_ctxt_switches", "") for pid in tree}
+    wakes = {pid: int(text) if text.isdigit() else 0 for pid, text in slept.items()}
     port = identity_in(seen.environ(rank.main)).port
     held = {inode: ports for pid in tree for inode, ports in (seen.sockets(pid) or {}).items()} if sockets else {}
     main, times = stats.get(rank.main), {pid: proc.scheduled(pid) for pid in {*tree, rank.main}}
@@ -245,11 +253,6 @@ def _usage(rank: RankProcesses, seen: Snapshot, sockets: Mapping[str, int]) -> U
         ran,
         queued,
     )
-
-
-def _wakes(pid: int) -> int:
-    value = proc.status(pid).get("voluntary_ctxt_switches", "")
-    return int(value) if value.isdigit() else 0
 
 
 def _asks(rank: RankProcesses, look: RankLook, seen: Snapshot, ends: Collection[Ports]) -> bool:
@@ -320,14 +323,6 @@ def _moment(pid: int, state: str, answer: Optional[Mapping[str, Any]]) -> str:
     return RESTS
 
 
-def _tell_senders(waiting: Sequence[RankProcesses], seen: Snapshot) -> None:
-    """Mark those of the waiting ranks that have data under way to a peer as sending."""
-    under_way = {inode for inode, (_, packets) in tcp_sockets().items() if packets} if waiting else set()
-    for rank in waiting:
-        if not under_way.isdisjoint(seen.sockets(rank.main) or {}):
-            rank.moments[-1] = SENDS
-
-
 def _waits(look: RankLook, moments: Sequence[str], used: Usage, seconds: float) -> Optional[float]:
     """Return the share of the time that a rank waited for the others; None if unknown. Main threads spin while a GPU works, so
     the GPU decides if there is one. Otherwise it is the time asleep, split by what the samples of the main thread show; None
@@ -338,48 +333,24 @@ def _waits(look: RankLook, moments: Sequence[str], used: Usage, seconds: float) 
     return round(asleep * resting.count(PEERS) / max(1, len(resting)), 3) if used.ran and used.carried else None
 
 
-class _AskRas(threading.Thread):
-    """Asks NCCL's RAS in a thread while the ranks are observed, so that a service that does not answer costs little extra
-    time."""
+def _ask_ras(environs: Sequence[Mapping[str, str]]) -> Callable[[], Tuple[RasNote, ...]]:
+    """Ask NCCL's RAS in a thread while the ranks are observed, so that a service that does not answer costs little extra time;
+    return the function that waits for its notes."""
+    addresses = list(dict.fromkeys(filter(None, map(ras.address_of, environs))))[:2]
+    found: List[RasNote] = []
 
-    def __init__(self, environs: Sequence[Mapping[str, str]]) -> None:
-        super().__init__(daemon=True)
-        addresses = map(ras.address_of, environs)
-        self.addresses = list(dict.fromkeys(each for each in addresses if each))[:2]
-        self.found: List[RasNote] = []
-        self.start()
+    def ask() -> None:
+        for address in addresses:
+            found.extend(ras.notes(ras.ask(address) or ""))
 
-    def run(self) -> None:
-        for address in self.addresses:
-            self.found += ras.notes(ras.ask(address) or "")
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
 
-    def notes(self) -> List[RasNote]:
-        self.join(_RAS_WAIT)
-        return list(self.found)
+    def notes() -> Tuple[RasNote, ...]:
+        thread.join(_RAS_WAIT)
+        return tuple(found)
 
-
-def read_counters(host: Host) -> Dict[str, Dict[str, Bytes]]:
-    """Return byte counters of interfaces (`net`) and RDMA ports (`rdma`), by name; unreadable ones are left out."""
-    net = {}
-    for name in host.list("/sys/class/net"):
-        base = f"/sys/class/net/{name}/statistics"
-        found = _pair(host, f"{base}/tx_bytes", f"{base}/rx_bytes", 1)
-        if found:
-            net[name] = found
-    rdma = {}
-    for name in host.list("/sys/class/infiniband"):
-        for port in host.list(f"/sys/class/infiniband/{name}/ports"):
-            base = f"/sys/class/infiniband/{name}/ports/{port}"
-            pairs = (_pair(host, f"{base}/{sent}", f"{base}/{got}", unit) for sent, got, unit in _RDMA_FILES)
-            found = next((pair for pair in pairs if pair), None)
-            if found:
-                rdma[f"{name}:{port}"] = found
-    return {"net": net, "rdma": rdma}
-
-
-def _pair(host: Host, sent: str, received: str, unit: int) -> Optional[Bytes]:
-    out, into = number(host, sent), number(host, received)
-    return (out * unit, into * unit) if out is not None and into is not None else None
+    return notes
 
 
 def _carried() -> int:
@@ -402,6 +373,7 @@ def _look(
     if not rank.sock:
         frames = _py_spy(rank.main)
     stack = frames[-1] if frames else []
+    spins, endless = _spins(frames)
     own = next((frame for frame in stack if not frame[3]), None)
     calling = str(rank.answers[-1].get("calling") or "") if rank.answers else ""
     called = [calling] if calling.startswith(MPI) else []  # a method in C, which has no frame
@@ -421,7 +393,8 @@ def _look(
         wakes=round(used.wakes / seconds, 2),
         stack=(*called, *(_words(frame) for frame in stack[:_MOST_FRAMES])),
         place=_words(own) if own else "",
-        spins=_spins(frames),
+        spins=spins,
+        endless=endless,
         asked=not rank.silent if rank.sock else None,
         collectives=_collectives(rank.answers[-1].get("flight") if rank.answers else None),
         program=seen.processes[rank.main].program,
@@ -541,16 +514,17 @@ def _ails(device: Mapping[str, Any], gpu: Optional[Gpu]) -> str:
     return "; ".join(found)
 
 
-def _spins(samples: Sequence[Sequence[Sequence[Any]]]) -> bool:
-    """Return true if in all samples the innermost common function is in a loop that nothing in the loop can end."""
+def _spins(samples: Sequence[Sequence[Sequence[Any]]]) -> Tuple[bool, bool]:
+    """Return whether in all samples the innermost common function is in a loop that nothing in the loop can end, and whether
+    that is proven."""
     if len(samples) < _ASKS // 2 or not all(samples):
-        return False
+        return False, False
     depth = 0
     outermost = [list(reversed(stack)) for stack in samples]
     while all(len(stack) > depth for stack in outermost) and len({tuple(s[depth][:3:2]) for s in outermost}) == 1:
         depth += 1
     ends = [stack[depth - 1][4] if depth and len(stack[depth - 1]) > 4 else 0 for stack in outermost]
-    return all(ends) or stacks.PROVEN in ends
+    return all(ends) or stacks.PROVEN in ends, stacks.PROVEN in ends
 
 
 def _words(frame: Sequence[Any]) -> str:

@@ -83,18 +83,11 @@ def with_exchange(rows: Sequence[Row], ports: Mapping[int, Optional[int]], seen:
                 sent += carried
             elif not others:
                 leaving.append((carried, (here, there)))
-        why = hidden.get(row.pid, "")
-        if (
-            not why and row.joined and not any(inode in counted for inode in held[row.pid])
-        ):  # or it has just closed them
-            apart = proc.network(row.pid) not in (here_ns, None)
-            why = (
-                "sockets of another network namespace"
-                if apart
-                else ""
-                if counted
-                else "this kernel does not count them"
-            )
+        why, unseen = hidden.get(row.pid, ""), counted.keys().isdisjoint(held[row.pid])
+        if not why and row.joined and unseen and proc.network(row.pid) not in (here_ns, None):
+            why = "sockets of another network namespace"
+        elif not why and row.joined and unseen and not counted:  # otherwise it has just closed them
+            why = "this kernel does not count them"
         ends = tuple(link for _, link in sorted(leaving, reverse=True)[:_MOST_ENDS])
         out = sum(carried for carried, _ in leaving)
         found.append(replace(row, met=met, sent=sent, out=out, ends=ends, hidden="MPI" if row.alone is None else why))

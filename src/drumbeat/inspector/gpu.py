@@ -51,7 +51,9 @@ def look_at_ranks(
         if rank is None and not opened:
             continue
         instances = mig_instances(process.open_files or (), environ) if divided else ()
-        about = RankSeen(rank, pid, _cpus(pid), _used(pid, opened, users or {}), opened or (), instances)
+        allowed = proc.status(pid).get("Cpus_allowed_list")
+        cpus = None if allowed is None else cpulist(allowed)
+        about = RankSeen(rank, pid, cpus, _used(pid, opened, users or {}), opened or (), instances)
         found.setdefault(rank, []).append((about, environ))
     chosen = []
     for rank, processes in found.items():
@@ -90,11 +92,6 @@ def open_gpus(process: Process, gpus: Sequence[Gpu]) -> Optional[Tuple[int, ...]
     index_of = {gpu.device: gpu.index for gpu in gpus if gpu.device}
     opened = process.open_files
     return None if opened is None else tuple(sorted({index_of[target] for target in opened if target in index_of}))
-
-
-def _cpus(pid: int) -> Optional[Tuple[int, ...]]:
-    allowed = proc.status(pid).get("Cpus_allowed_list")
-    return None if allowed is None else cpulist(allowed)
 
 
 def _computing(processes: Sequence[Seen], users: Optional[Users], parents: Mapping[int, int]) -> List[Seen]:

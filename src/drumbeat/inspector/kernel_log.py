@@ -14,10 +14,9 @@ import select
 import stat
 import subprocess
 import time
-from contextlib import suppress
-from typing import Any, Dict, Iterator, List, Optional, Protocol, Sequence
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Union
 
-from drumbeat.base.processes import die_with_parent, kill, serve
+from drumbeat.base.processes import Answers, die_with_parent, kill, serve
 from drumbeat.base.regex import regex
 from drumbeat.machine.host import Host
 from drumbeat.machine.vendors import VENDORS
@@ -34,16 +33,6 @@ _FILE_EVERY, _COMMAND_EVERY = 0.25, 5.0  # seconds
 _COMMAND_DEADLINE = 5.0
 
 
-class LogSource(Protocol):
-    name: str
-
-    def read(self) -> List[bytes]:
-        """Return the lines that came since the last call; raise OSError if the log can no longer be read."""
-
-    def wait(self) -> None:
-        """Wait until there may be more lines."""
-
-
 class Kmsg:
     """The kernel's own device, /dev/kmsg: one record per read, prefixed with priority, number and time."""
 
@@ -56,6 +45,7 @@ class Kmsg:
         self._poll.register(self.fd, select.POLLIN)
 
     def read(self) -> List[bytes]:
+        """Return the lines that came since the last call; raise OSError if the log can no longer be read."""
         lines: List[bytes] = []
         while len(lines) < _MOST_LINES:
             try:
@@ -68,6 +58,7 @@ class Kmsg:
         return lines
 
     def wait(self) -> None:
+        """Wait until there may be more lines."""
         self._poll.poll(1000)
 
 
@@ -138,7 +129,7 @@ class Command(_Printed):
         return [line for line in done.stdout.splitlines() if not line.startswith(b"-- ")]
 
 
-def open_log(own: str = "") -> LogSource:
+def open_log(own: str = "") -> Union[Kmsg, _Printed]:
     """Open the first source that can be read; raise OSError with the reasons if none can."""
     if own:
         return Kmsg(own) if stat.S_ISCHR(os.stat(own).st_mode) else File(own)
@@ -165,38 +156,28 @@ class KernelLogReader:
     (`source` and `text`)."""
 
     def __init__(self, own: str = "") -> None:
-        self._fd, answers = os.pipe()
+        reading, writing = os.pipe()
         parent = os.getpid()
-        self.pid = serve(NAME, lambda: _follow(own, answers, parent), answers)
-        os.close(answers)
-        os.set_blocking(self._fd, False)
-        self._rest = b""
+        self.pid = serve(NAME, lambda: _follow(own, writing, parent), writing)
+        os.close(writing)
+        self._answers = Answers(reading)
 
     def read(self, final: bool = False) -> List[Dict[str, Any]]:
         """Return the records that came since the last call; `final` ends the reading."""
         if not self.pid:
             return []
-        data, ended = b"", False
-        with suppress(BlockingIOError):
-            while not ended:
-                piece = os.read(self._fd, 1 << 16)
-                data, ended = data + piece, not piece
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        if ended:
-            self._forget()
-        elif final:
+        records = self._answers.read()
+        if self._answers.ended or final:
             self.end()
-        return [json.loads(line) for line in lines]
+        return records
 
     def end(self) -> None:
         """Kill the child; the agent's loop reaps it."""
         if self.pid:
-            kill((self.pid,))
-            self._forget()
-
-    def _forget(self) -> None:
-        os.close(self._fd)
-        self.pid = 0
+            if not self._answers.ended:
+                kill((self.pid,))
+            os.close(self._answers.fd)
+            self.pid = 0
 
 
 def _follow(own: str, answers: int, parent: int) -> None:

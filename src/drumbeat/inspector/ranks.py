@@ -66,7 +66,8 @@ class Own:
         if run_id:
             agent = proc.stat(os.getppid())  # or an older process: none of the run's is older
             young = [pid for pid, each in seen.processes.items() if not agent or each.age >= (int(agent.started), 0)]
-            self.pids |= {pid for pid in young if _is_ours(seen.environ(pid), run_id, node)}
+            mark = {"DRUMBEAT_RUN": run_id, "NODE_RANK": str(node)}
+            self.pids |= {pid for pid in young if mark.items() <= seen.environ(pid).items()}
         environs = {pid: seen.processes[pid].environ for pid in self.pids}
         self.identities = {pid: None if own is None else identity_in(own) for pid, own in environs.items()}
         self.carried = carries(seen.parents, self.identities, commands)
@@ -313,10 +314,6 @@ def find_ranks(
         main = main or next((pid for pid in pids if not seen.processes[pid].is_shell), pids[0])  # the oldest
         ranks.append(RankProcesses(number, main, pids, socks.get(main, ""), command=commands and not numbers))
     return ranks
-
-
-def _is_ours(environ: Mapping[str, str], run_id: str, node: int) -> bool:
-    return environ.get("DRUMBEAT_RUN") == run_id and environ.get("NODE_RANK") == str(node)
 
 
 def _workers(seen: Snapshot, node: int, main: int, first: int, socks: Mapping[int, str]) -> List[RankProcesses]:

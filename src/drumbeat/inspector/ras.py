@@ -6,12 +6,12 @@ job. Only one node asks. Unknown text is ignored: silence, garbage or another se
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from contextlib import suppress
 from typing import List, Mapping, Optional, Sequence, Tuple
 
+from drumbeat.base import proc
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.regex import regex
 
@@ -60,7 +60,7 @@ def address_of(environ: Mapping[str, str]) -> Optional[Tuple[str, int]]:
 
 def ask(address: Tuple[str, int], deadline: float = _DEADLINE) -> Optional[str]:
     """Return the service's answer as text; None if no process of this user listens, or the answer is not RAS."""
-    if not _is_ours(address[1]):
+    if not proc.listens(address[1]):  # on a shared machine another user's job may
         return None
     until = time.monotonic() + deadline
     for _ in range(_TRIES):
@@ -159,19 +159,3 @@ def _left(until: float, most: float) -> float:
     if left <= 0:
         raise socket.timeout
     return left
-
-
-def _is_ours(port: int) -> bool:
-    """Return true if a process of this user listens on the port: on a shared machine it may be another user's job."""
-    for name in ("/proc/net/tcp", "/proc/net/tcp6"):
-        try:
-            with open(name, encoding="ascii", errors="replace") as file:
-                rows = file.read(8 << 20).splitlines()[1:]
-        except OSError:
-            continue
-        for row in rows:
-            fields = row.split()
-            listens = len(fields) > 7 and fields[3] == "0A" and fields[1].endswith(f":{port:04X}")
-            if listens and fields[7] == str(os.geteuid()):
-                return True
-    return False

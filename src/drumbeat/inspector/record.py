@@ -43,6 +43,7 @@ class RankLook:
     stack: Tuple[str, ...] = ()  # Python frames, innermost first: file:line function
     place: str = ""  # innermost frame of the user's own code
     spins: bool = False  # it is in a loop that nothing in the loop can end
+    endless: bool = False  # and nothing else can: it was seen to repeat itself, or only computes and has no way out
     asked: Optional[bool] = None  # False: there is a thread to ask for stacks, and it did not answer
     collectives: Tuple[Collective, ...] = ()
     program: str = ""  # name of its executable

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Optional, Sequence
+from typing import Any, Dict, Optional, Sequence, Tuple
 
 from drumbeat.base.record import to_plain
 from drumbeat.machine.host import Host
@@ -10,8 +10,14 @@ from drumbeat.machine.model import Gpu
 from drumbeat.machine.parse import integer, number
 from drumbeat.machine.vendors import by_vendor
 
-_NET = "/sys/class/net"
-_RDMA = "/sys/class/infiniband"
+Bytes = Tuple[int, int]  # sent, received
+
+# Where a driver keeps an RDMA port's bytes: sent, received, bytes of one count. InfiniBand counts words of four.
+_RDMA_FILES = (
+    ("counters/port_xmit_data", "counters/port_rcv_data", 4),
+    ("hw_counters/tx_rdma_ucast_bytes", "hw_counters/rx_rdma_ucast_bytes", 1),
+    ("hw_counters/tx_bytes", "hw_counters/rx_bytes", 1),
+)
 
 
 class Sampler:
@@ -47,17 +53,31 @@ def memory(host: Host) -> Dict[str, Optional[int]]:
     return {"total": total, "used": total - free if total is not None and free is not None else None}
 
 
-def network(host: Host) -> Dict[str, Dict[str, Optional[int]]]:
-    """Return bytes since boot of each interface and RDMA port; RDMA's own counters are in words of four bytes."""
-    found: Dict[str, Dict[str, Optional[int]]] = {}
-    for name in host.list(_NET):
-        if name != "lo":
-            base = f"{_NET}/{name}/statistics"
-            found[name] = {"received": number(host, f"{base}/rx_bytes"), "sent": number(host, f"{base}/tx_bytes")}
-    for device in host.list(_RDMA):
-        for port in host.list(f"{_RDMA}/{device}/ports"):
-            base = f"{_RDMA}/{device}/ports/{port}/counters"
-            words = [number(host, f"{base}/{name}") for name in ("port_rcv_data", "port_xmit_data")]
-            both = [None if each is None else each * 4 for each in words]
-            found[f"{device}:{port}"] = {"received": both[0], "sent": both[1]}
-    return found
+def network(host: Host) -> Dict[str, Dict[str, int]]:
+    """Return bytes since boot of each interface but lo, and of each RDMA port."""
+    counted = [each for kind in read_counters(host).values() for each in kind.items()]
+    return {name: {"received": into, "sent": out} for name, (out, into) in counted if name != "lo"}
+
+
+def read_counters(host: Host) -> Dict[str, Dict[str, Bytes]]:
+    """Return byte counters of interfaces (`net`) and RDMA ports (`rdma`), by name; unreadable ones are left out."""
+    net = {}
+    for name in host.list("/sys/class/net"):
+        base = f"/sys/class/net/{name}/statistics"
+        found = _pair(host, f"{base}/tx_bytes", f"{base}/rx_bytes", 1)
+        if found:
+            net[name] = found
+    rdma = {}
+    for name in host.list("/sys/class/infiniband"):
+        for port in host.list(f"/sys/class/infiniband/{name}/ports"):
+            base = f"/sys/class/infiniband/{name}/ports/{port}"
+            pairs = (_pair(host, f"{base}/{sent}", f"{base}/{got}", unit) for sent, got, unit in _RDMA_FILES)
+            found = next((pair for pair in pairs if pair), None)
+            if found:
+                rdma[f"{name}:{port}"] = found
+    return {"net": net, "rdma": rdma}
+
+
+def _pair(host: Host, sent: str, received: str, unit: int) -> Optional[Bytes]:
+    out, into = number(host, sent), number(host, received)
+    return (out * unit, into * unit) if out is not None and into is not None else None

@@ -14,13 +14,13 @@ import select
 import time
 from collections import deque
 from contextlib import suppress
-from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
+from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Tuple
 
 from drumbeat.agent.wire.messages import Welcome
 from drumbeat.base import clock
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import Order, dump_order
-from drumbeat.base.processes import serve
+from drumbeat.base.processes import Answers, serve, write_all
 from drumbeat.machine.model import Facts
 from drumbeat.metrics.printed import PrintedMetrics
 from drumbeat.runfolder.files import Tail, append, create, replace, replace_json
@@ -110,9 +110,7 @@ class FolderWriter:
                 self._send({"error": [errno.ENOENT, "the run folder is gone", folder]})
 
     def _send(self, answer: Dict[str, Any]) -> None:
-        data = json.dumps(answer).encode() + b"\n"
-        while data:
-            data = data[os.write(self.answers, data) :]
+        write_all(self.answers, json.dumps(answer).encode() + b"\n")
 
 
 NAME = "drumbeat-folder"  # name of the process
@@ -136,7 +134,6 @@ class PrintedChild:
         self.why_unread = ""  # why the first one could not be read
         self.written: Dict[str, List[Tuple[float, int]]] = {}  # file -> times, and its length at each
         self.pid = 0  # 0: not started yet, or given up
-        self._in = b""
         self._asked = 0  # requests without an answer
         self._starts = 0
 
@@ -156,40 +153,26 @@ class PrintedChild:
 
     def pump(self) -> None:
         """Take its answers. If it has died, the next request starts it again, and it continues where the logs were read to."""
-        ended = False
-        while self.pid:
-            try:
-                data = os.read(self._answers, 1 << 16)
-            except BlockingIOError:
-                break
-            if not data:
-                ended = True
-                break
-            self._in += data
-        *lines, self._in = self._in.split(b"\n")
-        for answer in map(json.loads, lines):
+        for answer in self._answers.read() if self.pid else ():
             self._asked -= 1
             self.records += answer["records"]
             for path, (t, length) in answer["grown"].items():
                 self.written[path] = [*self.written.get(path, [])[-_MOST_TIMES:], (clock.own(t), length)]
             self.unread += answer["unread"][0]
             self.why_unread = self.why_unread or answer["unread"][1]
-        if ended:
-            self._died()
+        if self.pid and self._answers.ended:
+            with suppress(ChildProcessError):  # the agent has noticed it
+                os.waitpid(self.pid, os.WNOHANG)
+            self.close()
+            self._asked = 0
+            self.unread += 1
+            self.why_unread = self.why_unread or "the process that reads them has died"
 
     def close(self) -> None:
         if self.pid:
             os.close(self._requests)
-            os.close(self._answers)
+            os.close(self._answers.fd)
             self.pid = 0
-
-    def _died(self) -> None:
-        with suppress(ChildProcessError):  # the agent has noticed it
-            os.waitpid(self.pid, os.WNOHANG)
-        self.close()
-        self._asked, self._in = 0, b""
-        self.unread += 1
-        self.why_unread = self.why_unread or "the process that reads them has died"
 
     def _start(self) -> bool:
         if self._starts >= _MOST_STARTS:
@@ -198,16 +181,16 @@ class PrintedChild:
         try:
             opened += os.pipe()
             opened += os.pipe()
-            requests, self._requests, self._answers, answers = opened
-            self.pid = serve(PRINTED, lambda: _read_printed(requests, answers), requests, answers)
+            requests, self._requests, reading, writing = opened
+            self.pid = serve(PRINTED, lambda: _read_printed(requests, writing), requests, writing)
         except OSError:  # no process could be started: the next request tries again, and the run goes on without
             for descriptor in opened:
                 os.close(descriptor)
             return False
-        os.set_blocking(self._answers, False)
+        self._answers = Answers(reading)
         self._starts += 1
         os.close(requests)
-        os.close(answers)
+        os.close(writing)
         return True
 
 
@@ -220,9 +203,7 @@ def _read_printed(requests: int, answers: int) -> None:
                 printed = PrintedMetrics(request["path"], from_end=printed is None and not request["anew"])
             records = printed.read(request["final"])
             answer = {"records": records, "unread": printed.unread.take(), "grown": printed.grown}
-            data = json.dumps(answer).encode() + b"\n"
-            while data:
-                data = data[os.write(answers, data) :]
+            write_all(answers, json.dumps(answer).encode() + b"\n")
 
 
 class FolderChild:
@@ -237,7 +218,6 @@ class FolderChild:
         self._frames: Deque[Frame] = deque()  # not acknowledged yet
         self._waiting = 0  # bytes in these frames
         self._out = b""  # the part of the encoded frames not yet written to the pipe
-        self._in = b""
         self._unsent = 0  # frames at the end of `_frames` that are not yet in `_out`
         self._answered = time.monotonic()
         self._starts = 0
@@ -283,7 +263,7 @@ class FolderChild:
     @property
     def answers(self) -> int:
         """Return a descriptor that becomes readable when `pump` has something to do."""
-        return self._answers
+        return self._answers.fd
 
     def stalled(self, now: float) -> float:
         """Return the seconds since the last answer if the storage has stalled; 0 otherwise."""
@@ -292,16 +272,11 @@ class FolderChild:
     def pump(self) -> None:
         """Send and receive what is possible now; raise OSError if something could not be written."""
         self._send()
-        with suppress(BlockingIOError):
-            while True:
-                data = os.read(self._answers, 1 << 16)
-                if not data:
-                    self._start_again()
-                    return
-                self._in += data
-        *lines, self._in = self._in.split(b"\n")
-        errors = [error for line in lines for error in self._answer(json.loads(line))]
-        if lines:
+        answers = self._answers.read()
+        errors = [error for answer in answers for error in self._answer(answer)]
+        if self._answers.ended:
+            self._start_again()
+        elif answers:
             self._send()
         if errors:
             raise errors[0]
@@ -310,7 +285,7 @@ class FolderChild:
         """Wait until everything is written; return false if it was not in time."""
         deadline = time.monotonic() + seconds
         poll = select.poll()
-        poll.register(self._answers, select.POLLIN)
+        poll.register(self.answers, select.POLLIN)
         self.pump()
         self.printed.pump()
         while (self._frames or self.printed.busy) and time.monotonic() < deadline:
@@ -323,14 +298,11 @@ class FolderChild:
     def close(self) -> int:
         """Close the child's pipes; return the number of writes not done."""
         self.printed.close()
-        return self._close()
+        os.close(self._commands)
+        os.close(self.answers)
+        return len(self._frames)
 
     # -- inside ------------------------------------------------------------------------------------------------------
-
-    def _close(self) -> int:
-        os.close(self._commands)
-        os.close(self._answers)
-        return len(self._frames)
 
     def _put(self, about: Dict[str, Any], data: bytes) -> None:
         if not self._frames:
@@ -354,10 +326,8 @@ class FolderChild:
                 return
             try:
                 self._out = self._out[os.write(self._commands, self._out) :]
-            except BlockingIOError:
-                return
-            except BrokenPipeError:
-                return  # it has died; the pipe of answers reports that
+            except (BlockingIOError, BrokenPipeError):
+                return  # if it has died, the pipe of answers reports that
 
     def _answer(self, answer: Dict[str, Any]) -> List[OSError]:
         """Process one answer of the child; return its errors."""
@@ -375,9 +345,9 @@ class FolderChild:
 
     def _start(self) -> None:
         commands, self._commands = os.pipe()
-        self._answers, answers = os.pipe()
-        for fd in (self._commands, self._answers):
-            os.set_blocking(fd, False)
+        reading, answers = os.pipe()
+        self._answers = Answers(reading)
+        os.set_blocking(self._commands, False)
         with suppress(OSError):  # the user's limit for pipes is reached: write smaller pieces
             fcntl.fcntl(self._commands, _F_SETPIPE_SZ, _PIPE)
         self._starts += 1
@@ -388,10 +358,11 @@ class FolderChild:
 
     def _start_again(self) -> None:
         """Start a new child after the old one was killed; it repeats what was not acknowledged."""
-        self._close()
+        os.close(self._commands)
+        os.close(self.answers)
         if self._starts >= _MOST_STARTS:
             raise OSError(f"the process that writes the run folder was killed {_MOST_STARTS} times")
-        self._out, self._in, self._unsent = b"", b"", len(self._frames)
+        self._out, self._unsent = b"", len(self._frames)
         self._start()
         self._send()
 
@@ -491,28 +462,27 @@ class Shipping:
         """Ship one piece; return true if there is more."""
         lines: List[str] = []
         more = False
-        for rank, stem in sorted(self.logs.ranks(attempt).items()):
-            for stream in ("out", "err"):
-                tail = self._tail(f"{stem}.{stream}")
-                lines += [f"{rank} {stream} {text}\n" for text in tail.lines(final)]
-                more = more or tail.behind
+        for prefix, tail in self._logs(attempt):
+            lines += [f"{prefix} {text}\n" for text in tail.lines(final)]
+            more = more or tail.behind
         self._append(attempt, lines)
         return more
 
     def _leave_out(self, attempt: int) -> None:
         """Skip to near the end of each log, and write a line that says so."""
         lines: List[str] = []
-        for rank, stem in sorted(self.logs.ranks(attempt).items()):
-            for stream in ("out", "err"):
-                tail = self._tail(f"{stem}.{stream}")
-                before = tail.position
-                if tail.behind:
-                    tail.skip(_KEPT // 2)
-                    lines.append(f"{rank} {stream} [drumbeat: {tail.position - before} bytes are left out here]\n")
+        for prefix, tail in self._logs(attempt):
+            before = tail.position
+            if tail.behind:
+                tail.skip(_KEPT // 2)
+                lines.append(f"{prefix} [drumbeat: {tail.position - before} bytes are left out here]\n")
         self._append(attempt, lines)
 
-    def _tail(self, path: str) -> Tail:
-        return self._tails.setdefault(path, Tail(path))
+    def _logs(self, attempt: int) -> Iterator[Tuple[str, Tail]]:
+        for rank, stem in sorted(self.logs.ranks(attempt).items()):
+            for stream in ("out", "err"):
+                path = f"{stem}.{stream}"
+                yield f"{rank} {stream}", self._tails.setdefault(path, Tail(path))
 
     def _append(self, attempt: int, lines: List[str]) -> None:
         if lines:

@@ -21,13 +21,14 @@ from drumbeat.agent.lead.model import (
     Record,
     StopRequests,
     record_finding,
+    record_verdict,
 )
+from drumbeat.agent.ranks.start import End
 from drumbeat.agent.watchers.world import WorldCount
-from drumbeat.agent.wire.messages import RankEnded
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import Order
 from drumbeat.base.ranges import named_commands, named_ranks, ranges
-from drumbeat.base.record import to_plain
+from drumbeat.base.record import from_plain, to_plain
 from drumbeat.base.regex import regex
 from drumbeat.base.signals import EXIT_DOUBTFUL, EXIT_MUSTER, EXIT_REQUEUE, EXIT_STORAGE
 from drumbeat.causes import events as order
@@ -53,23 +54,10 @@ _SHORTLY = 1.0  # seconds: a rank that raises this soon after a peer left, even 
 
 
 @dataclass(frozen=True)
-class RankEnd:
-    rank: int
-    member: int
-    exit_code: Optional[int]
-    signal: Optional[int]
-    at: float  # on the lead's clock
-    finding: Optional[Finding]
-    by_us: bool
-    of_command: bool = False  # the end of the node's command, not of a rank; `rank` is the node's first
-    links: Tuple[Tuple[int, int], ...] = ()  # its TCP connections, by local and remote port
-    closed: Tuple[Tuple[int, int, float], ...] = ()  # those it closed before its peer did; when both had
-    # connections that its peer had closed before it raised or exited, and for how long
-    left: Tuple[Tuple[int, int, float], ...] = ()
-    own: bool = False  # it raised, and no lost connection was the reason
-    noted: Optional[float] = None  # when it raised or exited, by its own record
-    since: Optional[float] = None  # when it was last seen alive
-    later: Tuple[Tuple[float, Finding], ...] = ()  # what explains it if the run made steps after this time
+class RankEnd(End):
+    """End of one rank, with all times on the lead's clock."""
+
+    member: int = 0
     complete: bool = False  # it ended with 0 after the last step that the run had announced
 
     @property
@@ -134,15 +122,13 @@ class RankEnd:
         return ENDED_BY_US if ended_by_us else self.finding.title
 
 
-def rank_end(ended: RankEnded, member: int, offset: float) -> RankEnd:
-    """Convert a member's message; `offset` turns its clock into the lead's."""
-    return RankEnd(
-        ended.rank, member, ended.exit_code, ended.signal, ended.t + offset, ended.finding, ended.by_us, ended.of_command,
-        ended.links, tuple((here, there, at + offset) for here, there, at in ended.closed), ended.left, ended.own,
-        noted=None if ended.noted is None else ended.noted + offset,
-        since=None if ended.since is None else ended.since + offset,
-        later=tuple((t + offset, finding) for t, finding in ended.later),
-    )  # fmt: skip
+def rank_end(end: End, member: int, offset: float) -> RankEnd:
+    """Return a member's record of an end; `offset` turns its clock into the lead's."""
+    times = {name: vars(end)[name] for name in ("at", "noted", "since") if vars(end)[name] is not None}
+    closed = tuple((here, there, at + offset) for here, there, at in end.closed)
+    later = tuple((t + offset, finding) for t, finding in end.later)
+    ours = {**vars(end), **{name: t + offset for name, t in times.items()}, "closed": closed, "later": later}
+    return RankEnd(**ours, member=member)
 
 
 def failed_before(end: RankEnd, asked: float) -> bool:
@@ -222,15 +208,9 @@ class Attempt:
         return len(self.done) == len(self.assignment)
 
     def count(
-        self,
-        order: Order,
-        node: int,
-        rows: Tuple[Row, ...],
-        at: float,
-        first_step: Optional[float],
-        last_step: Optional[float],
-        step: Optional[int] = None,
-    ) -> None:
+        self, order: Order, node: int, rows: Tuple[Row, ...], at: float, first_step: Optional[float],
+        last_step: Optional[float], step: Optional[int] = None,
+    ) -> None:  # fmt: skip
         """Add a node's census of its rank processes, taken at `at`; nodes that report together are judged once."""
         if self.world is None:
             planned = Planned(self.ranks, len(self.assignment), _starts_each_rank(order))
@@ -243,9 +223,8 @@ class Attempt:
         """Judge whether the ranks form one world and none was left behind; return the records, and the finding to stop for."""
         if self.world is not None and self.world.is_due(now):
             verdict, findings, stop = self.world.judge()
-            acts: List[Act] = [Record("verdict", {"verdict": to_plain(verdict), "peer": 0})] if verdict else []
             mixed = self.world.versions()
-            acts += [Record("verdict", {"verdict": to_plain(mixed), "peer": 0})] if mixed else []
+            acts: List[Act] = [record_verdict(each) for each in (verdict, mixed) if each]
             acts += map(record_finding, [*findings, *(mixed.findings if mixed else ())])
             if acts:
                 return acts, findings[0] if stop else None
@@ -277,7 +256,7 @@ class Attempt:
     def progress(self, clock_offsets: Mapping[int, float]) -> Progress:
         """Merge the members' progress, on the lead's clock; node 0's losses are the run's."""
         parts = [(self.done.get(number), clock_offsets.get(number, 0.0)) for number in self.assignment]
-        return merged((Progress.from_plain(part or {}), offset) for part, offset in parts)
+        return merged((from_plain(Progress, part or {}), offset) for part, offset in parts)
 
     def note_complete(self, progress: Progress) -> None:
         """Mark the ranks that ended with 0 if the run made all its announced steps."""
@@ -507,26 +486,15 @@ def hardware_behind(finding: Optional[Finding], exit_code: int, broken: Sequence
 
 
 def _early_exit(early: List[RankEnd], first: RankEnd, lost: bool, host_of: Callable[[int], str]) -> Finding:
-    then = "lost its connection to it" if lost else "failed after it"
     spoke = next((end for end in early if end.finding and end.finding.evidence), None)
-    if spoke is not None and spoke.finding is not None:
-        return _caught(spoke, spoke.finding, first, then, host_of)
-    one = early[0]
+    one, words = spoke or early[0], spoke.finding if spoke else None  # an error that it caught
+    about = {"words": words.evidence[0].text[:200], "own": words.fix, "not_zero": NOT_ZERO} if words else {}
     return find(
-        "early-exit", who=named(early), first=named([first]), then=then, evidence=_shown(first), node=one.member,
-        host=host_of(one.member), rank=None if one.of_command else one.rank, confidence=LIKELY,
-        seen=("exit codes and times of all ranks",),
-    )  # fmt: skip
-
-
-def _caught(one: RankEnd, words: Finding, first: RankEnd, then: str, host_of: Callable[[int], str]) -> Finding:
-    """Report a rank that ended because of an error that it caught, as its last words show."""
-    return find(
-        "early-exit", "caught", who=named([one]), words=words.evidence[0].text[:200], first=named([first]), then=then,
-        own=words.fix, not_zero=NOT_ZERO, evidence=(*words.evidence[:1], *_shown(first)),
-        node=one.member, host=host_of(one.member),
-        rank=words.rank if one.of_command else one.rank, confidence=LIKELY,
-        seen=("exit codes, times and last lines of all ranks",),
+        "early-exit", "caught" if words else "", who=named([one] if words else early), first=named([first]), **about,
+        then="lost its connection to it" if lost else "failed after it",
+        evidence=(*(words.evidence[:1] if words else ()), *_shown(first)), node=one.member, host=host_of(one.member),
+        rank=(words.rank if words else None) if one.of_command else one.rank, confidence=LIKELY,
+        seen=(f"exit codes{', times and last lines' if words else ' and times'} of all ranks",),
     )  # fmt: skip
 
 

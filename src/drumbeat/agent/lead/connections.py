@@ -36,10 +36,9 @@ class Connection:
 
 
 class Listener(Protocol):
-    """Receiver of what arrives on the connections."""
+    """Receiver of what arrives on the connections: `lead_side`."""
 
-    def refuse(self, hello: wire.Hello) -> Optional[wire.Refuse]:
-        """Return why this member may not join; None if it may."""
+    def refuse(self, hello: wire.Hello) -> Optional[wire.Refuse]: ...
 
     def refused(self, hello: wire.Hello, why: str) -> None: ...
 
@@ -50,11 +49,9 @@ class Listener(Protocol):
     def from_member(self, member: int, message: Message) -> None: ...
 
     @property
-    def patience(self) -> float:
-        """Return the seconds of silence after which a member is lost even if its connection is not broken."""
+    def patience(self) -> float: ...
 
-    def silent(self, member: int, seconds: float, again: bool = False) -> None:
-        """Report that a member was silent for `Timing.lost_node`, once. `again`: it is heard again."""
+    def silent(self, member: int, seconds: float, again: bool = False) -> None: ...
 
     def lost(self, member: int, why: str, silent: bool = False) -> None: ...
 
@@ -76,7 +73,11 @@ class Connections:
         order = self.order
         most = most_strangers(order.members, raise_open_files())
         listener = listen(listening_address(order.master, order.emulated), order.muster_ports)
-        self._door = Door(listener, self.token, most, self.selector, self._admit, self._another_token)
+
+        def refused(address: str, why: str) -> None:
+            warn(f"a node at {address} was sent away: {why}; all nodes of a run must have the same DRUMBEAT_TOKEN")
+
+        self._door = Door(listener, self.token, most, self.selector, self._admit, refused)
         self._door.tick(time.monotonic())
 
     def close_door(self) -> None:
@@ -90,9 +91,6 @@ class Connections:
         self.by_socket[sock] = Connection(channel, heard=time.monotonic())
         self.selector.register(sock, selectors.EVENT_READ, lambda: self._receive(sock))
         self._handle(sock, lambda: messages)
-
-    def _another_token(self, address: str, why: str) -> None:
-        warn(f"a node at {address} was sent away: {why}; all nodes of a run must have the same DRUMBEAT_TOKEN")
 
     def _receive(self, sock: socket.socket) -> None:
         connection = self.by_socket.get(sock)
@@ -283,18 +281,14 @@ def gather_files(
         while selector.get_map() and time.monotonic() < min(deadline, quiet):
             for key, _ in selector.select(0.1):
                 quiet = time.monotonic() + silence
-                if not _take(key.data, folder):
+                connection: Connection = key.data
+                try:
+                    for message in connection.channel.receive():
+                        if isinstance(message, wire.FilePart) and connection.member is not None:
+                            take(folder.node(connection.member), message)
+                except WireError:
+                    connection.channel.close()
+                if connection.channel.closed:
                     selector.unregister(key.fileobj)
             for connection in connections.values():
                 connection.channel.flush()
-
-
-def _take(connection: Connection, folder: RunFolder) -> bool:
-    """Write the files received on one connection; return false if it is closed."""
-    try:
-        for message in connection.channel.receive():
-            if isinstance(message, wire.FilePart) and connection.member is not None:
-                take(folder.node(connection.member), message)
-    except WireError:
-        connection.channel.close()
-    return not connection.channel.closed

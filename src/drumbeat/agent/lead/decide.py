@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import field, replace
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Dict, Mapping, Optional, Sequence, Tuple, Union
 
 from drumbeat.agent.lead.model import FAILED, Assignment, Member, Outcome, idle, reassign, replacements
 from drumbeat.base.light_dataclass import dataclass
@@ -46,17 +46,9 @@ def delay(history: Sequence[Outcome]) -> float:
 
 def spent_restarts(history: Sequence[Outcome]) -> int:
     """Count the attempts that cost a restart. A port in use, a spare taking over and going on with fewer nodes cost none."""
-    followers: List[Optional[Outcome]] = [*history[1:], None]
-    return sum(
-        1
-        for outcome, following in zip(history, followers)
-        if not outcome.cause.free and not (following and _was_replaced(outcome, following))
-    )
-
-
-def _was_replaced(outcome: Outcome, following: Outcome) -> bool:
-    before, after = outcome.assignment, following.assignment
-    return before is not after and len(before) >= len(after) and before != after
+    pairs = [(one.assignment, after.assignment) for one, after in zip(history, [*history[1:], history[-1]])]
+    replaced = [len(before) >= len(after) and before != after for before, after in pairs]
+    return sum(not outcome.cause.free and not moved for outcome, moved in zip(history, replaced))
 
 
 def is_repeated(history: Sequence[Outcome]) -> bool:
@@ -109,16 +101,18 @@ class Requeue:
 Decision = Union[Stop, Restart, Requeue]
 
 
-def decide(
-    history: Sequence[Outcome],
-    members: Mapping[int, Member],
-    restarts: int,
-    fewest: Optional[int] = None,
-    can_requeue: bool = False,
-    spares: int = 0,
-) -> Decision:
-    """Decide what follows the last attempt. `history` holds all attempts so far. `fewest`: nodes that are enough to go on.
-    `can_requeue`: a scheduler can start the run again on other nodes. `spares`: number of spares the job asked for."""
+@dataclass(frozen=True)
+class Allowed:
+    """Ways to go on that the job allows."""
+
+    restarts: int
+    fewest: Optional[int] = None  # nodes that are enough to go on
+    can_requeue: bool = False  # a scheduler can start the run again on other nodes
+    spares: int = 0  # that the job asked for
+
+
+def decide(history: Sequence[Outcome], members: Mapping[int, Member], may: Allowed) -> Decision:
+    """Decide what follows the last attempt. `history` holds all attempts so far."""
     last = history[-1]
     if last.outcome != FAILED:
         return Stop(f"the attempt ended: {last.outcome}")
@@ -128,50 +122,48 @@ def decide(
         return Stop(f"{what}: {cause.why}")
     if is_repeated(history):
         return Stop(same_again(last))
-    if cause is SCHEDULER and can_requeue and last.finding and last.finding.confidence == CERTAIN:
+    if cause is SCHEDULER and may.can_requeue and last.finding and last.finding.confidence == CERTAIN:
         return Requeue(f"{last.finding.title}: this costs no restart", ())
     excluded = _newly_bad(history, members)
     unfit = [number for number in last.assignment if number in excluded or not members[number].fit]
     if not unfit:
-        return _again(history, last.assignment, restarts)
-    return _elsewhere(history, members, excluded, restarts, fewest, can_requeue, spares)
+        return _again(history, last.assignment, may.restarts)
+    return _elsewhere(history, members, excluded, may)
 
 
-def move(
-    assignment: Assignment, members: Mapping[int, Member], fewest: Optional[int], spares: int
-) -> Optional[Tuple[Assignment, str]]:
+def move(assignment: Assignment, members: Mapping[int, Member], may: Allowed) -> Optional[Tuple[Assignment, str]]:
     """Replace unfit members by idle ones, or go on without them, and report it; None if neither is possible."""
     again = reassign(assignment, members)
     if again is not None:
         left = len(idle(again, members))
         words = replacements(assignment, again, members)
-        words += [f"{left} spare{'' if left == 1 else 's'} left"] if spares else []
+        words += [f"{left} spare{'' if left == 1 else 's'} left"] if may.spares else []
         return again, "; ".join(words)
     fewer = tuple(number for number in assignment if members[number].fit)
-    if not fewest or len(fewer) < fewest:
+    if not may.fewest or len(fewer) < may.fewest:
         return None
     gone = ", ".join(members[number].words for number in assignment if number not in fewer)
-    return fewer, f"the job goes on without {gone}: {len(fewer)} of {len(assignment)} nodes, at least {fewest} needed"
+    return (
+        fewer,
+        f"the job goes on without {gone}: {len(fewer)} of {len(assignment)} nodes, at least {may.fewest} needed",
+    )
 
 
-def without_nodes(
-    assignment: Assignment, members: Mapping[int, Member], restarts: int, fewest: Optional[int], can_requeue: bool,
-    spares: int,
-) -> Union[Stop, Requeue]:  # fmt: skip
+def without_nodes(assignment: Assignment, members: Mapping[int, Member], may: Allowed) -> Union[Stop, Requeue]:
     """Decide what follows when nodes are lost and the job can neither replace them nor go on without them."""
     lost = [members[number] for number in sorted(assignment) if members[number].lost]
     what = f"{', '.join(member.words for member in lost)} {'is' if len(lost) == 1 else 'are'} lost"
-    if fewest:
-        what += f": {len(assignment) - len(lost)} of {len(assignment)} nodes are left, at least {fewest} needed"
-    elif spares:
+    if may.fewest:
+        what += f": {len(assignment) - len(lost)} of {len(assignment)} nodes are left, at least {may.fewest} needed"
+    elif may.spares:
         what += ", and no spare is left"
-    if can_requeue:
+    if may.can_requeue:
         return Requeue(what, tuple(member.machine for member in lost))
-    if fewest:
+    if may.fewest:
         return Stop(what)
     other = "another one" if len(lost) == 1 else "others"
-    why = f"{what}, and nobody can give the job {other} here: --spares {spares + len(lost)} would"
-    return Stop(why + ("; a restart needs all nodes, so none is used" if restarts else ""))
+    why = f"{what}, and nobody can give the job {other} here: --spares {may.spares + len(lost)} would"
+    return Stop(why + ("; a restart needs all nodes, so none is used" if may.restarts else ""))
 
 
 # -- the same members again ----------------------------------------------------------------------------------------------
@@ -235,26 +227,20 @@ def _newly_bad(history: Sequence[Outcome], members: Mapping[int, Member]) -> Dic
 
 
 def _elsewhere(
-    history: Sequence[Outcome],
-    members: Mapping[int, Member],
-    excluded: Mapping[int, str],
-    restarts: int,
-    fewest: Optional[int],
-    can_requeue: bool,
-    spares: int,
+    history: Sequence[Outcome], members: Mapping[int, Member], excluded: Mapping[int, str], may: Allowed
 ) -> Decision:
     """Decide what follows if a member must lose its role: use a spare, fewer nodes, or other nodes from the scheduler."""
     last = history[-1]
     known = {**members, **{number: replace(members[number], bad=why) for number, why in excluded.items()}}
-    moved = move(last.assignment, known, fewest, spares)
+    moved = move(last.assignment, known, may)
     if moved:
         return Restart(moved[1], moved[0], 0.0, excluded)
     unfit = [number for number in last.assignment if not known[number].fit]
     machines = tuple(members[number].machine for number in unfit)
     if any(members[number].lost for number in last.assignment):
-        return without_nodes(last.assignment, members, restarts, fewest, can_requeue, spares)
-    no_spare = "no spare is left" if spares else "the job has no spare"
-    if can_requeue:
+        return without_nodes(last.assignment, members, may)
+    no_spare = "no spare is left" if may.spares else "the job has no spare"
+    if may.can_requeue:
         return Requeue(f"{', '.join(machines)} must not be used again, and {no_spare}", machines)
     if any(not members[number].fit for number in unfit):
         return Stop("processes of the last attempt could not be ended, and would disturb the next")
@@ -262,7 +248,7 @@ def _elsewhere(
     earlier = [outcome for outcome in history[:-1] if outcome.member == number and outcome.cause is HARDWARE]
     if earlier and last.cause is HARDWARE:
         return Stop(f"{machines[0]} has failed twice ({excluded[number]}), and {no_spare}")
-    return _again(history, last.assignment, restarts)
+    return _again(history, last.assignment, may.restarts)
 
 
 # After the end of a run: is its job queued again, and does that count? One pure function, called by the lead alone.

@@ -10,7 +10,7 @@ from dataclasses import field, replace
 from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from drumbeat.agent.lead.attempt import NODE_LOST, Attempt, concluded, failed_before, rank_end
-from drumbeat.agent.lead.decide import Decision, Requeue, Restart, decide, move, without_nodes
+from drumbeat.agent.lead.decide import Allowed, Decision, Requeue, Restart, decide, move, without_nodes
 from drumbeat.agent.lead.model import (
     DOUBTFUL,
     END_NOW,
@@ -31,6 +31,7 @@ from drumbeat.agent.lead.model import (
     Tell,
     idle,
     record_finding,
+    record_verdict,
     replacements,
 )
 from drumbeat.agent.watchers.kernel_log import FAULT
@@ -40,7 +41,6 @@ from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import Order
 from drumbeat.base.processes import IN_KERNEL
 from drumbeat.base.ranges import fold, ranges
-from drumbeat.base.record import to_plain
 from drumbeat.base.signals import EXIT_MUSTER, EXIT_PREFLIGHT, EXIT_STORAGE
 from drumbeat.causes.table import HARDWARE, cause_of
 from drumbeat.findings.catalog import Catalog
@@ -105,14 +105,9 @@ class Muster:
         self.common.add(number, member.host, hello.network)
         self.doors[number] = hello.network.doors
         self.starts = max(self.starts, hello.start)
-        joined = {
-            "peer": number,
-            "peer_host": member.host,
-            "address": member.address,
-            "clock_offset": clock_offset,
-            "name": name,
-        }
-        acts: List[Act] = [Record("node-joined", joined), *map(record_finding, hello.findings)]
+        joined = {"peer": number, "peer_host": member.host, "address": member.address, "name": name}
+        joined_at = {**joined, "clock_offset": clock_offset}
+        acts: List[Act] = [Record("node-joined", joined_at), *map(record_finding, hello.findings)]
         broken = next((finding for finding in hello.findings if finding.severity == ERROR), None)
         if broken is None or self.order.checks.get("preflight", "stop") != "stop":
             return acts, None
@@ -245,7 +240,7 @@ def after_attempt(
     """Decide what follows an attempt. A scheduler that starts the run again leaves out all unfit machines, not only those of
     the last attempt. `returned`: members that count as lost in the decision, and are there again."""
     last = history[-1]
-    decision = decide(history, members, order.restarts, order.fewest_nodes, _can_requeue(order), order.spares)
+    decision = decide(history, members, _allowed(order))
     back = [members[number].words for number in sorted(returned)]
     if back and isinstance(decision, Restart):
         decision = replace(decision, why=f"{decision.why}; {', '.join(back)} came back, and may be used again")
@@ -262,19 +257,18 @@ def after_attempt(
 
 def between_attempts(order: Order, assignment: Assignment, members: Mapping[int, Member]) -> Tuple[Decision, Record]:
     """Decide what follows when a node is lost while the next attempt, with this assignment, waits to begin."""
-    fewest, spares = order.fewest_nodes, order.spares
-    moved = move(assignment, members, fewest, spares)
+    may = _allowed(order)
+    moved = move(assignment, members, may)
     if moved:
-        replaced = replacements(assignment, moved[0], members)
-        return Restart(moved[1], moved[0]), Record(
-            "decided", {"action": "restart", "why": moved[1], "replaced": replaced}
-        )
-    decision = without_nodes(assignment, members, order.restarts, fewest, _can_requeue(order), spares)
+        decided = {"action": "restart", "why": moved[1], "replaced": replacements(assignment, moved[0], members)}
+        return Restart(moved[1], moved[0]), Record("decided", decided)
+    decision = without_nodes(assignment, members, may)
     return decision, Record("decided", {"action": decision.action, "why": decision.why, "cause": HARDWARE.name})
 
 
-def _can_requeue(order: Order) -> bool:
-    return order.queued and order.resources.requeues > 0
+def _allowed(order: Order) -> Allowed:
+    can_requeue = order.queued and order.resources.requeues > 0
+    return Allowed(order.restarts, order.fewest_nodes, can_requeue, order.spares)
 
 
 _LONG = 30.0  # seconds: a command that ran this long may have trained, even if no step was recognised
@@ -415,7 +409,7 @@ class Lead:
     def rank_ended(self, member: int, ended: wire.RankEnded, now: float) -> List[Act]:
         if not self.is_current(ended.attempt):
             return []
-        end = rank_end(ended, member, self.members[member].clock_offset)
+        end = rank_end(ended.end, member, self.members[member].clock_offset)
         attempt, asked = self.attempts[-1], self.requests.at
         before = asked is not None and failed_before(end, asked)
         attempt.rank_ended(replace(end, by_us=False) if before else end, now, self.phase == "running")
@@ -480,9 +474,8 @@ class Lead:
             return acts
         attempt.done[number] = {}
         if self.phase == "running":
-            attempt.finding = attempt.finding or find(
-                "node-lost", node=number, host=member.host, why=why, evidence=[why]
-            )
+            lost_node = find("node-lost", node=number, host=member.host, why=why, evidence=[why])
+            attempt.finding = attempt.finding or lost_node
             with_signal, grace = int(signal.SIGTERM), self.order.timing.failure_grace
             # the run may have been asked to stop: then its ranks get their time to save
             if silent or self.held:
@@ -649,11 +642,7 @@ class Lead:
         well = outcome.outcome in (FINISHED, DOUBTFUL)
         verdict = attempt.world.at_end(well) if attempt.world else None
         if verdict and (trained or (well and now - attempt.started > _LONG) or verdict.answer != UNKNOWN):
-            told = [
-                Record("verdict", {"verdict": to_plain(verdict), "peer": 0}),
-                *map(record_finding, verdict.findings),
-            ]
-            acts[:0] = told
+            acts[:0] = [record_verdict(verdict), *map(record_finding, verdict.findings)]
         self.history.append(outcome)
         if self.without_storage or (self.requests.outcome and outcome.outcome == FAILED):
             return acts + self._end(outcome, concluded=True)
@@ -696,4 +685,4 @@ class Lead:
             if outcome.finding:
                 acts.append(record_finding(outcome.finding, "failed"))
         acts.append(Record("run-ended", {"outcome": outcome.outcome, "exit_code": outcome.exit_code}))
-        return [*acts, Tell(self._present(), wire.End(outcome.exit_code)), Finish(outcome.exit_code)]
+        return [*acts, Tell(self._present(), wire.RunEnded(outcome.exit_code)), Finish(outcome.exit_code)]

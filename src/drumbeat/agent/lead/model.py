@@ -11,7 +11,7 @@ from drumbeat.base.record import to_plain
 from drumbeat.base.regex import regex
 from drumbeat.base.signals import EXIT_TIME_LIMIT
 from drumbeat.causes.table import PROGRAM, Cause, cause_of
-from drumbeat.findings.model import Finding
+from drumbeat.findings.model import Finding, Verdict
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,10 @@ Act = Union[Tell, Record, Finish]
 def record_finding(finding: Finding, kind: str = "finding", seconds: Optional[float] = None) -> Record:
     silent = {} if seconds is None else {"seconds": round(seconds, 1)}
     return Record(kind, {"finding": to_plain(finding), **silent})
+
+
+def record_verdict(verdict: Verdict, member: int = 0) -> Record:
+    return Record("verdict", {"verdict": to_plain(verdict), "peer": member})
 
 
 # Members and their roles: which member is which node rank, and which member replaces which.

@@ -7,7 +7,7 @@ import json
 import time
 from dataclasses import replace
 from functools import partial
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.agent.folder.child import FolderChild
 from drumbeat.agent.member.progress import NodeMetrics
@@ -17,12 +17,11 @@ from drumbeat.agent.wire.messages import Looked, Message, Pace
 from drumbeat.base import clock, proc
 from drumbeat.base.order import Order
 from drumbeat.base.processes import Asked
-from drumbeat.base.record import RecordError, from_plain, to_plain
+from drumbeat.base.record import from_plain, to_plain
 from drumbeat.inrank.stacks import read_notes
-from drumbeat.inspector.activity import Earlier, Usage, read_ranks, read_usage
-from drumbeat.inspector.ras import RasNote
+from drumbeat.inspector.activity import Earlier, Reading, Stood, read_ranks, read_usage
 from drumbeat.inspector.record import Known, RankLook
-from drumbeat.machine.model import Facts, Gpu
+from drumbeat.machine.model import Facts
 from drumbeat.runfolder.layout import NodeFolder
 from drumbeat.runfolder.progress import median
 
@@ -30,120 +29,6 @@ DEADLINE = 9.0  # seconds for one look
 ROUTINE = 0  # number of a look that was not requested
 _FIRST, _EVERY, _SLOWER, _RARELY = 10.0, 30.0, 1.5, 60.0  # seconds until the first one; intervals, growing
 _REST_EVERY, _LITTLE = 2.0, 0.02  # seconds between two readings of a main thread's time; share of it that is rest
-
-
-class Looker:
-    """Forks a child that reads /proc and asks the ranks for their stacks. `done` gets the looks and the notes of NCCL's RAS;
-    nothing if the child failed or took too long."""
-
-    def __init__(
-        self, run_id: str, folder: str, gpus: Sequence[Gpu], done: Callable[[int, List[RankLook], List[RasNote]], None]
-    ) -> None:
-        self.run_id, self.folder, self.done = run_id, folder, done
-        self.gpus = [gpu for gpu in gpus if not gpu.integrated]
-        self.known = Known()
-        self.numbers: Dict[int, int] = {}  # process -> rank, as looks have shown
-        self.mains: List[int] = []  # the processes that train, as the last look has shown
-        self.unknown = False  # the last look showed processes whose rank is unknown
-        self.last: Optional[Earlier] = None  # the last look at this silence
-        self.routine: Optional[Earlier] = None  # the last routine look
-        self._child = Asked(DEADLINE)
-        self._numbers: List[int] = []  # the requests that the current look answers
-
-    def start(
-        self, number: int, node: int, mains: Mapping[int, int], commands: bool, had_ranks: Callable[[], bool],
-        earlier: Optional[Earlier] = None,
-    ) -> None:  # fmt: skip
-        """Start a look. `mains`: the processes that were started for the ranks, pid -> rank; `commands`: each is a command
-        that starts ranks; `had_ranks`: whether it has done so; `earlier`: the ranks' usage when the silence began. Requests
-        that arrive meanwhile get the same answer."""
-
-        def work() -> Dict[str, Any]:
-            before = (earlier or Earlier(time.monotonic(), {}))._replace(numbers=self.numbers)
-            about = (self.run_id, node, mains, commands, self.folder, self.gpus)
-            looks, notes, last, links = read_ranks(*about, before)
-            if commands and had_ranks():
-                looks = [replace(look, had_ranks=look.command) for look in looks]
-            return {"looks": looks, "ras": notes, "last": _lines(last), "links": links}
-
-        if self._numbers == [ROUTINE]:
-            self.end()  # a routine look says nothing about the silence
-        self._numbers.append(number)
-        self._child.ask(work)
-
-    def poll(self) -> None:
-        answer = self._child.take()
-        if not self._numbers or self._child.busy:
-            return
-        numbers, (looks, notes, last) = self._numbers, _parse(answer)
-        for rank, pids, links in (answer or {}).get("links", ()):
-            for pid in pids:
-                self.known.note(pid, rank, map(tuple, links))
-        self.end()
-        self.mains = [look.pid for look in looks]
-        self.unknown = any(look.unnumbered or look.command for look in looks)
-        self.numbers.update((look.pid, look.rank) for look in looks if not (look.unnumbered or look.command))
-        if numbers == [ROUTINE]:
-            first, self.routine = self.routine is None, last
-            if first:
-                return  # there is no earlier look to compare with
-        else:
-            self.last = last or self.last
-        for number in numbers:
-            self.done(number, looks, notes)
-
-    def end(self) -> None:
-        self._child.end()
-        self._numbers = []
-
-    @property
-    def idle(self) -> bool:
-        return not self._numbers
-
-
-def _parse(plain: Any) -> Tuple[List[RankLook], List[RasNote], Optional[Earlier]]:
-    try:
-        looks = [from_plain(RankLook, each) for each in plain["looks"]]
-        at, rows = plain["last"]
-        last = Earlier(
-            at,
-            {row[0]: Usage(*row[1]) for row in rows},
-            {row[0]: tuple(row[2]) for row in rows},
-            {row[0]: row[3] for row in rows},
-        )
-        return looks, [from_plain(RasNote, each) for each in plain["ras"]], last
-    except (ValueError, TypeError, KeyError, RecordError):
-        return [], [], None
-
-
-def _lines(last: Earlier) -> Tuple[float, List[Any]]:
-    return last.at, [
-        (pid, used, last.places.get(pid, ()), last.still.get(pid, 0.0)) for pid, used in last.usage.items()
-    ]
-
-
-class _Earlier:
-    """Usage of the ranks when one of them fell silent, read by a child, so that a later look can tell what they did since."""
-
-    def __init__(self) -> None:
-        self.found: Optional[Earlier] = None
-        self._child = Asked(DEADLINE)
-        self._begun: Optional[float] = None  # once per silence
-
-    def poll(self, resting: bool, read: Callable[[], Dict[int, Usage]]) -> None:
-        if not resting:
-            self.end()
-        elif self._begun is None:
-            self._begun = time.monotonic()
-            self._child.ask(lambda: list(read().items()))
-        else:
-            answer = self._child.take()
-            if answer is not None:
-                self.found = Earlier(self._begun, {pid: Usage(*used) for pid, used in answer})
-
-    def end(self) -> None:
-        self._child.end()
-        self.found = self._begun = None
 
 
 class _Rest:
@@ -176,53 +61,66 @@ class NodeLooks:
     the lead."""
 
     def __init__(
-        self,
-        order: Order,
-        facts: Facts,
-        local: str,
-        folder: NodeFolder,
-        metrics: NodeMetrics,
-        child: FolderChild,
+        self, order: Order, facts: Facts, local: str, folder: NodeFolder, metrics: NodeMetrics, child: FolderChild,
         tell: Callable[[Message], None],
-    ) -> None:
-        self.host, self.folder, self.metrics, self.child, self.tell = facts.host, folder, metrics, child, tell
-        self.attempt = self.node_rank = self.node = 0
-        self._earlier = _Earlier()
-        self._looker = Looker(order.run_id, local, facts.gpus, self._looked)
+    ) -> None:  # fmt: skip
+        self.run_id, self.host, self.local, self.folder = order.run_id, facts.host, local, folder
+        self.metrics, self.child, self.tell = metrics, child, tell
+        self.gpus = [gpu for gpu in facts.gpus if not gpu.integrated]
         self._watched = order.checks.get("hang", "off") != "off"
+        self._look, self._usage = Asked(DEADLINE), Asked(DEADLINE)
+        self.begin_attempt(0, 0, 0, Known())
 
     def begin_attempt(self, attempt: int, node_rank: int, node: int, known: Known) -> None:
-        self.attempt, self.node_rank, self.node, self._looker.known = attempt, node_rank, node, known
-        self._looker.numbers, self._looker.mains, self._looker.unknown = {}, [], False
-        self._rest, self._known_by = _Rest(self._looker.folder), time.monotonic() + _RARELY
-        self._next, self._wait, self._looker.routine = time.monotonic() + _FIRST, _EVERY, None
+        self.attempt, self.node_rank, self.node, self.known = attempt, node_rank, node, known
+        self._requests: List[int] = []  # that the current look answers
+        self._numbers: Dict[int, int] = {}  # process -> rank, as looks have shown
+        self._mains: List[int] = []  # the processes that train, as the last look has shown
+        self._unknown = False  # the last look showed processes whose rank is unknown
+        self._last: Optional[Earlier] = None  # the last look at this silence, or the ranks' usage when it began
+        self._silent: Optional[float] = None  # since when a rank has been silent
+        self._routine: Optional[Earlier] = None  # the last routine look
+        self._rest, self._known_by = _Rest(self.local), time.monotonic() + _RARELY
+        self._next, self._wait = time.monotonic() + _FIRST, _EVERY
         self.waits_least: Optional[Pace] = None
         self.waits: Optional[float] = None
 
     def start(self, number: int, ranks: Ranks, launcher: Direct) -> None:
-        had_ranks = partial(launcher.has_started_ranks, self.attempt)
-        about = (self.node_rank, ranks.rank_of, not launcher.is_rank)
-        earlier = self._looker.last or self._earlier.found
+        """Start a look, unless one has begun for an earlier request: its answer is this request's, too."""
+        now = time.monotonic()
+        earlier = self._last or Earlier(now)
         if number == ROUTINE:
-            earlier = (self._looker.routine or Earlier(time.monotonic(), {}))._replace(spares=True)
+            earlier = replace(self._routine or Earlier(now), spares=True)
         else:
-            self._next = max(self._next, time.monotonic() + self._wait)  # it finds the ranks as well as a routine look
-        self._looker.start(number, *about, had_ranks, earlier)
+            self._next = max(self._next, now + self._wait)  # it finds the ranks as well as a routine look
+        if self._requests == [ROUTINE]:
+            self._look.end()  # a routine look says nothing about the silence
+            self._requests = []
+        self._requests.append(number)
+        about, before = self._about(ranks, launcher), replace(earlier, numbers=self._numbers)
+
+        def work() -> Reading:
+            reading = read_ranks(*about, self.gpus, before)
+            if launcher.is_rank or not launcher.has_started_ranks(self.attempt):
+                return reading
+            return replace(reading, looks=tuple(replace(look, had_ranks=look.command) for look in reading.looks))
+
+        self._look.ask(work)
 
     def poll(self, ranks: Ranks, launcher: Direct) -> None:
-        self._looker.poll()
-        about, now = (self.node_rank, ranks.rank_of, not launcher.is_rank), time.monotonic()
-        read = partial(read_usage, self._looker.run_id, *about, self._looker.folder)
-        reporting, resting = self.metrics.ranks.reporting, self.metrics.ranks.resting(now)
-        if self._watched and not reporting:
-            self._rest.poll(self._looker.mains, now)
+        answer = self._look.take()
+        if self._requests and not self._look.busy:
+            numbers, self._requests = self._requests, []
+            self._take(numbers, from_plain(Reading, answer) if answer else Reading((), (), Earlier(0.0), ()))
+        now = time.monotonic()
+        resting = self.metrics.ranks.resting(now)
+        if self._watched and not self.metrics.ranks.reporting:
+            self._rest.poll(self._mains, now)
             resting = bool(self.rests)
-        if not resting:
-            self._looker.last = None
-        self._earlier.poll(resting, read)
-        if self._looker.unknown and now < self._known_by:  # a stopped rank cannot tell its number any more
+        self._note_silence(resting, partial(read_usage, *self._about(ranks, launcher)))
+        if self._unknown and now < self._known_by:  # a stopped rank cannot tell its number any more
             self._next = min(self._next, now + _FIRST)
-        if self._watched and now >= self._next and self._looker.idle:
+        if self._watched and now >= self._next and not self._requests:
             self._next, self._wait = now + self._wait, min(self._wait * _SLOWER, _RARELY)
             self.start(ROUTINE, ranks, launcher)
 
@@ -232,8 +130,48 @@ class NodeLooks:
         return None if self.metrics.ranks.reporting else self._rest.seconds
 
     def end(self) -> None:
-        self._looker.end()
-        self._earlier.end()
+        self._look.end()
+        self._usage.end()
+        self._requests, self._silent = [], None
+
+    def _about(self, ranks: Ranks, launcher: Direct) -> Tuple[str, int, Mapping[int, int], bool, str]:
+        return self.run_id, self.node_rank, ranks.rank_of, not launcher.is_rank, self.local
+
+    def _note_silence(self, resting: bool, read: Callable[[], Tuple[Stood, ...]]) -> None:
+        """Have the ranks' usage read when one of them falls silent, so that a later look can tell what they did since."""
+        if not resting:
+            self._usage.end()
+            self._last = self._silent = None
+        elif self._silent is None:
+            self._silent = time.monotonic()
+            self._usage.ask(read)
+        else:
+            answer = self._usage.take()
+            if answer is not None and self._last is None:
+                self._last = Earlier(self._silent, tuple(from_plain(Stood, each) for each in answer))
+
+    def _take(self, numbers: Sequence[int], reading: Reading) -> None:
+        """Take the result of a look; an empty one if its child failed or took too long."""
+        for rank, pids, links in reading.links:
+            for pid in pids:
+                self.known.note(pid, rank, links)
+        told = [look for look in reading.looks if not (look.unnumbered or look.command)]
+        self._mains, self._unknown = [look.pid for look in reading.looks], len(told) < len(reading.looks)
+        self._numbers.update((look.pid, look.rank) for look in told)
+        if numbers == [ROUTINE]:
+            first, self._routine = self._routine is None, reading.last if reading.looks else None
+            if not first:  # else there is no earlier look to compare with
+                self._compare(reading.looks)
+            return
+        self._last = reading.last if reading.looks else self._last
+        now, looks = time.monotonic(), []
+        for look in reading.looks:
+            step, quiet = (None, None) if look.unnumbered else self.metrics.ranks.last(look.rank, now)
+            looks.append(replace(look, host=self.host, node=self.node, step=step, quiet=quiet))
+        shown = to_plain({"t": clock.now(), "ranks": looks, "ras": reading.notes})
+        for number in numbers:
+            self.child.replace(self.folder.looks(self.attempt), json.dumps(shown, indent=2) + "\n")
+            self.tell(Looked(self.attempt, number, tuple(looks), reading.notes))
 
     def _compare(self, looks: Sequence[RankLook]) -> None:
         """Keep the rank that has waited least for the others since the last routine look, and how long the others waited."""
@@ -241,15 +179,3 @@ class NodeLooks:
         rest = [share for share, _ in shares[1:]]
         self.waits_least = Pace(shares[0][1], shares[0][0]) if shares else None
         self.waits = round(median(rest), 3) if rest else None
-
-    def _looked(self, number: int, found: List[RankLook], notes: List[RasNote]) -> None:
-        if number == ROUTINE:
-            self._compare(found)
-            return
-        now, looks = time.monotonic(), []
-        for look in found:
-            step, quiet = (None, None) if look.unnumbered else self.metrics.ranks.last(look.rank, now)
-            looks.append(replace(look, host=self.host, node=self.node, step=step, quiet=quiet))
-        shown = to_plain({"t": clock.now(), "ranks": looks, "ras": notes})
-        self.child.replace(self.folder.looks(self.attempt), json.dumps(shown, indent=2) + "\n")
-        self.tell(Looked(self.attempt, number, tuple(looks), tuple(notes)))

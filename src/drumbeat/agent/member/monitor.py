@@ -8,7 +8,7 @@ import signal
 import time
 import traceback
 from contextlib import suppress
-from typing import Any, Callable, Dict, List, Optional, Protocol
+from typing import Callable, List, Optional, Protocol
 
 from drumbeat.base import clock
 from drumbeat.base.order import Order
@@ -17,6 +17,7 @@ from drumbeat.base.signals import ignore_stops, stops_held_back
 from drumbeat.machine.host import LiveHost
 from drumbeat.machine.model import Facts
 from drumbeat.machine.sample import Sampler
+from drumbeat.runfolder.files import append
 from drumbeat.runfolder.layout import NodeFolder
 
 EVERY = 5.0  # seconds between samples
@@ -44,9 +45,12 @@ def monitor(folder: NodeFolder, facts: Facts, order: Order, open_textfile: OpenT
     due = time.monotonic()
     while True:
         last = bool(ended)
-        kept.append(_line(folder.node, facts.host, sampler.sample()))
+        about = {"t": round(clock.now(), 3), "node": folder.node, "host": facts.host}
+        kept.append(json.dumps({**about, **sampler.sample()}, separators=(",", ":")) + "\n")
         if last or len(kept) >= batch:
-            _write(folder.telemetry, kept)
+            with suppress(OSError):  # the agent reports a full disk
+                append(folder.telemetry, "".join(kept).encode())
+            kept.clear()
         if last:
             if textfile:
                 textfile.end()
@@ -57,19 +61,6 @@ def monitor(folder: NodeFolder, facts: Facts, order: Order, open_textfile: OpenT
         with stops_held_back():  # else a request between the check and the wait would be noticed late
             if not ended and signal.sigtimedwait([signal.SIGTERM], max(0.0, due - time.monotonic())):
                 ended.append(signal.SIGTERM)
-
-
-def _line(node: int, host: str, found: Dict[str, Any]) -> str:
-    about = {"t": round(clock.now(), 3), "node": node, "host": host}
-    return json.dumps({**about, **found}, separators=(",", ":"))
-
-
-def _write(path: str, kept: List[str]) -> None:
-    with suppress(OSError):  # the agent reports a full disk
-        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        os.write(fd, "".join(line + "\n" for line in kept).encode())
-        os.close(fd)
-    kept.clear()
 
 
 # The agent's side of its monitor: started once for all attempts, and ended by its pid.

@@ -7,30 +7,31 @@ import os
 import shutil
 import time
 from dataclasses import replace
-from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 from drumbeat.agent.folder.child import FolderChild, Shipping, is_large
 from drumbeat.agent.guard import warn
 from drumbeat.agent.member.looks import NodeLooks
 from drumbeat.agent.member.monitor import MonitorProcess
 from drumbeat.agent.member.progress import NodeMetrics
-from drumbeat.agent.ranks.ends import Ends, Exit, Explainer, RankExit, rank_meant, with_last_step
+from drumbeat.agent.ranks.ends import Ends, Explainer, rank_meant, with_last_step
 from drumbeat.agent.ranks.handles import Rank, Ranks, Starter, bring, inherited, install_adapters
 from drumbeat.agent.ranks.launchers import launcher_of
+from drumbeat.agent.ranks.start import End, plain_end
 from drumbeat.agent.ranks.tasks import Tasks
-from drumbeat.agent.watchers.build import build_watchers, gate_of
+from drumbeat.agent.watchers.build import build_watchers
 from drumbeat.agent.watchers.contract import Record, Tell, WatchedAttempt, Watching
 from drumbeat.agent.watchers.kernel_log import KernelLog
 from drumbeat.agent.watchers.nccl_log import LogFiles
 from drumbeat.agent.watchers.transport import OpenGate
-from drumbeat.agent.wire.messages import Beat, Done, FirstStep, Found, Look, Message, RankEnded
+from drumbeat.agent.wire.messages import Beat, Done, FirstStep, Found, KillRank, Look, Message, RankEnded
 from drumbeat.base import clock, proc
 from drumbeat.base.folders import make_private, make_temporary
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import EnvVar, Order
 from drumbeat.base.proc import children
 from drumbeat.base.processes import IN_KERNEL, describe, kill_children, on_storage, sweep
-from drumbeat.base.record import to_json
+from drumbeat.base.record import to_json, to_plain
 from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import ERROR, WARNING, Finding
 from drumbeat.inspector.kernel_log import own_log
@@ -38,7 +39,7 @@ from drumbeat.inspector.ranks import identity_in
 from drumbeat.inspector.record import Known
 from drumbeat.machine.model import Facts, Peers
 from drumbeat.plan.argv import node_identity, processes
-from drumbeat.plan.binding import Binding, binding, right_binding
+from drumbeat.plan.binding import binding, right_binding
 from drumbeat.plan.environment import environment
 from drumbeat.plan.network import compute_nics, lone_subnets
 from drumbeat.runfolder.files import EventLog
@@ -74,72 +75,35 @@ def private_caches(variables: Sequence[EnvVar], own: str) -> Tuple[List[EnvVar],
     return chosen, findings
 
 
-# What one attempt needs on this node: cores and GPUs for each rank, and the variables common to all of them.
-
-
-@dataclass(frozen=True)
-class AttemptPlan:
-    """Cores, GPUs and variables with which an attempt starts on this node."""
-
-    facts: Facts  # merged from all tasks of the node
-    right: Binding  # the best binding for the GPUs
-    bound: Binding  # the binding in use
-    variables: List[EnvVar]
-    findings: Tuple[Finding, ...]
-
-
-def _bind(
-    order: Order, tasks: Tasks, facts: Facts, right: Binding, node: int, peers: Peers
-) -> Tuple[Binding, Tuple[Finding, ...]]:
-    """Choose each rank's cores: those set by the job, else those of its task, else those near its GPU."""
-    if order.cpu_bind or not tasks.views:
-        return binding(order, facts, node, peers), ()
-    bound = tasks.bound(right, facts)
-    return bound, tuple(bound.findings[len(right.findings) :])
-
-
 # The watchers of this node's ranks: the transport gate, the watchers of each attempt, and the kernel log reader.
 
 
-class NodeWatch:
+class NodeWatch(Watching):
     """Watches one node. `local`: a folder on the node's own disk; `record` writes an event of this node; `tell` sends a
     message to the lead."""
 
     def __init__(self, order: Order, member: int, facts: Facts, local: str, record: Record, tell: Tell) -> None:
+        super().__init__(record, tell)
         self.order, self.member, self.facts, self.local = order, member, facts, local
-        self._record, self._tell = record, tell
         self._gates: List[OpenGate] = []
-        self._watching = Watching((), (), record, tell)
         self._kernel_log: Optional[KernelLog] = None
 
     def open_gates(
-        self,
-        variables: List[EnvVar],
-        folder: str,
-        rank_of: Callable[[int], Optional[int]],
+        self, variables: List[EnvVar], folder: str, rank_of: Callable[[int], Optional[int]],
         out_of: Callable[[Optional[int]], str],
-    ) -> List[EnvVar]:
-        """Open the gates before the ranks' variables are final, since a gate may add some. `folder`: the attempt's part of the
-        run folder; `rank_of`: the rank of a pid; `out_of`: the output file of a rank, or of the node's command."""
-        order = self.order
-        self._gates = gate_of(order, lambda: OpenGate(order, self.member, self.facts, self.local, rank_of, out_of))
-        for gate in self._gates:
-            variables = gate.open(variables, folder)
+    ) -> List[EnvVar]:  # fmt: skip
+        """Open the transport gate, if the job wants one, before the ranks' variables are final: it may add some. `folder`: the
+        attempt's part of the run folder; `rank_of`: the rank of a pid; `out_of`: the output file of a rank, or of the node's
+        command."""
+        if self.order.checks.get("transport", "off") != "off":
+            self._gates = [OpenGate(self.order, self.member, self.facts, self.local, rank_of, out_of)]
+            variables = self._gates[0].open(variables, folder)
         return variables
 
     def begin(self, scene: WatchedAttempt) -> None:
         scene = replace(scene, kernel_log=self._follow_kernel_log())
-        self._watching = build_watchers(self.order, scene, self._gates, self._record, self._tell)
+        self.attempt, (self.watchers, self.sensors) = scene.attempt, build_watchers(self.order, scene, self._gates)
         self.tick(time.monotonic())  # read the counters' initial values
-
-    def feed(self, kind: str, data: Dict[str, Any]) -> None:
-        self._watching.feed(kind, data, time.monotonic())
-
-    def tick(self, now: float) -> None:
-        self._watching.tick(now)
-
-    def end(self) -> None:
-        self._watching.end(time.monotonic())
 
     def rank_failed(self) -> None:
         for gate in self._gates:
@@ -234,10 +198,8 @@ class Node:
         self.known = Known()
         self.looks.begin_attempt(attempt, node_rank, self.member, self.known)
         on_storage(lambda: self._make_folders(attempt), _MAKE_FOLDERS, self.beat, self.folder.path)
-        plan = self._plan(peers)
-        for finding in plan.findings:
-            self._note(finding)
-        bound, variables = plan.bound, plan.variables
+        scene = self._plan(peers)
+        bound, variables = scene.bound, list(scene.variables)
         known = {**inherited(), **{variable.name: variable.value for variable in variables}}
         run_folder = os.path.dirname(os.path.dirname(os.path.abspath(self.folder.path)))
         trackers = RunFolder(run_folder).trackers if self.order.may_come_back else ""
@@ -248,12 +210,12 @@ class Node:
         record = {"attempt": attempt, "variables": [*variables, *helpers], "binding": bound}
         self.child.replace(self.folder.environment, to_json(record) + "\n")
         final = {each.name: each for each in helpers}  # a PYTHONPATH of the job gets the adapters' folder prepended
-        self.watch.begin(self._scene(peers, plan, [final.get(each.name, each) for each in variables]))
+        self.watch.begin(replace(scene, variables=[final.get(each.name, each) for each in variables]))
         self.ends = self._new_ends((peers.master_addr, *(peer.host for peer in peers.nodes)))
         to_start = processes(self.order, peers, node_rank, self.launcher.tools(attempt, node_rank, bound))
         self.starter.start(self.ranks, attempt, to_start, [*variables, *helpers], bound)
         self._note_ranks()
-        self.watch.feed("started", {"pids": self.ranks.pids})
+        self.watch.feed("started", {"pids": list(self.ranks.own)}, time.monotonic())
         self.metrics.begin_attempt(self.logs.attempt(attempt))
         self._first_step_told = False
 
@@ -274,19 +236,19 @@ class Node:
             return
         self.beside.discard(pid)
         self.reaped += 1
-        rank = self.ranks.own_ended(pid)
+        rank = self.ranks.own.pop(pid, None)
         if rank:
             self._process_ended(rank, status, self.reaped_at)
 
     def on_task_started(self, local_id: int, pid: int) -> None:
-        rank = self.ranks.guarded(local_id)
+        rank = self.ranks.guarded.get(local_id)
         if rank:
             self.ranks.guarded_pids[local_id] = pid
             self._note_ranks()
             self.starter.note_started(rank.process, pid, ())
 
     def on_task_ended(self, local_id: int, status: int) -> None:
-        rank = self.ranks.task_ended(local_id)
+        rank = self.ranks.guarded.pop(local_id, None)
         if rank:  # its task reaped it, and told us later
             self._process_ended(rank, status, self.reaped_at - _TOLD_WITHIN)
 
@@ -296,13 +258,13 @@ class Node:
             return
         self.watch.tick(now)
         self.looks.poll(self.ranks, self.launcher)
-        for rank in self.ranks:
-            self.ends.hear(rank.process, self.stopped_by_us)
+        if len(self.ranks):
+            self.ends.hear(self.stopped_by_us)
         self.ends.poll()
         grace_is_over = self.kill_at is not None and now >= self.kill_at
         if self.sweep_until is None and (grace_is_over or not (self.ranks or self.ranks.saving())):
             self.sweep_until = now + _SWEEP
-            self.tasks.kill()
+            self.tasks.send_all(KillRank())
         if self.sweep_until is not None:
             self._sweep(now)
 
@@ -314,7 +276,7 @@ class Node:
     def kill(self) -> None:
         """End everything now, without the lead, which may be gone."""
         self.stopped_by_us = True
-        self.tasks.kill()
+        self.tasks.send_all(KillRank())
         for stuck in sweep(self._kept(), reaped=self.on_exit):
             warn(f"cannot be ended: {stuck}")
         self.ends.give_up()
@@ -362,10 +324,17 @@ class Node:
         else:
             self.events.write("finding", {"finding": finding})
 
-    def _plan(self, peers: Peers) -> AttemptPlan:
+    def _plan(self, peers: Peers) -> WatchedAttempt:
+        """Plan cores, GPUs and variables of the attempt on this node, and report what is wrong with them. Each rank's cores are
+        those set by the job, else those of its task, else those near its GPU."""
         order, node, facts = self.order, self.node_rank, self.tasks.facts(self.facts)
         right = right_binding(order, facts, node, peers=peers)
-        bound, findings = _bind(order, self.tasks, facts, right, node, peers)
+        findings: Tuple[Finding, ...] = ()
+        if order.cpu_bind or not self.tasks.views:
+            bound = binding(order, facts, node, peers)
+        else:
+            bound = self.tasks.bound(right, facts)
+            findings = bound.findings[len(right.findings) :]
         variables, unsafe_caches = private_caches(environment(order, facts, peers, node), self.local)
         folder = os.path.abspath(self.folder.attempt(self.attempt))
         while hasattr(os, "memfd_create") and len(self.memory) < 4 * peers.nodes[node].ranks:
@@ -373,14 +342,13 @@ class Node:
         memory = f"{os.getpid()}:{','.join(map(str, self.memory))}"
         variables += node_identity(order, peers, node, self.attempt, self.metrics.path, folder, memory)
         lone = lone_subnets(compute_nics(facts, peers), facts.host)
-        return AttemptPlan(facts, right, bound, variables, (*findings, *unsafe_caches, *lone))
-
-    def _scene(self, peers: Peers, plan: AttemptPlan, variables: List[EnvVar]) -> WatchedAttempt:
-        first = sum(peer.ranks for peer in peers.nodes[: self.node_rank])
-        ranks = len(plan.bound.slots) if self.launcher.starts_ranks else 0
+        for finding in (*findings, *unsafe_caches, *lone):
+            self._note(finding)
+        first = sum(peer.ranks for peer in peers.nodes[:node])
+        ranks = len(bound.slots) if self.launcher.starts_ranks else 0
         return WatchedAttempt(
-            self.member, self.node_rank, first, plan.facts, plan.bound, plan.right, variables, ranks, self.attempt,
-            peers.nodes[self.node_rank].ranks, peers.master_port, lambda: self.ranks.mains,
+            self.member, node, first, facts, bound, right, variables, ranks, self.attempt,
+            peers.nodes[node].ranks, peers.master_port, lambda: list(self.ranks.rank_of),
             lambda: self.launcher.is_rank, self.launcher.met, self.known,
         )  # fmt: skip
 
@@ -396,7 +364,7 @@ class Node:
         return Ends(self.launcher, explainer, self.attempt, self._rank_ended, self.known, notes=self.local)
 
     def _rank_of(self, pid: int) -> Optional[int]:
-        rank = self.ranks.own(pid)
+        rank = self.ranks.own.get(pid)
         return rank.process.rank if rank else identity_in(proc.environ(pid) or {}).rank
 
     def _out_of(self, rank: Optional[int]) -> str:
@@ -408,33 +376,30 @@ class Node:
 
     def _process_ended(self, rank: Rank, status: int, since: float) -> None:
         seconds = round(time.monotonic() - rank.started, 3)
-        self.ends.add(Exit(rank.process, status, clock.now(), since, seconds, self.stopped_by_us))
+        end = plain_end(rank.process.rank, status, clock.now())
+        self.ends.add(replace(end, since=since, seconds=seconds, by_us=self.stopped_by_us))
 
-    def _rank_ended(self, ended: RankExit) -> None:
+    def _rank_ended(self, end: End) -> None:
         self._calm_from = math.inf
-        end, finding = ended.end, ended.end.finding
         about = {"rank": end.rank, "exit_code": end.exit_code, "signal": end.signal, "of_command": end.of_command}
-        self.events.write("rank-exited", {**about, "seconds": ended.seconds, "core_dumped": end.core_dumped})
-        step, silent = self.metrics.ranks.last(end.rank, time.monotonic())
-        step, last = (
-            step or self.metrics.progress.step,
-            math.inf if silent is None else clock.now() - silent - _READ_WITHIN,
-        )
+        self.events.write("rank-exited", {**about, "seconds": end.seconds, "core_dumped": end.core_dumped})
+        own, silent = self.metrics.ranks.last(end.rank, time.monotonic())
+        step = own or self.metrics.progress.step
+        last = math.inf if silent is None else clock.now() - silent - _READ_WITHIN
         self.metrics.ranks.ended(None if end.of_command else end.rank)
-        self.watch.feed("exited", about)
+        self.watch.feed("exited", about, time.monotonic())
 
         def placed(finding: Finding) -> Finding:
             rank = rank_meant(self.launcher, end, finding)
             return replace(with_last_step(finding, step), rank=rank, node=self.member, host=self.facts.host)
 
-        finding = placed(finding) if finding else None
+        finding = placed(end.finding) if end.finding else None
         # Its own steps say more than those of others.
         later = tuple((t, placed(each)) for t, each in end.later if t < last)
-        if end.exit_code != 0 and not ended.by_us:
+        if end.exit_code != 0 and not end.by_us:
             self.failed_in = self.attempt
             self.watch.rank_failed()
-        about_end = (self.attempt, end.rank, end.exit_code, end.signal, end.at, ended.by_us, finding, end.of_command)
-        self.tell(RankEnded(*about_end, end.links, end.closed, end.left, end.own, end.noted, end.since, later))
+        self.tell(RankEnded(self.attempt, replace(end, finding=finding, later=later)))
 
     def _sweep(self, now: float) -> None:
         """Kill the remaining processes, once per turn; the loop reaps them. The attempt is over only when none is left."""
@@ -457,20 +422,20 @@ class Node:
         try:
             self.metrics.finish(self.beat)
             self._ship(final=True)
-            self.watch.end()
+            self.watch.end(time.monotonic())
             kept = self.watch.kept_logs
             if kept:
-                on_storage(lambda: self._keep(kept), _KEEP, self.beat, self.folder.path)
+
+                def keep() -> None:  # in a child; other files are removed with the node's own folder
+                    for log in kept:
+                        log.keep(self.folder.attempt(self.attempt))
+
+                on_storage(keep, _KEEP, self.beat, self.folder.path)
         except OSError:
             if not self.events.muted:
                 raise
         self.active, self.sweep_until = False, None
-        self.tell(Done(self.attempt, self.metrics.progress.to_plain(), stuck, self.metrics.ranks.short()))
-
-    def _keep(self, logs: List[LogFiles]) -> None:
-        """Keep logs, in a child; other files are removed with the node's own folder."""
-        for log in logs:
-            log.keep(self.folder.attempt(self.attempt))
+        self.tell(Done(self.attempt, to_plain(self.metrics.progress), stuck, self.metrics.ranks.short()))
 
     def _make_room(self) -> None:
         """Send pending data between two pieces of a long log, so that it stays small."""
@@ -485,7 +450,7 @@ class Node:
         for began in self.launcher.new_stages():
             self.metrics.stage_began(self.launcher.first_rank, began)
         for record in self.metrics.ship(self.attempt, final):
-            self.watch.feed("metric", record)
+            self.watch.feed("metric", record, time.monotonic())
         if self.metrics.progress.first_t is not None and not self._first_step_told:
             self._first_step_told = True
             self.tell(FirstStep(self.metrics.progress.first_t))

@@ -132,6 +132,8 @@ class RankProgress:
         gaps = [median(rank.gaps) for rank in stepped.values() if rank.gaps]
         quiet = {number: now - rank.heard for number, rank in stepped.items() if rank.overdue(now)}
         behind = max(quiet, key=lambda number: quiet[number], default=None)
+        own = {number: median(rank.own) for number, rank in stepped.items() if len(rank.own) > 2}
+        slowest = max(own, key=lambda number: own[number], default=None)
         return Beat(
             step=max(steps, default=None),
             t=t,
@@ -140,21 +142,10 @@ class RankProgress:
             stale_rank=behind,
             every=round(median(gaps), 3) if gaps else None,
             phase=next((rank.phase for rank in self._ranks.values() if rank.phase), ""),
-            slowest=self._slowest(stepped),
-            usual=self._usual(stepped),
+            slowest=Pace(slowest, round(own[slowest], 4)) if slowest is not None else None,
+            usual=round(median(own.values()), 4) if own else None,
             done=all(rank.done for rank in stepped.values()),
         )
-
-    @staticmethod
-    def _slowest(stepped: Dict[int, _Rank]) -> Optional[Pace]:
-        own = {number: median(rank.own) for number, rank in stepped.items() if len(rank.own) > 2}
-        slowest = max(own, key=lambda number: own[number], default=None)
-        return Pace(slowest, round(own[slowest], 4)) if slowest is not None else None
-
-    @staticmethod
-    def _usual(stepped: Dict[int, _Rank]) -> Optional[float]:
-        own = [median(rank.own) for rank in stepped.values() if len(rank.own) > 2]
-        return round(median(own), 4) if own else None
 
 
 _LOOK_EVERY = 0.5  # seconds between two reads of the ranks' output

@@ -11,7 +11,7 @@ from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.agent.ranks.launchers import Direct
 from drumbeat.agent.ranks.stages import STAGE_FAILED
-from drumbeat.agent.ranks.start import NO_WORKDIR, End, plain_end
+from drumbeat.agent.ranks.start import NO_WORKDIR, End
 from drumbeat.base import clock, proc
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import Order
@@ -30,7 +30,6 @@ from drumbeat.inspector.record import Known
 from drumbeat.machine.host import LiveHost
 from drumbeat.machine.model import Facts, Identity
 from drumbeat.metrics.printed import read_line
-from drumbeat.plan.argv import Process
 from drumbeat.runfolder.layout import NodeFolder
 
 find = Catalog("ranks")
@@ -39,10 +38,10 @@ find = Catalog("ranks")
 
 
 Written = Mapping[str, Sequence[Tuple[float, int]]]  # path -> times, and the length of the file at each
-_TAIL_BYTES = 64 << 10
+_TAIL_BYTES, _TAIL_LINES = 64 << 10, 200
 
 
-def tail(path: str, lines: int = 200, begin: int = 0) -> List[str]:
+def tail(path: str, begin: int = 0) -> List[str]:
     """Return the last lines of a file that may be huge, binary or missing, from byte `begin` on."""
     try:
         with open(path, "rb") as file:
@@ -51,7 +50,7 @@ def tail(path: str, lines: int = 200, begin: int = 0) -> List[str]:
             text = file.read().decode("utf-8", "replace")
     except OSError:
         return []
-    return text.splitlines()[-lines:]
+    return text.splitlines()[-_TAIL_LINES:]
 
 
 # Last words of processes that ended with exit code 0: a failure that a shell hid, or that the program caught itself.
@@ -194,11 +193,11 @@ class Explainer:
         self.no_gpu, self.identity = (facts.has_no_gpu, facts.identity) if facts else (False, Identity())
         self._oom_kills, self._node_kills = oom_kills(LiveHost()), node_oom_kills(LiveHost())  # before the ranks start
 
-    def explained(self, end: End, by_us: bool) -> End:
+    def explained(self, end: End) -> End:
         """Add the finding, and those from what was written after the words that it rests on, if the rank lived on."""
         from drumbeat.logs.read.progress import says_it_is_over
 
-        found = self.explain(end, by_us)
+        found = self.explain(end)
         explained = replace(end, finding=found)
         later: List[Tuple[float, Finding]] = []
         for _ in range(_MOST_LATER):
@@ -206,7 +205,7 @@ class Explainer:
             if said is None or said > end.at - LATER:
                 break
             words, over = found.evidence[0].text[:200], says_it_is_over(found.evidence[0].text)
-            found = self.explain(end, by_us, after=said)
+            found = self.explain(end, after=said)
             if not found.evidence:
                 found = replace(found, cause=f"not known: its last words are older than the run's last steps: {words}")
             elif over and not later:
@@ -223,22 +222,23 @@ class Explainer:
                 return next((t for t, rest in rests if not any(text in shown(line) for line in rest)), None)
         return None
 
-    def _place(self, path: str, t: float) -> int:
-        """Return the length that a file had at a time."""
-        return max((length for at, length in self.written.get(path, ()) if at <= t), default=0)
-
-    def explain(self, end: End, by_us: bool, after: float = 0.0) -> Finding:
+    def explain(self, end: End, after: float = 0.0) -> Finding:
         # here and below: not needed by the agent of a healthy run
         from drumbeat.logs.exits import explain_exit, for_place
         from drumbeat.logs.report import quoted as without_gpu
 
         log, out = (self._written(end, stream) for stream in ("err", "out"))
-        lines, printed = (tail(path, begin=self._place(path, after)) for path in (log, out))
+        # from the length on that each file had by then
+        begins = [
+            max((length for at, length in self.written.get(path, ()) if at <= after), default=0) for path in (log, out)
+        ]
+        lines, printed = (tail(path, begin=begin) for path, begin in zip((log, out), begins))
         missing = next((line for line in lines if line.startswith(NO_WORKDIR)), None)
         if missing:
-            found = self._no_workdir(missing)
+            why = missing[len(NO_WORKDIR) :].strip() or "it does not exist there"
+            found = find("workdir-missing", workdir=self.order.workdir, why=why, evidence=[missing])
         else:
-            ended_by_us = by_us and end.signal == signal.SIGKILL
+            ended_by_us = end.by_us and end.signal == signal.SIGKILL
             command, kills = self.order.command, self._kills(end)
             alone = not end.of_command
             found = explain_exit(end.exit_code, end.signal, lines, command, ended_by_us, bool(kills), printed, alone)
@@ -259,7 +259,10 @@ class Explainer:
                 found, title=f"{found.title} (workdir {printable(self.order.workdir)})",
                 fix=f"check the path, and workdir: in the job file; {found.fix}",
             )  # fmt: skip
-        behind = _behind(found.seen, {"err": lines, "out": printed})
+        # The lines after the last evidence in a stream; of several streams, the fewest.
+        places = [(match[1], int(match[2])) for match in map(_STREAM.match, found.seen) if match]
+        rests = [(lines if stream == "err" else printed)[number:] for stream, number in places]
+        behind = min(rests, key=len, default=[])
         steps = any(read_line(line) for line in behind)
         if steps and end.exit_code is not None and found.confidence == CERTAIN:
             found = replace(found, confidence=LIKELY)  # the rank went on after this line and chose its exit code itself
@@ -270,11 +273,12 @@ class Explainer:
         evidence = tuple(replace(each, file=each.file or file) for each in found.evidence)
         return replace(found, evidence=evidence, seen=tuple(dict.fromkeys(seen)))
 
-    def unread(self, end: End, by_us: bool, seconds: float) -> Finding:
+    def unread(self, end: End, seconds: float) -> Finding:
         """Explain an end by the exit status alone, if the logs could not be read."""
         from drumbeat.logs.exits import explain_exit
 
-        found = explain_exit(end.exit_code, end.signal, (), self.order.command, by_us and end.signal == signal.SIGKILL)
+        ended_by_us = end.by_us and end.signal == signal.SIGKILL
+        found = explain_exit(end.exit_code, end.signal, (), self.order.command, ended_by_us)
         if found.severity != ERROR:
             return found
         why = f"not known: the rank's log could not be read within {seconds:g} s"
@@ -344,10 +348,6 @@ class Explainer:
         log, own = self.logs.log(self.attempt, end.rank, stream), self.launcher.log(self.attempt, end.rank, stream)
         return log if not end.of_command and os.path.exists(log) else own
 
-    def _no_workdir(self, line: str) -> Finding:
-        why = line[len(NO_WORKDIR) :].strip() or "it does not exist there"
-        return find("workdir-missing", workdir=self.order.workdir, why=why, evidence=[line])
-
     def _kills(self, end: End) -> str:
         """Return the out-of-memory kill count that has risen since the start; only then may a SIGKILL be due to it. The node's
         count proves less: another job's process may have been killed."""
@@ -389,51 +389,27 @@ def _of_service(found: Finding, hosts: Sequence[str]) -> Finding:
     return find("service-lost", service=named[0][0], evidence=found.evidence, seen=found.seen, confidence=LIKELY)
 
 
-def _behind(seen: Sequence[str], tails: Mapping[str, Sequence[str]]) -> Sequence[str]:
-    """Return the lines after the last evidence in a stream; of several streams, the fewest."""
-    places = [(match[1], int(match[2])) for match in map(_STREAM.match, seen) if match]
-    return min((tails[stream][number:] for stream, number in places), key=len, default=())
-
-
 READ_WITHIN = 10.0  # seconds
 _OWN_COUNT = "the kernel's count of out-of-memory kills"
 _RECENT = 5.0  # seconds before a rank's end: earlier closed connections may be those to a server
 _BY_A_SIGNAL = ("terminated", "killed")  # codes of ends of which only the signal is known
 
 
-@dataclass(frozen=True)
-class Exit:
-    """A process that was started for this node has ended."""
-
-    process: Process
-    status: int  # as waitpid gives it
-    at: float  # wall clock
-    since: float  # when it was last seen alive
-    seconds: float  # after its start
-    by_us: bool
-    end: Optional[End] = None  # the end of one rank whose launcher goes on; None: the process itself ended
-
-
-@dataclass(frozen=True)
-class RankExit:
-    """End of one rank; `end.finding` says why."""
-
-    end: End
-    seconds: float
-    by_us: bool
+# An end, and whether it is that of a process that we started: else of a rank whose launcher goes on.
+_Given = Tuple[End, bool]
 
 
 class Ends:
     """Collects the ends of one attempt. `done` gets every rank's end, in the order in which the processes ended."""
 
     def __init__(
-        self, launcher: Direct, explainer: Explainer, attempt: int, done: Callable[[RankExit], None], known: Known,
+        self, launcher: Direct, explainer: Explainer, attempt: int, done: Callable[[End], None], known: Known,
         within: float = READ_WITHIN, notes: str = "",
     ) -> None:  # fmt: skip
         self.launcher, self.explainer, self.attempt, self.done, self.within = launcher, explainer, attempt, done, within
         self.known, self.notes = known, notes  # the folder in which ranks note their ends
-        self._waiting: List[Exit] = []
-        self._reading: Tuple[Exit, ...] = ()
+        self._waiting: List[_Given] = []
+        self._reading: Tuple[_Given, ...] = ()
         self._child: Optional[Forked] = None
         self._began = clock.now()
 
@@ -446,26 +422,26 @@ class Ends:
         """Return the pid of the child that reads; 0 if there is none."""
         return self._child.pid if self._child else 0
 
-    def add(self, ended: Exit) -> None:
-        self.hear(ended.process, ended.by_us)
-        if ended.status == 0 and ended.by_us and not self.launcher.may_hide_failures and not self:
-            end = replace(plain_end(ended.process.rank, 0, ended.at), of_command=not self.launcher.is_rank)
-            self.done(RankExit(end, ended.seconds, ended.by_us))
+    def add(self, end: End) -> None:
+        """Add the end of a process that was started for this node."""
+        self.hear(end.by_us)
+        if end.exit_code == 0 and end.by_us and not self.launcher.may_hide_failures and not self:
+            self.done(replace(end, of_command=not self.launcher.is_rank))
         else:
-            self._waiting.append(ended)
+            self._waiting.append((end, True))
 
-    def hear(self, launcher: Process, by_us: bool) -> None:
+    def hear(self, by_us: bool) -> None:
         """Add the ranks that ended with 0 while their launcher goes on, as recorded by its driver."""
         for end in self.launcher.early_ends(self.attempt):
-            self._waiting.append(
-                Exit(launcher, 0, end.at, end.at, round(max(0.0, end.at - self._began), 3), by_us, end)
-            )
+            seconds = round(max(0.0, end.at - self._began), 3)
+            self._waiting.append((replace(end, since=end.at, seconds=seconds, by_us=by_us), False))
 
     def poll(self) -> None:
         if self._child is not None and self._child.poll():
-            answer, exits = self._child.answer, self._reading
+            answer, given = self._child.answer, self._reading
             self._child, self._reading = None, ()
-            for each in _parse(answer) if answer else [self._unread(ended) for ended in exits]:
+            read = [from_plain(End, each) for each in json.loads(answer)] if answer else map(self._unread, given)
+            for each in read:
                 self.done(each)
         if self._child is None and self._waiting:
             self._reading, self._waiting = tuple(self._waiting), []
@@ -476,29 +452,28 @@ class Ends:
         if self._child is not None:
             self._child.end()
             self._child = None
-        exits, self._reading, self._waiting = [*self._reading, *self._waiting], (), []
-        for ended in exits:
-            self.done(self._unread(ended))
+        given, self._reading, self._waiting = [*self._reading, *self._waiting], (), []
+        for each in given:
+            self.done(self._unread(each))
 
     def _read(self) -> bytes:
         """Read, in the child, first which connections were closed by which end: the kernel remembers that for a minute at
         most."""
         now, closed_first = time.time(), proc.closed_first(os.getpid())
         found = []
-        for ended in self._reading:
-            for each in read_exit(self.launcher, self.explainer, self.attempt, ended):
-                lacks = read_missing(self.notes, each.end.rank) if each.end.finding else []
-                end = replace(each.end, since=ended.since, finding=_with_python(each.end.finding, lacks))
+        for ended, own in self._reading:
+            for end in read_exit(self.launcher, self.explainer, self.attempt, ended, own):
+                lacks = read_missing(self.notes, end.rank) if end.finding else []
+                end = replace(end, since=ended.since, finding=_with_python(end.finding, lacks))
                 noted = self._noted(end)
                 if noted.own and noted.signal and ended.by_us:  # it had raised before the signal reached it
-                    raised = replace(noted, exit_code=1, signal=None)
-                    noted = replace(noted, finding=self.explainer.explain(raised, by_us=False))
+                    raised = replace(noted, exit_code=1, signal=None, by_us=False)
+                    noted = replace(noted, finding=self.explainer.explain(raised))
                 links = sorted({*self.known.links.get(end.rank, ()), *noted.links})
                 closed = [(*link, round(now - closed_first[link], 2)) for link in links if link in closed_first]
                 if end.exit_code == 0:
                     links = []  # a lost peer is of no interest for a rank that ended well
-                end = replace(noted, links=tuple(links[:MOST_LINKS]), closed=tuple(closed[:MOST_LINKS]))
-                found.append(replace(each, end=end))
+                found.append(replace(noted, links=tuple(links[:MOST_LINKS]), closed=tuple(closed[:MOST_LINKS])))
         return json.dumps(to_plain(found)).encode()
 
     def _noted(self, end: End) -> End:
@@ -514,19 +489,18 @@ class Ends:
         except (OSError, KeyError, TypeError, ValueError):
             return end
 
-    def _unread(self, ended: Exit) -> RankExit:
-        end = ended.end or plain_end(ended.process.rank, ended.status, ended.at)
-        finding = self.explainer.unread(end, ended.by_us, self.within) if end.exit_code != 0 else None
-        return RankExit(replace(end, finding=finding), ended.seconds, ended.by_us)
+    def _unread(self, given: _Given) -> End:
+        end, _ = given
+        return replace(end, finding=self.explainer.unread(end, self.within) if end.exit_code != 0 else None)
 
 
-def read_exit(launcher: Direct, explainer: Explainer, attempt: int, ended: Exit) -> List[RankExit]:
+def read_exit(launcher: Direct, explainer: Explainer, attempt: int, ended: End, own: bool) -> List[End]:
     found = []
-    ends = [ended.end] if ended.end else launcher.ends(attempt, ended.process, ended.status, ended.at)
-    for end in ends:
-        finding, by_us = end.finding, ended.by_us
+    for end in launcher.ends(attempt, ended) if own else [ended]:
+        end, by_us = replace(end, seconds=ended.seconds, by_us=ended.by_us), ended.by_us
+        finding = end.finding
         if finding is None and end.exit_code != 0:
-            end = explainer.explained(end, ended.by_us)
+            end = explainer.explained(end)
             finding = end.finding
             if finding and end.by_launcher and end.signal and finding.code in _BY_A_SIGNAL:
                 finding, by_us, end = find("stopped"), True, replace(end, later=())
@@ -536,7 +510,7 @@ def read_exit(launcher: Direct, explainer: Explainer, attempt: int, ended: Exit)
             finding = look(end, launcher.once and not one_of_many)
         elif finding is not None and finding.code == STAGE_FAILED:
             finding = _with_cause(finding, launcher, explainer, end)
-        found.append(RankExit(replace(end, finding=finding), ended.seconds, by_us))
+        found.append(replace(end, finding=finding, by_us=by_us))
     return found
 
 
@@ -557,7 +531,7 @@ def _with_python(finding: Optional[Finding], notes: Sequence[Mapping[str, Any]])
 def _with_cause(finding: Finding, launcher: Direct, explainer: Explainer, end: End) -> Finding:
     """Prepend the cause of a launcher's failure to the finding about its script."""
     failed = launcher.failed_rank()
-    why = explainer.explain(failed, by_us=False) if failed else explainer.doubt(end, launcher.once)
+    why = explainer.explain(failed) if failed else explainer.doubt(end, launcher.once)
     if why is None:
         return finding
     words = f"{why.title}: {why.cause}" if failed and why.cause else why.title
@@ -571,7 +545,3 @@ def rank_meant(launcher: Direct, end: End, finding: Finding) -> Optional[int]:
     if end.of_command or (not launcher.starts_ranks and finding.rank is not None):
         return finding.rank
     return end.rank
-
-
-def _parse(answer: bytes) -> List[RankExit]:
-    return [from_plain(RankExit, each) for each in json.loads(answer)]

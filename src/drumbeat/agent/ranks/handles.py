@@ -8,12 +8,12 @@ import pkgutil
 import select
 import time
 from contextlib import suppress
-from typing import Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Callable, Dict, Iterator, List, Mapping, Sequence, Tuple
 
 from drumbeat.agent.ranks.launchers import Direct
 from drumbeat.agent.ranks.start import start
 from drumbeat.agent.ranks.tasks import Tasks
-from drumbeat.agent.wire.messages import StartRank
+from drumbeat.agent.wire.messages import SignalRank, StartRank
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import EnvVar, Order
 from drumbeat.base.processes import in_child
@@ -38,8 +38,8 @@ class Rank:
 class Ranks:
     def __init__(self, tasks: Tasks) -> None:
         self.tasks = tasks
-        self._own: Dict[int, Rank] = {}  # by the pid of the main process
-        self._guarded: Dict[int, Rank] = {}  # by the local id of the task
+        self.own: Dict[int, Rank] = {}  # by the pid of the main process
+        self.guarded: Dict[int, Rank] = {}  # by the local id of the task
         self.guarded_pids: Dict[int, int] = {}  # local id of the task -> pid of its rank
         self._stopping = Stopping()
         self._deaths = select.epoll()  # reports processes in the order in which they ended
@@ -47,7 +47,7 @@ class Ranks:
         self._ended: List[int] = []
 
     def add_own(self, pid: int, process: Process) -> None:
-        self._own[pid] = Rank(process, time.monotonic())
+        self.own[pid] = Rank(process, time.monotonic())
         with suppress(AttributeError, OSError):  # Linux before 5.3: then in the order of their start
             pidfd = os.pidfd_open(pid)
             self._deaths.register(pidfd, select.EPOLLIN)
@@ -62,47 +62,23 @@ class Ranks:
         place = {pid: number for number, pid in enumerate(self._ended)}
         return sorted(reaped, key=lambda each: place.get(each[0], -1))
 
-    def add_guarded(self, local_id: int, process: Process) -> None:
-        self._guarded[local_id] = Rank(process, time.monotonic())
-
     def __iter__(self) -> Iterator[Rank]:
-        return iter([*self._own.values(), *self._guarded.values()])
+        return iter([*self.own.values(), *self.guarded.values()])
 
     def __len__(self) -> int:
-        return len(self._own) + len(self._guarded)
-
-    @property
-    def pids(self) -> List[int]:
-        return list(self._own)
+        return len(self.own) + len(self.guarded)
 
     @property
     def rank_of(self) -> Dict[int, int]:
         """Return pid -> rank of the processes that were started for this node, guarded ones included."""
-        guarded = {self.guarded_pids[each]: rank for each, rank in self._guarded.items() if each in self.guarded_pids}
-        return {pid: rank.process.rank for pid, rank in {**self._own, **guarded}.items()}
-
-    @property
-    def mains(self) -> List[int]:
-        """Return the pids of the processes that were started for this node, guarded ones included."""
-        return [*self._own, *(pid for local_id, pid in self.guarded_pids.items() if local_id in self._guarded)]
-
-    def own(self, pid: int) -> Optional[Rank]:
-        return self._own.get(pid)
-
-    def guarded(self, local_id: int) -> Optional[Rank]:
-        return self._guarded.get(local_id)
-
-    def own_ended(self, pid: int) -> Optional[Rank]:
-        return self._own.pop(pid, None)
-
-    def task_ended(self, local_id: int) -> Optional[Rank]:
-        return self._guarded.pop(local_id, None)
+        guarded = {self.guarded_pids[each]: rank for each, rank in self.guarded.items() if each in self.guarded_pids}
+        return {pid: rank.process.rank for pid, rank in {**self.own, **guarded}.items()}
 
     def stop(self, number: int, meanwhile: Callable[[], None]) -> None:
         """Send the stop signal once to each process that trains."""
-        for local_id in self._guarded:
-            self.tasks.signal(local_id, number)
-        mains = self.pids
+        for local_id in self.guarded:
+            self.tasks.send(local_id, SignalRank(int(number)))
+        mains = list(self.own)
 
         def send() -> bytes:
             self._stopping.send(mains, number)
@@ -118,8 +94,8 @@ class Ranks:
 
     def forget(self) -> None:
         """Stop waiting for processes that cannot be ended."""
-        self._own.clear()
-        self._guarded.clear()
+        self.own.clear()
+        self.guarded.clear()
 
 
 # Packages of drumbeat that a job runs: each agent puts a plain copy beside its ranks' logs.
@@ -187,8 +163,8 @@ class Starter:
         if process.local_rank in self.tasks.lines:
             # Variables that the scheduler set per task (its devices, say) keep the task's values.
             added = {name: value for name, value in added.items() if os.environ.get(name) != value}
-            ranks.add_guarded(process.local_rank, process)
-            self.tasks.start(process.local_rank, StartRank(argv, added, self.order.workdir, out, err, cpus))
+            ranks.guarded[process.local_rank] = Rank(process, time.monotonic())
+            self.tasks.send(process.local_rank, StartRank(argv, added, self.order.workdir, out, err, cpus))
             return
         environ = {**inherited(), **added}
         if self.launcher.starts_ranks and not self.launcher.is_rank:

@@ -22,7 +22,7 @@ from drumbeat.agent.ranks.stages import (
     stage_failed,
 )
 from drumbeat.agent.ranks.stand_ins import install, settings_of
-from drumbeat.agent.ranks.start import End, plain_end, rank_ends
+from drumbeat.agent.ranks.start import End, rank_ends
 from drumbeat.base import clock
 from drumbeat.base.order import EnvVar, Order
 from drumbeat.base.regex import regex
@@ -134,9 +134,9 @@ class Direct:
         """Return the log of the process that we start."""
         return self.logs.log(attempt, rank, stream)
 
-    def ends(self, attempt: int, process: Process, status: int, at: float) -> List[End]:
-        """Convert the exit status of a process to ends of ranks. May read files: see `ends.py`."""
-        return [plain_end(process.rank, status, at)]
+    def ends(self, attempt: int, end: End) -> List[End]:
+        """Convert the end of a process that we started to ends of ranks. May read files: see `ends.py`."""
+        return [end]
 
     def _report(self, attempt: int) -> str:
         return os.path.join(self.folder.attempt(attempt), "launcher.json")
@@ -173,19 +173,19 @@ class Once(Direct):
             return os.path.join(self.folder.attempt(attempt), f"launcher.{stream}")
         return self.logs.log(attempt, rank, stream)
 
-    def ends(self, attempt: int, process: Process, status: int, at: float) -> List[End]:
+    def ends(self, attempt: int, end: End) -> List[End]:
         """Return the ends of ranks or of the script. A script may end well although a rank failed (behind a pipe into tee,
         say), so ask its launchers. A failed rank is the run's failure, unless a later command of the script is known to have
         succeeded. The same holds for a launcher that was killed, or that still runs when its script ends. A launcher that
         failed by itself, or was told to stop, is a doubt."""
         stages = self._stages.read() if self._stages else []
-        end = replace(plain_end(process.rank, status, at), of_command=not self.is_rank)
+        end = replace(end, of_command=not self.is_rank)
         if not stages:
             return [end]
         last = stages[-1]
-        if last.refusal:
-            return [_refused_end(process, end.at, last.refusal)]
-        reported = [stage for stage in stages if stage.report]
+        if last.refused:
+            return [_refused_end(end, last.refused)]
+        reported = [stage for stage in stages if stage.reported]
         failed = next((stage for stage in reversed(reported) if stage.failures), None)
         begun = [stage for stage in stages if stage.began]
         running = begun[-1] if begun and begun[-1].unended and end.exit_code == 0 else None
@@ -199,7 +199,7 @@ class Once(Direct):
             return [_unended_end(end, running, self._script)]
         if end.exit_code == 0 and not self.logs.ranks(attempt):
             failed_code = EXIT_NOT_FOUND if last.missing else 1
-            return [End(process.rank, failed_code, None, end.at, of_command=True, finding=no_rank(last))]
+            return [End(end.rank, failed_code, None, end.at, of_command=True, finding=no_rank(last))]
         if last.missing:
             return [replace(end, finding=missing(last, end.exit_code))]
         broken = next((stage for stage in reversed(reported) if stage.exit_code), None)
@@ -240,15 +240,14 @@ class Driven(Once):
     def log(self, attempt: int, rank: int, stream: str) -> str:
         return os.path.join(self.folder.attempt(attempt), f"launcher.{stream}")
 
-    def ends(self, attempt: int, process: Process, status: int, at: float) -> List[End]:
+    def ends(self, attempt: int, end: End) -> List[End]:
         """Return the failed ranks from the driver's report, as the launcher's own status says little. A launcher that fails
         before its first rank failed by itself."""
-        report = read_report(self._report(attempt)) if status else None
+        report = read_report(self._report(attempt)) if end.exit_code != 0 else None
         if report and report.refused:
-            return [_refused_end(process, at, report.refused)]
+            return [_refused_end(end, report.refused)]
         found = rank_ends(report.failures) if report else []
-        before_ranks = status == 0 or not self.logs.ranks(attempt)
-        return found or [replace(plain_end(process.rank, status, at), of_command=before_ranks)]
+        return found or [replace(end, of_command=end.exit_code == 0 or not self.logs.ranks(attempt))]
 
 
 def may_run_programs(folder: str) -> bool:
@@ -256,10 +255,10 @@ def may_run_programs(folder: str) -> bool:
     return not os.statvfs(folder).f_flag & os.ST_NOEXEC
 
 
-def _refused_end(process: Process, at: float, why: str) -> End:
+def _refused_end(end: End, why: str) -> End:
     what, _, fix = why.partition("\n")
     finding = find("launcher-refused", what=what, how=fix.strip())
-    return End(process.rank, EXIT_USAGE, None, at, of_command=True, finding=finding)
+    return End(end.rank, EXIT_USAGE, None, end.at, of_command=True, finding=finding)
 
 
 def _later(failed: Stage, reported: Sequence[Stage], script: Script) -> str:

@@ -38,36 +38,20 @@ class LauncherReport:
 
 
 @dataclass(frozen=True)
-class Stage:
-    command: str
-    refused: str  # why its stand-in did not start it; '' if it did
-    missing: bool  # the program does not exist
-    report: Optional[LauncherReport] = None  # None: it has not ended, or broke off before its report
+class Stage(LauncherReport):
+    """One launcher, with its driver's report. `refused` also by its stand-in."""
+
+    command: str = ""
+    began: bool = False  # its stand-in started it
+    missing: bool = False  # the program does not exist
+    reported: bool = False  # otherwise it has not ended, or broke off before its report
     unended: bool = False  # its driver never came to its end: it still runs, or was killed
     t: Optional[float] = None  # when it began
     ended: Tuple[Dict[str, Any], ...] = ()  # ranks that ended with 0: rank, exit_code, t; read only if a rank failed
 
     @property
-    def began(self) -> bool:
-        return not (self.refused or self.missing)
-
-    @property
-    def refusal(self) -> str:
-        """Return why it started no rank, from its stand-in or driver; '' if neither refused it."""
-        return self.refused or (self.report.refused if self.report else "")
-
-    @property
-    def failures(self) -> Tuple[Dict[str, Any], ...]:
-        return self.report.failures if self.report else ()
-
-    @property
-    def exit_code(self) -> int:
-        """Return the exit code of a launcher that failed although none of its ranks did, or that was told to stop."""
-        return self.report.exit_code if self.report else 0
-
-    @property
     def succeeded(self) -> bool:
-        return self.report is not None and self.report.succeeded
+        return self.reported and super().succeeded
 
 
 class Stages:
@@ -112,16 +96,17 @@ class Stages:
         stages: List[Stage] = []
         number = 0
         for line in _lines(self._file):
-            stage = Stage(str(line.get("command", "")), str(line.get("refused", "")), bool(line.get("missing")))
-            if stage.began:
+            refused, missing = str(line.get("refused", "")), bool(line.get("missing"))
+            command, began = str(line.get("command", "")), not (refused or missing)
+            stage = Stage(refused=refused, command=command, began=began, missing=missing)
+            if began:
                 report = read_report(self.report(number))
                 unended = report is None and os.path.exists(self.report(number) + ".running")
                 t = line.get("t")
                 ended = ended_well(self.ended(number))[0] if report and report.failures else []
-                stage = replace(
-                    stage, report=report, unended=unended, ended=tuple(ended),
-                    t=t if isinstance(t, float) and math.isfinite(t) else None,
-                )  # fmt: skip
+                t = t if isinstance(t, float) and math.isfinite(t) else None
+                reported = {**vars(report), "reported": True} if report else {}
+                stage = replace(stage, unended=unended, ended=tuple(ended), t=t, **reported)
                 number += 1
             stages.append(stage)
         return stages

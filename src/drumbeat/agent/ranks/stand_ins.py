@@ -14,8 +14,8 @@ import os
 import shlex
 import shutil
 import sys
-from dataclasses import field, replace
-from typing import Any, Dict, List, Mapping, Sequence, Tuple
+from dataclasses import replace
+from typing import List, Mapping, Sequence, Tuple
 
 from drumbeat.agent.ranks.shim import USERS_BASH_ENV, without_stand_ins
 from drumbeat.agent.ranks.stages import Stages
@@ -25,9 +25,9 @@ from drumbeat.base.problem import Problem
 from drumbeat.base.record import from_plain, to_plain
 from drumbeat.base.signals import EXIT_NOT_FOUND, EXIT_USAGE, code_of_start
 from drumbeat.commands import launchers
-from drumbeat.commands.launch import Found, find_launcher, refusal
+from drumbeat.commands.launch import find_launcher, refusal
 from drumbeat.commands.program import Script, interpreter_of
-from drumbeat.machine.model import Facts, Peer, Peers
+from drumbeat.machine.model import Facts, Peers
 from drumbeat.plan.argv import STAND_INS, WITH_DRIVER, Tools, launcher_argv
 
 LAUNCHERS = ("torchrun", "accelerate", "accelerate-launch", "deepspeed", "fabric", "composer")
@@ -42,28 +42,23 @@ class StandInSettings:
 
     folder: str  # the stand-ins' folder
     node: int
-    counts: Tuple[int, ...]  # ranks of each node
-    hosts: Tuple[str, ...]
-    address: str  # of this node
-    master_addr: str
+    peers: Peers  # without facts
     ports: Tuple[int, ...]  # where the ranks of the first launcher meet, of the second, and so on
     once: bool  # the command was started once per node; else once per rank
     asked: bool  # the job itself sets the ranks per node, which overrides a launcher's own number
-    shim: Tuple[str, ...] = ()
-    driver: str = ""
-    driver_settings: Dict[str, Any] = field(default_factory=dict)
+    tools: Tools
+
+    @property
+    def nodes(self) -> int:
+        return len(self.peers.nodes)
 
 
 def settings_of(
     folder: str, node: int, peers: Peers, ports: Sequence[int], once: bool, asked: bool, tools: Tools
 ) -> StandInSettings:
-    driver = json.loads(tools.settings) if tools.settings else {}
     later = tuple(port for port in ports if port != peers.master_port)
-    return StandInSettings(
-        folder, node, tuple(peer.ranks for peer in peers.nodes), tuple(peer.host for peer in peers.nodes),
-        peers.nodes[node].address, peers.master_addr, (peers.master_port, *later), once, asked, tools.shim,
-        tools.driver, driver,
-    )  # fmt: skip
+    peers = replace(peers, nodes=tuple(replace(peer, facts=Facts(peer.host)) for peer in peers.nodes))
+    return StandInSettings(folder, node, peers, (peers.master_port, *later), once, asked, tools)
 
 
 def install(settings: StandInSettings, script: Script, bundle: str, environ: Mapping[str, str]) -> List[EnvVar]:
@@ -182,14 +177,19 @@ def _argv(
         )
     if found.kind == "composer":
         raise Problem(f"{found.words} inside a script", "write it as the command: drumbeat run -- composer ...")
-    of_pod = found.nodes == sum(settings.counts)  # --nnodes $WORLD_SIZE, where a pod's operator counts pods
-    if (found.nodes or 1) > len(settings.counts) and not of_pod:
+    ranks = sum(peer.ranks for peer in settings.peers.nodes)
+    of_pod = found.nodes == ranks  # --nnodes $WORLD_SIZE, where a pod's operator counts pods
+    if (found.nodes or 1) > settings.nodes and not of_pod:
         raise Problem(
-            f"the script's {found.words} is for {found.nodes} nodes, but this run has {len(settings.counts)}",
+            f"the script's {found.words} is for {found.nodes} nodes, but this run has {settings.nodes}",
             f"say --nodes {found.nodes}; a script that starts other nodes itself belongs behind no launcher",
         )
+    # The ranks of each node: from the job, else from the launcher's actual arguments, else as planned.
+    peers = settings.peers
+    if found.ranks_per_node and not settings.asked:
+        peers = replace(peers, nodes=tuple(replace(peer, ranks=found.ranks_per_node) for peer in peers.nodes))
     if found.kind == "accelerate":
-        launchers.refuse_cpu_ranks(found.flags, found.script, len(settings.counts), _counts(settings, found)[0])
+        launchers.refuse_cpu_ranks(found.flags, found.script, settings.nodes, peers.nodes[0].ranks)
     number = stages.begin(command)
     found = replace(found, program=real)
     if not found.python:
@@ -199,34 +199,18 @@ def _argv(
         python = ()
         found = replace(found, python=(real, *found.python[1:]))
     files = {"report": stages.report(number), "ended": stages.ended(number)}
-    driver = {**settings.driver_settings, **files, "stage": True}
-    tools = Tools(settings.shim, settings.driver, json.dumps(driver), python)
-    peers = _peers(settings, found, settings.ports[number % len(settings.ports)])
+    driver = {**json.loads(settings.tools.settings or "{}"), **files, "stage": True}
+    tools = replace(settings.tools, settings=json.dumps(driver), python=python)
+    peers = replace(peers, master_port=settings.ports[number % len(settings.ports)])
     said = " ".join(f"{flag}={value}" if value else flag for flag, value in found.replaced.items())
     if settings.node == 0 and said and found.kind in WITH_DRIVER:
         print(f"drumbeat: {found.words}: {said} (drumbeat sets these itself)", file=sys.stderr, flush=True)
     return list(launcher_argv(found, peers, settings.node, tools))
 
 
-def _counts(settings: StandInSettings, found: Found) -> Tuple[int, ...]:
-    """Return the ranks of each node: from the job, else from the launcher's actual arguments, else as planned."""
-    if found.ranks_per_node and not settings.asked:
-        return (found.ranks_per_node,) * len(settings.counts)
-    return settings.counts
-
-
-def _peers(settings: StandInSettings, found: Found, port: int) -> Peers:
-    """Return the peers of all nodes."""
-    nodes = tuple(
-        Peer(node, host, settings.address if node == settings.node else "", Facts(host), 0.0, ranks)
-        for node, (host, ranks) in enumerate(zip(settings.hosts, _counts(settings, found)))
-    )
-    return Peers(nodes, settings.master_addr, port)
-
-
 def _outside(settings: StandInSettings, command: List[str], real: str) -> List[str]:
     """Handle MPI, which starts its tasks on all nodes by itself: one call is right only on a single node."""
-    if len(settings.counts) == 1 and settings.once:
+    if settings.nodes == 1 and settings.once:
         return [real, *command[1:]]
     wrong = refusal(command)
     assert wrong is not None

@@ -84,18 +84,20 @@ def _become(
 
 @dataclass(frozen=True)
 class End:
-    """End of one rank."""
+    """End of one rank, as its node reports it to the lead."""
 
     rank: int
     exit_code: Optional[int]
     signal: Optional[int]
     at: float  # wall clock
+    seconds: float = 0.0  # after its start
+    by_us: bool = False
     core_dumped: bool = False
     of_command: bool = False  # the end of the command that starts this node's ranks; `rank` is the node's first
-    finding: Optional[Finding] = None  # if the reason is known already
+    finding: Optional[Finding] = None  # why
     by_launcher: bool = False  # its launcher ended it because another rank had failed
     links: Tuple[Ports, ...] = ()  # its known TCP connections
-    closed: Tuple[Closed, ...] = ()  # connections that it closed before its peer did
+    closed: Tuple[Closed, ...] = ()  # connections that it closed before its peer did, and when both had
     left: Tuple[Closed, ...] = ()  # those that its peer had closed when it raised or exited; seconds before that
     own: bool = False  # it raised, and no lost connection was the reason
     noted: Optional[float] = None  # when it raised or exited, by its own record
@@ -105,9 +107,10 @@ class End:
 
 
 def plain_end(rank: int, status: int, at: float) -> End:
+    """Return the end of a process from its status, as waitpid gives it."""
     code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
     number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
-    return End(rank, code, number, at, bool(os.WCOREDUMP(status)))
+    return End(rank, code, number, at, core_dumped=bool(os.WCOREDUMP(status)))
 
 
 def rank_ends(noted: Sequence[Dict[str, Any]]) -> List[End]:

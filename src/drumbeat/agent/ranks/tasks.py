@@ -104,12 +104,6 @@ class Tasks:
 
     # -- commands for the tasks --------------------------------------------------------------------------------------
 
-    def start(self, local_id: int, rank: wire.StartRank) -> None:
-        self._send(local_id, rank)
-
-    def signal(self, local_id: int, number: int) -> None:
-        self._send(local_id, wire.SignalRank(int(number)))
-
     def receive(self, local_id: int) -> List[Message]:
         """Read this task's messages. If its guard is gone, so is the rank."""
         channel = self.lines[local_id]
@@ -120,15 +114,11 @@ class Tasks:
             channel.close()
         return [*messages, wire.RankExited(int(signal.SIGKILL))] if channel.closed else messages
 
-    def kill(self) -> None:
+    def send_all(self, message: Message) -> None:
         for local_id in self.lines:
-            self._send(local_id, wire.KillRank())
+            self.send(local_id, message)
 
-    def end(self) -> None:
-        for local_id in self.lines:
-            self._send(local_id, wire.EndTask())
-
-    def _send(self, local_id: int, message: Message) -> None:
+    def send(self, local_id: int, message: Message) -> None:
         channel = self.lines.get(local_id)
         if channel is not None and not channel.closed:
             channel.send(message)

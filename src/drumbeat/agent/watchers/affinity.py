@@ -32,13 +32,9 @@ class RankLooks:
     """A sensor: reads this node's ranks from /proc, less often as time passes, at once after the first step."""
 
     def __init__(
-        self,
-        run_id: str,
-        node: int,
-        facts: Facts,
-        wanted: Callable[[], bool],
+        self, run_id: str, node: int, facts: Facts, wanted: Callable[[], bool],
         commands: Callable[[], Sequence[int]] = tuple,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Create the sensor. `commands`: processes of the agent that start ranks, and are not ranks."""
         self.run_id, self.node, self.wanted, self.commands = run_id, node, wanted, commands
         self.gpus = [gpu for gpu in facts.gpus if not gpu.integrated]
@@ -72,7 +68,9 @@ class RankLooks:
         self._next, self._last = now + self._wait, shown
         if any(each.open and (each.gpus is None or each.rank is None) for each, _ in seen):
             self._users.ask(now)
-        seen = [each for each in seen if not _awaits_driver(each[0])]
+        # Only the driver can tell whether a process without a number computes on the one GPU that it has open.
+        unknown = [about for about, _ in seen if about.rank is None and len(about.open) == 1 and about.gpus is None]
+        seen = [each for each in seen if each[0] not in unknown]
         return [Saw("ranks", {"seen": seen})] if seen else []
 
 
@@ -95,11 +93,6 @@ class _GpuUsers:
         self._found = self._found if answer is None else {pid: tuple(gpus) for pid, gpus in answer}
         late = self._since is not None and (not self.asked.busy or now - self._since >= _PATIENCE)
         return {} if self._found is None and late else self._found
-
-
-def _awaits_driver(about: RankSeen) -> bool:
-    """Return true if only the driver can tell whether this process computes on the one GPU that it has open."""
-    return about.rank is None and len(about.open) == 1 and about.gpus is None
 
 
 class Placement:
@@ -188,12 +181,10 @@ class Placement:
             self.done = not wrong or now - self._said_at > _REFUTED
             if wrong or answer.answer == UNKNOWN:
                 return []
-            answer, variables = (
-                replace(each, summary=f"{each.summary}; the earlier warning (mismatch) no longer holds")
-                if each.check in self._mismatches
-                else each
-                for each in (answer, variables)
-            )
+            refuted = "the earlier warning (mismatch) no longer holds"
+            words = [f"; {refuted}" if each.check in self._mismatches else "" for each in (answer, variables)]
+            answer = replace(answer, summary=answer.summary + words[0])
+            variables = replace(variables, summary=variables.summary + words[1])
         told = {each.check for each in (answer, variables) if each.answer == "mismatch"}
         about_variables = bool(more) or variables.check in self._mismatches
         self._said_at, self._mismatches = now, told

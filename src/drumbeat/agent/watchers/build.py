@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Callable, List, Sequence
+from typing import List, Sequence, Tuple
 
 from drumbeat.agent.watchers.affinity import Placement, RankLooks
-from drumbeat.agent.watchers.contract import Record, Sensor, Tell, WatchedAttempt, Watcher, Watching
+from drumbeat.agent.watchers.contract import Sensor, WatchedAttempt, Watcher
 from drumbeat.agent.watchers.hang import Hang
 from drumbeat.agent.watchers.kernel_log import GpuErrors
 from drumbeat.agent.watchers.loss import Loss
@@ -15,11 +15,6 @@ from drumbeat.agent.watchers.world import Census, CensusLooks
 from drumbeat.base.order import Order
 
 
-def gate_of(order: Order, gate: Callable[[], OpenGate]) -> List[OpenGate]:
-    """Return the transport gate, if the job wants one: it must be opened before the ranks' variables are final."""
-    return [gate()] if order.checks.get("transport", "off") != "off" else []
-
-
 def build_lead_watchers(order: Order) -> List[Watcher]:
     """Return the lead's watchers, which watch the whole run, attempt after attempt."""
     level = order.checks.get("hang", "off")
@@ -27,8 +22,8 @@ def build_lead_watchers(order: Order) -> List[Watcher]:
 
 
 def build_watchers(
-    order: Order, scene: WatchedAttempt, gates: Sequence[OpenGate], record: Record, tell: Tell
-) -> Watching:
+    order: Order, scene: WatchedAttempt, gates: Sequence[OpenGate]
+) -> Tuple[List[Watcher], List[Sensor]]:
     watchers: List[Watcher] = []
     sensors: List[Sensor] = []
     for gate in gates:
@@ -54,4 +49,4 @@ def build_watchers(
     if scene.kernel_log:
         watchers.append(GpuErrors(scene.facts.gpus, scene.node, scene.facts.host, scene.known.ranks))
         sensors += scene.kernel_log
-    return Watching(watchers, sensors, record, tell, scene.attempt)
+    return watchers, sensors

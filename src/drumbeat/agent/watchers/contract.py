@@ -92,27 +92,23 @@ class Watching:
     stops."""
 
     def __init__(
-        self, watchers: Sequence[Watcher], sensors: Sequence[Sensor], record: Record, tell: Tell, attempt: int = 0
+        self, record: Record, tell: Tell, watchers: Sequence[Watcher] = (), sensors: Sequence[Sensor] = ()
     ) -> None:
         self.watchers, self.sensors, self.record, self.tell = watchers, sensors, record, tell
-        self.attempt = attempt
+        self.attempt = 0
 
     def feed(self, kind: str, data: Dict[str, Any], now: float) -> None:
         self._feed(Saw(kind, data), now)
 
-    def tick(self, now: float) -> None:
-        self._sense(now, False)
-        self._feed(Saw("tick"), now)
-
-    def end(self, now: float) -> None:
-        """End the watchers, as the ranks are gone; a watcher that still waits for something reports what it knows."""
-        self._sense(now, True)
-        self._feed(Saw("ended"), now)
-
-    def _sense(self, now: float, final: bool) -> None:
+    def tick(self, now: float, final: bool = False) -> None:
         for sensor in self.sensors:
             for saw in sensor.poll(now, final):
                 self._feed(saw, now)
+        self._feed(Saw("ended" if final else "tick"), now)
+
+    def end(self, now: float) -> None:
+        """End the watchers, as the ranks are gone; a watcher that still waits for something reports what it knows."""
+        self.tick(now, final=True)
 
     def _feed(self, saw: Saw, now: float) -> None:
         for watcher in self.watchers:

@@ -25,15 +25,16 @@ from drumbeat.agent.watchers.hang_verdict import (
 )
 from drumbeat.agent.wire.messages import Beat
 from drumbeat.base.regex import regex
-from drumbeat.findings.model import ERROR, Finding
+from drumbeat.findings.model import CERTAIN, ERROR, Finding
 from drumbeat.inspector.ras import RasNote
 from drumbeat.inspector.record import RankLook
 from drumbeat.runfolder.progress import LATE, late_after, median
 
 _LEARNED = 1.5  # or this factor on the longest pause that ended well
 _UNKNOWN = 30.0  # seconds without a report while the usual time is unknown
-# Seconds of silence before these end a run: an upload or an external answer, a server that comes up late, a long query.
-_MAY_END = {"hang-all-idle": 60.0, "hang-missed": 300.0, "hang-busy": 1800.0}
+# Seconds of silence before a verdict without proof may end a run: what the rank waits for may still come; a long query.
+_UNPROVEN = 300.0
+_COMPUTES = 1800.0
 _FACT = LATE  # seconds after which the ranks' state is reported, although it may be fine
 _ANNOUNCED = 300.0  # seconds that an announced phase may take before the first look
 _ANSWERS = 11.0  # seconds for all members to answer
@@ -42,7 +43,6 @@ _AGAIN = 30.0
 _LASTS = 2.0  # seconds that a look takes
 _OFTEN = 10  # looks at a silence of a program without steps; from then on they come more rarely
 _NUMBERS = regex(r"\d+")
-_AT_ONCE = ("hang-stopped", "hang-raised", "hang-missed")  # verdicts that one look proves in a program without steps
 _EVERY = 60.0  # seconds between looks before the first step while all ranks run
 
 
@@ -66,9 +66,10 @@ class Hang:
             return self._on_progress(now)
         elif saw.kind == "exited":
             rank = None if saw.data.get("of_command") else saw.data["rank"]
-            about = (now, saw.data["exit_code"], saw.data["node"], saw.data["host"])
-            who = ("node", saw.data["node"]) if rank is None else ("rank", rank)
-            self._ended[who], self._ended_words[who] = about, saw.data.get("words", "")
+            ended = Ended(rank, saw.data["node"], saw.data["host"], now, saw.data.get("words", ""))
+            if saw.data["exit_code"] != 0:
+                self._failed = True
+            self._ended[("node", ended.node) if rank is None else ("rank", rank)] = ended
         elif saw.kind == "looked" and self._waiting is not None:
             self._answers[saw.data["member"]] = saw.data["looks"]
             self._ras += saw.data.get("ras", [])
@@ -82,9 +83,9 @@ class Hang:
         self._beats: Dict[int, Tuple[float, Beat]] = {}
         self._reported: Optional[float] = None  # when any rank last reported anything
         self._reporter: Optional[int] = None  # the member that reported it
-        # A rank's end, or that of a node's command, which starts the ranks: when, exit code, node, host.
-        self._ended: Dict[Tuple[str, int], Tuple[float, Optional[int], int, str]] = {}
-        self._ended_words: Dict[Tuple[str, int], str] = {}  # the last error of a rank that ended with 0
+        # A rank's end, or that of a node's command, which starts the ranks.
+        self._ended: Dict[Tuple[str, int], Ended] = {}
+        self._failed = False  # a rank has failed, which ends the attempt
         self._stepped = False  # the first step has come
         self._waiting: Optional[float] = None  # since when it has waited for answers
         self._answers: Dict[int, List[RankLook]] = {}
@@ -140,11 +141,6 @@ class Hang:
         announced = any(beat.phase for _, beat in self._beats.values())
         return max(usual, _ANNOUNCED) if announced else usual
 
-    def _done(self) -> bool:
-        """Return true if all members with reporting ranks say that their ranks have made all their steps."""
-        said = [beat.done for _, beat in self._beats.values() if beat.silent is not None]
-        return bool(said) and all(said)
-
     def _on_progress(self, now: float) -> List[Action]:
         """Check after a beat whether a pause is over."""
         silence = self._silence(now)
@@ -180,8 +176,8 @@ class Hang:
         return clear + again
 
     def _tick(self, now: float) -> List[Action]:
-        if any(code != 0 for _, code, _, _ in self._ended.values()):
-            return []  # a rank has failed, which ends the attempt
+        if self._failed:
+            return []
         if self._waiting is not None:
             whole = len(self._answers) == len(self.members)
             return self._judge(now) if whole or now - self._waiting > _ANSWERS else []
@@ -218,23 +214,30 @@ class Hang:
         self._looks += 1
         self._waiting = None
         looks = sorted((look for each in self._answers.values() for look in each), key=lambda look: look.rank)
-        looks = with_ras([look for look in looks if not self._has_ended(look)], self._ras)
+        gone = [("node", look.node) if look.command or look.unnumbered else ("rank", look.rank) for look in looks]
+        looks = with_ras([look for look, who in zip(looks, gone) if who not in self._ended], self._ras)
         stale, quiet = self._stalest(now)
         if steps and max(silent, stale) <= self._limit():
             return []  # progress was made meanwhile
         one_rank = steps and silent <= self._limit()
         seconds = stale if one_rank else silent
         self._quietest = self._quietest if steps else seconds
-        ended, same, looks = self._ended_well(now), self._same(looks), _expected(looks)
-        silence = Silence(seconds, steps, one_rank, quiet * one_rank, ended, same, self._done(), self._longest)
+        ended = tuple(sorted(self._ended.values(), key=lambda each: each.at))
+        shown = tuple((*look.key, doing(look)) for look in looks)
+        same, self._shown = self._shown == shown, shown
+        # A script may go on for as long as it likes after its ranks have ended.
+        looks = [look for look in looks if not look.had_ranks]
+        done = [beat.done for _, beat in self._beats.values() if beat.silent is not None]  # all steps are made
+        all_done = bool(done) and all(done)
+        silence = Silence(seconds, steps, one_rank, quiet * one_rank, ended, now, same, all_done, self._longest)
         finding = judge(looks, silence)
-        if one_rank or finding and (steps or same or finding.code in _AT_ONCE):
-            patience = _MAY_END.get(finding.code if finding else "", 0.0)
-            pause = seconds < patience
-            if pause:
-                self._next_look = min(self._next_look, now + patience - seconds)  # then it may end the run
-            once = finding is not None and finding.code == "hang-raised" and not silence.again
-            actions = self._say(finding, None if one_rank else seconds, may_stop=steps and not (pause or once))
+        proven = finding is not None and finding.confidence == CERTAIN
+        if one_rank or finding and (steps or same or proven):
+            computes = finding is not None and finding.code == "hang-busy"
+            left = 0.0 if proven else (_COMPUTES if computes else _UNPROVEN) - seconds
+            if left > 0:
+                self._next_look = min(self._next_look, now + left)  # then it may end the run
+            actions = self._say(finding, None if one_rank else seconds, may_stop=steps and left <= 0)
             if actions and one_rank:
                 self._alone, self._alone_for = quiet, stale
             return actions
@@ -251,49 +254,19 @@ class Hang:
         alike = seconds < _FACT or all(class_of(look) == BUSY for look in looks)
         if plain in ("", self._told) or alike and (steps or now - self._began < _EVERY):
             return []
-        self._told = plain
-        return [
-            Emit(
-                "activity",
-                {"seconds": round(seconds if steps else now - self._began, 1), "what": words, "stepped": steps},
-            )
-        ]
-
-    def _same(self, looks: List[RankLook]) -> bool:
-        """Return true if this look shows the same as the last one."""
-        shown = tuple((*look.key, doing(look)) for look in looks)
-        before, self._shown = self._shown, shown
-        return before == shown
-
-    def _has_ended(self, look: RankLook) -> bool:
-        started = look.command or look.unnumbered  # of the node's command, only its end is known
-        return (("node", look.node) if started else ("rank", look.rank)) in self._ended
-
-    def _ended_well(self, now: float) -> Tuple[Ended, ...]:
-        ended = sorted((at, who, node, host) for who, (at, code, node, host) in self._ended.items() if code == 0)
-        return tuple(
-            Ended(who[1] if who[0] == "rank" else None, node, host, now - at, self._ended_words[who])
-            for at, who, node, host in ended
-        )
+        self._told, seconds = plain, round(seconds if steps else now - self._began, 1)
+        return [Emit("activity", {"seconds": seconds, "what": words, "stepped": steps})]
 
     def _say(self, finding: Optional[Finding], seconds: Optional[float], may_stop: bool = True) -> List[Action]:
         if finding is None:
             return []
         stops = may_stop and self.level == "stop"
         before = self._said
-        if (
-            before
-            and (before.code, before.rank) == (finding.code, finding.rank)
-            and not (stops and before.severity != ERROR)
-        ):
+        again = before is not None and (before.code, before.rank) == (finding.code, finding.rank)
+        if before and again and not (stops and before.severity != ERROR):
             return []
         self._said = replace(finding, severity=ERROR) if stops else finding
         return [(Stop if stops else Warn)(self._said, seconds)]
-
-
-def _expected(looks: List[RankLook]) -> List[RankLook]:
-    """Return the ranks that others may wait for. A script may go on for as long as it likes after its ranks have ended."""
-    return [look for look in looks if not look.had_ranks]
 
 
 def in_words(looks: List[RankLook]) -> str:

@@ -4,20 +4,22 @@ A verdict needs an odd one out, or all ranks idle. Ranks that are all busy alike
 rank, a rank that has left and mismatched collectives are hangs at once. A rank that stands still, spins or waits hangs after
 30 s without progress; one that computes, polls or transfers a few bytes hangs after minutes; one that transfers many bytes
 never does. After the last announced step, only ranks that wait in a collective hang.
+
+A verdict is certain only with proof that nothing can end the wait (`_PROOFS`): that decides when it may end a run.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.ranges import named_commands, named_ranks
 from drumbeat.base.text import traffic
 from drumbeat.causes.table import NOT_ZERO
 from drumbeat.findings.catalog import Catalog
-from drumbeat.findings.model import LIKELY, Evidence, Finding
+from drumbeat.findings.model import CERTAIN, LIKELY, Evidence, Finding
 from drumbeat.inspector import activity
 from drumbeat.inspector.activity import FOR_A_CHILD, MPI, RANK_AT_END, on_gpu_alone
 from drumbeat.inspector.ras import AHEAD, BEHIND, RasNote
@@ -44,14 +46,11 @@ def class_of(look: RankLook) -> str:
     """Classify one rank's state, regardless of the others."""
     if look.state in ("T", "t"):
         return STOPPED
-    works = moves(look)
+    works, pending = moves(look), in_collective(look)
     on_gpu = look.gpu is not None and look.gpu >= _GPU_BUSY and (look.power is None or look.power >= _GPU_AT_WORK)
     if look.state == "D" and look.cpu < _BUSY and not works:
         return KERNEL
-    pending = in_collective(look)
-    if works or (
-        on_gpu and (not pending or look.power is not None)
-    ):  # a waiting collective keeps a GPU busy, at little power
+    if works or on_gpu and (not pending or look.power is not None):  # a waiting collective draws little power
         return BUSY
     if on_gpu_alone(look) and not pending:
         return GPU
@@ -104,9 +103,8 @@ def doing(look: RankLook) -> str:
     if word == LOOP:
         return f"busy in one place{at}"
     if word == GPU:
-        return (
-            f"waiting for a kernel on its GPU, which is {look.gpu:.0f} % busy at {look.power or 0:.0%} of its power{at}"
-        )
+        load = f"{look.gpu:.0f} % busy at {look.power or 0:.0%} of its power"
+        return f"waiting for a kernel on its GPU, which is {load}{at}"
     if look.missed and not look.meets:
         return f"trying to connect to {look.dials}, {look.missed}{at and ','}{at}"
     if look.missed:
@@ -166,7 +164,7 @@ class Ended:
     rank: Optional[int]  # None: the node's command
     node: int
     host: str
-    seconds: float  # ago
+    at: float
     words: str = ""  # its last error
 
 
@@ -178,7 +176,8 @@ class Silence:
     steps: bool = True  # the program reports steps
     others_go_on: bool = False  # only some ranks are silent: `quiet`
     quiet: Tuple[int, ...] = ()
-    ended: Tuple[Ended, ...] = ()
+    ended: Tuple[Ended, ...] = ()  # in the order of their ends
+    now: float = 0.0
     again: bool = False  # an earlier look at this silence showed the same
     done: bool = False  # all announced steps are made: what follows, such as an upload, has no steps
     longest: float = 0.0  # seconds of the longest pause that ended well
@@ -192,9 +191,9 @@ def early_exit(silence: Silence, looks: Sequence[RankLook]) -> Finding:
     first = next((ended for ended in silence.ended if ended.words), silence.ended[0])
     spoke = named_ranks([first.rank]) if first.rank is not None else named_commands([first.node])
     return find(
-        "hang-early-exit", "spoke" if first.words else "", who=" and ".join(names), seconds=first.seconds,
+        "hang-early-exit", "spoke" if first.words else "", who=" and ".join(names), seconds=silence.now - first.at,
         rest=_rest(looks, ()), spoke=spoke, words=first.words, not_zero=NOT_ZERO, evidence=_evidence((), looks),
-        node=first.node, host=first.host, rank=first.rank, confidence=LIKELY, seen=_seen(looks),
+        node=first.node, host=first.host, rank=first.rank, confidence=_confidence(EARLY, looks, silence), seen=_seen(looks),
     )  # fmt: skip
 
 
@@ -218,7 +217,7 @@ def held_up(word: str, odd: Sequence[RankLook], looks: Sequence[RankLook], silen
         who=_name(first), where=first.host or "that node", line=line, tool="py-spy" if python and not first.stack else "",
         command=f"py-spy dump --pid {first.pid}" if python else f"gdb -p {first.pid}",
         evidence=_evidence(odd, looks), node=first.node if odd else None, host=first.host if odd else None,
-        rank=first.rank if one else None, confidence=LIKELY, seen=_seen(looks),
+        rank=first.rank if one else None, confidence=_confidence(word, odd, silence), seen=_seen(looks),
     )  # fmt: skip
 
 
@@ -282,37 +281,38 @@ _TIMES_LONGEST = 3.0  # or this factor on the longest pause that ended well
 def judge(looks: Sequence[RankLook], silence: Silence) -> Optional[Finding]:
     if not looks:
         return None
-    what = {look.key: class_of(look) for look in looks}
     for word in (STOPPED, KERNEL):
-        odd = [look for look in looks if what[look.key] == word]
+        odd = [look for look in looks if class_of(look) == word]
         if odd and (word == STOPPED or (silence.seconds >= _STORAGE_PATIENCE and silence.again)):
             return held_up(word, odd, looks, silence)
-    raised = _raised(looks, what, silence)
+    raised = _raised(looks, silence)
     if raised:
         return held_up(RAISED, [raised], looks, silence)
-    missed = _missed(looks, what, silence)
+    missed = _missed(looks, silence)
     if missed:
         return held_up(MISSED, missed, looks, silence)
     if silence.done and not any(in_collective(look) for look in looks):
         return None  # no rank waits for another
     if silence.others_go_on:
-        odd = [look for look in looks if look.rank in silence.quiet and not _may_be_done(look, what[look.key])]
-        return _unless_working(odd, looks, what, silence) if odd else None
-    idle = [look for look in looks if what[look.key] in _IDLE]
-    busy = all(look.call in FOR_A_CHILD for look in looks) or _asleep(looks, what)
+        odd = [look for look in looks if look.rank in silence.quiet]
+        # One that waits may have had fewer steps to do, and waits at the end for the others, which go on.
+        odd = [look for look in odd if class_of(look) != WAITS or look.stack and not in_collective(look)]
+        return _unless_working(odd, looks, silence) if odd else None
+    idle = [look for look in looks if class_of(look) in _IDLE]
+    busy = all(look.call in FOR_A_CHILD for look in looks) or _asleep(looks)
     if silence.ended and len(idle) == len(looks) and not busy:
         return early_exit(silence, looks)
     parted = _parted(looks) if len(idle) < len(looks) or silence.steps or silence.again else None
     if parted:
         word, odd = parted
-        return _unless_working(odd, looks, what, silence) if word == WAITS else held_up(word, odd, looks, silence)
-    odd = _odd_ones(looks, what)
+        return _unless_working(odd, looks, silence) if word == WAITS else held_up(word, odd, looks, silence)
+    odd = _odd_ones(looks)
     if odd:
-        working = any(what[look.key] == BUSY for look in looks if look not in odd)
+        working = any(class_of(look) == BUSY for look in looks if look not in odd)
         early = working and silence.seconds < _WORKING_PATIENCE
-        return None if early else _unless_working(odd, looks, what, silence)
-    if all(what[look.key] in (LOOP, GPU) and _stands(look, LOOP, silence) for look in looks):
-        return held_up(what[looks[0].key], looks, looks, silence)
+        return None if early else _unless_working(odd, looks, silence)
+    if all(class_of(look) in (LOOP, GPU) and _stands(look, LOOP, silence) for look in looks):
+        return held_up(class_of(looks[0]), looks, looks, silence)
     quiet = all(look.network < _NETWORK for look in looks)  # otherwise data is still on its way
     if quiet and len(idle) == len(looks) and (silence.steps or silence.again):
         if all(look.call in FOR_A_CHILD for look in looks) and silence.seconds < _WORKING_PATIENCE:
@@ -320,7 +320,7 @@ def judge(looks: Sequence[RankLook], silence: Silence) -> Optional[Finding]:
         together = silence.steps or any(map(_for_others, looks))
         if not together and silence.seconds < _BUSY_PATIENCE:
             return None  # each may wait for something of its own: a time, a server, a request
-        if all(_stands(look, what[look.key], silence) for look in looks):
+        if all(_stands(look, class_of(look), silence) for look in looks):
             return held_up(ALL_IDLE, [], looks, silence)
     return None
 
@@ -328,6 +328,22 @@ def judge(looks: Sequence[RankLook], silence: Silence) -> Optional[Finding]:
 def _for_others(look: RankLook) -> bool:
     """Return true if a rank certainly waits for other ranks."""
     return in_collective(look) or bool(look.meets) or look.waits_for.startswith(RANK_AT_END)
+
+
+# What must be seen of every rank that a verdict is about, to prove that its state cannot end by itself. A rank that sleeps, or
+# waits for a lock, a file or an answer, may go on at any time, so there is no proof for the other verdicts.
+_PROOFS: Mapping[str, Callable[[RankLook, Silence], bool]] = {
+    STOPPED: lambda look, silence: True,
+    DESYNC: lambda look, silence: True,
+    RAISED: lambda look, silence: silence.again,
+    LOOP: lambda look, silence: look.endless,
+    MISSED: lambda look, silence: bool(look.meets),  # what it dials otherwise may be a server that comes up late
+    EARLY: lambda look, silence: _for_others(look) and look.network < _NETWORK,
+}
+
+
+def _confidence(word: str, named: Sequence[RankLook], silence: Silence) -> str:
+    return CERTAIN if word in _PROOFS and all(_PROOFS[word](look, silence) for look in named) else LIKELY
 
 
 def _stands(look: RankLook, word: str, silence: Silence) -> bool:
@@ -349,26 +365,23 @@ def had_core(look: RankLook) -> float:
     return 1.0 if look.granted is None else look.granted
 
 
-def _is_leaving(look: RankLook) -> bool:
-    """Return true if a rank spins in a library after Python has ended. What saves at a program's end still answers."""
-    return look.left and look.asked is False and not moves(look)
-
-
-def _raised(looks: Sequence[RankLook], what: Mapping[Key, str], silence: Silence) -> Optional[RankLook]:
+def _raised(looks: Sequence[RankLook], silence: Silence) -> Optional[RankLook]:
     """Return the rank that an exception has ended, if its process has not ended, is idle, and no rank makes steps."""
-    idle = [look for look in looks if what[look.key] in _IDLE or _is_leaving(look)]
+    # It spins in a library after Python has ended; what saves at a program's end still answers.
+    leaving = [look for look in looks if look.left and look.asked is False and not moves(look)]
+    idle = [look for look in looks if class_of(look) in _IDLE or look in leaving]
     over = [look for look in idle if look.raised and look.raised_for >= _RAISED and not look.command]
     patient = len(idle) == len(looks) or silence.seconds >= _WORKING_PATIENCE
     return max(over, key=lambda look: look.raised_for) if over and patient and not silence.others_go_on else None
 
 
-def _missed(looks: Sequence[RankLook], what: Mapping[Key, str], silence: Silence) -> List[RankLook]:
+def _missed(looks: Sequence[RankLook], silence: Silence) -> List[RankLook]:
     """Return the ranks that wait at a meeting point where nobody can meet them, or try to connect where nobody listens. In a
     rendezvous rank 0 listens once it waits itself; else one of the others would, unless they all wait, and not for those ranks
     (which then try to reach a server of theirs, that may yet come up)."""
     rest = [look for look in looks if not look.missed]
     there = any(look.rank == 0 and look.meets and not look.unnumbered for look in looks)
-    wait = all(what[each.key] in _IDLE and not (each.waits_for or in_collective(each)) for each in rest)
+    wait = all(class_of(each) in _IDLE and not (each.waits_for or in_collective(each)) for each in rest)
     there = there or bool(rest and wait and silence.again and silence.seconds >= PATIENCE)
     return [look for look in looks if look.missed and (there or (look.meets and "answers," in look.missed))]
 
@@ -380,7 +393,11 @@ def _parted(looks: Sequence[RankLook]) -> Optional[Tuple[str, List[RankLook]]]:
     for look in looks:
         for each in look.collectives:
             groups.setdefault(each.group, {})[look.key] = each
-    behind = culprits({group: {key: _position(each) for key, each in last.items()} for group, last in groups.items()})
+
+    def position(last: Collective) -> Position:
+        return Position(last.number, last.waits_in if last.over or last.waits_in is not None else last.number)
+
+    behind = culprits({group: {key: position(each) for key, each in last.items()} for group, last in groups.items()})
     if behind:
         named = {key for keys in behind.values() for key in keys}
         return WAITS, [look for look in looks if look.key in named]
@@ -393,11 +410,6 @@ def _parted(looks: Sequence[RankLook]) -> Optional[Tuple[str, List[RankLook]]]:
                 return DESYNC, odd
     late = [look for look in looks if look.behind]
     return (WAITS, late) if late and len(late) < len(looks) else None
-
-
-def _position(last: Collective) -> Position:
-    waits = last.waits_in if last.over or last.waits_in is not None else last.number
-    return Position(last.number, waits)
 
 
 def with_ras(looks: Sequence[RankLook], notes: Sequence[RasNote]) -> List[RankLook]:
@@ -414,7 +426,7 @@ def with_ras(looks: Sequence[RankLook], notes: Sequence[RasNote]) -> List[RankLo
     return [found[look.key] for look in looks]
 
 
-def _odd_ones(looks: Sequence[RankLook], what: Mapping[Key, str]) -> List[RankLook]:
+def _odd_ones(looks: Sequence[RankLook]) -> List[RankLook]:
     """Return the ranks that differ from the majority; of two ranks, the one that is in no collective."""
     if len(looks) == 1:
         return []
@@ -426,47 +438,35 @@ def _odd_ones(looks: Sequence[RankLook], what: Mapping[Key, str]) -> List[RankLo
     if outside and len(outside) < len(looks) and all(in_collective(look) for look in looks if look not in outside):
         return outside
     views = [
-        {look.key: (what[look.key], "") for look in looks},
-        {look.key: (what[look.key], look.call or look.waits_in) for look in looks},
+        {look.key: (class_of(look), "") for look in looks},
+        {look.key: (class_of(look), look.call or look.waits_in) for look in looks},
     ]
     if all(look.place for look in looks):  # with some stacks missing, places cannot be compared
-        views.append({look.key: (what[look.key], look.place) for look in looks})
+        views.append({look.key: (class_of(look), look.place) for look in looks})
     for view in views:
         shared, many = Counter(view.values()).most_common(1)[0]
         odd = [look for look in looks if view[look.key] != shared]
         if shared[0] == BUSY:  # the majority works: a rank that waits for it is not the culprit
-            odd = [look for look in odd if what[look.key] == ASLEEP]
+            odd = [look for look in odd if class_of(look) == ASLEEP]
         if odd and many * 2 > len(looks) and shared[0] in (WAITS, BUSY):
             return odd
-    return _sleepers(looks, what)
-
-
-def _sleepers(looks: Sequence[RankLook], what: Mapping[Key, str]) -> List[RankLook]:
-    """Return the ranks that sleep of their own accord while all others wait: a rank that waits for another wakes up now and
-    then."""
-    asleep = _asleep(looks, what)
+    # Ranks that sleep of their own accord while all others wait: a rank that waits for another wakes up now and then.
+    asleep = _asleep(looks)
     rest = [look for look in looks if look not in asleep]
-    waiting = all(what[look.key] == WAITS and look.call not in FOR_A_CHILD for look in rest)
+    waiting = all(class_of(look) == WAITS and look.call not in FOR_A_CHILD for look in rest)
     return asleep if rest and waiting else []
 
 
-def _asleep(looks: Sequence[RankLook], what: Mapping[Key, str]) -> List[RankLook]:
-    return [look for look in looks if what[look.key] == ASLEEP and look.wakes is not None and look.wakes < _POLLS]
+def _asleep(looks: Sequence[RankLook]) -> List[RankLook]:
+    return [look for look in looks if class_of(look) == ASLEEP and look.wakes is not None and look.wakes < _POLLS]
 
 
-def _may_be_done(look: RankLook, word: str) -> bool:
-    """Return true if a rank may have had fewer steps to do, and waits for the others, which go on."""
-    return word == WAITS and (in_collective(look) or not look.stack)
-
-
-def _unless_working(
-    odd: Sequence[RankLook], looks: Sequence[RankLook], what: Mapping[Key, str], silence: Silence
-) -> Optional[Finding]:
+def _unless_working(odd: Sequence[RankLook], looks: Sequence[RankLook], silence: Silence) -> Optional[Finding]:
     """Return a verdict on the odd ones, unless they may just as well be working."""
-    odd = [look for look in odd if what[look.key] != BUSY] or list(odd)
-    if any(what[look.key] == KERNEL for look in odd):
+    odd = [look for look in odd if class_of(look) != BUSY] or list(odd)
+    if any(class_of(look) == KERNEL for look in odd):
         return None  # storage has its own patience
     mismatch = silence.again and all(map(in_collective, looks))  # all wait, but in different calls
-    if not mismatch and not all(_stands(look, what[look.key], silence) for look in odd):
+    if not mismatch and not all(_stands(look, class_of(look), silence) for look in odd):
         return None
-    return held_up(what[odd[0].key], odd, looks, silence)
+    return held_up(class_of(odd[0]), odd, looks, silence)

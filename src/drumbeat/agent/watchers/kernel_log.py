@@ -47,7 +47,7 @@ class GpuErrors:
 
     def on(self, saw: Saw, now: float) -> List[Action]:
         if saw.kind == "kernel-log":
-            return self._record_source(saw.data)
+            return [Emit("kernel-log", {"source": saw.data["source"], "why": saw.data["why"]})]
         if saw.kind != "kernel":
             return []
         text = saw.data["text"]
@@ -76,10 +76,6 @@ class GpuErrors:
             node=self.node, host=self.host, seen=(f"the kernel's log of {self.host}: the rank's process id",),
         )  # fmt: skip
         return [Warn(finding)]
-
-    def _record_source(self, about: Dict[str, Any]) -> List[Action]:
-        """Record in the node's events which log is read, or why none is."""
-        return [Emit("kernel-log", {"source": about["source"], "why": about["why"]})]
 
     def _finding(self, error: GpuEvent, gpu: Optional[Gpu], about: Dict[str, Any]) -> Finding:
         name = f"GPU {gpu.index}" if gpu else "a GPU"

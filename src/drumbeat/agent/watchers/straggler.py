@@ -97,7 +97,10 @@ class Straggler:
 
     def _by_waiting(self) -> List[Slow]:
         """Return the rank that waits least, if the others wait often, steps come, and no other work is announced."""
-        if any(beat.phase or _is_silent(beat) for beat in self._beats.values()):
+        silent = (
+            beat.silent is not None and beat.silent > late_after(beat.every or 0.0) for beat in self._beats.values()
+        )
+        if any(beat.phase for beat in self._beats.values()) or any(silent):
             return []
         least = {member: beat.waits_least for member, beat in self._beats.items() if beat.waits_least is not None}
         if not least:
@@ -151,10 +154,6 @@ class Straggler:
                   "one look at all ranks"),
         )  # fmt: skip
         return [Warn(finding), *([self._tell(slow)] if slow.waited_for else [])]
-
-
-def _is_silent(beat: Beat) -> bool:
-    return beat.silent is not None and beat.silent > late_after(beat.every or 0.0)
 
 
 def reason(own: RankLook, looks: Sequence[RankLook], slow: Slow) -> Tuple[str, Dict[str, Any]]:

@@ -18,10 +18,10 @@ from drumbeat.base.order import EnvVar, Expect, Order
 from drumbeat.base.text import traffic
 from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import CERTAIN, ERROR, LIKELY, UNKNOWN, Evidence, Finding, Verdict
-from drumbeat.inspector.activity import read_counters
 from drumbeat.logs.nccl.paths import LOCAL, MIXED, OFI, RDMA, TCP, Path
 from drumbeat.machine.host import Host, LiveHost
 from drumbeat.machine.model import Facts
+from drumbeat.machine.sample import read_counters
 
 if TYPE_CHECKING:
     from drumbeat.logs.reader import Reader
@@ -30,20 +30,6 @@ find = Catalog("watchers")
 _EVERY = 1.0  # seconds between two reads of the counters
 
 # The expected network of a node: interfaces, the expected transport, and how the actual one differs. Pure.
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """Interfaces that the ranks' variables name: NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME."""
-
-    variables: Tuple[Tuple[str, str], ...] = ()
-
-    def takes(self, interface: str) -> bool:
-        return any(named(value, interface, name.startswith("NCCL")) for name, value in self.variables)
-
-    @property
-    def words(self) -> str:
-        return ", ".join(f"{name}={value}" for name, value in self.variables)
 
 
 def named(value: str, interface: str, prefixes: bool) -> bool:
@@ -66,12 +52,16 @@ class Place:
     emulated: bool = False
     fast: Tuple[str, ...] = ()  # active RDMA ports and Slingshot NICs
     over_ib: Tuple[str, ...] = ()  # interfaces whose bytes an InfiniBand port counts too
-    wanted: Wanted = Wanted()
+    wanted: Tuple[Tuple[str, str], ...] = ()  # variables that name interfaces: NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME
     gpus: bool = False  # if set, NCCL is expected: traffic before its log begins is not the ranks'
 
     @property
     def named(self) -> Dict[str, Any]:
         return {"node": self.node, "host": self.host}
+
+    def takes(self, interface: str) -> bool:
+        """Return true if the ranks' variables name this interface."""
+        return any(named(value, interface, name.startswith("NCCL")) for name, value in self.wanted)
 
     @property
     def alone(self) -> bool:
@@ -178,10 +168,10 @@ def _contradiction(
     says_rdma, here = path is not None and path.answer == RDMA, place.named
     if says_rdma and direct is not None and carried >= _MORE * direct:
         return find("rdma-not-used", interface=top, summary=verdict.summary, evidence=shown, **here)
-    wanted = place.wanted
-    right = sum(amount for name, amount in net.items() if wanted.takes(name))
-    if wanted.variables and not wanted.takes(top) and carried >= _MORE * right:
-        return find("wrong-interface", interface=top, wanted=wanted.words, evidence=shown, **here)
+    right = sum(amount for name, amount in net.items() if place.takes(name))
+    if place.wanted and not place.takes(top) and carried >= _MORE * right:
+        wanted = ", ".join(f"{name}={value}" for name, value in place.wanted)
+        return find("wrong-interface", interface=top, wanted=wanted, evidence=shown, **here)
     return None
 
 
@@ -239,7 +229,8 @@ class Gate:
         # While a log grows, or is expected, only it can tell what the counters mean.
         awaited = self._first_line is not None or self.place.gpus
         if not self.traffic_said and (self.path is not None or final or not awaited):
-            actions += self._judge_traffic(now, final)
+            judged = self._traffic.judge(self.place, self.path, final)
+            actions += [] if judged is None else self._say_traffic(*judged, now)
         return actions
 
     # -- the log -----------------------------------------------------------------------------------------------------
@@ -269,7 +260,18 @@ class Gate:
         wrong = mismatch(self.expect, path, self.place.nodes)
         findings, shown, here = [], path.evidence[:4], self.place.named
         if wrong:
-            findings.append(self._explained(wrong, path))
+            why, advice = self._cause(path)
+            findings.append(
+                find(
+                    "transport-mismatch",
+                    wrong=wrong,
+                    meant=self._meant(),
+                    why=why,
+                    advice=advice,
+                    evidence=shown,
+                    **here,
+                )
+            )
         elif self._unproved(path):
             meant = self._meant()
             findings.append(find("transport-unproved", meant=meant, words=path.words, evidence=shown, **here))
@@ -293,11 +295,6 @@ class Gate:
     def _asked(self) -> bool:
         return self.expect.transport != "any" or self.expect.gdr is not None
 
-    def _explained(self, wrong: str, path: Path) -> Finding:
-        (why, advice), shown = self._cause(path), path.evidence[:4]
-        meant, here = self._meant(), self.place.named
-        return find("transport-mismatch", wrong=wrong, meant=meant, why=why, advice=advice, evidence=shown, **here)
-
     def _cause(self, path: Path) -> Tuple[str, str]:
         """Return cause and fix from the log's own lines, with the rules of `drumbeat diagnose`."""
         if self._reader is not None:
@@ -318,10 +315,6 @@ class Gate:
         return " ".join(words)
 
     # -- the counters ------------------------------------------------------------------------------------------------
-
-    def _judge_traffic(self, now: float, final: bool) -> List[Action]:
-        judged = self._traffic.judge(self.place, self.path, final)
-        return [] if judged is None else self._say_traffic(*judged, now)
 
     def _say_traffic(self, verdict: Verdict, finding: Optional[Finding], now: float) -> List[Action]:
         self.traffic_said = True
@@ -375,17 +368,11 @@ class Counters:
 
 class OpenGate:
     def __init__(
-        self,
-        order: Order,
-        node: int,
-        facts: Facts,
-        local: str,
-        rank_of: Callable[[int], Optional[int]],
+        self, order: Order, node: int, facts: Facts, local: str, rank_of: Callable[[int], Optional[int]],
         out_of: Callable[[Optional[int]], str],
-    ) -> None:
-        self.order, self.node, self.facts, self.local, self.rank_of, self.out_of = (
-            order, node, facts, local, rank_of, out_of,
-        )  # fmt: skip
+    ) -> None:  # fmt: skip
+        self.order, self.node, self.facts, self.local = order, node, facts, local
+        self.rank_of, self.out_of = rank_of, out_of
         self.failed = False
         self.watcher = Gate(order.expect, order.checks["transport"], Place(node, facts.host, order.nodes))
         self.sensors: List[Sensor] = []
@@ -426,4 +413,4 @@ def place_of(order: Order, node: int, facts: Facts, variables: Dict[str, str]) -
     over_ib = [name for device, port in active if port.link_layer == "InfiniBand" for name in device.netdevs]
     wanted = tuple((name, variables[name]) for name in _INTERFACES if variables.get(name))
     gpus = any(not gpu.integrated for gpu in facts.gpus)
-    return Place(node, facts.host, order.nodes, order.emulated, tuple(fast), tuple(over_ib), Wanted(wanted), gpus)
+    return Place(node, facts.host, order.nodes, order.emulated, tuple(fast), tuple(over_ib), wanted, gpus)

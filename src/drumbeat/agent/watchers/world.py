@@ -22,18 +22,17 @@ from drumbeat.plan.world_seen import (
     LITTLE,
     Begun,
     Planned,
-    apart,
     copies,
     ended_early,
     judge,
     made_groups,
-    silence,
     silent,
+    unmet,
 )
 
 find = Catalog("watchers")
-_SOONEST, _LATEST = 0.5, 5.0  # seconds between two looks
-_OF_AGE = 0.1  # the interval, as a share of the time since the last change
+_SOONEST, _LATEST = 0.5, 20.0  # seconds between two looks
+_OF_AGE = 0.1  # the interval, as a share of the time since the last change: each look costs 20 ms
 _COST = 25.0  # seconds to wait per second of CPU time of a look: a node may have thousands of processes
 _AGAIN = 5.0  # seconds after which an unchanged result is sent to the lead again
 _SETTLED = 0.9  # seconds for which looks must agree: processes come and go while ranks start
@@ -54,14 +53,7 @@ class CensusLooks:
     lives."""
 
     def __init__(self, scene: WatchedAttempt, shared_loopback: bool) -> None:
-        self.node, self.ranks, self.port, self.shared_loopback = (
-            scene.node,
-            scene.planned_ranks,
-            scene.port,
-            shared_loopback,
-        )
-        self.mains, self.are_ranks, self.met, self.known = scene.mains, scene.are_ranks, scene.met, scene.known
-        self.asked = Asked(_LOOK_WITHIN)
+        self.scene, self.shared_loopback, self.asked = scene, shared_loopback, Asked(_LOOK_WITHIN)
         self._mains: Sequence[int] = ()  # at the last look: one that has ended since was still running then
         self._begin: Optional[float] = None
         self._next = 0.0
@@ -83,12 +75,13 @@ class CensusLooks:
         if self._begin is None:
             self._begin, self._news, self._next = now, now, now + _SOONEST
         late = now - max(self._begin, self._stepped or 0.0) > _GIVE_UP
-        if final or self._is_done(now) or (late and not self._may_speak):
+        told = self._complete > 1 and now - self._complete_since > 2 * _SETTLED + _SOONEST  # by `Census`
+        if final or told or (late and not self._may_speak):
             self.asked.end()
             return []
         if not self.asked.busy:
             if now >= self._next:
-                self._next = now + (_RARELY if late else _LATEST)
+                self._next = now + (_RARELY if late else _LOOK_WITHIN)
                 self._ask()
             return []
         answer = self.asked.take()
@@ -98,9 +91,9 @@ class CensusLooks:
         rows, before = self._with_earlier(rows), self._seen
         self._seen = {_process(row): row for row in rows}
         self._news = self._news if _steady(before.values()) == _steady(rows) else now
-        proven = len(rows) == self.ranks and all(row.rank is not None and row.joined for row in rows)
-        together = all(row.rank is not None and (row.joined or row.alone is None) for row in rows)
-        whole = len(rows) == self.ranks and together and not any(row.starts_others for row in rows)
+        all_here = len(rows) == self.scene.planned_ranks and all(row.rank is not None for row in rows)
+        proven = all_here and all(row.joined for row in rows)
+        whole = all_here and all((row.joined or row.alone is None) and not row.starts_others for row in rows)
         self._may_speak = whole and any(row.joined and not row.has_sent and row.world_size != 1 for row in rows)
         whole = whole and not self._may_speak
         pause = max(_SOONEST, min(_OF_AGE * (now - self._news), _RARELY if whole else _LATEST))
@@ -110,10 +103,10 @@ class CensusLooks:
         self._complete = self._complete + 1 if whole else 0
         for row in rows:
             if row.rank is not None and not row.starts_others:
-                self.known.note(row.pid, row.rank, row.links)
+                self.scene.known.note(row.pid, row.rank, row.links)
         rows = [replace(row, links=() if row.joined else row.links[:MOST_LINKS]) for row in rows]  # enough as proof
         others = [row for row in rows if row.rank is not None and row.pid not in self._mains]
-        launchers = self.met() if others else None
+        launchers = self.scene.met() if others else None
         if launchers is not None and launchers > 1:
             rows = [replace(row, later=True) for row in rows]
         data = {"rows": rows, "complete": whole, "proven": whole and proven, "unmet": launchers == 0}
@@ -129,10 +122,6 @@ class CensusLooks:
         self._before = exchanged if self._before is None else self._before
         return exchanged - self._before >= PLENTY or now - self._stepped >= _STEPPING
 
-    def _is_done(self, now: float) -> bool:
-        """Return true if all ranks have been seen for long enough that `Census` has reported it."""
-        return self._complete > 1 and now - self._complete_since > 2 * _SETTLED + _SOONEST
-
     def _with_earlier(self, rows: Sequence[Row]) -> List[Row]:
         """Add earlier observations of these processes, and of other live processes without a RANK: those are known only by
         their connections, which come and go."""
@@ -144,8 +133,9 @@ class CensusLooks:
 
     def _ask(self) -> None:
         """Start a look in a child, which returns the rows and the CPU time it took: a child's counts from its fork."""
-        mains = self._mains = self.mains()
-        about = (self.node, mains, self.port, self.shared_loopback, () if self.are_ranks() else mains)
+        scene, mains = self.scene, self.scene.mains()
+        self._mains = mains
+        about = (scene.node, mains, scene.port, self.shared_loopback, () if scene.are_ranks() else mains)
         self.asked.ask(lambda: (look(*about), time.process_time()))
 
 
@@ -226,31 +216,37 @@ _SAME_REPORTS = 2  # consecutive equal reports before a run is called wrong
 
 
 @dataclass(frozen=True)
-class Alone:
-    """Processes without connections to each other, as first seen."""
+class Followed:
+    """Processes without connections to each other, or that have met and send nothing, since they were first seen so."""
 
     processes: FrozenSet[Tuple[int, int]]
     since: float
-    training: bool  # a step was reported before this
     mapped: Tuple[int, ...]  # mapped files of each process
     loaded: float  # when that last changed
     cpu: Tuple[float, ...]  # CPU time of each at that time
-    stepping: float = 0.0  # when they were first seen so after a reported step
-
-
-@dataclass(frozen=True)
-class Mute:
-    """Processes that have met, with the bytes that each had exchanged by then."""
-
-    processes: FrozenSet[Tuple[int, int]]
-    bytes: Tuple[int, ...]
-    since: float
-    met: Tuple[int, ...]  # bytes to the meeting point by then
-    mapped: Tuple[int, ...]  # mapped files of each process
-    loaded: float  # when that last changed
-    cpu: Tuple[float, ...]  # CPU time of each at that time
-    looks: int = 0  # looks that showed the same
+    bytes: Tuple[int, ...]  # exchanged with other ranks
+    met: Tuple[int, ...]  # bytes to the meeting point when they were first seen
+    stepping: Optional[float] = None  # when they were first seen so after a reported step
+    looks: int = 0  # further looks that showed the same
     steps: FrozenSet[float] = frozenset()  # times of the last step at each look
+
+    @staticmethod
+    def of(rows: Sequence[Row], at: float) -> Followed:
+        return Followed(
+            frozenset((row.node, row.pid) for row in rows), at, tuple(row.mapped for row in rows), at,
+            tuple(row.cpu for row in rows), tuple(row.sent + row.out for row in rows), tuple(row.met for row in rows),
+        )  # fmt: skip
+
+    def again(self, now: Followed) -> Followed:
+        """Return the record after a further look at the same processes. Importing more files is no work yet."""
+        loading = {} if self.mapped == now.mapped else {"mapped": now.mapped, "loaded": now.since, "cpu": now.cpu}
+        return replace(self, bytes=now.bytes, looks=self.looks + 1, **loading)  # type: ignore[arg-type]
+
+    def computed(self, now: Followed) -> float:
+        """Return the seconds in which each of them has computed with all libraries loaded; 0 if one has not."""
+        seconds = now.since - self.loaded
+        worked = all(cpu - then >= _COMPUTES * seconds for cpu, then in zip(now.cpu, self.cpu))
+        return seconds if self.processes == now.processes and worked else 0.0
 
 
 class WorldCount:
@@ -267,8 +263,8 @@ class WorldCount:
         # node -> steps since then, by its last report, and whether that is fresh
         self._steps: Dict[int, Tuple[int, bool]] = {}
         self.apart: Optional[Finding] = None  # ranks that train in groups of their own, as far as known
-        self._alone: Optional[Alone] = None
-        self._mute: Optional[Mute] = None
+        self._alone: Optional[Followed] = None
+        self._mute: Optional[Followed] = None
         self._mute_told = self._moved = False  # it was reported; bytes were sent since then
         self._same: Dict[int, int] = {}  # node -> how many of its last reports showed the same ranks
         self._said = ""  # the last verdict's answer
@@ -320,22 +316,20 @@ class WorldCount:
         verdict = judge(rows, self.planned, training, self._since_first_step())
         mute = self._exchange_nothing(rows)
         if mute is not None:
-            verdict = silence(mute)
-        elif (
-            self._mute_told
-            and not self._moved
-            and verdict
-            and (verdict.answer, verdict.confidence) == (AS_PLANNED, LIKELY)
-        ):
-            verdict = None  # a meeting is no news
+            verdict = unmet(mute)
+        elif self._mute_told and not self._moved and verdict:
+            met = (verdict.answer, verdict.confidence) == (AS_PLANNED, LIKELY)
+            verdict = None if met else verdict  # a meeting is no news
         lonely = copies(rows, self.planned, training)
         if not self._train_alone(rows, lonely is not None, training):
             if lonely and verdict is not None and verdict.answer == UNKNOWN:
                 verdict = None
             lonely = None
         if lonely:
-            verdict = apart(lonely)
-        if verdict is not None and (self._is_known(verdict) or (verdict.answer == UNKNOWN and self._between())):
+            verdict = unmet(lonely)
+        # Between two stages of a script, or at its end, more ranks have been seen than are there now.
+        between = any(len(self.rows[node][1]) < len(most) for node, most in self.most.items())
+        if verdict is not None and (self._is_known(verdict) or (verdict.answer == UNKNOWN and between)):
             verdict = None
         if verdict is not None and verdict.findings and min(self._same.values()) < _SAME_REPORTS:
             verdict = None
@@ -361,17 +355,9 @@ class WorldCount:
             return (verdict.count or 0) <= self._count and not changed and not words
         return bool(self._said) and verdict.answer == UNKNOWN
 
-    def _between(self) -> bool:
-        """Return true if more ranks have been seen than are there now: between two stages of a script, or at its end."""
-        return any(len(self.rows[node][1]) < len(most) for node, most in self.most.items())
-
     def _since_first_step(self) -> Begun:
-        return {
-            (node, row.pid): (*self._steps[node], row)
-            for node, (_, rows) in self._begun.items()
-            if node in self._steps
-            for row in rows
-        }
+        begun = ((node, row) for node, (_, rows) in self._begun.items() if node in self._steps for row in rows)
+        return {(node, row.pid): (*self._steps[node], row) for node, row in begun}
 
     def _withdrawing(self, verdict: Verdict) -> Verdict:
         """Add a withdrawal to the verdict if it refutes an earlier one."""
@@ -389,28 +375,25 @@ class WorldCount:
     def _train_alone(self, rows: Sequence[Row], alone: bool, training: bool) -> bool:
         """Return true if these same processes, seen twice without a connection, went on training. Proof is a step reported
         later (at its end a program may have closed its connections), or the time that they computed with all libraries loaded."""
-        at = max(at for at, _ in self.rows.values())
         if not alone:
             self._alone = None
             return False
-        processes = frozenset((row.node, row.pid) for row in rows)
-        mapped = tuple(row.mapped for row in rows)
-        if self._alone is None or self._alone.processes != processes:
-            self._alone = Alone(processes, at, training, mapped, at, tuple(row.cpu for row in rows), at)
-        elif self._alone.mapped != mapped:
-            self._alone = replace(self._alone, mapped=mapped, loaded=at, cpu=tuple(row.cpu for row in rows))
-        if training and not self._alone.training:  # observations before the first step do not count
-            self._alone = replace(self._alone, training=True, stepping=at)
-        if training and min(at, self.last_step or 0.0) > self._alone.stepping + _READ_LATE:
+        now, before = self._followed(rows), self._alone
+        self._alone = before.again(now) if before and before.processes == now.processes else now
+        if training and self._alone.stepping is None:  # observations before the first step do not count
+            self._alone = replace(self._alone, stepping=now.since)
+        began = self._alone.stepping
+        if training and began is not None and min(now.since, self.last_step or 0.0) > began + _READ_LATE:
             return True
-        return self._computed_alone(self._alone, rows, _SILENT)
+        return self._computed_alone(rows, _SILENT)
 
-    def _computed_alone(self, alone: Alone, rows: Sequence[Row], least: float) -> bool:
-        """Return true if these processes computed with all libraries loaded, at least this many seconds after they were seen."""
-        at = max(at for at, _ in self.rows.values())
-        seconds, same = at - alone.loaded, alone.processes == {(row.node, row.pid) for row in rows}
-        worked = same and all(row.cpu - then >= _COMPUTES * seconds for row, then in zip(rows, alone.cpu))
-        return worked and seconds >= _LOADED and at - alone.since >= least
+    def _followed(self, rows: Sequence[Row]) -> Followed:
+        return Followed.of(rows, max(at for at, _ in self.rows.values()))
+
+    def _computed_alone(self, rows: Sequence[Row], least: float) -> bool:
+        """Return true if the processes without connections computed, at least this many seconds after they were seen."""
+        now, alone = self._followed(rows), self._alone
+        return alone is not None and alone.computed(now) >= _LOADED and now.since - alone.since >= least
 
     def _exchange_nothing(self, rows: Sequence[Row]) -> Optional[Finding]:
         """Report ranks that have met, but trained on without sending each other a byte. Proof of training is steps reported in
@@ -418,33 +401,23 @@ class WorldCount:
         everyone, rows = rows, [row for row in rows if row.joined]
         if not rows:
             return None
-        at = max(at for at, _ in self.rows.values())
-        now = Mute(
-            frozenset((row.node, row.pid) for row in rows), tuple(row.sent + row.out for row in rows), at,
-            tuple(row.met for row in rows), tuple(row.mapped for row in rows), at, tuple(row.cpu for row in rows),
-        )  # fmt: skip
-        before = self._mute
+        now, before = self._followed(rows), self._mute
         same = before is not None and before.processes == now.processes
         if before is None or not same or self._speak(now, before, rows):
             self._mute, self._moved = now, self._moved or same
             return None
-        before = replace(before, bytes=now.bytes)  # it shrinks when a connection is closed
-        if before.mapped != now.mapped:
-            before = replace(before, mapped=now.mapped, loaded=at, cpu=now.cpu)
-        steps = (
-            before.steps if self.last_step is None or self.last_step < before.since else before.steps | {self.last_step}
-        )
-        self._mute = before = replace(before, looks=before.looks + 1, steps=steps)
-        seconds, loaded = at - before.since, at - before.loaded
-        worked = min(row.cpu - cpu for row, cpu in zip(rows, before.cpu)) >= _COMPUTES * loaded
-        stepping = len(steps) >= _MUTE_STEPS and seconds >= _MUTE_STEPPING
-        if self._mute_told or before.looks < _TWICE or not (stepping or (worked and loaded >= _MUTE)):
+        before = before.again(now)
+        if self.last_step is not None and self.last_step >= before.since:
+            before = replace(before, steps=before.steps | {self.last_step})
+        self._mute, seconds, steps = before, now.since - before.since, len(before.steps)
+        stepping = steps >= _MUTE_STEPS and seconds >= _MUTE_STEPPING
+        if self._mute_told or before.looks < _TWICE or not (stepping or before.computed(now) >= _MUTE):
             return None
-        found = silent(everyone, self.planned, seconds, len(steps))
+        found = silent(everyone, self.planned, seconds, steps)
         self._mute_told, self._moved = found is not None, False
         return found
 
-    def _speak(self, now: Mute, before: Mute, rows: Sequence[Row]) -> bool:
+    def _speak(self, now: Followed, before: Followed, rows: Sequence[Row]) -> bool:
         """Return true if bytes went to other ranks, or more to the meeting point than a store's keep-alive messages."""
         most = _KEPT_ALIVE * (now.since - before.since)
         return any(more > then for more, then in zip(now.bytes, before.bytes)) or any(
@@ -464,13 +437,9 @@ class WorldCount:
         self._versions_said = True
         shown = [f"rank {rank}: {versions}" for rank, versions in odd[:8]]
         who = named_ranks([rank for rank, versions in odd if versions == odd[0][1]], 8)
+        rank, version = odd[0]
         found = find(
-            "versions-differ",
-            who=who,
-            versions=odd[0][1],
-            usual=usual[odd[0][1].split()[0]],
-            evidence=shown,
-            rank=odd[0][0],
+            "versions-differ", who=who, versions=version, usual=usual[version.split()[0]], evidence=shown, rank=rank
         )
         seen = ("the packages from which the ranks have loaded their libraries",)
         return Verdict("environment", "mismatch", CERTAIN, found.title, (found,), seen)
@@ -481,8 +450,8 @@ class WorldCount:
         if self._said or self.level == "off" or not rows:
             return None
         lonely = copies(rows, self.planned)
-        if well and lonely and self._alone and self._computed_alone(self._alone, rows, _LIVED):
-            return apart(lonely)
+        if well and lonely and self._computed_alone(rows, _LIVED):
+            return unmet(lonely)
         verdict = judge(rows, self.planned, True, self._since_first_step())
         if verdict is None or verdict.answer not in (AS_PLANNED, UNKNOWN):
             return None  # seen only once

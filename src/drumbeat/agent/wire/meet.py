@@ -16,12 +16,11 @@ import secrets
 import select
 import selectors
 import socket
-import struct
 import termios
 import time
 from collections import OrderedDict
 from contextlib import suppress
-from typing import Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
 
 from drumbeat.agent.wire.channel import Channel, plain_address
 from drumbeat.agent.wire.messages import Message, Place, WireError
@@ -109,19 +108,17 @@ class Door:
         try:
             messages = channel.receive()
         except WireError as error:
-            self._name(self._source[sock], str(error))
+            source, why = self._source[sock], str(error)
+            # A peer with another token, or behind a relay, is a mistake that the user should know about.
+            if ("token" in why or "relay" in why) and source not in self._named and len(self._named) < _NAMED:
+                self._named.add(source)
+                self._refused(source, why)
             channel.closed = True
         if channel.closed:
             self._drop(sock)
         elif channel.opened:
             self._forget(sock)
             self._admit(channel, messages)
-
-    def _name(self, source: str, why: str) -> None:
-        """Report a peer with another token, or behind a relay: a mistake that the user should know about."""
-        if ("token" in why or "relay" in why) and source not in self._named and len(self._named) < _NAMED:
-            self._named.add(source)
-            self._refused(source, why)
 
     def _forget(self, sock: socket.socket) -> Channel:
         self._selector.unregister(sock)
@@ -227,8 +224,10 @@ def dial(
             if channel:
                 return channel
         # a late lead, or none at all
-        for _ in _pauses(0.3 if time.monotonic() < begin + FIRST_NOTICE else 2.0):
+        pause = time.monotonic() + (0.3 if time.monotonic() < begin + FIRST_NOTICE else 2.0)
+        while time.monotonic() < pause:
             beat()
+            time.sleep(min(0.05, max(0.0, pause - time.monotonic())))
     known = "" if resolve(host, beat) else f"; the name {host} does not resolve here"
     raise WireError(
         f"no lead at {host} on ports {', '.join(map(str, ports))} within {seconds:g} s{known}{_and(strangers)}"
@@ -276,14 +275,6 @@ def _try(address: str, port: int, token: str, beat: Callable[[], None]) -> Optio
             raise WireError("it hung up: it is not our lead, or has another token")
     channel.close()
     raise WireError("it does not speak our protocol")
-
-
-def _pauses(seconds: float) -> Iterator[None]:
-    """Yield at short intervals until the time is over."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        yield
-        time.sleep(min(0.05, max(0.0, end - time.monotonic())))
 
 
 # Ports: the lead listens on the first free candidate; the ranks meet on a port that is not in use.
@@ -441,8 +432,8 @@ def unreached(own: Sequence[Place], theirs: Mapping[str, Sequence[Place]]) -> Di
                 if not code and sock not in sent:
                     sock.send(_BYTES)
                     sent.add(sock)
-                elif not code and not _unanswered(sock):
-                    going.remove(sock)
+                elif not code and fcntl.ioctl(sock, termios.TIOCOUTQ, b"\0\0\0\0") == b"\0\0\0\0":
+                    going.remove(sock)  # the other side has acknowledged all that was sent
             except BlockingIOError:
                 continue  # not connected yet
             except OSError as error:
@@ -456,8 +447,3 @@ def unreached(own: Sequence[Place], theirs: Mapping[str, Sequence[Place]]) -> Di
     for sock in open_ones:
         sock.close()
     return why
-
-
-def _unanswered(sock: socket.socket) -> int:
-    """Return the number of sent bytes that the other side has not acknowledged."""
-    return int(struct.unpack("i", fcntl.ioctl(sock, termios.TIOCOUTQ, b"\0\0\0\0"))[0])

@@ -29,6 +29,7 @@ from typing import (
     Union,
 )
 
+from drumbeat.agent.ranks.start import End
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import Order
 from drumbeat.base.record import RecordError, from_plain, to_plain
@@ -129,7 +130,8 @@ class Common:
         """Return the subnets that all members share and reach each other in; None: unknown."""
         if self._spans is None:
             return None
-        return frozenset(str(net) for net in self._spans if not any(map(_overlaps(net), self._apart)))
+        apart = {net for net in self._spans for one in self._apart if one.version == net.version and net.overlaps(one)}
+        return frozenset(str(net) for net in self._spans if net not in apart)
 
     def leave_out(self, subnets: Iterable[str]) -> None:
         self._apart |= set(map(ipaddress.ip_network, subnets))
@@ -145,10 +147,6 @@ class Common:
             self._apart |= crossed([self._rails, rails])
         if network.fabric not in _SLOW and member < min(self.fast, default=member + 1):
             self.fast = {member: Fast(member, host, network.rdma, network.cxi)}
-
-
-def _overlaps(net: Subnet) -> Callable[[Subnet], bool]:
-    return lambda other: other.version == net.version and net.overlaps(other)
 
 
 def make_world(
@@ -182,7 +180,9 @@ def peers_of(world: World, order: Order, node: int, address: str, facts: Facts) 
         hosts[role] = host
     fast = world.fast if world.fast and world.fast.node != node else None
     speaker = fast.node if fast else next((other for other in range(len(counts)) if other != node), node)
-    shared = Facts(fast.host if fast else hosts[speaker], interfaces=_interfaces(world))
+    subnets = tuple(str(ipaddress.ip_network(net)) for net in world.subnets or ())
+    interfaces = () if world.subnets is None else (Interface("shared", up=True, addresses=subnets),)
+    shared = Facts(fast.host if fast else hosts[speaker], interfaces=interfaces)
     if fast:
         shared = replace(shared, rdma=fast.rdma, cxi=fast.cxi)
     nodes = []
@@ -192,12 +192,6 @@ def peers_of(world: World, order: Order, node: int, address: str, facts: Facts) 
         host = about.host or hosts[number]
         nodes.append(Peer(number, host, address if number == node else "", about, 0.0, ranks))
     return Peers(tuple(nodes), world.master_addr, world.master_port)
-
-
-def _interfaces(world: World) -> Tuple[Interface, ...]:
-    if world.subnets is None:
-        return ()
-    return (Interface("shared", up=True, addresses=tuple(str(ipaddress.ip_network(net)) for net in world.subnets)),)
 
 
 class WireError(Exception):
@@ -271,27 +265,13 @@ class Beat:
 @dataclass(frozen=True)
 class RankEnded:
     attempt: int
-    rank: int
-    exit_code: Optional[int]
-    signal: Optional[int]
-    t: float
-    by_us: bool
-    finding: Optional[Finding] = None
-    of_command: bool = False  # the end of the node's command, not of a rank; `rank` is the node's first
-    links: Tuple[Tuple[int, int], ...] = ()  # its TCP connections, by local and remote port
-    # connections that it closed before its peer did, and when both had
-    closed: Tuple[Tuple[int, int, float], ...] = ()
-    left: Tuple[Tuple[int, int, float], ...] = ()  # those that its peer had closed when it raised or exited
-    own: bool = False  # it raised, and no lost connection was the reason
-    noted: Optional[float] = None  # when it raised or exited, by its own record
-    since: Optional[float] = None  # when it was last seen alive
-    later: Tuple[Tuple[float, Finding], ...] = ()  # see ranks/start.py
+    end: End
 
     def __post_init__(self) -> None:
-        _within("rank", self.rank, 0, _MOST_RANKS)
-        _within("exit_code", self.exit_code, -255, 255)
-        _within("signal", self.signal, 0, _LAST_SIGNAL)
-        _within("t", self.t, 0.0, _LAST_DAY)
+        _within("rank", self.end.rank, 0, _MOST_RANKS)
+        _within("exit_code", self.end.exit_code, -255, 255)
+        _within("signal", self.end.signal, 0, _LAST_SIGNAL)
+        _within("at", self.end.at, 0.0, _LAST_DAY)
 
 
 @dataclass(frozen=True)
@@ -305,7 +285,7 @@ class Done:
     short: Dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        Progress.from_plain(self.progress)  # RecordError where it is none
+        from_plain(Progress, self.progress)  # RecordError where it is none
 
 
 @dataclass(frozen=True)
@@ -431,7 +411,7 @@ class Look:
 
 
 @dataclass(frozen=True)
-class End:
+class RunEnded:
     exit_code: int
     again: bool = False  # the lead is restarted, and waits for its members again
 
@@ -484,7 +464,7 @@ class RankExited:
 
 Message = Union[
     Hello, Pong, Beat, RankEnded, Done, StopAsked, FirstStep, Judged, Found, Looked, Counted, FilePart,
-    Tried, Ping, Refuse, Welcome, Prepare, Start, Stop, Try, Look, End,
+    Tried, Ping, Refuse, Welcome, Prepare, Start, Stop, Try, Look, RunEnded,
     TaskHello, StartRank, SignalRank, KillRank, EndTask, RankStarted, RankExited,
 ]  # fmt: skip
 
@@ -544,16 +524,12 @@ def files_of(folder: NodeFolder) -> Iterator[FilePart]:
             count = min(size, _FILE_BYTES, left)
             left -= count
             note = f"[the first {size - count} bytes stayed on the node]\n".encode() if size > count else b""
-            yield from _parts(path, os.path.relpath(path, folder.path), size - count, note)
-
-
-def _parts(path: str, name: str, start: int, note: bytes) -> Iterator[FilePart]:
-    with open(path, "rb") as file:
-        file.seek(start)
-        data, first = note + file.read(_PART_BYTES), True
-        while data or first:
-            yield FilePart(name, base64.b64encode(data).decode(), first)
-            data, first = file.read(_PART_BYTES), False
+            with open(path, "rb") as file:
+                file.seek(size - count)
+                data, first = note + file.read(_PART_BYTES), True
+                while data or first:
+                    yield FilePart(os.path.relpath(path, folder.path), base64.b64encode(data).decode(), first)
+                    data, first = file.read(_PART_BYTES), False
 
 
 def take(folder: NodeFolder, part: FilePart, begin: Write = create, add: Write = append) -> None:
