@@ -390,9 +390,8 @@ class Console:
         elif isinstance(event, kinds.VerdictGiven) and event.peer is not None:
             self._show_verdict(event)
         elif isinstance(event, kinds.Activity):
-            since = "for" if event.stepped else "recognised after"
             if event.what and event.what not in self._said:
-                self.say("waiting", f"no step {since} {duration(event.seconds)}: {event.what}")
+                self.say("waiting", event.words(event.seconds))
             self._said.add(event.what)
         elif isinstance(event, kinds.Resumed):
             self._hangs = False

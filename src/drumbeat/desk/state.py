@@ -21,7 +21,17 @@ from drumbeat.runfolder.events import Event, VerdictGiven
 from drumbeat.runfolder.lines import GpuUse, gpu_use, near, not_finite_words, quiet_words
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.run import Ranks, Run, lead_now, replaced_nodes, spares_left
-from drumbeat.runfolder.state import Condition, Course, Hang, Muster, condition, last_attempt, verdicts_of, world_of
+from drumbeat.runfolder.state import (
+    Condition,
+    Course,
+    Hang,
+    Muster,
+    condition,
+    last_attempt,
+    stood_still,
+    verdicts_of,
+    world_of,
+)
 from drumbeat.runfolder.summary import Affected, Summary
 
 if TYPE_CHECKING:
@@ -167,7 +177,7 @@ def recorded_end(run: Run) -> Recorded:
     from drumbeat.logs.recorded import Recorded  # imported here: it loads the log reader, which is slow
 
     events = run.run_events()
-    notes, summary = (*_earlier(run), *_warnings(events), *_transport(events)), read_summary(run)
+    notes, summary = (*_earlier(run), *_warnings(events), *_stood_still(events), *_transport(events)), read_summary(run)
     if summary is not None:
         cause = _cause(summary.failure, summary.hang)
         missing = _steps_missing(run, summary)
@@ -295,6 +305,11 @@ def _warnings(events: Iterable[Event]) -> Tuple[Finding, ...]:
         elif isinstance(event, kinds.Resumed):
             found = {code: finding for code, finding in found.items() if not code.startswith("hang-")}
     return tuple(found.values())[:_MOST_NOTES]
+
+
+def _stood_still(events: Iterable[Event]) -> Tuple[Finding, ...]:
+    words = stood_still(events)
+    return (find("stood-still", words=words),) if words else ()
 
 
 def _transport(events: Iterable[Event]) -> Tuple[Finding, ...]:
