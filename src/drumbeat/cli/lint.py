@@ -179,7 +179,7 @@ _KEY = regex(r"^([A-Za-z][\w-]*)[ \t]*:(?=\s|$)", re.MULTILINE)
 
 def review_job_file(text: str, name: str) -> Any:
     """Check a job file and return a Review like that of a script; None if the text is not a job file."""
-    from drumbeat.jobfile.check import mistakes
+    from drumbeat.jobfile.check import check, mistakes
     from drumbeat.jobfile.job import Job
     from drumbeat.jobfile.yamlfile import load_text, shown_path
     from drumbeat.lint.engine import Review
@@ -202,7 +202,31 @@ def review_job_file(text: str, name: str) -> Any:
     found = [*(_finding(problem, file, name, text.splitlines()) for problem in problems), *shell]
     if not problems:
         found += [replace(each, evidence=(_gpus_line(text, name),)) for each in _without_gpu(text, file)]
+        found += _of_variables(check(Job, table, file, "the job"), table, text.splitlines(), name)
     return Review(text, False, tuple(found), (), LOOKED_AT)
+
+
+def _of_variables(job: Any, table: Any, lines: Sequence[str], name: str) -> List[Any]:
+    """Lint the job's variables as a script that exports them, and compare them with the network that the job expects."""
+    from drumbeat.findings.model import Evidence
+    from drumbeat.lint.context import rules
+    from drumbeat.lint.engine import lint
+    from drumbeat.plan.exported import against_expected
+
+    own = {each: value for each, value in job.env.items() if value is not None and value.isprintable()}
+    at = [table.entries["env"].lines[each] for each in own]
+    script = [f"#SBATCH --nodes={int(job.nodes or 1)}", *(f"export {each}={shlex.quote(own[each])}" for each in own)]
+    found = []
+    settled = {rule.id for rule in rules() if rule.converted}
+    for finding in lint("\n".join(script), "job.sh").findings if own else ():
+        line = at[(finding.evidence[0].line or 2) - 2]
+        if finding.code not in settled:
+            found.append(replace(finding, evidence=(Evidence(lines[line - 1].strip(), name, line),)))
+    if job.expect:
+        for finding in against_expected(own, job.expect.transport, job.expect.gdr, int(job.nodes or 1)):
+            line = at[list(own).index(finding.evidence[0].text)]
+            found.append(replace(finding, evidence=(Evidence(lines[line - 1].strip(), name, line),)))
+    return found
 
 
 def _without_gpu(text: str, file: str) -> List[Any]:

@@ -21,6 +21,8 @@ class Tracker:
     """Base of the trackers. `identity` names the run, so that a later start continues it; '' leaves that to the tracker's
     variables."""
 
+    kept = ""  # the folder in which it keeps what it could not send
+
     def __init__(self, place: str, identity: str) -> None:
         raise NotImplementedError
 
@@ -81,6 +83,7 @@ class _WandB(Tracker):
                 raise
             print(f"wandb: offline: {error}", file=sys.stderr, flush=True)
             self._run = init(project=place, mode="offline", **same)
+            self.kept = os.path.dirname(self._run.dir)
         self._run.define_metric("*", step_metric="step")
 
     def _write(self, figures: Dict[str, float], step: int, t: float) -> None:

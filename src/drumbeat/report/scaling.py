@@ -236,7 +236,8 @@ def _of_variants(made: Comparison, runs: Sequence[Figures]) -> Comparison:
         title: {name: each[kind] for name, each in curves.items() if kind in each}
         for title, kind in (("training loss", LOSS), (VALIDATION, VALIDATION))
     }
-    counts = "step" if all(len(run.steps_at) > 1 for run in runs) else "seconds since the command"
+    (counted, *others) = {run.step_is or "step" for run in runs}
+    counts = (counted if not others else "step or epoch") if all(len(run.steps_at) > 1 for run in runs) else "seconds since the command"
     shown = {title: each for title, each in losses.items() if each}
     return replace(made, rows=rows, questions=(), losses=shown, counts=counts)
 
