@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 import numpy as np
 from predict_rows import Row, folder, number, read, read_resnet, read_single
 
-from drumbeat.predict import cost, memory, shapes
+from drumbeat.predict import cost, shapes
 from drumbeat.predict.cost import SPREAD, Constants, fit, stack, take
 from drumbeat.predict.machine import UNCALIBRATED, interval
 from drumbeat.predict.search import simplest
@@ -59,7 +59,7 @@ def held_out(rows: Sequence[Row], groups: Sequence[Any], noise: Any = 0.03) -> A
     for label in sorted(set(groups)):
         test, train = np.where(labels == label)[0], np.where(labels != label)[0]
         fitted = some(found, train)
-        constants, _ = fit(lambda c, f=fitted: seconds(f, c), measured[train], Constants(), noise=noise[train])
+        constants = fit(lambda c, f=fitted: seconds(f, c), measured[train], Constants(), noise=noise[train])
         predicted[test] = seconds(some(found, test), constants)
     return predicted
 
@@ -145,7 +145,7 @@ def single_node(path: Path) -> None:
         picked = np.random.default_rng(1).choice(len(rows), 40, replace=False)
         rest = np.setdiff1d(np.arange(len(rows)), picked)
         fitted = some(found, picked)
-        constants, _ = fit(lambda c: seconds(fitted, c), measured[picked], Constants(), noise=0.05)
+        constants = fit(lambda c: seconds(fitted, c), measured[picked], Constants(), noise=0.05)
         got = seconds(some(found, rest), constants)
         print(
             f"       vTrain single node, 40 rows seen, {len(rest)} predicted: {error(got, measured[rest]):.1%} "
@@ -163,7 +163,7 @@ def foundry(rows: List[Row]) -> None:
         if not small or not large:
             continue
         fitted = records(small)
-        constants, _ = fit(lambda c, f=fitted: seconds(f, c), truth(small), Constants(), noise=0.03)
+        constants = fit(lambda c, f=fitted: seconds(f, c), truth(small), Constants(), noise=0.03)
         got += list(seconds(records(large), constants))
         measured += list(truth(large))
         for row in large:
@@ -247,7 +247,7 @@ def strong(rows: List[Row]) -> None:
             seen = [own[0]] + others
             fitted = records(seen)
             noise = np.array([0.03] + [0.08] * len(others))
-            constants, _ = fit(
+            constants = fit(
                 lambda c, f=fitted: seconds(f, c), truth(seen), Constants(), {**SPREAD, "nic": 1.0}, noise=noise
             )
             scale = own[0].seconds / float(seconds(records(own[:1]), constants)[0])
@@ -320,8 +320,8 @@ def allocated(rows: List[Row]) -> None:
         return
     got, measured, simple = [], [], []
     for row in own:
-        beside = 0.0 if "SimuMax" in row.raw["source"] else memory.libraries(row.model, row.layout, row.software)
-        got.append((memory.peak(row.model, row.work, row.layout, row.software, row.states) + beside) / 2**30)
+        beside = 0.0 if "SimuMax" in row.raw["source"] else cost.libraries(row.model, row.layout, row.software)
+        got.append((cost.peak(row.model, row.work, row.layout, row.software, row.states) + beside) / 2**30)
         measured.append(number(row.raw, "mem_gib"))
         simple.append(16 * shapes.parameters(row.model) / (row.layout.tp * row.layout.pp) / 2**30)
     off = np.array(got) / np.array(measured) - 1

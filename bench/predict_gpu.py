@@ -19,10 +19,9 @@ from typing import Any, Dict, List, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from drumbeat.predict.cost import Layout, Work
+from drumbeat.predict.cost import CONTEXT, Layout, Work
 from drumbeat.predict.forecast import Case, forecast
 from drumbeat.predict.machine import FRAMEWORKS, find_cluster
-from drumbeat.predict.memory import CONTEXT
 from drumbeat.predict.models import named
 
 RECOMPUTE = {"none": 0, "selective": 1, "full": 2}

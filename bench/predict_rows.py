@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
 from drumbeat.base.problem import Problem
-from drumbeat.predict import memory
-from drumbeat.predict.cost import Constants, Layout, Machine, Software, Work, conv_step, plain
+from drumbeat.predict import cost
+from drumbeat.predict.cost import Constants, Layout, Machine, Software, States, Work, conv_step, plain
 from drumbeat.predict.forecast import Case
 from drumbeat.predict.job import recompute_named, sharding_named
 from drumbeat.predict.machine import FRAMEWORKS, Framework, find_cluster, framework_named, machine_of, precision_named
-from drumbeat.predict.memory import States
 from drumbeat.predict.models import named
 from drumbeat.predict.shapes import Model, resnet
 
@@ -124,7 +123,7 @@ def convert(raw: Dict[str, str]) -> Row:
     if recompute < 0:  # not stated: the least recomputation that fits
         for level in (0, 1, 2):
             layout = dataclasses.replace(layout, recompute=level)
-            if memory.peak(model, work, layout, software, states) < 0.95 * machine.memory:
+            if cost.peak(model, work, layout, software, states) < 0.95 * machine.memory:
                 break
     seconds = number(raw, "step_time_s")
     if not seconds and number(raw, "tokens_s_gpu"):

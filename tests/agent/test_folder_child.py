@@ -121,7 +121,7 @@ def test_a_printed_line_that_cannot_be_read_is_told_of_once_and_ends_nothing(tmp
     def fails(*_):
         raise RuntimeError("unlucky")
 
-    monkeypatch.setattr("drumbeat.metrics.printed._read", fails)
+    monkeypatch.setattr("drumbeat.metrics.layout.read", fails)
     (tmp_path / "rank-0.out").write_text("step 1 loss 2.5\n" * 3)
     agent = Agent.__new__(Agent)  # its signal handlers are not for a test
     agent.number, agent.order, agent.beat = 0, order(), lambda: None

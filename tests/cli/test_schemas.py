@@ -1,5 +1,6 @@
 """What each command prints with --json is what its published schema says, and the schema names every key of it."""
 
+import functools
 import hashlib
 import json
 import os
@@ -7,10 +8,12 @@ import re
 
 import jsonschema
 
-from drumbeat.cli.schemas import SHAPES, schema_of
+from drumbeat.cli import schemas
+from drumbeat.cli.schemas import SHAPES
 from tests.cli.test_json import TAKES
 from tests.conftest import ROOT
 
+schema_of = functools.cache(schemas.schema_of)  # each reads the source of its records
 SCRIPT = "for i in range(3): print(f'step {i} loss {1 / (i + 1):.3f} tokens/s {100 + i}', flush=True)"
 LOG = ROOT / "examples/logs/tcp.log"
 SBATCH = ROOT / "examples/run.sbatch"

@@ -9,7 +9,7 @@ MOST = 7  # pass the value that more of them are parts of
 TO_DO = {
     ("logs/exits.py", "explain_exit"),
     ("logs/report.py", "make_report"),
-    ("predict/memory.py", "parts"),
+    ("predict/cost.py", "parts"),
 }
 
 

@@ -193,3 +193,36 @@ def test_a_file_named_like_a_launcher_is_none():
     draft = convert(script(line, sbatch=NODES))
     assert draft.keys["command"][2:] == ["accelerate.commands.launch", "--config_file", "accelerate.yaml", "t.py"]
     assert not draft.differences
+
+
+def test_tasks_and_tasks_per_node_say_the_nodes():
+    draft = convert("#SBATCH -n 64\n#SBATCH --ntasks-per-node=4\n#SBATCH --gpus-per-task=1\nsrun python t.py\n")
+    assert (draft.keys["nodes"], draft.keys["gpus"]) == (16, 4) and not draft.differences
+
+
+def test_a_launcher_in_the_text_of_an_unknown_wrapper_starts_the_ranks():
+    draft = convert(
+        "#SBATCH -N 2\n#SBATCH --ntasks-per-node=1\n#SBATCH --gres=gpu:4\n"
+        'srun site_wrapper exec bash -c "accelerate launch --num_machines=2 --num_processes=8 t.py"\n'
+    )
+    assert (draft.keys["launcher"], draft.keys["ranks-per-node"]) == ("once", 4) and not draft.differences
+
+
+def test_a_monitor_that_writes_a_file_goes_on_writing_it():
+    draft = convert("#SBATCH -N 1\nnvidia-smi -l 5 > gpu.log &\nPID=$!\nsrun python t.py\nkill $PID\n")
+    assert "nvidia-smi -l 5 > gpu.log &" in draft.on_start and "kill $PID" in draft.keys["on-end"][2]
+    assert not [each for each in draft.left_out if "nvidia-smi" in each.text]
+
+
+def test_a_part_that_is_kept_whole_reads_no_variable_that_nothing_sets():
+    name = "$(scontrol show hostnames | head -n 1)"
+    draft = convert(
+        f'#SBATCH -N 2\nif [ -e x ]; then\n  srun /opt/w -c "a --host={name}i:1 t.py"\nelse\n  srun ./other\nfi\n'
+    )
+    assert "VALUE_" not in " ".join(draft.keys["command"])
+
+
+def test_long_values_are_shown_from_where_they_differ():
+    draft = convert("#SBATCH -N 1\nsrun python t.py\n")
+    draft.differs("argument 1", "x" * 200 + "1", "x" * 200 + "2")
+    assert f"... {'x' * 60}1 there, ... {'x' * 60}2 here" in job_file(draft, "s")

@@ -79,14 +79,14 @@ def test_deepspeed_that_cannot_be_looked_at_is_never_fine():
 def test_the_recipe_is_for_the_gpus_of_this_node():
     missing = probe({"deepspeed": {"error": "ModuleNotFoundError: No module named 'deepspeed'"}})
     seen = examined("deepspeed", probe=missing, gpus=("amd",) * 8)
-    assert "DS_BUILD_EVOFORMER_ATTN=0" in seen["deepspeed-missing"].fix
-    assert "No module named" in seen["deepspeed-missing"].evidence[0].text
+    assert "DS_BUILD_EVOFORMER_ATTN=0" in seen["framework-module"].fix
+    assert "No module named" in seen["framework-module"].evidence[0].text
     assert "sees 0 GPUs" in seen["framework-torch"].title and seen["framework-torch"].severity == "error"
     horovod = {"horovod": {"error": "ModuleNotFoundError: x"}}
-    assert "HOROVOD_GPU=ROCM" in examined("horovod", probe=probe(horovod), gpus=("amd",))["horovod-missing"].fix
+    assert "HOROVOD_GPU=ROCM" in examined("horovod", probe=probe(horovod), gpus=("amd",))["framework-module"].fix
     assert (
         "HOROVOD_GPU_OPERATIONS=NCCL"
-        in examined("horovod", probe=probe(horovod), gpus=("nvidia",))["horovod-missing"].fix
+        in examined("horovod", probe=probe(horovod), gpus=("nvidia",))["framework-module"].fix
     )
 
 

@@ -66,3 +66,27 @@ def test_a_rule_sees_the_value_behind_a_variable(body, code):
 )  # fmt: skip
 def test_a_value_that_the_script_does_not_decide_is_no_finding(body, code):
     assert code not in codes(GPUS + body)
+
+
+def test_a_step_is_found_wherever_the_script_starts_it():
+    torchrun = "srun --ntasks-per-node=4 {}torchrun --unknown-option x --nnodes=2 --nproc_per_node=4 t.py"
+    for body in (
+        torchrun.format(""),
+        torchrun.format("bash -c '") + "'",
+        f"go() {{ {torchrun.format('')}; }}",  # never called
+        f"sbatch <<'EOF'\n{torchrun.format('')}\nEOF",
+        f"fi\n{torchrun.format('')}",  # an excerpt
+    ):
+        assert {"launcher-per-task", "rendezvous-missing"} <= set(codes(body)), body
+    assert "launcher-per-task" not in codes(f"exit 0\n{torchrun.format('')}")
+
+
+def test_a_task_that_sources_or_runs_a_script_may_have_its_rank_from_it():
+    head = "#SBATCH --ntasks-per-node=4\n#SBATCH --gpus-per-node=4\n"
+    assert "ranks-unset" in codes(head + "srun bash -c 'source venv/bin/activate; python train.py'")
+    assert "ranks-unset" not in codes(head + "srun bash -c 'source export_ranks.sh; python train.py'")
+    assert "ranks-unset" not in codes(head + "srun ./with_ranks.sh python train.py")
+
+
+def test_an_empty_branch_or_loop_that_asks_for_an_argument():
+    assert codes("if [ -e $1 ]; then\nfi\nwhile [ -e $1 ]; do\ndone") == []

@@ -22,8 +22,6 @@ from drumbeat.base.ranges import HostlistError, expand
         ("n[01-02]-ib0.cluster", ["n01-ib0.cluster", "n02-ib0.cluster"]),
         ("gpu-1-7,ip-10-0-0-[1,3]", ["gpu-1-7", "ip-10-0-0-1", "ip-10-0-0-3"]),
         ("a , b[1-2] ,c", ["a", "b1", "b2", "c"]),
-        ("c[1-2[0-1],7]x", ["c10x", "c11x", "c20x", "c21x", "c7x"]),
-        ("r[0,i[1-2]]", ["r0", "ri1", "ri2"]),
         ("n1,n1", ["n1", "n1"]),
     ],
 )
@@ -51,7 +49,8 @@ def test_forms(text, hosts):
         ("a b", 2, "'b' is not part"),
         ("a;reboot", 1, "';' is not part"),
         ("a[1\u0662]", 3, "not a number"),
-        ("[" * 60, 8, "nested deeper"),
+        ("[" * 60, 1, "not a number or a range"),
+        ("c[1-2[0-1],7]", 5, "not a number or a range"),
         ("a" * 300, 0, "longer than 255"),
         ("a[1-" + "9" * 40 + "]", 2, "too many digits"),
     ],
@@ -63,7 +62,7 @@ def test_malformed_is_an_error_that_names_the_place(text, position, words):
 
 
 @pytest.mark.parametrize(
-    "text", ["n[0-999999999]", "n[0-255][0-255][0-255]", "n[" + "[0-99][0-99]," * 20 + "0]", "a[0-60000],b[0-60000]"]
+    "text", ["n[0-999999999]", "n[0-255][0-255][0-255]", "n[" + "0-9999," * 20 + "0]", "a[0-60000],b[0-60000]"]
 )
 def test_a_bomb_is_refused_before_it_goes_off(text):
     with pytest.raises(HostlistError, match="more than 65536 hosts"):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from drumbeat.base.data import parse_yaml
-from drumbeat.metrics import printed as reader
+from drumbeat.metrics import layout, rows
 from drumbeat.metrics.printed import PrintedMetrics, Reader, read_line
 
 IMAGENET = (
@@ -59,8 +59,8 @@ def test_a_line_that_the_reader_fails_at_costs_that_line_alone(tmp_path, monkeyp
             raise RuntimeError("unlucky")
         return reads(text, *more)
 
-    reads = reader._read
-    monkeypatch.setattr(reader, "_read", fails)
+    reads = layout.read
+    monkeypatch.setattr(layout, "read", fails)
     line = "iter {0}: loss {0}, time 1.50ms, mfu 1.00%\n"
     (tmp_path / "rank-0.out").write_text("".join(line.format(number) for number in (12, 13, 14, 13)))
     printed = PrintedMetrics(str(tmp_path))
@@ -76,12 +76,12 @@ def test_a_line_that_the_reader_fails_at_costs_that_line_alone(tmp_path, monkeyp
 @pytest.mark.parametrize("line", LINES[::5], ids=lambda line: line[:30])
 def test_the_longest_line_takes_little_time(line):
     """Where a pattern can cut the same blanks in several ways, a line takes seconds: the time grows with their cube."""
-    line = reader._COLOUR.sub("", line)
+    line = rows.plain(line)
     beginnings = ["", *(line[: match.end()] for match in re.finditer(r"\S[ \t]+|$", line))][:8]
     for start in beginnings:
         for filling in (" ", "-", "- ", "1", "a ", start or "x", "[", "/1"):
             began = time.process_time()
-            read_line((start + filling * reader._LONGEST)[: reader._LONGEST - 4] + "loss")
+            read_line((start + filling * rows.LONGEST)[: rows.LONGEST - 4] + "loss")
             assert time.process_time() - began < 2, (start, filling)
 
 

@@ -59,7 +59,7 @@ OTHERS = (
 
 
 def values(record):
-    hidden = ("kind", "loss_per", "rate", "rate_per", "unit")
+    hidden = ("kind", "rate", "rate_per", "unit")
     return {name: value for name, value in record.items() if name not in hidden}
 
 
@@ -67,7 +67,6 @@ def values(record):
 def test_a_form_gives_its_values(line):
     (record,) = read_line(line)
     assert record["kind"] == "step" and values(record) == FORMS[line]
-    assert record["loss_per"] in ("rank", "all")
 
 
 @pytest.mark.parametrize("line", STAMPED)
@@ -85,7 +84,6 @@ def test_validation_is_not_the_training_loss(line):
 def test_both_losses_in_one_line():
     step, validation = read_line("Epoch: 1 | Train Loss: 0.532 | Val. Loss: 0.421 | Val Acc: 91.5%")
     assert (step["loss"], validation["loss"], validation["accuracy"]) == (0.532, 0.421, 0.915)
-    assert validation["loss_per"] == "rank"
 
 
 @pytest.mark.parametrize("line", OTHERS)

@@ -47,7 +47,7 @@ def test_a_validation_beside_a_step_is_a_record_of_its_own():
         "Epoch 3/10: time=1.5s, train_loss=1.5, val_loss=1.6, val_acc=0.44, throughput=40.5 img/s"
     )
     assert (step["epoch"], step["loss"], step["rate"], step["unit"]) == (3, 1.5, 40.5, "samples/s")
-    assert validation == {"kind": "validation", "loss": 1.6, "loss_per": "rank", "accuracy": 0.44}
+    assert validation == {"kind": "validation", "loss": 1.6, "accuracy": 0.44}
 
 
 def test_both_streams_of_every_rank(tmp_path, monkeypatch):

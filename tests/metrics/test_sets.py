@@ -72,9 +72,9 @@ def test_a_number_in_front_of_a_loss_is_no_step_if_it_may_be_a_rank():
 def test_a_table_ends_when_no_row_follows_its_header():
     reader = Reader()
     reader.feed(b"step  loss  lr\n" + b"nothing\n" * 200)
-    assert not reader._lines._columns
+    assert not reader._layout.rows.columns
     reader.feed(b"| loss | 0.5 |\n" + b"".join(b"| key%d | 1 |\n" % at for at in range(1000)))
-    assert len(reader._lines._box) <= 102
+    assert len(reader._layout.rows.box) <= 102
 
 
 def test_ways_in_which_loops_print_their_counter_and_their_loss():

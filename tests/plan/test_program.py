@@ -16,7 +16,7 @@ RUN = "torch.distributed.run"
         ("torchrun --standalone train.py", "torchrun"),
         ("set -e\nFOO=1 nohup torchrun \\\n --nproc_per_node=2 train.py | tee log", "torchrun"),
         (f"python -m {RUN} \\\n  --nnodes=$N train.py", f"python -m {RUN}"),
-        (f"python3 -um {RUN} train.py", f"python -um {RUN}"),
+        (f"python3 -um {RUN} train.py", f"python3 -m {RUN}"),
         ("accelerate  launch train.py", "accelerate launch"),
         ("accelerate-launch train.py", "accelerate-launch"),
         ("deepspeed --num_gpus 2 train.py", "deepspeed"),

@@ -146,7 +146,11 @@ def test_what_steers_a_rank():
 
 
 def test_openib_is_questioned_and_other_settings_of_open_mpi_are_left_alone():
-    from drumbeat.plan.exported import _openib
+    from drumbeat.plan.exported import _transport
+    from drumbeat.plan.network import ComputeNics
+    from drumbeat.plan.scene import Scene
 
-    assert _openib({"OMPI_MCA_btl": "openib,self"})[0].code == "mpi-openib"
-    assert _openib({"OMPI_MCA_btl": "^openib"}) == _openib({"OMPI_MCA_btl": "tcp,self"}) == []
+    here = Scene("infiniband", "", ComputeNics(), "many")
+    found = {value: [*_transport({"OMPI_MCA_btl": value}, here)] for value in ("openib,self", "^openib", "tcp,self")}
+    assert [each.code for each in found["openib,self"]] == ["mpi-openib"]
+    assert found["^openib"] == found["tcp,self"] == []

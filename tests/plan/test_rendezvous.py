@@ -68,6 +68,10 @@ def test_a_master_that_sends_each_node_to_itself_is_said():
     wrong = [dataclasses.replace(each, environment={"MASTER_ADDR": "localhost"}) for each in facts]
     found = rendezvous(order_of("dgx-h100", facts), peers_of(wrong))
     assert [each.code for each in found.findings] == ["master-is-localhost"] and found.address == "10.0.0.1"
+    pods = [dataclasses.replace(each, identity=dataclasses.replace(each.identity, own_home=True)) for each in wrong]
+    assert not rendezvous(order_of("dgx-h100", facts), peers_of(pods)).findings, (
+        "an operator sets it in the master's pod"
+    )
 
 
 def test_nothing_known_is_left_open():

@@ -7,6 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from drumbeat.base.record import to_plain
 from drumbeat.cli import main
 from drumbeat.machine.model import Facts, Gpu, GpuSample
 from drumbeat.report.figures import GpuUse, Note, Speed
@@ -77,7 +78,7 @@ def test_the_ettr_of_a_job_that_was_queued_again(tmp_path):
     parts = [Progress(step=step, first_step=first, first_t=begin, last_t=end) for step, first, begin, end in
              ((50, 1, 1020.0, 1070.0), (100, 51, 1130.0, 1180.0))]  # fmt: skip
     for begin, part, outcome in ((1000.0, parts[0], "requeue"), (1110.0, parts[1], "finished")):
-        ended = {"outcome": outcome, "exit_code": 0, "progress": part.to_plain(), "t": begin + 80.0}
+        ended = {"outcome": outcome, "exit_code": 0, "progress": to_plain(part), "t": begin + 80.0}
         events(
             run,
             ("run-started", {**about, "t": begin, "job_began": begin}),

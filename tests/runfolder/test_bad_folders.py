@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from drumbeat.base.record import to_plain
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.summary import (
@@ -59,7 +60,7 @@ def test_hostile_values_of_a_run_folder_break_no_view(drumbeat, home, tmp_path):
     """Numbers that no program counts to are left out, and nothing in a folder steers the terminal; other runs are shown."""
     steers, huge = "\x1b]0;pwn\x07\x1b[2J", 10**400
     hostile = make_run(tmp_path / "hostile", run_id=f"evil{steers}", created=1500.0)
-    progress = Progress(step=3, steps=9, reported_rate=5.0, reported_unit=f"{steers}x").to_plain()
+    progress = to_plain(Progress(step=3, steps=9, reported_rate=5.0, reported_unit=f"{steers}x"))
     whole = {"schema": "1.0", "run_id": "hostile", "outcome": "finished", "exit_code": 0, "seconds": 5.0, "nodes": 1}
     summary = {**whole, "progress": {**progress, "step": huge, "steps": -5, "saved": -huge}}
     (tmp_path / "hostile/summary.json").write_text(json.dumps(summary))

@@ -59,7 +59,7 @@ def ended(tmp_path, stopped):
     found = HANG if stopped else None
     end, told = AttemptEnd(0, outcome, 1, found), run.run_events()
     parts = ledger(1000.0, 1044.0, told)
-    summary = summarize(order(tmp_path / "run"), [end], [], (), made(), parts, Observations(HANG, hangs=hangs_of(told)))
+    summary = summarize(order(tmp_path / "run"), [end], [], (), made(), parts, Observations(told, HANG))
     write_summary(run.folder, summary)
     return Run.open(run.path)
 

@@ -11,7 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from drumbeat.agent.member.progress import NodeMetrics
-from drumbeat.metrics.printed import Lines, Reader
+from drumbeat.metrics.layout import Layout
+from drumbeat.metrics.printed import Reader
 from drumbeat.report.gather import figures_of
 from drumbeat.report.printed_log import figures_of_log
 from drumbeat.report.text import rows
@@ -230,8 +231,8 @@ def test_epochs_of_different_length_give_no_steps_of_the_run():
     """Read as they are printed: a step is never above its total, and no speed is worked out from what was not seen."""
 
     def read(*epochs, every=1, form="Epoch [{e}/{of}], Step [{i}/{n}], Loss: 0.5\n"):
-        lines, progress, t = Lines(), Progress(), 0.0
-        reader = Reader(lines=lines)
+        lines, progress, t = Layout(), Progress(), 0.0
+        reader = Reader(layout=lines)
         for e, n in enumerate(epochs, 1):
             for i in range(every, n + 1, every):
                 t += 1.0

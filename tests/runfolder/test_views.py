@@ -337,7 +337,7 @@ def test_a_loss_that_is_no_number_and_ranks_that_train_apart_stand_in_every_summ
     remarks = ["  warning: loss nan since step 5", f"  warning: {words}"]
     assert drumbeat.here("list").stdout.splitlines()[2:] == remarks
     ended = summarize(
-        run.order(), [AttemptEnd(0, "finished", 0)], [], (), run.progress(), {}, Observations(world=apart)
+        run.order(), [AttemptEnd(0, "finished", 0)], [], (), run.progress(), {}, Observations(run.run_events())
     )
     write_summary(run.folder, ended)
     make_run(tmp_path / "run")

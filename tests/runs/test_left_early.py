@@ -6,6 +6,7 @@ import pytest
 
 from drumbeat.agent.member.progress import RankProgress
 from drumbeat.agent.wire.messages import Done
+from drumbeat.base.record import to_plain
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.records import Metric
 from tests.agent.test_lead import ended, mustered
@@ -88,5 +89,5 @@ def test_only_one_that_was_gone_while_others_made_all_their_steps(at, step, laps
     lead.rank_ended(0, ended(0, t=at), 40.0)
     lead.rank_ended(0, ended(1, t=36.0), 41.0)
     progress = Progress(step=step, steps=30, first_t=1.0, last_t=30.0, first_step=1, widest=1, ranks=2, laps=laps)
-    lead.member_done(0, Done(0, progress.to_plain(), short={"0": 5}), 42.0)
+    lead.member_done(0, Done(0, to_plain(progress), short={"0": 5}), 42.0)
     assert lead.history[-1].outcome == outcome

@@ -57,6 +57,8 @@ def test_inside_one_node():
     assert gpu_link_rate("AMD Instinct MI300X", 8) == 448 and gpu_link_rate("AMD Instinct MI300X", 2) == 64
     assert gpu_link_rate("NVIDIA H100 PCIe", 8) is None and gpu_link_rate("Some GPU", 2) is None
     assert gpu_link_rate("NVIDIA H100 80GB HBM3", 2) == 450 and gpu_link_rate("NVIDIA GB200", 4) == 900
+    assert gpu_link_rate("NVIDIA GH200 120GB", 4) == 450 and gpu_link_rate("NVIDIA A100-PCIE-40GB", 2) is None
+    assert gpu_link_rate("NVIDIA H200 NVL", 2) is None
 
 
 def test_bandwidth_within_low_and_not_told():

@@ -13,31 +13,31 @@ import pytest
 pytest.importorskip("torch", reason="needs torch: pip install '.[cpu]'")
 import torch
 
-from drumbeat.inrank.collective_test import cases, gpu, pair_tests
-from drumbeat.inrank.collective_test.cases import OPS, Case
+from drumbeat.inrank.collective_test import gpu, pair_tests, sweep
+from drumbeat.inrank.collective_test.sweep import OPS, Case
 
 SOURCE = Path(gpu.__file__)
 
 
 @pytest.mark.parametrize("size", [1, 2, 84, 85, 169, 1000, 4096])
 def test_sums_stay_exact_in_bfloat16(size):
-    total = cases.total(size, 7)
-    assert 0 < int(total.max()) <= cases.EXACT
+    total = sweep.total(size, 7)
+    assert 0 < int(total.max()) <= sweep.EXACT
     assert torch.equal(total.to(torch.bfloat16).long(), total)
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 6, 8, 9, 96])
 def test_a_shifted_sum_shows(size):
     """Whatever the number of ranks: data of a neighbouring line, block or buffer must not pass for the right one."""
-    total = cases.tile(cases.total(size, 3), 1 << 14, torch.zeros(0))
+    total = sweep.tile(sweep.total(size, 3), 1 << 14, torch.zeros(0))
     for shift in (1 << power for power in range(13)):
         assert not torch.equal(total[shift:], total[:-shift]), shift
 
 
 def test_payloads_differ_between_ranks_targets_and_calls():
-    seen = [tuple(cases.payload(*key).tolist()) for key in itertools.product(range(8), range(8), range(4))]
-    assert len(set(seen)) == len(seen) and max(map(max, seen)) < cases.PERIOD
-    stale = cases.payload(1, 0, 5) == cases.payload(1, 0, 6)
+    seen = [tuple(sweep.payload(*key).tolist()) for key in itertools.product(range(8), range(8), range(4))]
+    assert len(set(seen)) == len(seen) and max(map(max, seen)) < sweep.PERIOD
+    stale = sweep.payload(1, 0, 5) == sweep.payload(1, 0, 6)
     assert stale.float().mean() < 0.1, "an output left over from the call before shows"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Dict, Iterable, List, Mapping, Tuple
 
 from drumbeat.plan.argv import WHO
+from drumbeat.plan.scene import FABRICS
 from drumbeat.plan.variables import COMPUTED, DEAD, DEBUGGING, OLD, SETTINGS
 
 _INTRO = """\
@@ -44,6 +45,11 @@ _WORDS = {
     "net-plugin": "NCCL's network plug-in {}",
     "mpi": "started by {}",
     "library": "{} found",
+    "visibility": "visibility: {}",
+    "caches": "the site or job says where the project's storage is",
+    "hang": "unless the job says checks: {{hang: off}}",
+    "trace": "trace",
+    "transport": "unless the job says checks: {{transport: off}}; also with trace",
 }
 
 
@@ -51,7 +57,11 @@ def page() -> str:
     entries: Dict[str, List[Tuple[str, str, str]]] = {}
     together: Dict[str, List[Tuple[str, str, str]]] = {}  # settings that are the only one of their name, by condition
     for made in COMPUTED:
-        row = (made.value, made.when, made.why)
+        row = (
+            made.value,
+            ", ".join(filter(None, [made.needs and _condition(made.needs), made.rest])) or "always",
+            made.why,
+        )
         entries.setdefault(made.name, []).append(row)
     for fixed in SETTINGS:
         row = (f"`{fixed.value}`", _condition(fixed.when), fixed.why)
@@ -101,5 +111,10 @@ def _grouped(rows: Iterable[Tuple[str, str, str]]) -> List[str]:
 
 def _condition(when: Mapping[str, str]) -> str:
     nodes = {"many": "several nodes", "one": "one node"}
-    parts = [nodes.get(value) or _WORDS[key].format(value.replace("|", " or ")) for key, value in when.items()]
-    return ", ".join(parts) or "always"
+    most = {"|".join(sorted({*FABRICS} - {each})): f"another network than {each}" for each in FABRICS}
+    texts = [
+        (key, most.get("|".join(sorted(value.split("|")))) or value.replace("|", " or ")) for key, value in when.items()
+    ]
+    parts = [nodes.get(text) or _WORDS[key].format(text) for key, text in texts]
+    words = ", ".join(parts) or "always"
+    return words.replace("amd", "AMD").replace("nvidia", "NVIDIA")

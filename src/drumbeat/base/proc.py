@@ -203,12 +203,9 @@ def shared_memory(pid: int) -> Set[str]:
     lines = (_read(pid, "maps", -1) or b"").decode("utf-8", "replace").splitlines()
     fields = (line.split(None, 5) for line in lines)
     shared = (each for each in fields if len(each) > 4 and each[1].startswith("rw") and each[1].endswith("s"))
-    return {f"{each[3]} {each[4]}" for each in shared if each[4] != "0" and _size(each[0]) > os.sysconf("SC_PAGE_SIZE")}
-
-
-def _size(addresses: str) -> int:
-    begin, _, end = addresses.partition("-")
-    return int(end, 16) - int(begin, 16)
+    sized = ((each, [int(address, 16) for address in each[0].split("-")]) for each in shared if each[4] != "0")
+    page = os.sysconf("SC_PAGE_SIZE")
+    return {f"{each[3]} {each[4]}" for each, (begin, end) in sized if end - begin > page}
 
 
 def network(pid: int) -> Optional[str]:
@@ -229,7 +226,8 @@ def closed_first(pid: int) -> Dict[Ports, float]:
     """Return the TCP connections of a process's network namespace that the local end closed first, each with the seconds since
     the other end closed it too; 0 if it has not."""
     rows = [(fields[3], fields[5], ports) for fields, ports in _tcp(pid) or () if fields[3] in _CLOSED_FIRST]
-    return {ports: _age(timer) if state == _TIME_WAIT else 0.0 for state, timer, ports in rows}
+    left = {ports: int(timer.partition(":")[2], 16) / _TICKS for state, timer, ports in rows if state == _TIME_WAIT}
+    return {ports: max(0.0, _REMEMBERED - left[ports]) if ports in left else 0.0 for _, _, ports in rows}
 
 
 def listens(port: int) -> bool:
@@ -237,10 +235,6 @@ def listens(port: int) -> bool:
     own = str(os.geteuid())
     rows = _tcp(os.getpid()) or ()
     return any(fields[3] == _LISTENS and ports[0] == port and fields[7] == own for fields, ports in rows)
-
-
-def _age(timer: str) -> float:
-    return max(0.0, _REMEMBERED - int(timer.partition(":")[2], 16) / _TICKS)
 
 
 def _tcp(pid: int) -> Optional[List[Tuple[List[str], Ports]]]:

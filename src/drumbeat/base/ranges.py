@@ -59,14 +59,11 @@ def named_commands(nodes: Iterable[int]) -> str:
 DEFAULT_LIMIT = 1 << 16
 _NAME_LIMIT = 255  # the longest host name DNS allows
 _DIGIT_LIMIT = 18
-_DEPTH_LIMIT = 8
 _WORD = regex(r"[A-Za-z0-9._-]+")
-_NUMBER = regex(r"[0-9]+")
-_RANGE = regex(r"[0-9]+-[0-9]+")
-# The two common forms, read in one go: names without brackets, and brackets with numbers alone.
+_RANGE = regex(r"[0-9]+(?:-[0-9]+)?")
+# The most common form, read in one go: names without brackets.
 _PLAIN = regex(r"[A-Za-z0-9._-]{1,255}(?:,[A-Za-z0-9._-]{1,255})*")
 _NUMBERED = regex(r"(.*?)([0-9]{1,18})")
-_NUMBERS = regex(r"\[([0-9]{1,18}(?:-[0-9]{1,18})?(?:,[0-9]{1,18}(?:-[0-9]{1,18})?)*)\]")
 
 
 class HostlistError(ValueError):
@@ -108,7 +105,8 @@ def _brackets(parts: List[List[str]]) -> str:
 
 
 class _Reader:
-    """Recursive descent over the text: list = item {"," item}; item = {letters | "[" element {"," element} "]"}."""
+    """Descent over the text: list = item {"," item}; item = {letters | "[" element {"," element} "]"}; element = a number or a
+    range of them."""
 
     def __init__(self, text: str, limit: int) -> None:
         self.text = text
@@ -120,9 +118,8 @@ class _Reader:
         while True:
             self._skip_blanks()
             start = self.at
-            hosts += self._item(depth=0)
-            if len(hosts) > self.limit:
-                self._too_many(start)
+            hosts += self._item()
+            self._check_number(len(hosts), start)
             self._skip_blanks()
             if self.at == len(self.text):
                 return hosts
@@ -130,7 +127,7 @@ class _Reader:
                 self._fail(f"{self.text[self.at]!r} is not part of a host name")
             self.at += 1
 
-    def _item(self, depth: int) -> List[str]:
+    def _item(self) -> List[str]:
         """Read one name with any number of bracket groups in it: every combination, the last group running fastest."""
         names: List[str] = []
         longest = 0
@@ -139,77 +136,52 @@ class _Reader:
             word = _WORD.match(self.text, here)
             if word:
                 self.at = word.end()
-                # Inside brackets, where another group follows, `1-2` is still a range: `[1-2[0-3]]`.
-                in_range = depth and _RANGE.fullmatch(word.group())
-                part = self._range(word.group(), here) if in_range else [word.group()]
+                part = [word.group()]
             elif self.text[here : here + 1] == "[":
-                part = self._group(depth + 1)
+                part = self._group()
             else:
                 break
             longest += max(map(len, part))
             if longest > _NAME_LIMIT:
                 self._fail(f"a host name longer than {_NAME_LIMIT} characters", here)
-            if len(names) * len(part) > self.limit:
-                self._too_many(here)
+            self._check_number(len(names) * len(part), here)
             names = [left + right for left in names for right in part] if names else part
         if not names:
             self._fail("a host name is missing")
         return names
 
-    def _group(self, depth: int) -> List[str]:
+    def _group(self) -> List[str]:
+        """Read numbers and ranges in brackets."""
         opened = self.at
-        if depth > _DEPTH_LIMIT:
-            self._fail(f"brackets nested deeper than {_DEPTH_LIMIT}")
-        numbers = _NUMBERS.match(self.text, opened)
-        if numbers:
-            return self._numbers(numbers.group(1))
-        self.at += 1
         names: List[str] = []
-        while True:
+        while self.at == opened or self.text[self.at] != "]":
+            self.at += 1
             start = self.at
-            names += self._element(depth)
-            if len(names) > self.limit:
-                self._too_many(start)
+            if start == len(self.text):
+                self._fail("'[' is never closed")
+            word = _WORD.match(self.text, start)
+            if not word and self.text[start] in ",]":
+                self._fail("a host name is missing")
+            if not word or not _RANGE.fullmatch(word.group()):
+                self._fail(f"'{self.text[start : start + 20]}' is not a number or a range")
+            names += self._range(word.group(), start)
+            self._check_number(len(names), start)
+            self.at = word.end()
             if self.at == len(self.text):
                 self._fail("'[' is never closed", opened)
             if self.text[self.at] not in ",]":
                 self._fail(f"'{self.text[self.at]}' is not a number or a range")
-            self.at += 1
-            if self.text[self.at - 1] == "]":
-                return names
-
-    def _numbers(self, inside: str) -> List[str]:
-        names: List[str] = []
         self.at += 1
-        for part in inside.split(","):
-            if "-" in part:
-                names += self._range(part, self.at)
-            else:
-                names.append(part)
-            if len(names) > self.limit:
-                self._too_many(self.at)
-            self.at += len(part) + 1
-        return names
-
-    def _element(self, depth: int) -> List[str]:
-        start = self.at
-        if start == len(self.text):
-            self._fail("'[' is never closed", start)
-        names = self._item(depth)
-        element = self.text[start : self.at]
-        if not (_NUMBER.fullmatch(element) or _RANGE.fullmatch(element) or "[" in element):
-            self._fail(f"'{element[:20]}' is not a number or a range", start)
         return names
 
     def _range(self, word: str, start: int) -> List[str]:
-        low, high = word.split("-")
+        low, _, high = word.partition("-")
         if max(len(low), len(high)) > _DIGIT_LIMIT:
             self._fail("a number with too many digits", start)
-        first, last = int(low), int(high)
+        first, last = int(low), int(high or low)
         if last < first:
             self._fail(f"the range {word} runs backwards", start)
-        if last - first >= self.limit:
-            self._too_many(start)
+        self._check_number(last - first + 1, start)
         width = len(low)  # as schedulers do: the first number sets the number of digits
         return [f"{number:0{width}d}" for number in range(first, last + 1)]
 
@@ -217,8 +189,9 @@ class _Reader:
         while self.at < len(self.text) and self.text[self.at] in " \t\r\n":
             self.at += 1
 
-    def _too_many(self, position: int) -> NoReturn:
-        self._fail(f"more than {self.limit} hosts", position)
+    def _check_number(self, count: int, position: int) -> None:
+        if count > self.limit:
+            self._fail(f"more than {self.limit} hosts", position)
 
     def _fail(self, what: str, position: int = -1) -> NoReturn:
         raise HostlistError(self.text, self.at if position < 0 else position, what)

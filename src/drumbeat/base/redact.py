@@ -174,7 +174,11 @@ def in_words(words: Sequence[str]) -> Optional[str]:
             following = words[place + 1] if place + 1 < len(words) else ""
             if _secret_option(option.group(1), value if equals else following):
                 return name
-        elif equals and (_secret_variable(name, value) or _secret_key(name, value)):
+        elif (
+            equals
+            and _literal(value)
+            and ((name.isidentifier() and is_secret(name, value)) or _secret_key(name, value))
+        ):
             return name
         found = in_text(word) if any(char in word for char in " \n\"':") else _form(word)
         if found:
@@ -189,7 +193,8 @@ def in_text(text: str) -> Optional[str]:
 
 def redact(text: str) -> str:
     """Return the text with every secret in it replaced by `…`; everything else stays as it is."""
-    if not _may_hold_one(text.casefold()):
+    folded = text.casefold()
+    if not (any(sign in folded for sign in _SIGNS) or ("pat" in folded and _PAT.search(folded))):
         return text
     parts, end = [], 0
     for start, stop, _ in sorted(_found(text)):
@@ -197,10 +202,6 @@ def redact(text: str) -> str:
             parts += [text[end:start], HIDDEN]
         end = max(end, stop)
     return "".join(parts) + text[end:]
-
-
-def _may_hold_one(text: str) -> bool:
-    return any(sign in text for sign in _SIGNS) or ("pat" in text and bool(_PAT.search(text)))
 
 
 def _found(text: str) -> Iterator[Tuple[int, int, str]]:
@@ -295,10 +296,6 @@ def _form(word: str) -> Optional[str]:
     if _IN_URL.search(word):
         return "a URL with a password"
     return "an access token" if _TOKENS.search(word) else None
-
-
-def _secret_variable(name: str, value: str) -> bool:
-    return name.isidentifier() and _literal(value) and is_secret(name, value)
 
 
 def _secret_option(option: str, value: str) -> bool:

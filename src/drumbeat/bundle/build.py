@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import ast
 import fcntl
 import hashlib
 import importlib.util
 import io
-import itertools
 import json
 import lzma
 import marshal
 import os
 import re
 import sys
-import tempfile
 import time
 import zipfile
-from typing import Any, BinaryIO, Container, Dict, Iterator, List, Mapping, Sequence, Set, Tuple
+from contextlib import suppress
+from typing import BinaryIO, Container, Dict, Iterator, Mapping, Set
 
 import drumbeat
 from drumbeat.base.data import parse_yaml
@@ -25,6 +23,7 @@ from drumbeat.base.folders import home_folder, make_private, unsafe
 from drumbeat.base.problem import Problem
 from drumbeat.base.regex import regex
 from drumbeat.bundle.pinned import running_bundle
+from drumbeat.runfolder.files import replace
 
 # Rooms that are not bundled: they need torch, numpy or a terminal library.
 _LEFT_OUT = ("metrics/integrations", "train", "watch")
@@ -121,26 +120,9 @@ def _twins(sources: Dict[str, bytes]) -> Dict[str, bytes]:
     """Return our YAML files converted to JSON: see base/data.py."""
     yamls = [name for name in sources if name.endswith(".yaml")]
     return {
-        name[: -len("yaml")] + "json": json.dumps(_used(name, sources[name]), separators=(",", ":")).encode()
+        name[: -len("yaml")] + "json": json.dumps(parse_yaml(sources[name]), separators=(",", ":")).encode()
         for name in yamls
     }
-
-
-def _used(name: str, data: bytes) -> Any:
-    """Drop files that are only for readers and tests."""
-    parsed = parse_yaml(data)
-    folder = name.rpartition("/")[0]
-    if folder == "drumbeat/findings":
-        return {key: _without(each, ("source", "means")) for key, each in parsed.items()}
-    if folder == "drumbeat/lint" and isinstance(parsed, list):
-        return [{**rule, "bad": "", "good": ""} for rule in parsed]
-    if folder == "drumbeat/metrics/formats":
-        return [_without(rule, ("program",)) for rule in parsed]
-    return parsed
-
-
-def _without(entry: Any, left_out: Sequence[str]) -> Any:
-    return {key: value for key, value in entry.items() if key not in left_out} if isinstance(entry, dict) else entry
 
 
 def _code_alone(sources: Dict[str, bytes]) -> Dict[str, bytes]:
@@ -180,8 +162,11 @@ def cached_bundle(environ: Mapping[str, str]) -> str:
             path = os.path.join(folder, f"drumbeat-{key}.pyz")
         code = _code_alone(sources)
         plain = {name + "c" for name in node_files(code)}  # to inflate them would be a sixth of an agent's start
+        archive = _zipped({**code, **_twins(sources), **_byte_code(code)}, plain)
+        # The seal that follows is declared as the archive's comment, so that any Python still runs the archive.
+        archive = archive[:-2] + len(SEAL).to_bytes(2, "little")
         try:
-            keep(path, sealed(_commented(_zipped({**code, **_twins(sources), **_byte_code(code)}, plain))))
+            replace(path, sealed(archive), 0o600, synced=False)
         except OSError as error:
             raise Problem(f"cannot keep {path}: {error.strerror}", ELSEWHERE) from None
         remove_old(os.path.dirname(path))
@@ -199,11 +184,6 @@ def _key(files: Dict[str, str]) -> str:
     return digest.hexdigest()[:16]
 
 
-def _commented(archive: bytes) -> bytes:
-    """Declare the seal that follows as the archive's comment, so that any Python still runs the archive."""
-    return archive[:-2] + len(SEAL).to_bytes(2, "little")
-
-
 def _read(path: str) -> bytes:
     with open(path, "rb") as file:
         return file.read()
@@ -212,7 +192,7 @@ def _read(path: str) -> bytes:
 # The part of drumbeat.pyz that travels to pods in a config map or a secret, which hold 1 MiB.
 #
 # The list of files is computed: everything that the node's commands import, at the top of a file or inside a function, with the
-# data of every package that those files name. Byte code, docstrings, types and PyYAML are left out; every line keeps its number.
+# data of every package that those files name. Byte code, docstrings and PyYAML are left out; every line keeps its number.
 
 
 # The folder where drumbeat keeps what it builds for the nodes: bundles, and the payloads of pods.
@@ -260,17 +240,13 @@ def remove_old(folder: str, ending: str = ".pyz") -> None:
 
 
 def _remove_unused(path: str) -> None:
-    try:
+    with suppress(OSError):  # in use, or no lock can be had
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.unlink(path)
-    except OSError:
-        pass  # in use, or no lock can be had
-    finally:
-        os.close(descriptor)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.unlink(path)
+        finally:
+            os.close(descriptor)
 
 
 def cache_folder(environ: Mapping[str, str]) -> str:
@@ -320,18 +296,6 @@ def pieces(file: BinaryIO) -> Iterator[bytes]:
     return iter(lambda: file.read(1 << 16), b"")
 
 
-def keep(path: str, data: bytes) -> None:
-    """Write the file completely or not at all, writable by nobody else whatever the umask is."""
-    descriptor, partial = tempfile.mkstemp(dir=os.path.dirname(path), prefix="partial-")
-    try:
-        with open(descriptor, "wb") as file:
-            file.write(data)
-        os.replace(partial, path)
-    except OSError:
-        os.unlink(partial)
-        raise
-
-
 LARGEST = 800_000  # bytes: a config map and a secret hold 1 MiB, and encoded as text it grows by a quarter
 _ENTRY, _WHOLE = "drumbeat.cli.node_entry", "drumbeat.cli.entry"
 # Read as text, copied beside the ranks or run there: no import leads to it.
@@ -340,7 +304,6 @@ _YAML = "yaml/"  # stays at the desk: what nodes read of YAML files has a JSON t
 _DOCSTRING = regex(rb'(\A|:\n([ \t]+))"""(?:[^"\\]|\\.|"(?!""))*"""(?=\n(\n*\2[^\s#.])?)', re.DOTALL)
 _INDENT = regex(rb'("""(?:[^"\\]|\\.|"(?!""))*""")|^(?: {4})+', re.DOTALL | re.MULTILINE)  # not inside a text
 _DATA = regex(rb'"(drumbeat\.[\w.]+)"(?:, "(\w+)"\))?')  # one file of a package, or all of them
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _FINDINGS = "drumbeat/findings"
 _CATALOG = regex(rb'Catalog\("(\w+)"\)')
 _IMPORT = regex(rb"(?m)^[ \t]*from (drumbeat[\w.]*) import (?:\(([^)]*)\)|([^\n]*))")
@@ -356,7 +319,7 @@ def cached_payload(bundle: str, environ: Mapping[str, str]) -> bytes:
         if intact(path):
             return _read(path)[: -len(SEAL)]
         data = packed(bundle)
-        keep(path, sealed(data))
+        replace(path, sealed(data), 0o600, synced=False)
         remove_old(os.path.dirname(path), ".payload")
         return data
     except (OSError, Problem):
@@ -375,10 +338,8 @@ def packed(bundle: str) -> bytes:
     with zipfile.ZipFile(plain, "w", zipfile.ZIP_STORED) as target:
         for name, data in sorted(files.items(), key=lambda item: (item[0].rpartition(".")[2], item[0])):
             if name in needed or not name.startswith("drumbeat/"):
-                text = without_docstrings(without_types(data)) if name.endswith(".py") else data
-                if name.startswith("drumbeat/logs/rules/") and name.endswith(".json"):
-                    text = _without_sources(data)
-                elif name == "drumbeat/logs/meaning/model.py":  # nodes read by the grammar alone
+                text = without_docstrings(data) if name.endswith(".py") else data
+                if name == "drumbeat/logs/meaning/model.py":  # nodes read by the grammar alone
                     text = _NO_MODEL
                 elif name == "drumbeat/logs/meaning/weights.json":
                     text = _other_codes(data, files["drumbeat/logs/meaning/words.json"])
@@ -398,22 +359,14 @@ def _other_codes(weights: bytes, words: bytes) -> bytes:
     return json.dumps({"codes": [code for code in json.loads(weights)["codes"] if code not in rows]}).encode()
 
 
-def _without_sources(data: bytes) -> bytes:
-    """Leave out the sources of rules: nodes do not use them."""
-    rules = [{**rule, "source": "-"} for rule in json.loads(data)]
-    for rule in rules:
-        if rule.get("role") == "noise" or rule.get("role") == "note" and "explains" not in rule:  # not shown on nodes
-            rule.update(title="-", cause="-", fix="-")
-    return json.dumps(rules, separators=(",", ":")).encode()
-
-
 def node_files(files: Mapping[str, bytes]) -> Set[str]:
     """Return the names of the files that a node's commands can reach."""
     needed: Set[str] = set()
     modules = [_ENTRY, *(_module(name) for name in files if name.startswith(_IN_RANKS) and name.endswith(".py"))]
     while modules:
         module = modules.pop()
-        file = _file(module, files)
+        path = module.replace(".", "/")
+        file = next((name for name in (f"{path}.py", f"{path}/__init__.py") if name in files), "")
         if not file or file in needed:
             continue
         needed.add(file)
@@ -438,47 +391,12 @@ def without_docstrings(data: bytes) -> bytes:
     return _INDENT.sub(lambda found: found[1] or b"\t" * (len(found[0]) // 4), data)
 
 
-def without_types(data: bytes) -> bytes:
-    """Remove type annotations of parameters, results and variables of functions. A test compares the syntax trees of all
-    files."""
-    lines = [0, *itertools.accumulate(map(len, data.splitlines(keepends=True)))]
-    spans: List[Tuple[int, int]] = []
-
-    def at(node: ast.AST) -> Tuple[int, int]:
-        return lines[node.lineno - 1] + node.col_offset, lines[node.end_lineno - 1] + node.end_col_offset  # type: ignore
-
-    def visit(node: ast.AST, in_function: bool) -> None:
-        if isinstance(node, ast.arg) and node.annotation:
-            spans.append((at(node)[0] + len(node.arg.encode()), at(node.annotation)[1]))
-        elif (
-            isinstance(node, ast.AnnAssign) and in_function and node.value and node.lineno == node.annotation.end_lineno
-        ):
-            spans.append((at(node.target)[1], at(node.annotation)[1]))
-        elif isinstance(node, _FUNCTIONS) and node.returns:
-            begin, end = at(node.returns)
-            spans.append((data.rindex(b")", 0, data.rindex(b"->", 0, begin)) + 1, end))
-        for child in ast.iter_child_nodes(node):
-            visit(child, isinstance(node, _FUNCTIONS) or in_function and not isinstance(node, ast.ClassDef))
-
-    visit(ast.parse(data), False)
-    parts, end = [], 0
-    for begin, after in sorted(spans):
-        parts += [data[end:begin], b"\n" * data.count(b"\n", begin, after)]
-        end = after
-    return b"".join(parts) + data[end:]
-
-
 def _imports(data: bytes) -> Iterator[str]:
     for found in _IMPORT.finditer(data):
         package = found[1].decode()
         yield package
         for name in (found[2] or found[3]).decode().split(","):
             yield f"{package}.{name.split(' as ')[0].strip()}"
-
-
-def _file(module: str, files: Mapping[str, bytes]) -> str:
-    path = module.replace(".", "/")
-    return next((name for name in (f"{path}.py", f"{path}/__init__.py") if name in files), "")
 
 
 def _module(name: str) -> str:

@@ -52,7 +52,10 @@ def warn(order: Any) -> None:
     from drumbeat.plan.exported import against_expected
 
     own = {variable.name: variable.value for variable in order.env if variable.source == "user"}
-    found = [*requested_without_gpu(order), *against_expected(own, order.expect.transport, order.expect.gdr, order.nodes)]
+    found = [
+        *requested_without_gpu(order),
+        *against_expected(own, order.expect.transport, order.expect.gdr, order.nodes),
+    ]
     said = [f"{each.title}: {each.cause}; {each.fix}" for each in found]
     for note in [*backends.get(order.backend).notes(order), *said]:
         print(f"{'warning':<9} {note}", file=sys.stderr)

@@ -147,7 +147,7 @@ def _if(shell: ShellState, node: Node) -> Optional[bool]:
                 del shell.defaults[name]
             continue
         if result is None:
-            asks = re.search(_ARGUMENTS, shell.text[node.start : body[0].start])
+            asks = re.search(_ARGUMENTS, shell.text[node.start : body[0].start if body else node.end])
             if shell.arguments is None and asks and _ends(body):
                 continue  # it asks for arguments, which whoever submits the job gives
             del shell.events[events:]
@@ -170,7 +170,8 @@ def _case(shell: ShellState, node: Node) -> Optional[bool]:
 
 
 def _while(shell: ShellState, node: Node) -> Optional[bool]:
-    if shell.arguments is None and re.search(_ARGUMENTS, shell.text[node.start : node.bodies[1][0].start]):
+    head = shell.text[node.start : node.bodies[1][0].start if node.bodies[1] else node.end]
+    if shell.arguments is None and re.search(_ARGUMENTS, head):
         shell.defaults.setdefault("$@", "")  # it goes through arguments, and nobody gave any
         return True
 

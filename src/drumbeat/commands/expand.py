@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import operator
 import re
-from typing import Callable, Dict, List, NamedTuple, Optional, Tuple, Union
+from typing import Callable, Dict, List, Optional, Protocol, Tuple, Union
 
 from drumbeat.base.regex import regex
 from drumbeat.commands.shell import Brackets
@@ -43,28 +43,25 @@ class _Default(str):
     pieces: List[Tuple[Union[str, List[str]], bool]]
 
 
-class Variables(NamedTuple):
-    """Access to a shell's variables during expansion."""
+class Surroundings(Protocol):
+    """The shell in which words are expanded."""
 
-    lookup: Callable[[str], Optional[Value]]
-    unset: Callable[[str, str], Optional[bool]]
-    assign: Callable[[str, str], None]
-    forget: Callable[[str], None]
+    marks: Marks
+
+    def lookup(self, name: str) -> Optional[Value]: ...
+    def unset(self, name: str, default: str) -> Optional[bool]: ...
+    def assign_default(self, name: str, value: str) -> None: ...
+    def forget(self, name: str) -> None: ...
+    def substitute(self, text: str) -> str: ...
+    def separators(self) -> str: ...
+    def globs(self) -> bool: ...
 
 
 class Expander:
-    """Expands words with the given variables and command substitution."""
+    """Expands words with the variables of a shell, and what it puts in place of command substitutions."""
 
-    def __init__(
-        self,
-        marks: Marks,
-        variables: Variables,
-        substitute: Callable[[str], str],
-        separators: Callable[[], str],
-        globs: Callable[[], bool],
-    ) -> None:
-        self.marks, self._substitute, self._separators, self._globs = marks, substitute, separators, globs
-        self._lookup, self._unset, self._assign, self._forget = variables
+    def __init__(self, shell: Surroundings) -> None:
+        self.shell, self.marks = shell, shell.marks
 
     def unknown(self, text: str, kind: str = "", stable: bool = True) -> str:
         reads = names_read(text)
@@ -73,7 +70,7 @@ class Expander:
         return self.marks.mark(Unknown(text, JOB if kind in (SUBMIT, "head", "hosts") else kind, reads, stable))
 
     def _value(self, name: str) -> Value:
-        found = self._lookup(name)
+        found = self.shell.lookup(name)
         return "" if found is None else found
 
     def text(self, raw: str) -> str:
@@ -94,17 +91,19 @@ class Expander:
         pieces: List[Tuple[str, bool]] = []
         done: List[str] = []
         empty = False
-        for part, quoted in self._pieces(raw, self._globs()):
+        for part, quoted in self._pieces(raw, self.shell.globs()):
             if isinstance(part, list):  # "${list[@]}": one word for each, none if it is empty
                 empty = empty or not part
                 if part:
                     pieces.append((part[0], True))
                 for item in part[1:]:
-                    done += fields_of(pieces, self._separators())
+                    done += fields_of(pieces, self.shell.separators())
                     pieces = [(item, True)]
             else:
                 pieces.append((part, quoted))
-        return done if empty and not any(text for text, _ in pieces) else done + fields_of(pieces, self._separators())
+        return (
+            done if empty and not any(text for text, _ in pieces) else done + fields_of(pieces, self.shell.separators())
+        )
 
     def _pieces(self, raw: str, globs: bool = False, whole: bool = True) -> List[Tuple[Union[str, List[str]], bool]]:
         found: List[Tuple[Union[str, List[str]], bool]] = []
@@ -189,7 +188,7 @@ class Expander:
     ) -> Tuple[Union[str, List[str]], int]:
         if raw[at] == "`":
             end = brackets.backtick(at) or len(raw) + 1
-            return self._substitute(raw[at + 1 : end - 1].replace("\\`", "`")), end
+            return self.shell.substitute(raw[at + 1 : end - 1].replace("\\`", "`")), end
         if raw[at] in "<>":  # a process substitution is a file's name
             end = brackets.paren(at + 1, 0) or len(raw)
             return self.unknown(raw[at:end], JOB, False), end
@@ -198,7 +197,7 @@ class Expander:
             return self.arithmetic(raw[at + 3 : end - 2], raw[at:end]), end
         if raw.startswith("$(", at):
             end = brackets.paren(at + 1, 0) or len(raw) + 1
-            return self._substitute(raw[at + 2 : end - 1]), end
+            return self.shell.substitute(raw[at + 2 : end - 1]), end
         if raw.startswith("${", at):
             end = brackets.brace(at + 1) or len(raw) + 1
             return self._braces(raw[at + 2 : end - 1], quoted), end
@@ -209,13 +208,13 @@ class Expander:
         return value, name.end()
 
     def _variable(self, name: str) -> Union[str, List[str]]:
-        value = self._lookup(name)
+        value = self.shell.lookup(name)
         if isinstance(value, list):
             return value if name == "@" else (self._joined(value) if name == "*" else value[0] if value else "")
         return value or ""
 
     def _joined(self, items: List[str]) -> str:
-        return self._separators()[:1].join(items)
+        return self.shell.separators()[:1].join(items)
 
     def _braces(self, inside: str, quoted: bool = False) -> Union[str, List[str]]:
         written = "${" + inside + "}"
@@ -223,7 +222,7 @@ class Expander:
         if not found:
             return self.unknown(written)
         mode, name, index, op, rest = (found[key] or "" for key in ("mode", "name", "index", "op", "rest"))
-        value = self._lookup(name)
+        value = self.shell.lookup(name)
         if index:
             if isinstance(value, str):  # one that is not known to be a list
                 if MARK.search(value) and self.marks.kind(value) != SUBMIT:  # no list comes from outside
@@ -249,7 +248,7 @@ class Expander:
                 else self.unknown(written)
             )
         if mode == "!" and index in ("[@]", "[*]"):
-            items, nodes = self._lookup(name), self._value("SLURM_NNODES")
+            items, nodes = self.shell.lookup(name), self._value("SLURM_NNODES")
             if isinstance(items, list) and len(items) == 1 and self.marks.kind(items[0]) == HOSTS:
                 known = isinstance(nodes, str) and nodes.isdigit()
                 return list(map(str, range(int(str(nodes))))) if known else self.unknown(written, stable=False)
@@ -308,7 +307,7 @@ class Expander:
         return self.heredoc(plain)
 
     def _word(self, raw: str) -> _Default:
-        pieces = self._pieces(raw, self._globs(), whole=False)
+        pieces = self._pieces(raw, self.shell.globs(), whole=False)
         word = _Default("".join(" ".join(part) if isinstance(part, list) else part for part, _ in pieces))
         word.pieces = pieces
         return word
@@ -326,7 +325,7 @@ class Expander:
                 and (unknown.text == f"${{{name}}}" or name.isdigit() and unknown.text.startswith("${ARG_"))
             ]
             if plain and len(text) == 1 and op[-1] != "?":  # not of the script: what the submitting shell has
-                taken = self._unset(name, rest)
+                taken = self.shell.unset(name, rest)
                 if taken is None:
                     return self._undecided(name, op, rest, written, True)
                 known_unset = taken
@@ -346,7 +345,7 @@ class Expander:
             new = given(rest)
             if kind == "=":
                 new = whole_marks(new)
-                self._assign(name, new)
+                self.shell.assign_default(name, new)
             return new
         return text if not isinstance(value, list) else value
 
@@ -356,16 +355,15 @@ class Expander:
             return self.unknown(written, stable=stable)
         given = f"${{{name}{op[:-1]}-{rest}}}"
         if self.marks.resolved("".join(self._variable(name))) != given:  # a word may be expanded twice
-            self._assign(name, self.unknown(given, stable=stable))
+            self.shell.assign_default(name, self.unknown(given, stable=stable))
         return self._variable(name)
 
     def _edited(self, text: str, op: str, rest: str, written: str) -> str:
         if MARK.search(text):
             return self.unknown(written, stable=self.marks.stable(text))
-        if op in ("^^", ",,"):
-            return text.upper() if op == "^^" else text.lower()
-        if op in ("^", ","):
-            return (text[:1].upper() if op == "^" else text[:1].lower()) + text[1:]
+        if op[0] in "^,":
+            end = len(text) if len(op) == 2 else 1
+            return (text[:end].upper() if op[0] == "^" else text[:end].lower()) + text[end:]
         if op == ":":
             numbers = [self.arithmetic(each.strip(), "") for each in rest.split(":")]
             if not all(re.fullmatch(r"-?\d+", each) for each in numbers):
@@ -398,11 +396,11 @@ class Expander:
             reads = "".join(get(name) for name in re.findall(r"[A-Za-z_]\w*", text)) + text
             once = self.marks.kind(reads)
             for name in {match[1] or match[2] for match in CALCULATED.finditer(text)}:
-                self._forget(name)
+                self.shell.forget(name)
             text = written if written.startswith("$") else f"$(({written}))"
             return self.unknown(text, once or JOB, once not in (ONCE, TASK) and not CALCULATED.search(text))
         for name, value in given.items():
-            self._assign(name, value)
+            self.shell.assign_default(name, value)
         return str(number)
 
 

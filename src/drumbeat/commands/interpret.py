@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from typing import List, Mapping, Optional, Sequence
+from typing import List, Optional, TypeVar
 
+from drumbeat.base.regex import regex
 from drumbeat.commands.builtins import BUILTINS
 from drumbeat.commands.control import COMPOUND, call
 from drumbeat.commands.state import ShellState
 from drumbeat.commands.substitution import substitute
 from drumbeat.commands.syntax import Node
-from drumbeat.commands.values import without_marks
+
+_ENVIRONMENTS = regex(
+    r"(?:source|\.)\s+(?:\$\([^()]*\)|\S)*?(?:bin/activate|conda\.sh|/etc/profile\S*|modules?(?:/\S*)?/init/\S+|\.bashrc)[\"']?(?:\s|$)"
+    r"|(?:conda|mamba|micromamba|pyenv|spack|module|ml|source\s+activate)\b|eval\s.*(?:conda|mamba|spack|pyenv)"
+)
 
 
 class Shell(ShellState):
     """A shell with the commands and substitutions of bash."""
 
-    builtins, compound = BUILTINS, COMPOUND
+    builtins, compound, environments = BUILTINS, COMPOUND, _ENVIRONMENTS
 
     def substitute(self, text: str) -> str:
         return substitute(self, text)
@@ -24,16 +29,14 @@ class Shell(ShellState):
         return call(self, name, words, node)
 
 
-def commands_of(text: str, environ: Mapping[str, str], arguments: Optional[Sequence[str]]) -> List[List[str]]:
-    """Return the words of each command that a script may start, including those in functions that it never calls and in
-    files that it writes."""
-    shell = Shell(environ, lambda words: True, arguments)
-    shell.run(without_marks(text))
+S = TypeVar("S", bound=Shell)
+
+
+def look_everywhere(shell: S) -> S:
+    """Collect also what the functions start that a script never calls."""
     shell.arguments = None
     for body, source in list(shell.functions.values()):
         shell.text = source
         if not any(each.line >= body.line and each.text in source[body.start : body.end] for each in shell.started):
             shell.look_inside([body])
-    for path in {word for each in shell.started for word in each.words} & set(shell.files):
-        shell.run(without_marks(shell.files[path]))
-    return [[shell.marks.shown(word) for word in each.words] for each in shell.started]
+    return shell

@@ -16,6 +16,7 @@ from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.regex import regex
 from drumbeat.commands import launchers
 from drumbeat.commands.launchers import Options, split
+from drumbeat.commands.values import MARK
 
 # Programs that people put before their command, and that end in running it: env, uv run, numactl, nsys, … `peel`
 # takes one of them off. What stays before the launcher is kept: it wraps what drumbeat starts in its place.
@@ -202,6 +203,7 @@ _MODULES = {
     "composer": ("composer", ""),
     "composer.cli.launcher": ("composer", ""),
 }
+NODE_BY_NODE = ("torchrun", "launch", "tune", "accelerate")  # kinds of launchers that start the ranks of one node
 _PYTHON = regex(r"(python|pypy)[\d.]*")
 
 
@@ -209,9 +211,7 @@ _PYTHON = regex(r"(python|pypy)[\d.]*")
 class Found:
     """A launch command, read."""
 
-    kind: (
-        str  # torchrun, launch (the deprecated torch.distributed.launch), tune, accelerate, deepspeed, composer, fabric
-    )
+    kind: str  # torchrun, launch (torch.distributed.launch), tune, accelerate, deepspeed, composer, fabric
     words: str  # as the user wrote it: 'torchrun', 'accelerate launch'
     prefix: Tuple[str, ...]  # the words before it, which stay there: env, uv run, nsys profile
     program: str  # the launcher's own first word
@@ -294,7 +294,9 @@ class Found:
         return (*self.prefix, self.words, *kept, *self.script)
 
 
-def find_launcher(command: Sequence[str], config: Optional[Mapping[str, str]] = None) -> Optional[Found]:
+def find_launcher(
+    command: Sequence[str], config: Optional[Mapping[str, str]] = None, strict: bool = True
+) -> Optional[Found]:
     """Read the command if a launcher that we know starts in it, behind any wrapper; else return None.
 
     `config` is what accelerate's configuration file adds (`accelerate.from_config`).
@@ -311,7 +313,7 @@ def find_launcher(command: Sequence[str], config: Optional[Mapping[str, str]] = 
         wrappers.append(peeled.name)
         other_python = other_python or peeled.other_python
         inner = peeled.inner
-    found = _at_front(inner)
+    found = _at_front(inner, strict)
     if found is None:
         return None
     return replace(
@@ -327,7 +329,7 @@ def started_per_node(found: Found, nodes: int) -> Optional[int]:
     return max(1, ranks // nodes) if found.kind == "accelerate" and not found.nodes and ranks else ranks
 
 
-def _at_front(command: Sequence[str]) -> Optional[Found]:
+def _at_front(command: Sequence[str], strict: bool) -> Optional[Found]:
     name = os.path.basename(command[0]) if command else ""
     if _PYTHON.fullmatch(name):
         options, module, rest = python_module(command)
@@ -345,7 +347,7 @@ def _at_front(command: Sequence[str]) -> Optional[Found]:
         if rest[:1] != (subcommand,):
             return None
         words, rest = f"{words} {subcommand}", rest[1:]
-    return _split(kind, words, command[0], python, rest) if kind else None
+    return _split(kind, words, command[0], python, rest, strict) if kind else None
 
 
 def python_module(command: Sequence[str]) -> Tuple[Tuple[str, ...], str, Tuple[str, ...]]:
@@ -371,8 +373,8 @@ def python_module(command: Sequence[str]) -> Tuple[Tuple[str, ...], str, Tuple[s
     return (), "", ()
 
 
-def _split(kind: str, words: str, program: str, python: Tuple[str, ...], rest: Sequence[str]) -> Found:
-    parts = split(_OPTIONS[kind], words, list(rest))
+def _split(kind: str, words: str, program: str, python: Tuple[str, ...], rest: Sequence[str], strict: bool) -> Found:
+    parts = split(_OPTIONS[kind], words, list(rest), strict)
     script = parts.rest
     if "--module" in parts.flags or "--module-mode" in parts.flags:
         script = ("-m", *script)
@@ -395,7 +397,7 @@ _MPI = Wrapper(
             "--map-by -map-by --bind-to -bind-to --rank-by -wdir --wdir -wd -prefix --prefix -ppn -perhost -hosts "
             "--output-filename --timeout --cpu-bind --display --tune --app -app --path --report-uri --depth -d "
             "--default-hostfile -default-hostfile --rankfile -rf --cpu-set --cpu-list --stdin --output -iface -launcher "
-            "-bootstrap -genvlist -envlist -configfile -am --am"
+            "-bootstrap -genvlist -envlist -configfile -am --am --mem-bind --gpu-bind"
         ),
         **values("-mca --mca -gmca --gmca -genv --genv -env --pmca --prtemca", 2),
     }
@@ -431,7 +433,49 @@ OUTSIDE: Dict[str, Wrapper] = {
     "horovodrun": _HOROVOD,
     "jsrun": Wrapper(every=1),
 }
-_CONTAINERS = ("apptainer", "singularity", "docker", "podman", "enroot", "shifter")
+STARTERS = ("srun", "mpirun", "mpiexec")
+CONTAINERS = ("apptainer", "singularity", "docker", "podman")
+_APPTAINER = Wrapper(
+    values(
+        "--nv --rocm --cleanenv -e --contain -c --containall -C --no-home --writable-tmpfs --userns -u --fakeroot -f "
+        "--no-init --compat --writable -w --no-eval --no-umask --no-privs --no-setgroups --unsquash --disable-cache --pid -p "
+        "--ipc -i --uts --net -n --nvccli",
+        0,
+    ),
+    every=1,
+)
+_DOCKER = Wrapper(
+    values("--rm --it -i -t -d --privileged --init --detach --interactive --tty --read-only -P --publish-all", 0),
+    every=1,
+)
+_STARTING = {**OUTSIDE, "apptainer": _APPTAINER, "singularity": _APPTAINER, "docker": _DOCKER, "podman": _DOCKER}
+
+
+_PROGRAM = regex(r"(?:\S*/)?(?:python[\d.]*|bash|sh|env|\S+\.(?:sh|py)|" + "|".join((*CONTAINERS, *_PROGRAMS)) + ")")
+
+
+def options(words: Sequence[str], program: str) -> Tuple[List[Tuple[str, str]], int]:
+    """Return (name, value) of the options at the start, and the position of the first other word."""
+    wrapper = _STARTING[program]
+    found, at = [], 0
+    while at < len(words) and len(words) > at + 1:
+        if program == "srun" and MARK.fullmatch(words[at]) and any(map(_PROGRAM.fullmatch, words[at + 1 :])):
+            found.append(("", words[at]))  # options that only the job knows
+            at += 1
+            continue
+        if not words[at].startswith("-") or words[at] == "-":
+            break
+        name, _, value = words[at].lstrip("-").partition("=")
+        count = following(wrapper, words[at])
+        short = not words[at].startswith("--") and len(words[at]) > 2 and program not in ("mpirun", "mpiexec")
+        if short and following(wrapper, words[at][:2]):  # -N2
+            name, value = name[0], words[at][2:]
+        elif count:
+            value = " ".join(words[at + 1 : at + 1 + count])
+        found.append((name.replace("_", "-"), value))
+        at += 1 + count
+    return found, at
+
 
 SELF_SPAWNING = {
     "llamafactory-cli": "LLaMA-Factory starts torchrun itself, by NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT",
@@ -441,20 +485,21 @@ SELF_SPAWNING = {
 }
 
 SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
+_VALUED = {"-o", "+o", "-O", "+O", "--rcfile", "--init-file"}  # options of a shell that take a value
 _MODULE = r"(?:torch\.distributed\.(?:run|launch)|accelerate(?:\.commands\.launch)?|deepspeed(?:\.launcher\.runner)?)"
 _LAUNCHER = regex(
     r"(?:^|[\s;&|(/=\"'`])"
     r"(torchrun|accelerate(?:-|\s+)launch|deepspeed(?=\s+(?:-|\\|\S+\.py\b))|composer(?=\s+(?:-|\S+\.py\b))|fabric\s+run)"
     r"(?=[\s\"'`;)]|$)",
 )
-PYTHON_MODULE = regex(r"\s-\w*m\s*" + _MODULE + r"(?=[\s\"'\\]|$)")
+_PYTHON_MODULE = regex(r"\s-\w*m\s*" + _MODULE + r"(?=[\s\"'\\]|$)")
 
 
-def launcher_in(words: Sequence[str]) -> str:
+def _launcher_in(words: Sequence[str]) -> str:
     """Return the first launcher that these words name, as written; '' if they name none."""
     text = " ".join(words)
     found = _LAUNCHER.search(text)
-    module = None if found else PYTHON_MODULE.search(text)
+    module = None if found else _PYTHON_MODULE.search(text)
     return " ".join(found[1].split()) if found else f"python {' '.join(module[0].split())}" if module else ""
 
 
@@ -476,8 +521,8 @@ def refusal(command: Sequence[str]) -> Optional[Tuple[str, str]]:
             "torchx is inside the command: it starts a job of its own",
             "write what its component runs: torchrun --nnodes N --nproc-per-node M SCRIPT",
         )
-    if name in _CONTAINERS:
-        launcher = launcher_in(outer[1:])
+    if name in (*CONTAINERS, "enroot", "shifter"):
+        launcher = _launcher_in(outer[1:])
         if launcher:
             return (
                 f"{launcher} is started by {name}, where drumbeat cannot give it its nodes",
@@ -495,6 +540,17 @@ def starts_its_own_ranks(command: Sequence[str]) -> str:
 def runs_text(word: str) -> bool:
     """Return true if this option of a shell makes the next word its script: -c, -lc, -xec."""
     return bool(re.fullmatch(r"-[a-z]*c", word))
+
+
+def read_by_shell(words: Sequence[str]) -> Tuple[int, bool]:
+    """Return the place of what a shell runs, and true for a text (`bash -lc TEXT`), false for a file; a place behind the words
+    if it is given neither."""
+    place = 1
+    while words[place : place + 1] and words[place][:1] in ("-", "+") and len(words[place]) > 1:
+        if runs_text(words[place]):
+            return place + 1, True
+        place += 2 if words[place] in _VALUED else 1
+    return place, False
 
 
 def without_wrappers(command: Sequence[str]) -> Tuple[str, ...]:

@@ -25,6 +25,7 @@ def names(text: str) -> FrozenSet[str]:
 class Options:
     valued: FrozenSet[str]
     bare: FrozenSet[str]
+    families: Tuple[str, ...] = ()  # beginnings of further options that take a value
     replaced: FrozenSet[str] = frozenset()  # who meets where, and where output goes: drumbeat says that
     shape: FrozenSet[str] = frozenset()  # how the script is called: read, and said again by drumbeat
     refused: Mapping[str, str] = field(default_factory=dict)  # option -> what to do instead
@@ -42,14 +43,15 @@ class Split:
     rest: Tuple[str, ...]  # the script and its arguments
 
 
-def split(options: Options, launcher: str, words: Sequence[str]) -> Split:
+def split(options: Options, launcher: str, words: Sequence[str], strict: bool = True) -> Split:
+    """`strict`: refuse what cannot be told for sure, or cannot be started; else a word behind an unknown option is its value."""
     kept: List[str] = []
     replaced: Dict[str, str] = {}
     flags: Dict[str, str] = {}
     index = 0
     while index < len(words) and words[index].startswith("-") and words[index] not in ("-", "--"):
-        written, name, value, taken = _option(options, launcher, words, index)
-        if name in options.refused:
+        written, name, value, taken = _option(options, launcher, words, index, strict)
+        if strict and name in options.refused:
             raise Problem(f"{launcher} {written}: not supported with drumbeat", options.refused[name])
         flags[name] = value
         if name in options.replaced:
@@ -61,7 +63,9 @@ def split(options: Options, launcher: str, words: Sequence[str]) -> Split:
     return Split(tuple(kept), replaced, flags, tuple(rest))
 
 
-def _option(options: Options, launcher: str, words: Sequence[str], index: int) -> Tuple[str, str, str, int]:
+def _option(
+    options: Options, launcher: str, words: Sequence[str], index: int, strict: bool
+) -> Tuple[str, str, str, int]:
     """Return the option as written, its name, its value, and how many words it takes."""
     word = words[index]
     written, equals, value = word.partition("=")
@@ -74,13 +78,14 @@ def _option(options: Options, launcher: str, words: Sequence[str], index: int) -
     if name in options.bare or following is None:
         return written, name, "", 1
     if name not in options.valued:
-        if not following.startswith("-") and not following.endswith(".py"):
+        if following.startswith("-") or following.endswith(".py"):
+            return written, name, "", 1
+        if strict and not name.startswith(options.families):
             raise Problem(
                 f"{launcher} {written}: not an option that drumbeat knows, so it cannot tell whether "
                 f"{following!r} is its value or the script",
                 f"write {written}={following}, or put -- before the script",
             )
-        return written, name, "", 1
     return written, name, following, 2
 
 
@@ -120,52 +125,16 @@ TORCHRUN = Options(
 # accelerate launch (accelerate 1.15), and its configuration file.
 
 
-_DEEPSPEED = names(
-    "deepspeed-config-file zero-stage offload-optimizer-device offload-param-device offload-optimizer-nvme-path "
-    "offload-param-nvme-path gradient-accumulation-steps gradient-clipping zero3-init-flag zero3-save-16bit-model "
-    "deepspeed-hostfile deepspeed-exclusion-filter deepspeed-inclusion-filter deepspeed-multinode-launcher "
-    "deepspeed-moe-layer-cls-names"
-)
-_FSDP = names(
-    "fsdp-version fsdp-offload-params fsdp-min-num-params fsdp-sharding-strategy fsdp-reshard-after-forward "
-    "fsdp-auto-wrap-policy fsdp-transformer-layer-cls-to-wrap fsdp-backward-prefetch fsdp-state-dict-type "
-    "fsdp-forward-prefetch fsdp-use-orig-params fsdp-cpu-ram-efficient-loading fsdp-sync-module-states "
-    "fsdp-activation-checkpointing fsdp-activation-checkpointing-offload"
-)
-_MEGATRON = names(
-    "megatron-lm-tp-degree megatron-lm-use-custom-fsdp megatron-lm-no-load-optim megatron-lm-eod-mask-loss "
-    "megatron-lm-overlap-cpu-optimizer-d2h-h2d megatron-lm-no-save-optim megatron-lm-optimizer-cpu-offload "
-    "megatron-lm-use-precision-aware-optimizer megatron-lm-decoder-last-pipeline-num-layers megatron-lm-pp-degree "
-    "megatron-lm-num-micro-batches megatron-lm-sequence-parallelism megatron-lm-recompute-activations "
-    "megatron-lm-use-distributed-optimizer megatron-lm-gradient-clipping megatron-lm-recompute-granularity "
-    "megatron-lm-recompute-method megatron-lm-recompute-num-layers megatron-lm-attention-backend "
-    "megatron-lm-expert-model-parallel-size megatron-lm-context-parallel-size megatron-lm-attention-dropout "
-    "megatron-lm-hidden-dropout megatron-lm-attention-softmax-in-fp32 megatron-lm-expert-tensor-parallel-size "
-    "megatron-lm-calculate-per-token-loss megatron-lm-use-rotary-position-embeddings"
-)
-_FP8 = names(
-    "fp8-backend fp8-margin fp8-interval fp8-format fp8-amax-history-len fp8-amax-compute-algo "
-    "fp8-override-linear-precision fp8-opt-level fp8-enable-fsdp-float8-all-gather fp8-pad-inner-dim"
-)
-_PARALLEL = names(
-    "parallelism-config-dp-replicate-size parallelism-config-dp-shard-size parallelism-config-tp-size "
-    "parallelism-config-cp-size parallelism-config-cp-backend parallelism-config-cp-comm-strategy "
-    "parallelism-config-sp-size parallelism-config-sp-backend parallelism-config-sp-seq-length "
-    "parallelism-config-sp-seq-length-is-variable parallelism-config-sp-attn-implementation"
-)
+# Options of what accelerate sets up take a value, but for the bare ones below.
+ACCELERATE_FAMILIES = (
+    "--deepspeed-", "--zero", "--offload-", "--gradient-", "--fsdp-", "--megatron-lm-", "--fp8-", "--parallelism-config-",
+)  # fmt: skip
 # Older releases: ipex, use-xpu, use-mps-device, mpirun-ccl.
-ACCELERATE_VALUED = (
-    names(
-        "config-file mixed-precision num-processes num-machines num-cpu-threads-per-process dynamo-backend dynamo-mode "
-        "gpu-ids machine-rank main-process-ip main-process-port -t tee log-dir role rdzv-backend rdzv-conf max-restarts "
-        "monitor-interval vm env main-training-function aws-access-key-id aws-secret-access-key mpirun-hostfile "
-        "mpirun-ccl"
-    )
-    | _DEEPSPEED
-    | _FSDP
-    | _MEGATRON
-    | _FP8
-    | _PARALLEL
+ACCELERATE_VALUED = names(
+    "config-file mixed-precision num-processes num-machines num-cpu-threads-per-process dynamo-backend dynamo-mode "
+    "gpu-ids machine-rank main-process-ip main-process-port -t tee log-dir role rdzv-backend rdzv-conf max-restarts "
+    "monitor-interval vm env main-training-function aws-access-key-id aws-secret-access-key mpirun-hostfile "
+    "mpirun-ccl"
 )
 ACCELERATE_BARE = names(
     "-h help quiet -q cpu multi-gpu tpu enable-cpu-affinity dynamo-use-fullgraph dynamo-use-dynamic "
@@ -181,6 +150,7 @@ ACCELERATE_REPLACED = names(
 ACCELERATE = Options(
     valued=ACCELERATE_VALUED,
     bare=ACCELERATE_BARE,
+    families=ACCELERATE_FAMILIES,
     replaced=ACCELERATE_REPLACED,
     shape=names("module no-python"),
     aliases={"-m": "--module", "-q": "--quiet", "-t": "--tee", "-h": "--help"},

@@ -11,35 +11,33 @@ import os
 import re
 import shlex
 import shutil
-from typing import Callable, List, Mapping, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import Order
 from drumbeat.base.problem import Problem
 from drumbeat.base.regex import regex
 from drumbeat.commands.launch import (
-    PYTHON_MODULE,
     SHELLS,
     Found,
     environment_given,
     find_launcher,
-    launcher_in,
     python_module,
-    runs_text,
+    read_by_shell,
     without_wrappers,
 )
 from drumbeat.commands.syntax import Node, flat, parse
+from drumbeat.commands.values import without_marks
+
+if TYPE_CHECKING:
+    from drumbeat.commands.interpret import Shell
 
 Read = Callable[[str], str]  # the text of a file that the command names; '' if there is none
 
-_VALUED = {"-o", "+o", "-O", "+O", "--rcfile", "--init-file"}  # options of a shell that take a value
 _SHEBANG = regex(r"#!\s*(?:\S*/env\s+(?:-S\s+)?)?(?:\S*/)?(\w+)")
 _PYTHON = regex(r"(?:python|pypy)[\d.]*")
-_SILENT = frozenset(("echo", "printf", "which", "type", "command", "pip", "pip3", "man"))  # start no launcher
 _PYTHON_NAME = regex(r"python3\.\d{1,2}")
-_PATH = regex(r"/(?:[\w.+@-]{1,100}/){1,20}([\w.-]{1,100})")
-_LAUNCHERS = frozenset(("torchrun", "accelerate", "accelerate-launch", "deepspeed", "fabric"))
-_RANKS = regex(r"--(?:nproc[-_]per[-_]node|num[-_]gpus)[=\s]+[\"']?(\d{1,4})\b")
+_PATH = regex(r"/(?:[\w.+@-]{1,100}/){1,20}[\w.-]{1,100}")
 _LONGEST_SCRIPT = 1 << 16  # characters; a longer one is no script that a person wrote
 
 _SPAWN = regex(
@@ -77,61 +75,45 @@ class Script:
     given: Tuple[Tuple[str, str], ...] = ()  # variables that the command itself sets: env NAME=VALUE
 
     def launcher(self, environ: Mapping[str, str]) -> str:
-        """Return the first launcher it starts, as written; '' if it names none."""
-        for words in self.commands(environ):
-            found = launcher_in(words)
-            if found:
-                return found
-        return ""
+        """Return the first launcher it starts; '' if it starts none."""
+        return next((found.words for found in self.launchers(environ)), "")
 
     def trained(self, environ: Mapping[str, str]) -> str:
         """Return the program that its launcher starts in each rank; '' if that is not known."""
-        for words in filter(launcher_in, self.commands(environ)):
-            try:
-                found = find_launcher(words)
-            except Problem:
-                return ""
-            return found.script[0] if found and found.script else ""
-        return ""
+        return next(("".join(found.script[:1]) for found in self.launchers(environ)), "")
 
     def pythons(self, environ: Mapping[str, str]) -> List[str]:
         """Return interpreters that it calls by name, if it starts a launcher by `python -m`."""
-        commands = self.commands(environ)
-        if not any(PYTHON_MODULE.search(" ".join(words)) for words in commands):
-            return []
-        return sorted(
-            {"python", "python3", *(word for words in commands for word in words if _PYTHON_NAME.fullmatch(word))}
-        )
+        called = {os.path.basename(found.python[0]) for found in self.launchers(environ) if found.python}
+        return sorted({"python", "python3", *filter(_PYTHON_NAME.fullmatch, called)}) if called else []
 
     def paths(self, environ: Mapping[str, str]) -> Tuple[List[str], List[str]]:
         """Return launchers, and interpreters of launchers' modules, that it calls by their absolute path."""
-        launchers, pythons = set(), set()
-        for words in self.commands(environ):
-            module = PYTHON_MODULE.search(" ".join(words))
-            for word in words:
-                path = _PATH.fullmatch(word)
-                if path and path[1] in _LAUNCHERS:
-                    launchers.add(word)
-                elif path and module and _PYTHON.fullmatch(path[1]):
-                    pythons.add(word)
-        return sorted(launchers), sorted(pythons)
+        called = {(found.program, bool(found.python)) for found in self.launchers(environ)}
+        paths = sorted((path, of_module) for path, of_module in called if _PATH.fullmatch(path))
+        return [path for path, of_module in paths if not of_module], [path for path, of_module in paths if of_module]
 
     def ranks_per_node(self, environ: Mapping[str, str]) -> Optional[int]:
         """Return the number in its launchers' flags; None if they give none, or several."""
-        counts = {int(count) for words in self.commands(environ) for count in _RANKS.findall(" ".join(words))}
+        said = {found.said("--nproc-per-node", "--num-gpus") for found in self.launchers(environ)}
+        counts = {int(count) for count in said if count.isdecimal()}
         return counts.pop() if len(counts) == 1 else None
 
-    def commands(self, environ: Mapping[str, str]) -> List[List[str]]:
-        """Return the words of each command that it may start, variables and arguments filled in as far as they are known."""
-        from drumbeat.commands.interpret import commands_of
+    def launchers(self, environ: Mapping[str, str]) -> List[Found]:
+        """Return the launchers that it may start, variables and arguments filled in as far as they are known."""
+        from drumbeat.commands.interpret import Shell, look_everywhere
+        from drumbeat.commands.starts import starts
 
         if not self.text or len(self.text) > _LONGEST_SCRIPT:
             return []
+        shell = Shell({**environ, **dict(self.given)}, lambda words: True, self.arguments)
         try:
-            started = commands_of(self.text, {**environ, **dict(self.given)}, self.arguments)
+            look_everywhere(shell.run(without_marks(self.text)))
+            for path in {word for each in shell.started for word in each.words} & set(shell.files):
+                shell.run(without_marks(shell.files[path]))
         except Problem:  # too long, or nested too deep
             return []
-        return [words for words in started if os.path.basename(words[0]) not in _SILENT and "pip" not in words[1:3]]
+        return [each.launcher for each in starts(shell) if each.launcher]
 
     @property
     def trains(self) -> bool:
@@ -185,12 +167,11 @@ def read_script(command: Sequence[str], read: Read) -> Script:
 
 def _shell_text(command: Tuple[str, ...], read: Read) -> Tuple[str, Tuple[str, ...]]:
     """Return the text that a shell reads, and its arguments."""
-    index = 1
-    while index < len(command) and command[index][:1] in ("-", "+") and len(command[index]) > 1:
-        if runs_text(command[index]):  # the word behind the text is $0
-            return (command[index + 1] if index + 1 < len(command) else ""), command[index + 3 :]
-        index += 2 if command[index] in _VALUED else 1
-    return (read(command[index]) if index < len(command) else ""), command[index + 1 :]
+    place, is_text = read_by_shell(command)
+    given = "".join(command[place : place + 1])
+    if is_text:  # the word behind it is $0
+        return given, command[place + 2 :]
+    return (read(given) if given else ""), command[place + 1 :]
 
 
 def _python_text(command: Tuple[str, ...], read: Read) -> str:
@@ -224,58 +205,37 @@ def fallback(text: str, launcher: str) -> str:
     try:
         shlex.split(text, comments=True)
         nodes = parse(text)
-    except (Problem, ValueError):  # nested too deep; a quote that is never closed
+        if nodes and _words(nodes[-1]) in (["exit"], ["exit", "$?"]):
+            nodes.pop()
+        everything = list(flat(nodes))
+        if any(node.kind == "unknown" or _ENDS_EARLY & set(_words(node)[:1]) for node in everything):
+            return ""  # the last statement may not have been reached
+        named = [node for node in everything if any(os.path.basename(word) == launcher for word in _words(node))]
+        found = _launcher(_words(named[0])) if len(named) == 1 else None  # another one may be the one that failed
+        if found is None or os.path.basename(found.program) != launcher:
+            return ""
+        failed = (named[0].line, text[named[0].start : named[0].end])
+        shell = _supposing(text, {failed: False})
+        last = shell.started[-1] if shell.started else None
+        words = [shell.marks.shown(word) for word in last.words] if last else []
+        if last is None or (last.line, last.text) == failed or not last.certain or not _trains(words):
+            return ""
+        return last.text if _supposing(text, {failed: False, (last.line, last.text): False}).last is False else ""
+    except (Problem, ValueError):  # nested too deep, or too long; a quote that is never closed
         return ""
-    if nodes and _words(nodes[-1]) in (["exit"], ["exit", "$?"]):
-        nodes.pop()
-    everything = list(flat(nodes))
-    if not nodes or any(node.kind == "unknown" or _ENDS_EARLY & set(_words(node)[:1]) for node in everything):
-        return ""  # the last statement may not have been reached
-    named = [node for node in everything if any(os.path.basename(word) == launcher for word in _words(node))]
-    last = nodes[-1]
-    if len(named) != 1 or not _starts(named[0], launcher) or last.background or last.negated:
-        return ""  # another one may be the one that failed
-    if last.kind == "if":
-        before, instead = _of_if(last)
-    elif last.kind == "list" and last.joints.count("||") == 1:
-        place = last.joints.index("||") + 1
-        parts = [part for body in last.bodies for part in body]
-        before, instead = parts[:place], [] if any(part.negated for part in parts) else parts[place:]
-        if len(instead) == 1 and instead[0].kind == "group":
-            instead = instead[0].bodies[0]
-            instead = instead[-1:] if _are_simple(instead) else []
-    else:
-        return ""
-    if not before or before[-1] is not named[0] or not instead or not _are_simple([*before, *instead]):
-        return ""
-    return text[instead[0].start : instead[-1].end] if _trains(_words(instead[0])) else ""
 
 
-def _of_if(node: Node) -> Tuple[List[Node], List[Node]]:
-    """Return the commands of a condition, and the last one that runs if it fails: `if ! LAUNCHER; then`, commands, `fi`; or
-    `if LAUNCHER; then`, commands, `else`, commands, `fi`."""
-    condition, *branches = node.bodies
-    if len(condition) != 1 or not all(map(_are_simple, branches)):
-        return [], []
-    first = condition[0]
-    before = [part for body in first.bodies for part in body] if set(first.joints) == {"&&"} else [first]
-    negated = before[0].negated
-    if len(branches) != (1 if negated else 2) or (negated and len(before) > 1):
-        return [], []
-    return before, branches[-1][-1:]
+def _supposing(text: str, results: Dict[Tuple[int, str], bool]) -> Shell:
+    """Return what a script does where these commands succeed or fail, each named by its line and text."""
+    from drumbeat.commands.interpret import Shell
 
-
-def _are_simple(nodes: Sequence[Node]) -> bool:
-    return bool(nodes) and all(node.kind == "simple" and not node.background and not node.heredocs for node in nodes)
+    shell = Shell({}, lambda words: True, None)
+    shell.supposed = results
+    return shell.run(without_marks(text))
 
 
 def _words(node: Node) -> List[str]:
     return [word.text for word in node.words] if node.kind == "simple" else []
-
-
-def _starts(node: Node, launcher: str) -> bool:
-    found = _launcher(_words(node))
-    return found is not None and os.path.basename(found.program) == launcher
 
 
 def _trains(words: Sequence[str]) -> bool:

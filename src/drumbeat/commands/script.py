@@ -5,13 +5,15 @@ from __future__ import annotations
 import functools
 import re
 from dataclasses import field
-from typing import Collection, Dict, Iterator, List, Optional, Sequence, Set, Tuple
+from typing import Collection, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.problem import Problem
 from drumbeat.base.regex import regex
-from drumbeat.commands.interpret import Shell
+from drumbeat.commands.interpret import Shell, look_everywhere
+from drumbeat.commands.launch import SHELLS, STARTERS, read_by_shell
 from drumbeat.commands.shell import MAX_DEPTH, Fault, Heredoc, Lexer, Token, Word
+from drumbeat.commands.starts import LONG, Start, starts
 from drumbeat.commands.syntax import DECLARING, Node, parse_loosely
 from drumbeat.commands.values import MARK, without_marks
 
@@ -23,8 +25,6 @@ MAX_TEXT = 8000  # of one command that patterns see
 MAX_WORDS = 400  # of one command that are looked at for what it starts
 _ASSIGNMENT = regex(r"([A-Za-z_]\w*)(?:\[[^\]]*\])?\+?=")
 _CONTAINER_ENV = regex(r"(?:APPTAINER|SINGULARITY)ENV_(?=\w)")
-_SHELLS = frozenset(("bash", "sh", "zsh", "dash"))
-_STARTERS = frozenset(("srun", "mpirun", "mpiexec"))
 _RUNTIMES = {
     "apptainer": ("exec", "run", "shell"),
     "singularity": ("exec", "run", "shell"),
@@ -47,16 +47,28 @@ class Assignment:
         return self.value.text
 
 
-@dataclass(frozen=True)
-class Command:
-    words: Tuple[Word, ...]
-    assignments: Tuple[Assignment, ...]
-    redirects: Tuple[Token, ...]
-    line: int
+@dataclass
+class Command(Node):
+    """A simple command, and where it stands."""
+
     within: Tuple[str, ...] = ()
     follows: str = ""  # && or || before it
-    background: bool = False
-    heredocs: Tuple[Heredoc, ...] = ()
+
+    @functools.cached_property
+    def assignments(self) -> Tuple[Assignment, ...]:
+        rest = self.words
+        found = [_assignment(word, "prefix" if rest else "plain") for word in self.assigned]
+        if rest and rest[0].text in DECLARING:
+            flag = rest[1].text if len(rest) > 1 else ""
+            exported = rest[0].text == "export" or (flag.startswith("-") and "x" in flag)
+            how = "export" if exported else "plain"
+            found += [_assignment(word, how) for word in rest[1:] if _ASSIGNMENT.match(word.raw)]
+        for before, word in zip(rest, rest[1:]):
+            if before.text in ("--env", "-e", "-x") and _ASSIGNMENT.match(word.text):
+                found.append(_assignment(word, "option"))
+            elif word.text.startswith("--env=") and _ASSIGNMENT.match(word.text[6:]):
+                found.append(_assignment(word._replace(text=word.text[6:]), "option"))
+        return tuple(found)
 
     @functools.cached_property
     def text(self) -> str:
@@ -102,10 +114,31 @@ class Directive:
     text: str
 
 
+class Extent(NamedTuple):
+    nodes: Optional[int]  # None: unknown
+    tasks: Optional[int]  # on all of them
+
+    @property
+    def tasks_per_node(self) -> Optional[int]:
+        return -(-self.tasks // self.nodes) if self.tasks and self.nodes else None
+
+
 class _Reader(Shell):
     def unset(self, name: str, default: str) -> Optional[bool]:
         """Treat every outside variable as possibly set, so that both branches of a test on it are read."""
         return None
+
+    def parsed(self, text: str, line: int) -> List[Node]:
+        """Parse what may be an excerpt."""
+        return parse_loosely(Lexer(text, line).run())
+
+
+def _followed(text: str, line: int) -> Shell:
+    """Interpret a text, functions that it never calls included."""
+    try:
+        return look_everywhere(_Reader({}, bool, None).run(without_marks(text), line))
+    except Problem:
+        return _Reader({}, bool, None)  # too long to follow: nothing is known
 
 
 def _decided(each: Assignment, values: Collection[str]) -> Assignment:
@@ -127,6 +160,7 @@ class Script:
     comments: List[Token] = field(default_factory=list)
     cut: int = 0  # the line from which on commands were left out
     python: List[Heredoc] = field(default_factory=list)  # Python inside: heredocs and -c
+    files: List[Tuple[str, int]] = field(default_factory=list)  # scripts that it writes with heredocs: text, line
 
     @functools.cached_property
     def commands(self) -> Tuple[Command, ...]:
@@ -135,24 +169,7 @@ class Script:
     @functools.cached_property
     def shell(self) -> Shell:
         """The interpreter's state after the script: what each command is started with, as far as the text decides it."""
-        try:
-            return _Reader({}, bool, None).run(without_marks(self.text), self.line)
-        except Problem:
-            return _Reader({}, bool, None)  # too long to follow: nothing is known
-
-    @functools.cached_property
-    def _started(self) -> Dict[Tuple[Word, ...], List[str]]:
-        resolved = self.shell.marks.resolved
-        return {each.written: list(map(resolved, each.words)) for each in self.shell.started[::-1]}
-
-    def values(self, command: Command) -> List[str]:
-        """Return the words that a command is started with; the written ones if the script never starts it."""
-        return self._started.get(command.words) or [word.text for word in command.words]
-
-    def line_of(self, command: Command) -> str:
-        """Return a command's text with the values of its variables."""
-        words = self._started.get(command.words)
-        return " ".join(words)[:MAX_TEXT] if words and not shell_text(command) else command.text
+        return _followed(self.text, self.line)
 
     @functools.cached_property
     def assignments(self) -> Tuple[Assignment, ...]:
@@ -177,12 +194,87 @@ class Script:
         found = [directive for directive in self.directives if directive.name in names]
         return found[-1] if found else None
 
+    @functools.cached_property
+    def starts(self) -> List[Start]:
+        """Return the programs that the script starts, with what reaches each of them."""
+        return starts(self.shell)
 
-_SHORT = {
-    "A": "account", "J": "job-name", "o": "output", "e": "error", "t": "time", "p": "partition", "N": "nodes",
-    "n": "ntasks", "c": "cpus-per-task", "G": "gpus", "w": "nodelist", "x": "exclude", "C": "constraint", "q": "qos",
-    "d": "dependency", "a": "array", "D": "chdir",
-}  # fmt: skip
+    @functools.cached_property
+    def started_anywhere(self) -> List[Start]:
+        """Return also what the scripts start that it writes."""
+        return [*self.starts, *(each for text, line in self.files for each in starts(_followed(text, line)))]
+
+    @property
+    def job_nodes(self) -> Optional[int]:
+        """Return the number of nodes in the #SBATCH lines; None where they do not say one number."""
+        option = self.option("nodes")
+        found = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", option.value) if option else None
+        return int(found[1]) if found and found[2] in (None, found[1]) else None
+
+    @functools.cached_property
+    def nodes(self) -> Optional[int]:
+        """Return the number of nodes that it asks for, or that its commands count on; None when nothing says it."""
+        option = self.option("nodes")
+        if option and re.fullmatch(r"\d{1,6}(-\d{1,6})?", option.value):
+            return int(option.value.split("-")[-1])
+        said = [each.flags.get("nodes", "") for each in self.started_anywhere]
+        said += [
+            value
+            for each in self.started_anywhere
+            for name, value in options(each.words)
+            if name == "nnodes" or name == "nodes" and each.words[0] in ("sbatch", "salloc")
+        ]
+        said += [each.text for each in self.assignments if each.name == "NNODES"]
+        return max(filter(None, map(number, said)), default=None)
+
+    @property
+    def gpus(self) -> int:
+        """Return how many GPUs the job has on each node; 0 where its #SBATCH lines do not say."""
+        asked = self.option("gpus-per-node", "gres") or self.option("gpus")
+        count = last_number(asked.value) if asked else None
+        return (count or 0) // ((self.nodes or 1) if asked and asked.name == "gpus" else 1)
+
+    def extent(self, start: Start) -> Extent:
+        """Return on how many nodes a program starts, and as how many tasks."""
+        if not start.step:
+            return Extent(1, 1)
+        found, by_gpus = self.extent_of(start.flags, self.job_nodes), {"ntasks-per-gpu", "gpus-per-task"}
+        counted = start.flags.get("ntasks") or not self.option("ntasks-per-node") and self.option("ntasks")
+        by_gpus &= {*start.flags, *(each.name for each in self.directives)}
+        return Extent(found.nodes, None) if by_gpus and not counted else found
+
+    def likely(self, start: Start) -> Extent:
+        """Return the same for a script that does not say its nodes: one node, or as many as its launchers are told."""
+        return self.extent_of(start.flags, self.nodes or 1)
+
+    def extent_of(self, flags: Mapping[str, str], has: Optional[int]) -> Extent:
+        """Return the nodes and tasks of a step with these options in a job of so many nodes."""
+        nodes = _counted(flags["nodes"], has) if "nodes" in flags else has
+        per_node, total = flags.get("ntasks-per-node", ""), flags.get("ntasks", "")
+        if not per_node and re.sub(r"[${}]", "", total) in ("", "SLURM_NTASKS", "SLURM_NPROCS"):
+            said, all_tasks = self.option("ntasks-per-node"), self.option("ntasks")
+            per_node, total = said.value if said else "", all_tasks.value if all_tasks and not said else ""
+        if total:
+            tasks = _counted(total, has)
+        else:
+            each_node = number(per_node) if per_node else 1
+            tasks = nodes * each_node if nodes and each_node else None
+        return Extent(min(nodes, tasks) if nodes and tasks else nodes, tasks)
+
+
+def number(text: str) -> Optional[int]:
+    return int(text) if re.fullmatch(r"\d{1,6}", text) else None
+
+
+def last_number(text: str) -> Optional[int]:
+    """Return the number of gpu:a100:4."""
+    return number(text.rpartition(":")[2])
+
+
+def _counted(text: str, nodes: Optional[int]) -> Optional[int]:
+    return nodes if re.sub(r"[${}]", "", text) in ("SLURM_NNODES", "SLURM_JOB_NUM_NODES") else number(text)
+
+
 _OF_SBATCH = {
     "B": "extra-node-info", "F": "nodefile", "H": "hold", "L": "licenses", "M": "clusters", "O": "overcommit", "Q": "quiet",
     "S": "core-spec", "W": "wait", "b": "begin", "i": "input", "k": "no-kill", "m": "distribution", "s": "oversubscribe",
@@ -196,9 +288,10 @@ def options(words: Sequence[str]) -> Iterator[Tuple[str, str]]:
         after = words[place + 1] if place + 1 < len(words) else ""
         if word.startswith("--") and len(word) > 2:
             name, equals, value = word[2:].partition("=")
-            yield name.replace("_", "-"), value if equals else ("" if after.startswith("-") else after)
-        elif len(word) >= 2 and word[0] == "-" and word[1] in _SHORT:
-            yield _SHORT[word[1]], word[2:].lstrip("=") or after
+            name = name.replace("_", "-")
+            yield LONG.get(name, name), value if equals else ("" if after.startswith("-") else after)
+        elif len(word) >= 2 and word[0] == "-" and word[1] in LONG:
+            yield LONG[word[1]], word[2:].lstrip("=") or after
 
 
 def read(text: str, line: int = 1) -> Script:
@@ -245,7 +338,8 @@ def _descend(script: Script, command: Command, depth: int) -> None:
         text = heredoc.text if heredoc.literal else heredoc.text.replace("\\$", "$").replace("\\`", "`")
         if any(re.fullmatch(r"python[\d.]*", name) for name in names) or target.endswith(".py"):
             script.python.append(Heredoc(text, heredoc.line, True, heredoc.owner))
-        elif _SHELLS & set(names) or re.search(r"\.(sh|bash|sbatch|slurm)$", target) or "sbatch" in names:
+        elif set(SHELLS) & set(names) or re.search(r"\.(sh|bash|sbatch|slurm)$", target) or "sbatch" in names:
+            script.files.append((text, heredoc.line))
             _read(script, text, heredoc.line, 0, (*command.within, FILE), depth)
 
 
@@ -265,14 +359,14 @@ def shell_text(command: Command) -> Optional[Tuple[Word, Tuple[str, ...]]]:
     names = command.names
     container = runtime_at(command)
     for place, name in enumerate(names[:-1]):
-        if name not in _SHELLS and name != "csub.py":
-            continue
-        for flag in range(place + 1, len(names) - 1):
-            if re.fullmatch(r"-[a-z]*c", names[flag]) or (name == "csub.py" and names[flag] == "--command"):
-                where = [TASK] if _STARTERS & set(names[:place]) or container >= 0 and "run" in names[container] else []
-                return command.words[flag + 1], (*where, *([CONTAINER] if 0 <= container <= place else [])) or (FILE,)
-            if name != "csub.py" and not names[flag].startswith("-") and names[flag - 1] != "-o":
-                break
+        at, is_text = read_by_shell(names[place:]) if name in SHELLS else (0, False)
+        flag = next((flag for flag in ("-c", "--command") if name == "csub.py" and flag in names[place:]), "")
+        if flag:
+            at, is_text = names[place:].index(flag) + 1, True
+        if is_text and names[place + at :]:
+            where = [TASK] if set(STARTERS) & set(names[:place]) or container >= 0 and "run" in names[container] else []
+            where += [CONTAINER] if 0 <= container <= place else []
+            return command.words[place + at], tuple(where) or (FILE,)
     return None
 
 
@@ -317,29 +411,18 @@ def _pipelines(nodes: Sequence[Node], within: Tuple[str, ...], follows: str = ""
             if node.kind == "for" and node.words:
                 name, *items = node.words
                 head = (name._replace(text="for", raw="for"), name, name._replace(text="in", raw="in"), *items)
-                yield Pipeline((Command(head, (), (), node.line, within),))
+                yield Pipeline((Command("simple", node.line, node.start, node.end, head, within=within),))
             for body in node.bodies:
                 yield from _pipelines(body, within)
             if node.redirects:
-                yield Pipeline((Command((), (), node.redirects, node.redirects[0].line, within),))
+                first = node.redirects[0]
+                command = Command("simple", first.line, first.start, node.end, redirects=node.redirects, within=within)
+                yield Pipeline((command,))
 
 
-def _command(node: Node, within: Tuple[str, ...], follows: str) -> Command:
-    rest = node.words
-    assignments = [_assignment(word, "prefix" if rest else "plain") for word in node.assigned]
-    if rest and rest[0].text in DECLARING:
-        flag = rest[1].text if len(rest) > 1 else ""
-        exported = rest[0].text == "export" or (flag.startswith("-") and "x" in flag)
-        assignments += [
-            _assignment(word, "export" if exported else "plain") for word in rest[1:] if _ASSIGNMENT.match(word.raw)
-        ]
-    for before, word in zip(rest, rest[1:]):
-        if before.text in ("--env", "-e", "-x") and _ASSIGNMENT.match(word.text):
-            assignments.append(_assignment(word, "option"))
-        elif word.text.startswith("--env=") and _ASSIGNMENT.match(word.text[6:]):
-            assignments.append(_assignment(word._replace(text=word.text[6:]), "option"))
-    line = (rest[0] if rest else node).line
-    return Command(rest, tuple(assignments), node.redirects, line, within, follows, node.background, node.heredocs)
+def _command(node: Node, within: Tuple[str, ...], follows: str = "") -> Command:
+    line = (node.words[0] if node.words else node).line
+    return Command(**{**vars(node), "line": line, "within": within, "follows": follows})
 
 
 def _assignment(word: Word, how: str) -> Assignment:

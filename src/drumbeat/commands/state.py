@@ -25,7 +25,7 @@ from drumbeat.commands.events import (
     Variable,
     options_at,
 )
-from drumbeat.commands.expand import MAX_VALUE, Expander, Value, Variables, calculated
+from drumbeat.commands.expand import MAX_VALUE, Expander, Value, calculated
 from drumbeat.commands.shell import Lexer
 from drumbeat.commands.syntax import (
     Node,
@@ -40,18 +40,7 @@ from drumbeat.commands.syntax import (
     program_of,
     substituted,
 )
-from drumbeat.commands.values import (
-    BLANKS,
-    HEAD,
-    JOB,
-    MARK,
-    ONCE,
-    SUBMIT,
-    TASK,
-    Marks,
-    Unknown,
-    outside_quotes,
-)
+from drumbeat.commands.values import BLANKS, HEAD, JOB, MARK, ONCE, SUBMIT, TASK, Marks, Unknown, outside_quotes
 
 EACH_TIME = frozenset((
     "RANDOM", "SRANDOM", "SECONDS", "EPOCHSECONDS", "EPOCHREALTIME", "BASHPID", "PPID", "LINENO", "$", "!", "?",
@@ -102,18 +91,15 @@ class ShellState:
         self.ended_at = 0  # line of an exit that is always reached
         self.own: FrozenSet[str] = frozenset()  # variables that some statement sets without using their old value
         self.exports: FrozenSet[str] = frozenset()  # names marked for export, set or not
-        self.forgotten: FrozenSet[str] = (
-            frozenset()
-        )  # variables that arithmetic in the current statement's words made unknown
+        self.forgotten: FrozenSet[str] = frozenset()  # variables that this statement's arithmetic made unknown
         self.hidden: FrozenSet[str] = frozenset()  # variables that the outer shell does not export
         self.files: Dict[str, str] = {}  # what the script writes into files: path -> text
         self.events: List[Event] = []
         self.started: List[Started] = []
         self.traps: List[Trap] = []
         self.defaults: Dict[str, str] = {}  # variables that the script takes from outside, and its default for each
-        self.unread: List[
-            Tuple[int, str, Tuple[str, ...]]
-        ] = []  # files sourced and not readable here: line, text, variables that may change
+        # files sourced and not readable here: line, text, variables that may change
+        self.unread: List[Tuple[int, str, Tuple[str, ...]]] = []
         self.cwd = ""
         self.zero = ""  # $0, where it is known
         self.foreign = False  # something was sourced that may set any variable
@@ -121,31 +107,25 @@ class ShellState:
         self.inlines = False  # keep the events of loop and function bodies even if undecided
         self.options: List[Tuple[int, str, bool]] = []  # changes by `set`: event number, option, on or off
         self.certain = True
-        self.supposed: Optional[Tuple[int, str, bool]] = (
-            None  # line and text of a started command, and whether it succeeds
-        )
+        # line and text of started commands, and whether they succeed
+        self.supposed: Mapping[Tuple[int, str], bool] = {}
         self.lost = False  # that command failed in the background
         self.last: Optional[bool] = True  # the exit code of the last command is zero
         self.code = 1  # that exit code, where `last` is false
         self.guarded = 0  # inside conditions, where a failure ends nothing
-        self.locals: Optional[Dict[str, Tuple[Optional[Variable], bool]]] = (
-            None  # local variables of the current function, with their values outside
-        )
+        # local variables of the current function, with their values outside
+        self.locals: Optional[Dict[str, Tuple[Optional[Variable], bool]]] = None
         self.doubts: List[Tuple[int, str, str]] = []  # line, text and reason of what is not followed
         self.statement: Optional[Statement] = None
         self.steps, self.depth, self.shifted = [0], 0, 0
         self.text = ""
-        self.words = self.expander()
-
-    def expander(self) -> Expander:
-        variables = Variables(self.lookup, self.unset, self._assign_default, self._forget)
-        return Expander(self.marks, variables, self.substitute, self.separators, self.globs)
+        self.words = Expander(self)
 
     def run(self: S, text: str, line: int = 1) -> S:
         """Interpret a text. Marks in it stand for values that an outer shell inserted."""
         self.text = text
         try:
-            nodes = parse(self.text, line)
+            nodes = self.parsed(text, line)
             self.own = self.own | own_variables([each for top in nodes for each in top.walk()])
             for node in nodes:
                 self.statement = Statement(node.start, node.line, len(self.events), dict(self.variables), self.cwd)
@@ -153,6 +133,9 @@ class ShellState:
         except (Exit, Return) as left:
             self.last = left.result
         return self
+
+    def parsed(self, text: str, line: int) -> List[Node]:
+        return parse(text, line)
 
     def separators(self) -> str:
         """Return IFS if the script sets it to a known value, else the default."""
@@ -230,7 +213,7 @@ class ShellState:
     def mark(self, text: str, kind: str, stable: bool = True) -> str:
         return self.marks.mark(Unknown(text, kind, names_read(text), stable))
 
-    def _assign_default(self, name: str, value: str) -> None:
+    def assign_default(self, name: str, value: str) -> None:
         outside = name not in self.variables and name in self.marks.reads(value)
         self.assign(name, value, self.marks.quoted(value), 0, False)
         if outside:  # exported if it was
@@ -270,7 +253,7 @@ class ShellState:
                 mark = self.marks.mark(Unknown(f"${{{other}}}", JOB, frozenset((other,)), False, made))
                 self.variables[other] = variable._replace(value=mark if isinstance(variable.value, str) else [mark])
 
-    def _forget(self, name: str) -> None:
+    def forget(self, name: str) -> None:
         """Mark a variable as unknown because arithmetic in this statement's words changes it by an unknown value."""
         self._keep_copies(name)
         old = self.variables.get(name)
@@ -333,7 +316,7 @@ class ShellState:
         other = copy.copy(self)
         other.variables, other.files, other.events = dict(self.variables), dict(self.files), list(self.events)
         other.certain = self.certain and certain
-        other.words = other.expander()
+        other.words = Expander(other)
         return other
 
     def body(self, nodes: Sequence[Node]) -> Optional[bool]:
@@ -528,7 +511,7 @@ class ShellState:
             self.variables = outside
             if self.separators() != BLANKS and any(map(outside_quotes, MARK.findall("".join(words)))):
                 self.doubts.append((node.line, text, "IFS is changed, and splits what only the job knows"))
-            if not self.task:
+            if not self.task and self.certain:  # in a part that is kept as it stands no variable can be added
                 words = [self.with_names(word, node.line) for word in words]
                 prefix = {name: self.with_names(value, node.line) for name, value in prefix.items()}
             fed = self.fed(words, node)
@@ -541,7 +524,7 @@ class ShellState:
             self.started.append(started)
             written = self.written(node, words)
             self.events.append(Event("started", node.line, written, names_read(text), words=tuple(started.words)))
-            result = self.supposed[2] if self.supposed and self.supposed[:2] == (node.line, text) else None
+            result = self.supposed.get((node.line, text))
             self.lost = self.lost or result is False and node.background
             return True if node.background else result
         if name == "wait" and self.lost:
@@ -555,7 +538,7 @@ class ShellState:
         elif name in self.state:
             self.events.append(Event("shell", node.line, text, reads, words=tuple(words), soft=True))
         else:
-            quiet = name in self.prints and not self.acts.match(text) and (node.background or not into_file(node))
+            quiet = name in self.prints and not self.acts.match(text) and not into_file(node)
             quiet = quiet and not self.changes([node])
             written = self.written(node, words)
             self.events.append(Event("print" if quiet else "once", node.line, written, reads, words=tuple(words)))

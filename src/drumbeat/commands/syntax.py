@@ -31,15 +31,13 @@ class Node:
     line: int
     start: int  # its place in the text
     end: int
-    words: Tuple[
-        Word, ...
-    ] = ()  # simple: its words; for: the variable and its items; case: the word; function: its name
+    # simple: its words; for: the variable and its items; case: the word; function: its name
+    words: Tuple[Word, ...] = ()
     assigned: Tuple[Word, ...] = ()  # simple: assignments before its words
     redirects: Tuple[Token, ...] = ()
     heredocs: Tuple[Heredoc, ...] = ()
-    bodies: List[List[Node]] = field(
-        default_factory=list
-    )  # pipeline, list: one command each; if: condition, body, …, else
+    # pipeline, list: one command each; if: condition, body, …, else
+    bodies: List[List[Node]] = field(default_factory=list)
     joints: Tuple[str, ...] = ()  # list: the operators between commands; case: the patterns of each body
     negated: bool = False
     background: bool = False

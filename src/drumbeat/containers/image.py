@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from typing import Iterable, List, Optional
+from typing import Iterable, Optional
 
 from drumbeat.base.order import Order
 from drumbeat.base.problem import Problem
@@ -123,48 +123,43 @@ def recipe(site: str, patterns: Iterable[str], runtime: str, base: str, source: 
     if not broadcom:
         if source:
             raise Problem(f"site {site} needs no library of its own", "leave --library out")
-        return "\n".join(_distribution_lines(site, base)) + "\n"
-    if not source or not _SOURCE.fullmatch(source):
+        head = [
+            f"# An image for site {site}: {base} with rdma-core; its providers drive ConnectX (libmlx5) and Pollara (libionic).",
+        ]
+        steps = [
+            "# without a provider libibverbs sees no device, and RCCL silently falls back to TCP",
+            "RUN set -e; find /usr/lib -path '*libibverbs*' -name 'libmlx5*.so*' | grep -q . || \\",
+            "    { echo 'no libmlx5 provider in this image' >&2; exit 1; }",
+        ]
+    elif not source or not _SOURCE.fullmatch(source):
         raise Problem(
             f"--library {source!r} is not libbnxt_re-A.B.C.D.tar.gz",
             "it is in drivers_linux/bnxt_rocelib of the Broadcom package that the hosts have installed",
         )
-    return "\n".join(_lines(site, base, source)) + "\n"
-
-
-def _distribution_lines(site: str, base: str) -> List[str]:
-    return [
-        f"# An image for site {site}: {base} with rdma-core, whose providers drive ConnectX (libmlx5) and Pollara (libionic).",
+    else:
+        folder = source[: -len(".tar.gz")]
+        head = [
+            f"# An image for site {site}: {base} with the hosts' own {folder}.",
+            f"# Put {source} beside this file (from drivers_linux/bnxt_rocelib of the package on the hosts), then:",
+        ]
+        steps = [
+            f"COPY {source} /tmp/",
+            "# the distribution's own library goes out of the way, or libibverbs could load it instead",
+            f"RUN set -e; cd /tmp; tar -xf {source}; cd {folder}; \\",
+            "    sh autogen.sh; ./configure; make; \\",
+            "    find /usr/lib64/ /usr/lib -name 'libbnxt_re-rdmav*.so' -exec mv {} {}.inbox \\; || true; \\",
+            "    make install all; \\",
+            "    echo /usr/local/lib > /etc/ld.so.conf.d/bnxt_re.conf; ldconfig; \\",
+            "    cp -f bnxt_re.driver /etc/libibverbs.d/; \\",
+            "    find /usr/local/lib -name 'libbnxt_re*.so' -exec sha256sum {} + | tee /opt/libbnxt_re.sha256; \\",
+            f"    cd /; rm -rf /tmp/{folder} /tmp/{source}",
+            "# drumbeat compares that checksum with the host's before ranks start",
+        ]
+    packages = [
         "#   docker build -t my-image .",
         f"FROM {base}",
         "RUN apt-get update && apt-get install -y --no-install-recommends \\",
         f"      {' '.join(_PACKAGES)} && \\",
         "    rm -rf /var/lib/apt/lists/*",
-        "# without a provider libibverbs sees no device, and RCCL silently falls back to TCP",
-        "RUN set -e; find /usr/lib -path '*libibverbs*' -name 'libmlx5*.so*' | grep -q . || \\",
-        "    { echo 'no libmlx5 provider in this image' >&2; exit 1; }",
     ]
-
-
-def _lines(site: str, base: str, source: str) -> List[str]:
-    folder = source[: -len(".tar.gz")]
-    return [
-        f"# An image for site {site}: {base} with the hosts' own {folder}.",
-        f"# Put {source} beside this file (from drivers_linux/bnxt_rocelib of the package on the hosts), then:",
-        "#   docker build -t my-image .",
-        f"FROM {base}",
-        "RUN apt-get update && apt-get install -y --no-install-recommends \\",
-        f"      {' '.join(_PACKAGES)} && \\",
-        "    rm -rf /var/lib/apt/lists/*",
-        f"COPY {source} /tmp/",
-        "# the distribution's own library goes out of the way, or libibverbs could load it instead",
-        "RUN set -e; cd /tmp; tar -xf " + source + f"; cd {folder}; \\",
-        "    sh autogen.sh; ./configure; make; \\",
-        "    find /usr/lib64/ /usr/lib -name 'libbnxt_re-rdmav*.so' -exec mv {} {}.inbox \\; || true; \\",
-        "    make install all; \\",
-        "    echo /usr/local/lib > /etc/ld.so.conf.d/bnxt_re.conf; ldconfig; \\",
-        "    cp -f bnxt_re.driver /etc/libibverbs.d/; \\",
-        "    find /usr/local/lib -name 'libbnxt_re*.so' -exec sha256sum {} + | tee /opt/libbnxt_re.sha256; \\",
-        f"    cd /; rm -rf /tmp/{folder} /tmp/{source}",
-        "# drumbeat compares that checksum with the host's before ranks start",
-    ]
+    return "\n".join([*head, *packages, *steps]) + "\n"

@@ -6,28 +6,14 @@ import re
 from typing import Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence
 
 from drumbeat.base.problem import Problem
-from drumbeat.commands.events import Variable
+from drumbeat.commands.events import Started, Variable
 from drumbeat.commands.interpret import Shell
-from drumbeat.commands.launch import find_launcher, runs_text, started_per_node
+from drumbeat.commands.launch import find_launcher, started_per_node
+from drumbeat.commands.starts import starts_of
 from drumbeat.commands.values import JOB, MARK, SUBMIT, Marks, Unknown, whole_marks
 from drumbeat.convert.draft import Difference
 from drumbeat.convert.job_shell import JobShell, by_own_name
-from drumbeat.convert.launch import (
-    AS_TEXT,
-    CONTAINERS,
-    OURS,
-    PER_NODE,
-    PLACE,
-    SHELLS,
-    STARTERS,
-    Launch,
-    behind_wrapper,
-    found_on_path,
-    options,
-    starts_something,
-    starts_training,
-    unwrapped,
-)
+from drumbeat.convert.launch import AS_TEXT, OURS, PLACE, Launch, starts_something
 from drumbeat.jobfile.job import Job
 from drumbeat.plan.argv import rank_argv
 
@@ -75,7 +61,7 @@ def from_job(job: Job, marks: Marks, launch: Launch, known: Mapping[str, str]) -
         inner.variables = _handed_on(shell, launch)
         inner.run(re.sub(rf'eval "\${AS_TEXT}\w+"; ', "", words[2][: -len(launch.words[2])]))
         words, variables = launch.words, inner.variables
-    elif words[:2] == ["bash", "-c"] and len(words) == 3 and not _same(marks, words[2:], launch.words[2:3]):
+    elif words[:2] == ["bash", "-c"] and [marks.shown(words[-1])] != list(map(marks.shown, launch.words[2:3])):
         inner = JobShell(launch.shell.known, lambda words: True, (), marks, task=True)
         inner.variables = _handed_on(shell, launch)
         inner.cwd, inner.foreign = shell.cwd, shell.foreign
@@ -88,51 +74,31 @@ def from_job(job: Job, marks: Marks, launch: Launch, known: Mapping[str, str]) -
     return Reached(words, environment, shell.cwd, [each.words for each in batch.started])
 
 
-def world(
-    words: Sequence[str], shell: Shell, variables: Mapping[str, Variable], gpus: Optional[int], tasks: int = 1
-) -> Optional[int]:
+def world(chosen: Started, batch: Shell, gpus: Optional[int]) -> Optional[int]:
     """Count the rank processes that a command of the batch script starts on all nodes; None where it does not say."""
-    known, words = shell.known, unwrapped(found_on_path(shell.marks, words))
-    nodes = int(known.get("SLURM_NNODES") or 1)
-    program = words[0].rsplit("/", 1)[-1] if words else ""
-    if program in STARTERS:
-        found, at = options(words[1:], program)
-        own, srun = {"ntasks-per-node" if name in PER_NODE else name: value for name, value in found}, program == "srun"
-        for value in (own.get("map-by", ""),):
-            own.update({"ntasks-per-node": value.split(":")[1]} if re.match(r"ppr:\d+:node", value) else {})
-        own_nodes = (own.get("N") or own.get("nodes")) if srun else ""
-        said = (own.get("n") or own.get("ntasks")) if srun else (own.get("n") or own.get("np"))
-        per_node = own.get("ntasks-per-node", "")
-        if any(MARK.search(each or "") for each in (own_nodes, said, per_node)):
-            return None
-        used = int(own_nodes) if own_nodes and own_nodes.isdigit() else nodes
-        if not said and per_node.isdigit():
-            said = str(int(per_node) * used)
-        inherited = str(used) if own_nodes and used != nodes else known.get("SLURM_NTASKS") or str(used)
-        total = said or inherited
-        return world(words[1 + at :], shell, variables, gpus, int(total)) if total.isdigit() else None
-    if program in CONTAINERS:
-        place = next((at for at, word in enumerate(words[1:], 1) if word in ("exec", "run")), 0)
-        _, at = options(words[place + 1 :], program) if place else ([], 0)
-        return world(words[place + 2 + at :], shell, variables, gpus, tasks) if place else tasks
-    place = next((at for at, word in enumerate(words) if runs_text(word)), 0)
-    if program in SHELLS and place == 1 and len(words) > 2:
-        inner = JobShell(known, starts_training, words[4:], shell.marks, task=True)
-        inner.variables = {
-            re.sub(r"^(APPTAINER|SINGULARITY)ENV_", "", name): each for name, each in _exported(variables).items()
-        }
-        inner.run(whole_marks(words[2]))
-        found_inside = [each for each in inner.started if each.certain]
-        return world(found_inside[-1].words, shell, inner.variables, gpus, tasks) if found_inside else None
+    nodes = int(batch.known.get("SLURM_NNODES") or 1)
     try:
-        launcher = find_launcher(words) or behind_wrapper(words)
+        found = [each for each in starts_of(batch, chosen) if each.certain and starts_something(each.words)]
     except Problem:
         return None
-    if launcher is None:
+    if not found:
+        return None
+    start, flags = found[-1], found[-1].flags
+    own_nodes, total, tasks = flags.get("nodes", ""), flags.get("ntasks", ""), 1
+    per_rank = re.match(r"ppr:(\d+):node", flags.get("map-by", ""))
+    per_node = per_rank[1] if per_rank else flags.get("ntasks-per-node", "")
+    if start.step:
+        used = int(own_nodes) if own_nodes.isdigit() else nodes
+        total = total or (str(int(per_node) * used) if per_node.isdigit() else "")
+        total = total or (str(used) if used != nodes else batch.known.get("SLURM_NTASKS") or str(used))
+        if "$" in own_nodes + per_node or not total.isdigit():
+            return None
+        tasks = int(total)
+    if start.launcher is None:
         return tasks
-    each = started_per_node(launcher, nodes)
-    if launcher.kind == "deepspeed" and launcher.flags.keys() & {"--hostfile", "--num-nodes"}:
-        tasks *= launcher.nodes or nodes  # it goes to the other nodes itself
+    each = started_per_node(start.launcher, nodes)
+    if start.launcher.kind == "deepspeed" and start.launcher.flags.keys() & {"--hostfile", "--num-nodes"}:
+        tasks *= start.launcher.nodes or nodes  # it goes to the other nodes itself
     return (gpus * tasks if gpus else None) if each is None else each * tasks
 
 
@@ -155,10 +121,6 @@ def _handed_on(shell: Shell, launch: Launch) -> Dict[str, Variable]:
 def _exported(variables: Mapping[str, Variable]) -> Dict[str, Variable]:
     """Return the variables that a shell exports; arrays are never exported."""
     return {name: each for name, each in variables.items() if each.exported and isinstance(each.value, str)}
-
-
-def _same(marks: Marks, some: List[str], others: List[str]) -> bool:
-    return [marks.shown(each) for each in some] == [marks.shown(each) for each in others]
 
 
 def _expanded(text: str, marks: Marks) -> str:

@@ -9,26 +9,20 @@ from drumbeat.base.problem import Problem
 from drumbeat.base.redact import is_secret, redact
 from drumbeat.commands.events import Started, options_at
 from drumbeat.commands.interpret import Shell
+from drumbeat.commands.launch import STARTERS
 from drumbeat.commands.program import read_script
 from drumbeat.commands.script import Script, foreign_directives, read
 from drumbeat.commands.shell import Lexer
 from drumbeat.commands.syntax import arguments_read, names_needed, names_read, parse_loosely
 from drumbeat.commands.values import JOB, SUBMIT, Unknown, at_submission, without_marks
 from drumbeat.convert.compare import Reached, absolute, differences, from_job, from_script, world, world_of_job
-from drumbeat.convert.directives import (
-    exported,
-    read_directives,
-    shown_gpus,
-    slurm_variables,
-    tasks_per_node,
-)
-from drumbeat.convert.draft import Difference, Draft, LeftOut, job_file
-from drumbeat.convert.ending import acts, at_the_end, exit_code, retries, same, traps
+from drumbeat.convert.directives import exported, read_directives, shown_gpus, slurm_variables, tasks_per_node
+from drumbeat.convert.draft import Draft, LeftOut, job_file
+from drumbeat.convert.ending import acts, at_the_end, exit_code, functions_in, retries, same, traps
 from drumbeat.convert.job_shell import JobShell
 from drumbeat.convert.launch import (
     AS_TEXT,
     OURS,
-    STARTERS,
     Launch,
     manages_ray,
     peel,
@@ -74,14 +68,15 @@ def convert(
         draft.drop(line, "#SBATCH", "it comes after the first command, so sbatch ignores it")
     if re.match(r"#!\s*\S*sh\s+(?:-\w*l|--login)", text):
         draft.drop(1, text.split("\n", 1)[0], "your login shell has read its profile, and its variables are passed on")
-    _unclosed(draft, script)
+    for fault in [each for each in script.faults if each.kind == "quote"][:1]:
+        draft.question(fault.line, fault.text, "a quote that is never closed: what follows it may be read wrongly")
     known = slurm_variables(draft, script.directives)
 
     def batch_shell(
         wanted: Callable[[List[str]], bool], supposed: Optional[Started] = None, succeeds: bool = False
     ) -> JobShell:
         shell = JobShell(known, wanted, arguments, draft.marks, read=read_file)
-        shell.supposed = (supposed.line, supposed.text, succeeds) if supposed else None
+        shell.supposed = {(supposed.line, supposed.text): succeeds} if supposed else {}
         shell.cwd = absolute(draft.keys.get("workdir", ""), draft.marks)
         shell.set_options(re.findall(r"\A#!\s*\S*sh\s+(-\w+)", text))
         for name, value in exported(script.directives).items():
@@ -153,15 +148,8 @@ def _one_part(draft: Draft, script: Script) -> None:
             draft.question(each.line, each.text, why)
     for line in ends:
         draft.drop(line, lines[line - 1], why)
-    draft.differences.append(Difference("parts of the job", str(len(parts)), "1"))
+    draft.differs("parts of the job", len(parts), 1)
     script.directives = kept
-
-
-def _unclosed(draft: Draft, script: Script) -> None:
-    """Ask about a quote that is never closed: it makes the rest of the script one word."""
-    fault = next((each for each in script.faults if each.kind == "quote"), None)
-    if fault:
-        draft.question(fault.line, fault.text, "a quote that is never closed: what follows it may be read wrongly")
 
 
 def _without_ray(batch: Shell) -> List[Started]:
@@ -215,7 +203,7 @@ def _chosen(draft: Draft, batch: Shell, chosen: Started, ray: Sequence[Started])
             again = other.line == chosen.line and other.text == chosen.text  # another round of a loop
             words = " ".join(other.words) if again else other.text
             draft.question(other.line, words, "a job file starts one command; give this one a job of its own")
-            draft.differences.append(Difference(f"line {other.line}", draft.marks.shown(words), "not started"))
+            draft.differs(f"line {other.line}", words, "not started")
     return chosen
 
 
@@ -469,13 +457,8 @@ def _statements(draft: Draft, launch: Launch) -> FrozenSet[str]:
     """Write a command of several statements, with the shell that they find: options, functions, variables, arguments."""
     text, variables = launch.words[2], launch.shell.variables
     assert launch.whole is not None
-    reads = names_read(text)
-    functions: List[str] = []
-    for event in launch.events[::-1]:
-        name = next((each[:-2] for each in event.writes if each.endswith("()")), "")
-        if name and re.search(rf"(?<![\w$-]){re.escape(name)}(?![\w=-])", "\n".join([text, *functions])):
-            functions.insert(0, event.text)
-            reads |= event.reads
+    functions = functions_in(text, launch.events)
+    reads = names_read("\n".join([text, *functions]))
     given = {name for name in reads - OURS if any(name in each.writes for each in launch.events)}
     launch.as_text = frozenset(
         name for name in given if name not in launch.whole or not isinstance(launch.whole[name].value, str)
@@ -540,18 +523,13 @@ def _mpi(draft: Draft, launch: Launch, ranks: int) -> None:
     if launch.launcher:
         return
     imports = read_script(launch.words, launch.shell.read).about_mpi
-    compiled = (
-        not launch.alone
-        and ranks > 1
-        and _COMPILED.fullmatch(launch.words[0])
-        and not launch.words[0].endswith("python")
-    )
+    compiled = _COMPILED.fullmatch(launch.words[0]) and not launch.words[0].endswith("python")
     if launch.mpi in STARTERS:
         why = "MPI that does not find the other ranks: export SLURM_MPI_TYPE in on-start, one of srun --mpi=list"
-        draft.differences.append(Difference("MPI", f"{launch.mpi} starts the ranks", "srun starts them", why))
+        draft.differs("MPI", f"{launch.mpi} starts the ranks", "srun starts them", why)
     elif launch.mpi:
         launch.before.append(f"export SLURM_MPI_TYPE={draft.marks.quoted(launch.mpi)}  # srun --mpi")
-    if launch.mpi or not launch.alone and ranks > 1 and imports or compiled:
+    if launch.mpi or not launch.alone and ranks > 1 and (imports or compiled):
         draft.set("launcher", "tasks", launch.line)
 
 
@@ -572,7 +550,7 @@ def _visibility(draft: Draft, launch: Launch, given: Mapping[str, str], ranks: O
             draft.set(key, number, launch.line)
     if not seen:
         draft.question(launch.line, text, "here each rank sees one GPU, its own: visibility: all shows it all of them")
-        draft.differences.append(Difference("GPUs that a rank sees", text, "its own"))
+        draft.differs("GPUs that a rank sees", text, "its own")
 
 
 def _own_variable(draft: Draft, launch: Launch, gpus: int) -> bool:
@@ -585,9 +563,7 @@ def _own_variable(draft: Draft, launch: Launch, gpus: int) -> bool:
         if value and not (re.fullmatch(r"\d+(,\d+)*", value) and value.count(",") + 1 == gpus):
             why = "drumbeat gives the ranks all GPUs of the job, from the first on: gpus: N asks for fewer"
             draft.question(launch.line, f"{name}={value}", why)
-            draft.differences.append(
-                Difference("GPUs that a rank sees", draft.marks.shown(value), f"all {gpus or 'of the node'}")
-            )
+            draft.differs("GPUs that a rank sees", value, f"all {gpus or 'of the node'}")
     return False
 
 
@@ -628,22 +604,21 @@ def _compare(draft: Draft, launch: Launch, ranks: Optional[int], batch: Shell, c
         job = job_from_text(job_file(draft, "script"), "the converted job")
     except Problem:
         return  # said when the file is written
-    there = from_script(launch)
     here = from_job(job, draft.marks, launch, known)
-    draft.differences += differences(there, here, draft.marks, draft.env, launch.given_before)
+    draft.differences += differences(from_script(launch), here, draft.marks, draft.env, launch.given_before)
     _compare_steps(draft, launch, batch, chosen, here)
     if launch.whole is None and (job.launcher != "once" or launch.wrapper):
         counts = [
-            world(chosen.words, batch, chosen.variables, draft.keys.get("gpus")), world_of_job(job, draft.marks, launch.alone)
+            world(chosen, batch, draft.keys.get("gpus")), world_of_job(job, draft.marks, launch.alone)
         ]  # fmt: skip
         if None not in counts and counts[0] != counts[1]:
-            draft.differences.append(Difference("rank processes in total", str(counts[0]), str(counts[1])))
+            draft.differs("rank processes in total", counts[0], counts[1])
     tasks = 1 if launch.launcher else ranks or 1
     cores = launch.cores or int(known.get("SLURM_CPUS_PER_TASK") or 0)
     if launch.alone and tasks == 1 or job.launcher == "once":
         cores = 0  # a process of the batch script itself may use all cores of the job
     if cores and job.cpus and job.cpus // tasks != cores:
-        draft.differences.append(Difference("cores per task", str(cores), str(job.cpus // tasks)))
+        draft.differs("cores per task", cores, job.cpus // tasks)
 
 
 def _compare_steps(draft: Draft, launch: Launch, batch: Shell, chosen: Started, here: Reached) -> None:
@@ -652,26 +627,17 @@ def _compare_steps(draft: Draft, launch: Launch, batch: Shell, chosen: Started, 
         return
     of_job = [list(map(draft.marks.resolved, each)) for each in here.before]
     of_script = [list(map(draft.marks.resolved, each.words)) for each in batch.started]
-    told = {each.what for each in draft.differences}
-    for each in batch.started:
-        words = list(map(draft.marks.resolved, each.words))
-        seen = of_job.count(words)
+    for each, words in zip(batch.started, of_script):
+        what, seen, times = f"line {each.line}", of_job.count(words), of_script.count(words)
+        told = any(known.what == what for known in draft.differences)
         if each is chosen and seen:
-            draft.differences.append(Difference(f"line {each.line}", "started once", "started by on-start too"))
-        elif each is not chosen and seen > of_script.count(words):
-            found = Difference(
-                f"line {each.line}", f"started {of_script.count(words)} times", f"{seen} times by on-start"
-            )
-            draft.differences += [found] if found not in draft.differences else []
-        elif each is not chosen and not seen and f"line {each.line}" not in told and each.line != chosen.line:
-            draft.differences.append(
-                Difference(f"line {each.line}", draft.marks.shown(" ".join(each.words)), "not started")
-            )
-        told = {each.what for each in draft.differences}
-        if each is chosen and not each.certain and f"line {each.line}" not in told:
-            draft.differences.append(
-                Difference(f"line {each.line}", "started under a condition, or in a loop", "started once")
-            )
+            draft.differs(what, "started once", "started by on-start too")
+        elif each is chosen and not each.certain and not told:
+            draft.differs(what, "started under a condition, or in a loop", "started once")
+        elif each is not chosen and seen > times:
+            draft.differs(what, f"started {times} times", f"{seen} times by on-start")
+        elif each is not chosen and not seen and not told and each.line != chosen.line:
+            draft.differs(what, " ".join(each.words), "not started")
 
 
 # Findings of `drumbeat lint` are carried into the job file too, unless the conversion fixes them.

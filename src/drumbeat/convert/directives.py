@@ -7,7 +7,7 @@ import signal
 from typing import Dict, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.commands.script import Directive
-from drumbeat.convert.draft import Difference, Draft, Notice
+from drumbeat.convert.draft import Draft, Notice
 from drumbeat.jobfile.check import parse_duration
 
 _SAME = {
@@ -39,6 +39,9 @@ _MEMORY_PER = {"mem-per-gpu": "gpus", "mem-per-cpu": "cpus"}
 
 def read_directives(draft: Draft, directives: Sequence[Directive]) -> None:
     given = {each.name: each for each in directives}
+    whole, part = (given.get(name) for name in ("ntasks", "ntasks-per-node"))
+    if "nodes" not in given and whole and part and whole.value.isdigit() and part.value.isdigit() and int(part.value):
+        draft.set("nodes", -(-int(whole.value) // int(part.value)), whole.line)  # as many as Slurm takes for them
     for each in sorted(given.values(), key=lambda each: each.name != "nodes"):  # --gpus is of all nodes
         _one(draft, each)
     for each in directives:
@@ -151,7 +154,7 @@ def stop_with(draft: Draft, name: str) -> None:
         draft.set("stop-signal", name, draft.notice.line)
     else:
         draft.question(draft.notice.line, f"SIG{name}", f"stop-signal is one of {', '.join(STOP_SIGNALS)}")
-        draft.differences.append(Difference("before the time limit", name, "TERM"))
+        draft.differs("before the time limit", name, "TERM")
 
 
 def _export(draft: Draft, each: Directive) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import field
 from typing import Any, Dict, List, NamedTuple, Optional, Set
@@ -56,9 +57,8 @@ class Draft:
     to_export: List[LeftOut] = field(default_factory=list)  # `submit` refuses without them, and names them
     advice: List[LeftOut] = field(default_factory=list)  # true of the script as well: nothing changes
     differences: List[Difference] = field(default_factory=list)
-    carried: Set[int] = field(
-        default_factory=set
-    )  # lines whose statements are in `on-start`, `setup`, `modules` or `env`
+    # lines whose statements are in `on-start`, `setup`, `modules` or `env`
+    carried: Set[int] = field(default_factory=set)
     replaced: Set[str] = field(default_factory=set)  # flags of the launcher that drumbeat fills in
     read: Dict[str, List[int]] = field(default_factory=dict)  # why they are not copied -> lines
     defaults: Dict[str, str] = field(default_factory=dict)  # variables from outside, taken to be unset
@@ -79,6 +79,12 @@ class Draft:
         note = LeftOut(line, redact(text), " ".join(shown(self.marks.shown(why)).split()))
         if note not in notes:
             notes.append(note)
+
+    def differs(self, what: str, script: object, job: object, why: str = "") -> None:
+        """List a difference, once."""
+        found = Difference(what, self.marks.shown(str(script)), self.marks.shown(str(job)), why)
+        if found not in self.differences:
+            self.differences.append(found)
 
     def _as_written(self, text: str) -> str:
         """Return the text with what the script has where the job has a variable of its own."""
@@ -145,7 +151,9 @@ def job_file(draft: Draft, source: str) -> str:
         lines += ["", "# What reaches a rank otherwise than from the script:"]
         for each in draft.differences:
             why = f" ({each.why})" if each.why else ""
-            lines.append(f"#   {each.what}: {_one_line(each.script)} there, {_one_line(each.job)} here{why}")
+            alike = max(0, len(os.path.commonprefix(each[1:3])) - _LONGEST // 2)  # long texts from where they differ
+            there, here = (("... " if alike else "") + _one_line(text[alike:]) for text in each[1:3])
+            lines.append(f"#   {each.what}: {there} there, {here} here{why}")
     if draft.defaults:
         taken = ", ".join(f"{name}={_one_line(value)}" if value else name for name, value in draft.defaults.items())
         lines += ["", f"# Taken to be unset where the script is submitted, so that its defaults hold: {taken}"]
@@ -163,9 +171,12 @@ def _lines(numbers: List[int]) -> str:
     return f"line{'s' if len(set(numbers)) > 1 else ''} " + ", ".join("-".join(map(str, each)) for each in found)
 
 
+_LONGEST = 120  # of a text in a comment
+
+
 def _one_line(text: str) -> str:
     text = " ".join(shown(redact(text)).split())
-    return text if len(text) <= 120 else text[:117] + "..."
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
 
 
 def _entry(key: str, value: Any, comment: str) -> List[str]:

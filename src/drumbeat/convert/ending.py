@@ -11,7 +11,7 @@ from drumbeat.commands.interpret import Shell
 from drumbeat.commands.syntax import arguments_read, names_read, parse, program_of
 from drumbeat.commands.values import SUBMIT, at_submission
 from drumbeat.convert.directives import stop_with
-from drumbeat.convert.draft import Difference, Draft
+from drumbeat.convert.draft import Draft
 from drumbeat.convert.job_shell import by_own_name
 from drumbeat.convert.launch import AS_TEXT, Launch
 from drumbeat.convert.residue import OF_TASKS, changed
@@ -47,9 +47,7 @@ def retries(draft: Draft, chosen: Started, failed: Shell, done: Shell) -> bool:
     words = {tuple(map(marks.resolved, each.words)) for each in (*again, *once)}
     if len(words) > 1:
         for other in sorted(words)[1:]:
-            draft.differences.append(
-                Difference(f"line {chosen.line}", f"{' '.join(other)} if it fails", "not started", "a retry")
-            )
+            draft.differs(f"line {chosen.line}", f"{' '.join(other)} if it fails", "not started", "a retry")
     else:
         draft.set("restarts", MOST_RESTARTS if endless else len(again) - 1, chosen.line)
         if endless:
@@ -110,7 +108,7 @@ def traps(draft: Draft, batch: Shell) -> List[Trap]:
         draft.drop(draft.notice.line, f"--signal=B:{draft.notice.signal}, without a trap", why)
     elif draft.notice and draft.notice.batch and not handled:
         given = f"{draft.notice.signal} for the batch script, nothing for the ranks"
-        draft.differences.append(Difference("before the time limit", given, draft.keys.get("stop-signal", "TERM")))
+        draft.differs("before the time limit", given, draft.keys.get("stop-signal", "TERM"))
     return at_end
 
 
@@ -143,13 +141,15 @@ def at_the_end(
             for name in launch.for_end - exported
             if not chosen.variables[name].exported or chosen.variables[name].maybe
         }
-        functions = _functions(batch, text)
+        functions = functions_in(text, batch.events)
         lines = [f"set {changed(frozenset(), options)}"] if options else []
         lines += [f'eval "${AS_TEXT}{name}"' for name in sorted(launch.for_end & launch.as_text)]
         lines += [f"{name}={value}" for name, value in sorted(given.items())]
         lines += [f"{name}={batch.known[name]}" for name in OF_TASKS if name in reads and batch.known.get(name)]
         lines += [f"set -- {' '.join(map(draft.marks.quoted, launch.arguments))}"] if arguments_read(text) else []
-        whole = "\n".join([*_moved(draft, chosen.cwd), *lines, *functions, text])
+        place = draft.marks.quoted(chosen.cwd, lambda each: "${SLURM_SUBMIT_DIR}" if at_submission(each) else each.text)
+        moved = [f"cd {place} || exit"] if chosen.cwd else []
+        whole = "\n".join([*moved, *lines, *functions, text])
         line = doing[0].line if doing else on_exit[0].line
         draft.set("on-end", ["bash", "-c", draft.marks.shown(_FILLED_IN.sub(r"$\1", whole))], line)
         for start, said in [*((each.line, each.text) for each in doing), *((each.line, each.text) for each in on_exit)]:
@@ -165,12 +165,6 @@ def at_the_end(
             draft.question(event.line, event.text, _AFTER)
         elif event.kind == "shell" and not acts(event):
             draft.drop(event.line, event.text, "after the training, and only of the shell")
-
-
-def _moved(draft: Draft, folder: str) -> List[str]:
-    """Return what brings `on-end` to the script's folder."""
-    there = draft.marks.quoted(folder, lambda each: "${SLURM_SUBMIT_DIR}" if at_submission(each) else each.text)
-    return [f"cd {there} || exit"] if folder else []
 
 
 def _text(
@@ -190,13 +184,13 @@ def _text(
     if "$?" not in text and not strict:
         text = text.replace(f"{_CODE}\n", "", 1)
     text = by_own_name(text)
-    return text, names_read("\n".join([batch.marks.shown(text), *_functions(batch, text)]))
+    return text, names_read("\n".join([batch.marks.shown(text), *functions_in(text, batch.events)]))
 
 
-def _functions(batch: Shell, text: str) -> List[str]:
+def functions_in(text: str, events: Sequence[Event]) -> List[str]:
     """Return the definitions of the functions that a text calls, and of those that they call."""
     found: List[str] = []
-    for event in [each for each in batch.events[::-1] if any(name.endswith("()") for name in each.writes)]:
+    for event in [each for each in events[::-1] if any(name.endswith("()") for name in each.writes)]:
         name = next(iter(event.writes))[:-2]
         if re.search(rf"(?<![\w$-]){re.escape(name)}(?![\w=-])", "\n".join([text, *found])) and event.text not in found:
             found.insert(0, event.text)
@@ -205,7 +199,7 @@ def _functions(batch: Shell, text: str) -> List[str]:
 
 def _fits(draft: Draft, batch: Shell, chosen: Started, text: str) -> bool:
     """Return true if `on-end` can do it: programs that are quick, in a folder that is known, without what only sbatch has."""
-    whole = "\n".join([text, *_functions(batch, text)])
+    whole = "\n".join([text, *functions_in(text, batch.events)])
     nodes = [each for top in parse(whole) for each in top.walk()]
     called = {program_of(each) for each in nodes if each.kind == "simple" and each.words}
     quick = called <= _QUICK | batch.prints | set(batch.functions) and not called & {"sleep", "wait"}

@@ -34,10 +34,6 @@ _PRINTS = _words(
     "lspci ibstat ibv_devinfo ifconfig ip ulimit_ nvcc gcc lstopo du history groups uptime tput clear"
 )
 _STATE = _words("ulimit umask shopt stty alias hash enable complete trap_ unset pushd popd dirs let")
-_ENVIRONMENTS = re.compile(
-    r"(?:source|\.)\s+(?:\$\([^()]*\)|\S)*?(?:bin/activate|conda\.sh|/etc/profile\S*|modules?(?:/\S*)?/init/\S+|\.bashrc)[\"']?(?:\s|$)"
-    r"|(?:conda|mamba|micromamba|pyenv|spack|module|ml|source\s+activate)\b|eval\s.*(?:conda|mamba|spack|pyenv)"
-)
 _ASKING = _words("[ [[ test command which type grep egrep pgrep nvidia-smi ping nc hash cmp diff")
 _FIRST_OF = re.compile(
     r"head\s+-(?:n\s*)?1\b|-f\s*1\b|\$1\b|sed\s+-n\s+['\"]?1p|NR\s*==\s*1|%%|\[0\]|head\s+--lines=1|tail\s+-n\s*1\b.*-1"
@@ -72,7 +68,7 @@ def by_own_name(text: str) -> str:
 
 
 class JobShell(Shell):
-    prints, state, asks, environments = _PRINTS, _STATE, _ASKING, _ENVIRONMENTS
+    prints, state, asks = _PRINTS, _STATE, _ASKING
     looks = _FILTERS - {"srun"} | _words(
         "basename dirname realpath readlink sort uniq expr seq jq nproc shuf openssl bc find stat git pip conda jobs tac rev "
         "paste base64 md5sum sha1sum sha256sum getconf nodeset sacctmgr module ml cd [ read export unset uuidgen"

@@ -13,28 +13,19 @@ from drumbeat.base.regex import regex
 from drumbeat.commands.events import Event, Started, Variable
 from drumbeat.commands.interpret import Shell
 from drumbeat.commands.launch import (
-    OUTSIDE,
-    Found,
-    Wrapper,
+    CONTAINERS,
+    STARTERS,
+    environment_given,
     find_launcher,
-    following,
+    options,
+    read_by_shell,
     runs_text,
     started_per_node,
-    values,
 )
 from drumbeat.commands.launch import peel as off
-from drumbeat.commands.values import (
-    HEAD,
-    JOB,
-    MARK,
-    SUBMIT,
-    Marks,
-    Unknown,
-    outside_quotes,
-    split_marks,
-    whole_marks,
-)
-from drumbeat.convert.draft import Difference, Draft
+from drumbeat.commands.starts import PER_TASK, starts_of
+from drumbeat.commands.values import HEAD, JOB, MARK, SUBMIT, Marks, Unknown, outside_quotes, split_marks, whole_marks
+from drumbeat.convert.draft import Draft
 from drumbeat.convert.job_shell import JobShell
 from drumbeat.plan.argv import rank_argv
 
@@ -48,8 +39,6 @@ OURS = {
 AS_TEXT = "AS_TEXT_"
 PLACE = "DRUMBEAT_WORKDIR"
 WORKED_OUT = "worked out on each node, with its reason (drumbeat plan)"
-STARTERS = ("srun", "mpirun", "mpiexec")
-CONTAINERS = ("apptainer", "singularity", "docker", "podman")
 _LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "composer", "fabric", "tune")
 _NAMES_LAUNCHER = regex(
     r"torchrun|torch\.distributed\.(run|launch)|deepspeed(\.launcher\.runner)?|launch|composer|run|accelerate\.commands\.\S+"
@@ -58,20 +47,6 @@ IMAGE_FOLDER = Unknown("${OLDPWD}", JOB, frozenset(("OLDPWD",)))  # a rank leave
 _LABELS = ("--role", "--tee", "-t")
 SHELLS = ("bash", "sh")
 _SIZE = {"N": "nodes", "nodes": "nodes", "n": "ntasks", "ntasks": "ntasks"}
-_APPTAINER = Wrapper(
-    values(
-        "--nv --rocm --cleanenv -e --contain -c --containall -C --no-home --writable-tmpfs --userns -u --fakeroot -f "
-        "--no-init --compat --writable -w --no-eval --no-umask --no-privs --no-setgroups --unsquash --disable-cache --pid -p "
-        "--ipc -i --uts --net -n --nvccli",
-        0,
-    ),
-    every=1,
-)
-_DOCKER = Wrapper(
-    values("--rm --it -i -t -d --privileged --init --detach --interactive --tty --read-only -P --publish-all", 0),
-    every=1,
-)
-_OPTIONS = {**OUTSIDE, "apptainer": _APPTAINER, "singularity": _APPTAINER, "docker": _DOCKER, "podman": _DOCKER}
 _UTILITY = regex(
     r"(?:\S*/)?(?:nvidia-smi|rocm-smi|amd-smi|hostname|dcgmi|nvtop|mkdir|rm|cp|mv|rsync|tar|unzip|ls|echo|cat|chmod|sudo|apt(?:-get)?"
     r"|pip3?|conda|git|wget|curl|date|df|free|sleep|true|killall|pkill|scontrol|sbcast|ln|touch|find|ray(?!\s+job\s+submit\b)|dcgmproftester\d*|enroot|env\s*$"
@@ -100,9 +75,7 @@ class Launch:
     size: Dict[str, int] = field(default_factory=dict)  # nodes and ntasks that srun itself asks for
     workdir: str = ""
     container: bool = False
-    whole: Optional[Mapping[str, Variable]] = (
-        None  # of a command that is several statements: all variables of their shell
-    )
+    whole: Optional[Mapping[str, Variable]] = None  # of a command of several statements: their shell's variables
     alone: bool = False  # the batch script starts it itself, on the first node
     mpi: str = ""  # what brings MPI to the ranks: mpirun, or a kind that srun's --mpi names
     addresses: Dict[str, str] = field(default_factory=dict)  # with drumbeat's own address -> as the script has it
@@ -115,9 +88,8 @@ class Launch:
     ray: bool = False  # the script starts a Ray cluster, and the driver once
     in_binds: FrozenSet[str] = frozenset()  # variables of the batch script that `binds` reads
     for_end: FrozenSet[str] = frozenset()  # variables of the batch script that `on-end` reads
-    as_text: FrozenSet[str] = (
-        frozenset()
-    )  # variables of the command that `declare -p` brings there: lists, doubtful exports
+    # variables of the command that `declare -p` brings there: lists, doubtful exports
+    as_text: FrozenSet[str] = frozenset()
 
     @property
     def given_before(self) -> FrozenSet[str]:
@@ -188,7 +160,8 @@ def _is_utility(text: str) -> bool:
 def peel(draft: Draft, started: Started, batch: Shell, shells: bool = True) -> Launch:
     """Remove the wrappers around the training, and apply what each of them sets for the command behind it. `shells`: follow
     `bash -c` too."""
-    shell = JobShell(_in_task(batch.known), lambda words: True, (), batch.marks, True, batch.read)
+    known = {name: value for name, value in batch.known.items() if name not in PER_TASK}
+    shell = JobShell(known, lambda words: True, (), batch.marks, True, batch.read)
     shell.steps, shell.files, shell.foreign = batch.steps, batch.files, batch.foreign
     shell.hidden = frozenset(name for name, each in started.variables.items() if not each.exported)
     events = batch.events[: started.before]
@@ -217,11 +190,10 @@ def peel(draft: Draft, started: Started, batch: Shell, shells: bool = True) -> L
         elif program in SHELLS and len(launch.words) >= 2:
             if not shells or not _shell(draft, launch, started):
                 break
-        elif program in ("env", "time", "nohup", "exec") and _simple_wrapper(launch):
-            continue
         elif unwrapped(launch.words) != launch.words:
             inner = unwrapped(launch.words)
             around = " ".join(launch.words[: -len(inner)])
+            _give(launch, dict(environment_given(launch.words)))
             fate = "" if "timeout" in around else f"stands around {inner[0]}, whose place drumbeat takes"
             _other_option(draft, launch, around, fate)
             launch.words = inner
@@ -281,42 +253,10 @@ def _binds(draft: Draft, launch: Launch, variables: Mapping[str, Variable]) -> N
         draft.question(launch.line, " ".join(binds), why)
 
 
-def _in_task(known: Mapping[str, str]) -> Dict[str, str]:
-    return {
-        name: value for name, value in known.items() if name not in ("SLURM_PROCID", "SLURM_NODEID", "SLURM_LOCALID")
-    }
-
-
 def _give(launch: Launch, variables: Dict[str, str]) -> None:
     """Set variables for this command."""
     for name, value in variables.items():
         launch.shell.assign(name, value, launch.shell.marks.quoted(value), launch.line, True)
-
-
-_PROGRAM = regex(r"(?:\S*/)?(?:python[\d.]*|bash|sh|env|\S+\.(?:sh|py)|" + "|".join((*CONTAINERS, *_LAUNCHERS)) + ")")
-
-
-def options(words: Sequence[str], program: str) -> Tuple[List[Tuple[str, str]], int]:
-    """Return (name, value) of the options at the start, and the position of the first other word."""
-    wrapper = _OPTIONS[program]
-    found, at = [], 0
-    while at < len(words) and len(words) > at + 1:
-        if program == "srun" and MARK.fullmatch(words[at]) and any(map(_PROGRAM.fullmatch, words[at + 1 :])):
-            found.append(("", words[at]))  # options that only the job knows
-            at += 1
-            continue
-        if not words[at].startswith("-") or words[at] == "-":
-            break
-        name, _, value = words[at].lstrip("-").partition("=")
-        count = following(wrapper, words[at])
-        short = not words[at].startswith("--") and len(words[at]) > 2 and program not in ("mpirun", "mpiexec")
-        if short and following(wrapper, words[at][:2]):  # -N2
-            name, value = name[0], words[at][2:]
-        elif count:
-            value = " ".join(words[at + 1 : at + 1 + count])
-        found.append((name.replace("_", "-"), value))
-        at += 1 + count
-    return found, at
 
 
 # What becomes of each option of a starter. Those that neither `_starter` carries over nor these tables name reach the ranks
@@ -424,7 +364,12 @@ def _starter(draft: Draft, launch: Launch, program: str) -> None:
         elif name in _SIZE and is_srun:
             launch.size.update({_SIZE[name]: int(value)} if value.isdigit() else {})
         elif name in ("n", "np") and not is_srun:
-            _processes(draft, launch, f"{program} -{name} {value}", value)
+            nodes = draft.keys.get("nodes", 1 if draft.keys else 0)
+            if nodes and value.isdigit() and int(value) % nodes == 0:
+                launch.tasks = launch.tasks or int(value) // nodes
+            elif launch.tasks is None:
+                why = "ranks on all nodes together: write nodes and ranks-per-node"
+                draft.question(launch.line, f"{program} -{name} {value}", why)
         elif name == "cpu-bind" and _masks(value):
             launch.cpu_bind = _masks(value)
         elif name in ("gpus-per-task", "gpu-bind", "ntasks-per-gpu"):
@@ -461,8 +406,7 @@ def _other_option(draft: Draft, launch: Launch, said: str, fate: str, value: str
     if fate and not (fate.startswith("drumbeat numbers") and value.startswith(("cyclic", "arbitrary", "plane"))):
         draft.drop(launch.line, said, fate)
     else:
-        found = Difference("option of the script", draft.marks.shown(said), "not used")
-        draft.differences += [found] if found not in draft.differences else []
+        draft.differs("option of the script", said, "not used")
 
 
 def _masks(value: str) -> List[str]:
@@ -490,15 +434,6 @@ def _first_part(draft: Draft, launch: Launch, program: str, words: List[str]) ->
         "several programs in one step: the job file starts the first; give the others a job of their own",
     )
     return words[:end]
-
-
-def _processes(draft: Draft, launch: Launch, words: str, value: str) -> None:
-    """Convert mpirun's number of ranks on all nodes to ranks per node."""
-    nodes = draft.keys.get("nodes", 1 if draft.keys else 0)
-    if nodes and value.isdigit() and int(value) % nodes == 0:
-        launch.tasks = launch.tasks or int(value) // nodes
-    elif launch.tasks is None:
-        draft.question(launch.line, words, "ranks on all nodes together: write nodes and ranks-per-node")
 
 
 _GIVEN_BY_US = _each(
@@ -567,7 +502,7 @@ def _apptainer_variables(launch: Launch, binds: List[str]) -> None:
     """Carry over APPTAINERENV_NAME, which is NAME inside, and APPTAINER_BIND."""
     for name, variable in list(launch.shell.variables.items()):
         found = re.fullmatch(r"(?:APPTAINER|SINGULARITY)(ENV_(\w+)|_BIND(?:PATH)?)", name)
-        if not found or not isinstance(variable.value, str):
+        if not found or not isinstance(variable.value, str) or name.endswith("PEND_PATH"):  # the container's own words
             continue
         if found[2] and not launch.shell.marks.stable(
             variable.value
@@ -578,17 +513,10 @@ def _apptainer_variables(launch: Launch, binds: List[str]) -> None:
             continue
         del launch.shell.variables[name]
         if found[2] is None:
-            binds += [each for each in variable.value.split(",") if each and not _own_name(launch, each, name)]
-        elif found[2] in ("PREPEND_PATH", "APPEND_PATH"):
-            path = launch.shell.lookup("PATH")
-            parts = [variable.value, str(path)]
-            _give(launch, {"PATH": ":".join(parts if found[2] == "PREPEND_PATH" else parts[::-1])})
+            reads = launch.shell.marks.reads
+            binds += [each for each in variable.value.split(",") if each and name not in reads(each)]
         else:
             _give(launch, {found[2]: variable.value})
-
-
-def _own_name(launch: Launch, text: str, name: str) -> bool:
-    return any(name in unknown.reads for unknown in launch.shell.marks.of(text))
 
 
 def _pair(text: str) -> Tuple[str, str]:
@@ -605,10 +533,10 @@ def _text_of(shell: Shell, path: str) -> str:
 def _shell(draft: Draft, launch: Launch, started: Started) -> bool:
     """Follow `bash -c 'a; b; train'`, or a script that was written just before. False: it stays as it is."""
     words, shell = launch.words, launch.shell
-    place = next((at for at, word in enumerate(words[1:], 1) if not word.startswith("-") or runs_text(word)), 0)
-    if place and runs_text(words[place]) and len(words) > place + 1:
-        text, zero, arguments = words[place + 1], (words[place + 2 :] or words)[0], words[place + 3 :]
-    elif place and _text_of(shell, words[place]):
+    place, is_text = read_by_shell(words)
+    if words[place:] and is_text:
+        text, zero, arguments = words[place], (words[place + 1 :] or words)[0], words[place + 2 :]
+    elif words[place:] and _text_of(shell, words[place]):
         text, zero, arguments = _text_of(shell, words[place]), words[place], words[place + 1 :]
         launch.words = ["bash", "-c", text, words[place], *arguments]
     else:
@@ -619,9 +547,9 @@ def _shell(draft: Draft, launch: Launch, started: Started) -> bool:
     inner.functions = dict(shell.functions)
     inner.events, inner.variables = list(shell.events), dict(shell.variables)
     inner.wanted = _anything
-    inner.set_options(words[1 : place + 1])
+    inner.set_options(words[1:place])
     inner.run(whole_marks(text), launch.line)
-    trainings = [each for each in inner.started if starts_training(each.words) or _last_one(each, inner)]
+    trainings = [each for each in inner.started if starts_training(each.words)] or inner.started[-1:]
     chosen = trainings[-1] if trainings else None
     after = inner.events[chosen.before + 1 :] if chosen else []
     if (
@@ -632,7 +560,7 @@ def _shell(draft: Draft, launch: Launch, started: Started) -> bool:
         or any(each.kind != "print" for each in after)
     ):  # only the whole of it is right
         return False
-    if len([each for each in inner.started if each is not chosen]) and not _before(inner, chosen):
+    if inner.started[-1] is not chosen or not all(each.certain for each in inner.started):
         return False
     inner.events = inner.events[: chosen.before]
     for event in inner.events[len(shell.events) :]:  # what stands before it is run by every task
@@ -650,30 +578,6 @@ _NOT_STARTED = _each("module ml conda mamba ulimit umask source set trap hostnam
 
 def _anything(words: List[str]) -> bool:
     return words[0] not in _NOT_STARTED and (len(words) > 1 or not MARK.fullmatch(words[0]))
-
-
-def _last_one(started: Started, inner: Shell) -> bool:
-    return started is inner.started[-1] and not any(starts_training(each.words) for each in inner.started)
-
-
-def _before(inner: Shell, chosen: Started) -> bool:
-    return inner.started[-1] is chosen and all(each.certain for each in inner.started)
-
-
-def _simple_wrapper(launch: Launch) -> bool:
-    """Take `env A=1`, `time -p`, `nohup` or `exec` off; False where one of its options changes what runs."""
-    name, rest = launch.words[0].rsplit("/", 1)[-1], tuple(launch.words[1:])
-    peeled = off(launch.words)
-    around = rest[: len(peeled.prefix) - 1] if peeled else ()
-    if name == "exec":
-        around = ()
-    elif peeled is None or name == "env" and not all(re.match(r"[A-Za-z_]\w*=", each) for each in around):
-        return False
-    if rest[len(around) :] and rest[len(around)].startswith("-"):
-        return False
-    launch.words = list(rest[len(around) :])
-    _give(launch, dict(map(_pair, around)) if name == "env" else {})
-    return True
 
 
 def ranks_of_launchers(started: Sequence[Started], nodes: int) -> List[Optional[int]]:
@@ -696,19 +600,6 @@ def found_on_path(marks: Marks, words: Sequence[str]) -> List[str]:
     return [*(named[1:] if launcher else named), *words[2:]] if any(found[:1]) or launcher else list(words)
 
 
-def behind_wrapper(words: Sequence[str]) -> Optional[Found]:
-    """Return a launcher named in the arguments of a program that cannot be read here: `bash wrapper.sh torchrun ...`."""
-    for place in range(1, len(words)):
-        if words[place].rsplit("/", 1)[-1] in _LAUNCHERS or re.fullmatch(r"(?:\S*/)?python[\d.]*", words[place]):
-            try:
-                found = find_launcher(words[place:])
-            except Problem:
-                return None
-            if found:
-                return found
-    return None
-
-
 def _launcher(draft: Draft, launch: Launch) -> None:
     words = launch.words
     try:
@@ -717,21 +608,21 @@ def _launcher(draft: Draft, launch: Launch) -> None:
         draft.question(launch.line, problem.what, problem.fix)
         return
     if found is None:
-        found = behind_wrapper(words)
-        if found:  # it keeps its own flags, so it starts as many ranks as they say, once on each node
+        inside = Started(launch.line, words, launch.shell.variables, launch.shell.cwd, 0, True, "")
+        found = next((each.launcher for each in starts_of(launch.shell, inside) if each.launcher), None)
+        if found:  # behind a wrapper it keeps its flags, so it starts as many ranks as they say, once on each node
             launch.tasks, launch.launcher = started_per_node(found, int(draft.keys.get("nodes", 1))), True
             launch.wrapper = " ".join(words[:2])
             draft.set("launcher", "once", launch.line)
         return
-    places = range(
-        1, len(words) - len(found.called) + 1
-    )  # the first word that is called may be options of the launcher
+    # the first word that is called may be options of the launcher
+    places = range(1, len(words) - len(found.called) + 1)
     for before, word in ((words[place - 1], words[place]) for place in places if words[place : place + 1]):
         late = draft.marks.get(word) if MARK.fullmatch(word) and not re.fullmatch(r"-[^=]*", before) else None
         if late and late.kind != SUBMIT and ("[" in late.text or outside_quotes(word)):
             why = f"options of {found.words} that are decided when the job runs: write ranks-per-node if they say it"
             draft.question(launch.line, word, why)
-            draft.differences.append(Difference("rank processes", f"as {late.text} says", "one per GPU, or per node"))
+            draft.differs("rank processes", f"as {late.text} says", "one per GPU, or per node")
     flags = [f"{flag} {launch.addresses.get(value, value)}".strip() for flag, value in found.replaced.items()]
     if flags:
         draft.replaced = set(found.replaced)

@@ -8,7 +8,7 @@ from typing import List, Optional, Sequence
 from drumbeat.commands.events import Event, Started, options_at
 from drumbeat.commands.interpret import Shell
 from drumbeat.commands.values import ONCE, TASK
-from drumbeat.convert.draft import Difference, Draft
+from drumbeat.convert.draft import Draft
 from drumbeat.convert.launch import Launch, manages_ray, peel
 
 # Arguments: the number of words of the head's command, those words, the same of the workers', then the driver.
@@ -32,9 +32,9 @@ def cluster(draft: Draft, launch: Launch, batch: Shell, chosen: Started, ours: S
         sure = [each for each in workers if each.certain]
         join = _of_node(draft, batch, workers) if len(sure) in (0, 1, nodes - 1) else None
     if head is None or join is None or not isinstance(nodes, int) or not join and nodes > 1:
-        for each in {(each.line, each.text): each for each in ours}.values():
+        for each in ours:
             draft.question(each.line, each.text, _NO_CLUSTER)
-            draft.differences.append(Difference(f"line {each.line}", each.text, "not started"))
+            draft.differs(f"line {each.line}", each.text, "not started")
         return
     ready = _slept(batch, heads[0].before, workers[0].before) if join else 0
     drive = _slept(batch, heads[0].before, chosen.before)
@@ -46,10 +46,9 @@ def cluster(draft: Draft, launch: Launch, batch: Shell, chosen: Started, ours: S
     text = text if heads[0].background else text.replace('"${head[@]}" || sleep', '"${head[@]}" || exit; sleep')
     launch.words = ["bash", "-c", text, "ray", str(len(head)), *head, str(len(join)), *join, *launch.words]
     launch.size, launch.in_rank, launch.launcher = {}, (), False
-    for each in {(each.line, each.text): each for each in ours}.values():
-        draft.drop(
-            each.line, each.text, "the command starts it on its node" if each in starts else "Ray ends with the job"
-        )
+    for each in ours:
+        why = "the command starts it on its node" if each in starts else "Ray ends with the job"
+        draft.drop(each.line, each.text, why)
     for event in waiting:
         if event.text in checks:
             draft.drop(event.line, event.text, "the command does it on node 0, before the driver")

@@ -10,13 +10,13 @@ script runs, and what it exports reaches the ranks as srun would bring it there.
 from __future__ import annotations
 
 import re
-from typing import Callable, FrozenSet, List, Optional, Set
+from typing import FrozenSet, List, Optional, Set
 
 from drumbeat.base.redact import is_secret
 from drumbeat.commands.events import Event, options_at
 from drumbeat.commands.state import ARGUMENTS
 from drumbeat.commands.syntax import DECLARING, arguments_read, into_file, names_read, parse, program_of
-from drumbeat.commands.values import HEAD, HOSTS, JOB, MARK, ONCE, SUBMIT, TASK, Marks, Unknown, at_submission
+from drumbeat.commands.values import HEAD, HOSTS, JOB, MARK, ONCE, SUBMIT, TASK, Unknown, at_submission
 from drumbeat.convert.draft import Draft, LeftOut
 from drumbeat.convert.job_shell import OWN_PATH, JobShell, by_own_name
 from drumbeat.convert.launch import AS_TEXT, IMAGE_FOLDER, OURS, PLACE, WORKED_OUT, Launch
@@ -60,9 +60,8 @@ class _Residue:
         self.late = next((place for place, event in enumerate(launch.events) if ARGUMENTS in event.writes), 1 << 30)
         self.once = bool(launch.in_binds or launch.for_end)  # what the batch script runs goes into on-start
         self.given = dict(draft.env)
-        self.arguments = " ".join(
-            map(draft.marks.quoted, draft.arguments or ())
-        )  # of the script; empty: nobody gave any
+        # of the script; empty: nobody gave any
+        self.arguments = " ".join(map(draft.marks.quoted, draft.arguments or ()))
         self.elsewhere = "workdir" in draft.keys  # the script does not begin where it is submitted
 
     def write(self) -> None:
@@ -151,7 +150,8 @@ class _Residue:
                 name not in not_in_env
                 and self.marks.kind(value) in ("", SUBMIT)
                 and settled
-                and not _of_the_node(name, value, self.marks.reads(value))
+                and name not in self.marks.reads(value)  # it extends the node's own
+                and not any(each.endswith("PATH") for each in self.marks.reads(value))
             ):
                 self.draft.env[name] = value
                 self.in_env.add(name)
@@ -286,7 +286,9 @@ class _Residue:
             return [f'cd "${PLACE}"']
         if workdir and not in_setup and there:
             line = next((event.line for event in self.launch.events[::-1] if event.kind == "cd"), self.launch.line)
-            self.draft.set("workdir", re.sub(f"^{MARK.pattern}/", _without_here(self.marks), workdir), line)
+            here = re.match(f"{MARK.pattern}/", workdir)
+            relative = here is not None and self.marks.get(here[0][0]).text == "${PWD}"
+            self.draft.set("workdir", workdir[2:] if relative else workdir, line)
             if moves or batch and self.launch.workdir:  # on-start begins in `workdir`
                 batch.insert(0, Event("cd", line, f"cd {self.marks.quoted(begin)}"))
                 self.places[id(batch[0])] = -1
@@ -316,9 +318,8 @@ class _Residue:
             options = self.launch.options if self._outside(event) else self.launch.shell.options
             there = options_at(options, self.places[id(event)]) - _PRINTING
             if event.kind == "assign" and substitutes and "e" in there and not event.words:
-                text = re.sub(
-                    r"\Aexport (\w+)(=.*)", r"\1\2\nexport \1", text, flags=re.DOTALL
-                )  # `export` hides a failure
+                # `export` hides a failure
+                text = re.sub(r"\Aexport (\w+)(=.*)", r"\1\2\nexport \1", text, flags=re.DOTALL)
             wanted = there if acts else there - {"e"} | now & {"e"}
             if wanted != now and (acts or event.kind not in ("assign", "export") or "$" in text):
                 first = wanted < now == {"e"} and not any(line.startswith("set ") for line in lines)
@@ -399,15 +400,6 @@ def changed(before: FrozenSet[str], after: FrozenSet[str]) -> str:
 
 def _module(event: Event) -> bool:
     return event.kind == "shell" and event.words[:1] in (("module",), ("ml",))
-
-
-def _without_here(marks: Marks) -> Callable[[re.Match[str]], str]:
-    return lambda found: "" if marks.get(found[0][0]).text == "${PWD}" else found[0]
-
-
-def _of_the_node(name: str, value: str, reads: FrozenSet[str]) -> bool:
-    """Return true for a value that extends the node's own, such as a search path."""
-    return name in reads or any(each.endswith("PATH") for each in reads)
 
 
 _SILENT = DECLARING | {"echo", "printf", "read", "mapfile", "readarray", "let", "continue", "break", ":"}

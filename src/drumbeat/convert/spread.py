@@ -8,8 +8,9 @@ from typing import List, Optional, Sequence
 
 from drumbeat.commands.events import Started
 from drumbeat.commands.interpret import Shell
+from drumbeat.commands.launch import options
 from drumbeat.commands.values import HEAD, HOSTS, TASK, Marks, Unknown
-from drumbeat.convert.launch import OURS, options
+from drumbeat.convert.launch import OURS
 
 _SIZES = ("N", "nodes", "n", "ntasks", "ntasks-per-node")
 
@@ -72,9 +73,8 @@ def _numbered(marks: Marks, column: Sequence[str]) -> Optional[str]:
     number, word = marks.mark(Unknown("${SLURM_NODEID}", TASK, frozenset(("SLURM_NODEID",)))), ""
     for parts in zip(*rows):
         counts = list(parts) == list(map(str, range(len(parts))))
-        same = (
-            len({(marks.resolved(each), marks.kind(each)) for each in parts}) == 1
-        )  # the first node's differs from others'
+        # the first node's differs from others'
+        same = len({(marks.resolved(each), marks.kind(each)) for each in parts}) == 1
         if not counts and not same:
             return None
         word += number if counts else parts[0]

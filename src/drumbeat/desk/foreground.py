@@ -32,8 +32,8 @@ from drumbeat.machine.host import LiveHost
 from drumbeat.machine.model import Identity
 from drumbeat.runfolder.files import replace
 from drumbeat.runfolder.layout import RunFolder, ask_to_stop
-from drumbeat.runfolder.run import Run, replaced_nodes
-from drumbeat.runfolder.state import Course, hangs_of, ledger, ranks_seen, why_stopped, world_of
+from drumbeat.runfolder.run import Run
+from drumbeat.runfolder.state import Course, ledger
 from drumbeat.runfolder.summary import (
     AttemptEnd,
     Observations,
@@ -73,13 +73,10 @@ def summary_without_lead(
     queued = os.path.exists(run.folder.script)
     events = run.run_events()
     parts, hang = ledger(order.created, now, events, queued, progress), Course(events).hang
-    found = hang.finding if hang else None
     facts = [run.facts(node) for node in run.nodes()]
     known = [gpus_used(order, each) for each in facts if each]
     gpus = gpus_of_run(order, known) if len(known) == len(facts) else None
-    replaced, world = replaced_nodes(events), world_of(events)
-    hangs = hangs_of(events, now, progress)
-    observed = Observations(found, replaced, gpus, world, hangs, ranks_seen(events), why_stopped(events))
+    observed = Observations(events, hang.finding if hang else None, gpus)
     return summarize(order, attempts, run.members(), affected, progress, parts, observed)
 
 

@@ -20,7 +20,7 @@ from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.events import Event, VerdictGiven
 from drumbeat.runfolder.lines import GpuUse, gpu_use, near, not_finite_words, quiet_words
 from drumbeat.runfolder.progress import Progress
-from drumbeat.runfolder.run import Ranks, Run, lead_now, replaced_nodes, spares_left
+from drumbeat.runfolder.run import Ranks, Run, lead_now, spares_left
 from drumbeat.runfolder.state import (
     Condition,
     Course,
@@ -28,6 +28,7 @@ from drumbeat.runfolder.state import (
     Muster,
     condition,
     last_attempt,
+    replaced_nodes,
     stood_still,
     verdicts_of,
     world_of,

@@ -13,6 +13,7 @@ from drumbeat.findings.model import OK, Evidence, Finding, PastedDump
 from drumbeat.machine.dumps import by_node, together
 from drumbeat.machine.dumps.text import Dump
 from drumbeat.machine.model import Facts, Gpu, RdmaDevice
+from drumbeat.machine.table import state_words
 from drumbeat.machine.topology import distance, nearest
 from drumbeat.plan.network import candidates, ipv4_of, usable_gids
 
@@ -43,15 +44,13 @@ def _judge(dumps: Sequence[Dump]) -> List[Tuple[Dump, Finding]]:
     judged = []
     for finding, sources in _sources(dumps):
         cited = [(dump, _cited(dump, finding)) for dump in sources]
-        cited = [each for each in cited if each[1]] or [(sources[0], _first(sources[0], finding))]
+        lines_here, unplaced = sources[0].lines.values(), Evidence(finding.title, sources[0].file)
+        first = min(lines_here, key=lambda line: line.line or 0, default=unplaced)
+        cited = [each for each in cited if each[1]] or [(sources[0], [first])]
         lines = tuple(line for _, some in cited for line in some[:3])[:3]
         seen = tuple(f"{dump.kind}: {dump.file}" for dump, _ in cited)
         judged.append((cited[0][0], replace(finding, evidence=lines, seen=seen, host=dumps[0].facts.host or None)))
     return judged
-
-
-def _first(dump: Dump, finding: Finding) -> List[Evidence]:
-    return [min(dump.lines.values(), key=lambda line: line.line or 0, default=Evidence(finding.title, dump.file))]
 
 
 _ADDRESS = re.compile(r"[\da-fA-F:.]{7,16}")
@@ -143,7 +142,7 @@ def _words(dump: Dump) -> Iterator[str]:
     yield from facts.driver_errors
     for gpu in facts.gpus:
         about = [gpu.name, f"at {gpu.pci}" if gpu.pci and gpu.index >= 0 else "", _beside(gpu, dump), gpu.partition]
-        about += [f"NUMA {gpu.numa}" if gpu.numa is not None else "", "MIG on" if gpu.mig else "", *_health(gpu)]
+        about += [f"NUMA {gpu.numa}" if gpu.numa is not None else "", *state_words(gpu)]
         yield f"{gpu.label}: {', '.join(part for part in about if part) or 'nothing of it to judge'}"
     kinds = _between(facts)
     if kinds:
@@ -164,16 +163,6 @@ def _beside(gpu: Gpu, dump: Dump) -> str:
     if near and distance(gpu, near[0]):
         return f"{', '.join(device.name for device in near)} ({distance(gpu, near[0])})"
     return "no card listed" if "nics" in dump.shown and not near else ""
-
-
-def _health(gpu: Gpu) -> Iterator[str]:
-    health = gpu.health
-    if health and health.uncorrected_errors is not None:
-        yield f"{health.uncorrected_errors or 'no'} uncorrected errors"
-    if health and health.remapped_rows:
-        yield f"{health.remapped_rows} bad row{'s' * (health.remapped_rows > 1)} or page replaced"
-    if gpu.pids:
-        yield f"used by {', '.join(map(str, gpu.pids))}"
 
 
 def _between(facts: Facts) -> List[str]:

@@ -13,6 +13,7 @@ from drumbeat.doctor import gpus, network
 from drumbeat.doctor.case import GIB, Case, alone, find, make_case, seen, worst_first
 from drumbeat.findings.model import ERROR, INFO, UNKNOWN, WARNING, Finding
 from drumbeat.machine.model import Facts, Peer, Peers
+from drumbeat.machine.table import limits_words
 from drumbeat.machine.vendors import VENDORS, vendor_named
 from drumbeat.plan.network import active_ports, compute_nics
 from drumbeat.plan.scene import fits, matches
@@ -32,7 +33,7 @@ def looked_at(case: Case) -> Finding:
         f"interfaces: {_interfaces(facts)}",
         f"cores and memory: {len(facts.cpus.allowed or facts.cpus.online) or 'unknown'} CPUs for this process, "
         + (memory_text(facts.memory_bytes) if facts.memory_bytes else "memory unknown"),
-        f"limits: {_limits(facts)}",
+        f"limits: {limits_words(facts)}",
         f"surroundings: {_surroundings(facts)}",
     ]
     unseen = list(facts.unknown[:16])
@@ -55,15 +56,6 @@ def _interfaces(facts: Facts) -> str:
         return "none that is up with an address"
     speeds = [f"{one.speed_mbps // 1000} Gb/s" if one.speed_mbps else "speed unknown" for one in usable]
     return some([f"{one.name} ({speed})" for one, speed in zip(usable, speeds)], 8)
-
-
-def _limits(facts: Facts) -> str:
-    limits = facts.limits
-    sizes = (limits.memlock, limits.shm_bytes, limits.cgroup_memory_bytes)
-    shown = zip(("locked memory", "shared memory", "the job's memory"), sizes)
-    words = [f"{name} {'unknown' if size is None else memory_text(size)}" for name, size in shown]
-    files = "unknown" if limits.nofile is None else "unlimited" if limits.nofile < 0 else str(limits.nofile)
-    return ", ".join([*words, f"open files {files}"])
 
 
 def _surroundings(facts: Facts) -> str:
@@ -277,11 +269,11 @@ def _say(code: str, variant: str, what: str, outliers: Outliers, severity: str =
             hosts.setdefault(found, []).append(peer.host)
         sides = [f"{some(names, 4)} {'have' if len(names) > 1 else 'has'} {found}" for found, names in hosts.items()]
         title = f"the nodes differ in {what}: {'; '.join(sides[:4])}"
-        yield replace(find(code, variant, differs=title, severity=severity), fix=_TIE)
+        yield replace(find(code, variant, title=title, severity=severity), fix=_TIE)
         return
     for peer, found in odd[:16]:
         title = f"{peer.host} has {what} {found}, most nodes have {common}"
-        yield find(code, variant, differs=title, severity=severity, node=peer.node, host=peer.host)
+        yield find(code, variant, title=title, severity=severity, node=peer.node, host=peer.host)
 
 
 def _versions(peers: Peers) -> Iterator[Finding]:

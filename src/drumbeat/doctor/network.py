@@ -239,8 +239,8 @@ def _verbs_libraries(case: Case) -> Iterator[Finding]:
     """Check that libibverbs, librdmacm and the providers load inside this image; NCCL needs all but librdmacm."""
     if case.here.fabric not in ("infiniband", "roce"):
         return
-    providers = ("libmlx5", "libbnxt_re", "libionic", "libefa", "libirdma", "libhfi1verbs")
-    for start, needed in (("libibverbs.so", True), ("librdmacm.so", False), *((name, True) for name in providers)):
+    for start in PACKAGES:
+        needed = start != "librdmacm.so"
         found = [library for library in case.facts.libraries if library.name.startswith(start)]
         if not found:
             continue

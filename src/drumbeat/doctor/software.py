@@ -85,7 +85,7 @@ def _mpi4py(answers: FrameworkAnswers, recipe: str, launcher: Optional[str]) -> 
         return
     found = (answers.probe.get("modules") or {}).get("mpi4py") or {}
     if "error" in found:
-        yield find("mpi4py-missing", recipe=recipe, evidence=[str(found["error"])])
+        yield _missing("mpi4py", str(found["error"]), recipe, INFO, "drumbeat verify --mpi needs it")
         return
     library = answers.probe.get("mpi_library")
     if not library:
@@ -131,17 +131,21 @@ def _module(answers: FrameworkAnswers, name: str) -> Tuple[Optional[str], str]:
     return (None, str(found["error"])) if "error" in found else (found.get("version") or "", "")
 
 
+def _missing(name: str, error: str, fix: str, severity: str = ERROR, why: str = "") -> Finding:
+    return find("framework-module", "missing", name=name, why=why, how=fix, severity=severity, evidence=[error])
+
+
 def _imported(answers: FrameworkAnswers, name: str, severity: str, why: str, fix: str) -> Finding:
     version, error = _module(answers, name)
     if version is None:
-        return find("framework-module", "missing", name=name, why=why, how=fix, severity=severity, evidence=[error])
+        return _missing(name, error, fix, severity, why)
     return find("framework-module", name=name, version=version, evidence=[str(answers.probe.get("executable", ""))])
 
 
 def _torch(answers: FrameworkAnswers) -> Iterator[Finding]:
     version, error = _module(answers, "torch")
     if version is None:
-        yield find("framework-torch", "missing", evidence=[error])
+        yield _missing("torch", error, "install torch for your GPUs first")
         return
     torch: Mapping[str, Any] = answers.probe.get("torch") or {}
     built = f"CUDA {torch['cuda']}" if torch.get("cuda") else f"ROCm {torch['hip']}" if torch.get("hip") else "CPU only"
@@ -156,7 +160,7 @@ def _deepspeed(answers: FrameworkAnswers) -> Iterator[Finding]:
     yield from _torch(answers)
     version, error = _module(answers, "deepspeed")
     if version is None:
-        yield find("deepspeed-missing", recipe=recipe("deepspeed", answers), evidence=[error])
+        yield _missing("deepspeed", error, recipe("deepspeed", answers))
         return
     if "ds_report" not in answers.tools:
         yield find("ds-report-missing")
@@ -221,7 +225,7 @@ def _horovod(answers: FrameworkAnswers) -> Iterator[Finding]:
     yield from _torch(answers)
     (version, error), how = _module(answers, "horovod"), recipe("horovod", answers)
     if version is None:
-        yield find("horovod-missing", recipe=how, evidence=[error])
+        yield _missing("horovod", error, how)
         return
     text = answers.tools.get("horovodrun")
     if text is None:
@@ -285,7 +289,7 @@ def _maxtext(answers: FrameworkAnswers) -> Iterator[Finding]:
     elif _module(answers, "MaxText")[0] is not None:
         yield find("maxtext-legacy", recipe=how)
     else:
-        yield find("maxtext-missing", recipe=how, evidence=[error])
+        yield _missing("maxtext", error, how)
 
 
 _CHECKS: Dict[str, Callable[[FrameworkAnswers], Iterator[Finding]]] = {

@@ -1,7 +1,8 @@
 """Findings as data: their words are in the YAML files beside this one, and Python fills in values.
 
 An entry is a code, or `code/variant`, which takes what it leaves out from the code. The title is the value of its severity, or of
-`title` if the caller gives the severity; an entry that is only a text is `ok`. `{name}` and `{name:.1f}` are filled in,
+`title` if the caller gives the severity; without one it is a warning, and the caller gives `title`. An entry that is only a text
+is `ok`. `{name}` and `{name:.1f}` are filled in,
 `{count:rank}` gives "1 rank" or "2 ranks", and `[ ({name})]` is dropped if the value is empty. docs/codes.md shows `means`, else
 the title; `source` says where it is documented.
 """
@@ -14,13 +15,14 @@ from typing import Any, Dict, Mapping
 
 from drumbeat.base.data import load
 from drumbeat.base.regex import regex
-from drumbeat.findings.model import OK, SEVERITIES, Evidence, Finding
+from drumbeat.findings.model import OK, SEVERITIES, WARNING, Evidence, Finding
 
 FIELDS = frozenset(("severity", "evidence", "node", "host", "rank", "local", "confidence", "seen", "unseen"))
 WORDS = ("title", "cause", "fix", "support")
 NAME = regex(r"\{(\w+)(?::([\w.,%]+))?\}")
 OPTIONAL = regex(r"\[([^\[\]]*\{\w+(?::[\w.,%]+)?\}[^\[\]]*)\]")
 _NOUN = regex(r"[A-Za-z]{2,}")
+_BY_CALLER = {"severity": WARNING, "title": "{title}"}
 
 
 @functools.lru_cache(None)
@@ -32,7 +34,7 @@ def entries(file: str) -> Dict[str, Dict[str, str]]:
         severity = next((key for key in entry if key in SEVERITIES), None)
         own = {"severity": severity, "title": entry[severity]} if severity else {}
         rest = {key: words for key, words in entry.items() if key != severity}
-        whole[name] = {**whole.get(name.partition("/")[0], {}), **own, **rest}
+        whole[name] = {**whole.get(name.partition("/")[0], _BY_CALLER), **own, **rest}
     return whole
 
 

@@ -26,6 +26,7 @@ CAUGHT = "caught-error"  # the last words of a rank that ended with 0: a program
 
 # Codes of earlier versions -> the one of today: run folders keep what was written, and one fault has one code.
 WAS = {
+    **dict.fromkeys(("deepspeed-missing", "horovod-missing", "maxtext-missing", "mpi4py-missing"), "framework-module"),
     "deepspeed-ops": "deepspeed-operators",
     "deepspeed-other-torch": "deepspeed-torch",
     "gid-no-address": "gid-missing",
@@ -37,6 +38,7 @@ WAS = {
     "link-types-mixed": "rdma-mixed",
     "nccl-roce-gid": "gid-index",
     "rdma-port-slow": "rdma-rate-low",
+    "tasks-away-from-gpu": "cpu-bind-away-from-gpu",
 }
 
 

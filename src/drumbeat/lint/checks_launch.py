@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import difflib
 import functools
+import itertools
 import re
 from typing import Dict, Iterator, List, Mapping, Optional, Set, Tuple
 
 from drumbeat.base.redact import in_text, is_secret
 from drumbeat.base.regex import regex
-from drumbeat.commands.launch import started_per_node
-from drumbeat.commands.script import Assignment, Command, options
+from drumbeat.commands.launch import NODE_BY_NODE, Found, started_per_node
+from drumbeat.commands.script import SUBSTITUTION, last_number, number
+from drumbeat.commands.starts import Start
 from drumbeat.lint.context import Context, Edit, Hit, by_name, rules
 from drumbeat.lint.python_program import in_one_process
 from drumbeat.plan.binding import ranks_without_gpu
@@ -20,15 +22,12 @@ _LOCAL = regex(r"(?:localhost|127\.\d+\.\d+\.\d+|::1)(?::|$)")
 _PORT_FLAG = regex(
     r"--(?:rdzv[-_]endpoint|master[-_]port|main[-_]process[-_]port)[= ][ \t]*(?:[^\s:]*:)?(\d{2,5})(?!\S)"
 )
-_TORCHRUN = regex(r"\btorchrun\b|\bTORCHRUN\w*\b|-m torch\.distributed\.(?:run|launch)\b")
 
 
-def _launch_lines(context: Context) -> Iterator[Command]:
-    for command in context.script.commands:
-        if command.name not in ("export", "echo", "printf", "declare") and _TORCHRUN.search(
-            context.script.line_of(command)
-        ):
-            yield command
+def _torchruns(context: Context) -> Iterator[Tuple[Start, Found]]:
+    for start in context.script.started_anywhere:
+        if start.launcher and start.started_by("torchrun", "launch"):
+            yield start, start.launcher
 
 
 def port_fixed(context: Context) -> Iterator[Hit]:
@@ -48,26 +47,25 @@ def port_fixed(context: Context) -> Iterator[Hit]:
 
 
 def master_is_localhost(context: Context) -> Iterator[Hit]:
-    nodes = context.nodes
+    nodes = context.script.nodes
     if not nodes or nodes < 2:
         return
     for each in context.script.assignments:
         if each.name == "MASTER_ADDR" and _LOCAL.match(each.text):
             yield Hit(each.line, {"shown": each.text, "nodes": str(nodes)})
-    for command in _launch_lines(context):
-        flags = context.flags(command)
-        for name in ("master-addr", "rdzv-endpoint"):
-            if _LOCAL.match(flags.get(name, "")):
-                yield Hit(command.line, {"shown": flags[name], "nodes": str(nodes)})
+    for start, found in _torchruns(context):
+        for name in ("--master-addr", "--rdzv-endpoint"):
+            if _LOCAL.match(found.said(name)):
+                yield Hit(start.line, {"shown": found.said(name), "nodes": str(nodes)})
 
 
 _SOCKETS = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 
 
 def socket_on_loopback(context: Context) -> Iterator[Hit]:
-    for each in context.script.assignments if (context.nodes or 1) > 1 else ():
+    for each in context.script.assignments if (context.script.nodes or 1) > 1 else ():
         if each.name in _SOCKETS and re.fullmatch(r"=?lo(?:,lo)*", each.text):
-            yield Hit(each.line, {"name": each.name, "value": each.text, "nodes": str(context.nodes)})
+            yield Hit(each.line, {"name": each.name, "value": each.text, "nodes": str(context.script.nodes)})
 
 
 def localhost_after_failure(context: Context) -> Iterator[Hit]:
@@ -77,25 +75,22 @@ def localhost_after_failure(context: Context) -> Iterator[Hit]:
 
 
 def rendezvous_mixed(context: Context) -> Iterator[Hit]:
-    for command in _launch_lines(context):
-        flags = context.flags(command)
-        dynamic = flags.get("rdzv-backend", "static") not in ("static", "") or "standalone" in flags
-        if dynamic and ("master-addr" in flags or "master-port" in flags):
-            name = "--standalone" if "standalone" in flags else "--rdzv-backend=" + flags["rdzv-backend"]
-            yield Hit(command.line, {"name": name})
+    for start, found in _torchruns(context):
+        dynamic = "--standalone" in found.flags or found.said("--rdzv-backend") not in ("static", "")
+        if dynamic and found.flags.keys() & {"--master-addr", "--master-port"}:
+            name = "--standalone" if "--standalone" in found.flags else f"--rdzv-backend={found.said('--rdzv-backend')}"
+            yield Hit(start.line, {"name": name})
 
 
 def rendezvous_missing(context: Context) -> Iterator[Hit]:
     elsewhere = any(each.name.startswith("PET_") for each in context.script.assignments)
-    for command in _launch_lines(context):
-        flags = context.flags(command)
-        nodes = flags.get("nnodes", "1")
-        if not re.fullmatch(r"\d{1,6}", nodes) or int(nodes) < 2:
+    for start, found in _torchruns(context):
+        if (number(found.said("--nnodes")) or 1) < 2:
             continue
-        if "standalone" in flags:
-            yield Hit(command.line, {"shown": "--standalone"})
-        elif not elsewhere and not {"rdzv-endpoint", "master-addr"} & set(flags):
-            yield Hit(command.line, {"shown": "neither --master-addr nor --rdzv-endpoint"})
+        if "--standalone" in found.flags:
+            yield Hit(start.line, {"shown": "--standalone"})
+        elif not elsewhere and not found.flags.keys() & {"--rdzv-endpoint", "--master-addr"}:
+            yield Hit(start.line, {"shown": "neither --master-addr nor --rdzv-endpoint"})
 
 
 def container_variable_twice(context: Context) -> Iterator[Hit]:
@@ -112,7 +107,11 @@ def fabric_unset(context: Context) -> Iterator[Hit]:
     """Find multi-node jobs on a fabric that NCCL uses only if configured; it silently falls back to TCP."""
     if "drumbeat.pyz" in context.script.text:
         return  # the agents decide it on the nodes
-    if not context.slurm or (context.nodes or 1) < 2 or not re.search(context.settings["signs"], context.script.text):
+    if (
+        not context.slurm
+        or (context.script.nodes or 1) < 2
+        or not re.search(context.settings["signs"], context.script.text)
+    ):
         return
     named = {each.name for each in context.script.assignments}
     words = {word for command in context.script.commands for word in command.names}
@@ -121,59 +120,46 @@ def fabric_unset(context: Context) -> Iterator[Hit]:
     if not named & {"NCCL_SOCKET_IFNAME", "NCCL_NET", "FI_PROVIDER"} and not re.search(
         r"(?:module load|ml) [^\n]*(?i:nccl|rccl|ofi)", context.script.text
     ):
-        for command in context.script.commands:
-            if "srun" in command.names and "substitution" not in command.within:
-                yield Hit(command.line)
-                return
+        steps = (each for each in context.script.commands if "srun" in each.names and SUBSTITUTION not in each.within)
+        yield from (Hit(each.line) for each in itertools.islice(steps, 1))
 
 
 def launcher_per_task(context: Context) -> Iterator[Hit]:
     """Find a launcher that starts all ranks of a node but is itself started once per rank."""
-    said = context.script.option("ntasks-per-node", "tasks-per-node")
-    for command in context.script.commands:
-        text = context.script.line_of(command)
-        if command.name != "srun" or "substitution" in command.within or not _NODE_LAUNCHER.search(text):
-            continue
-        flags = context.flags(command)
-        asked = flags.get("ntasks-per-node") or flags.get("tasks-per-node") or (said.value if said else "")
-        total, nodes = flags.get("ntasks", ""), flags.get("nodes", "") or str(context.nodes or "")
-        if total.isdecimal() and nodes.isdecimal() and int(nodes):
-            asked = str(max(1, int(total) // int(nodes)))
-        started = re.search(r"--nproc[-_]per[-_]node[= ](\d{1,4})", text)
-        if asked.isdecimal() and int(asked) > 1 and (started is None or int(started.group(1)) > 1):
-            ranks = f"{int(asked) * int(started.group(1))}" if started else f"{asked} times as many"
-            name = "accelerate launch" if "accelerate launch" in text else "torchrun"
-            yield Hit(command.line, {"tasks": asked, "ranks": ranks, "name": name})
+    for start in context.script.started_anywhere:
+        tasks = context.script.likely(start).tasks_per_node or 1
+        if tasks > 1 and start.step == "srun" and start.launcher and start.started_by(*NODE_BY_NODE):
+            each = number(start.launcher.said("--nproc-per-node"))
+            ranks = str(tasks * each) if each else f"{tasks} times as many"
+            if each != 1:
+                yield Hit(start.line, {"tasks": str(tasks), "ranks": ranks, "name": start.launcher.words})
 
 
 def deepspeed_on_every_node(context: Context) -> Iterator[Hit]:
     """Find the launcher that goes to all nodes by itself, started by srun on each of them."""
-    for command in context.script.commands:
-        if command.name != "srun" or "deepspeed" not in command.names:
-            continue
-        flags = context.flags(command)
-        many = _number(flags.get("num-nodes", "")) or context.nodes or 1
-        tasks = _number(flags.get("ntasks", "")) or context.tasks_on_a_node(command) * (context.nodes or 1)
-        alone = "no-ssh" in flags or not flags.keys() & {"hostfile", "num-nodes"}  # it goes to no other node
-        if many > 1 and tasks > 1 and not alone:
-            yield Hit(command.line, {"tasks": str(tasks), "nodes": str(many)})
+    for start in context.script.started_anywhere:
+        if start.launcher and start.step == "srun" and start.started_by("deepspeed"):
+            flags, likely = start.launcher.flags.keys(), context.script.likely(start)
+            nodes = start.launcher.nodes or context.script.nodes or 1
+            tasks = likely.tasks or 2 * (likely.nodes or 1)
+            alone = "--no-ssh" in flags or not flags & {"--hostfile", "--num-nodes"}  # it goes to no other node
+            if nodes > 1 and tasks > 1 and not alone:
+                yield Hit(start.line, {"tasks": str(tasks), "nodes": str(nodes)})
 
 
 def more_tasks_than_gpus(context: Context) -> Iterator[Hit]:
     """Find more ranks on a node than the job has GPUs there: tasks of a Python program, or those of a launcher."""
-    gpus, nodes = context.gpus, context.nodes or 1
-    for command in context.script.commands:
-        text = context.script.line_of(command)
-        starts = gpus and re.search(r"(?:^|\s)(?:srun|mpirun|mpiexec)\s.*\bpython[\d.]*\s.*\.py\b", text)
-        if starts and not _NODE_LAUNCHER.search(text) and "ntasks-per-gpu" not in text:
-            tasks = context.tasks_on_a_node(command)
-            if ranks_without_gpu(tasks, gpus):
-                yield Hit(command.line, {"ranks": str(tasks), "what": "tasks", "gpus": str(gpus)})
-    for start in context.starts if gpus else ():
-        line, found = start.line, start.launcher
-        ranks = (started_per_node(found, nodes) or 0) if found else 0
-        if found and ranks_without_gpu(ranks, gpus) and "--cpu" not in found.flags:
-            yield Hit(line, {"ranks": str(ranks), "what": "ranks", "gpus": str(gpus)}, severity="error")
+    script, gpus = context.script, context.script.gpus
+    for start in script.started_anywhere if gpus else ():
+        ranks: Optional[int] = None
+        if start.launcher:
+            cpu = "--cpu" in start.launcher.flags
+            what, ranks = "ranks", None if cpu else started_per_node(start.launcher, script.nodes or 1)
+        elif start.step and start.program and "ntasks-per-gpu" not in start.flags:
+            what, ranks = "tasks", script.likely(start).tasks_per_node
+        if ranks and ranks_without_gpu(ranks, gpus):
+            words = {"ranks": str(ranks), "what": what, "gpus": str(gpus)}
+            yield Hit(start.line, words, severity="error" if start.launcher else "")
 
 
 _READS_RANK = regex(r"(?:environ(?:\.get)?|getenv)[\[(]\s*['\"](?:RANK|LOCAL_RANK|WORLD_SIZE)\b|init_process_group\(")
@@ -187,43 +173,36 @@ _NUMBERS_ITSELF = regex(
 def ranks_unset(context: Context) -> Iterator[Hit]:
     """Find a Python program started as several tasks without rank variables; a note if the program cannot be read here."""
     given = {each.name for each in context.script.assignments}
-    for command in context.script.commands:
-        words = command.names
-        place = next((at for at, word in enumerate(words) if re.fullmatch(r"python[\d.]*", word)), 0)
-        script = next((word.text for word in command.words[place + 1 :] if not word.text.startswith("-")), "")
-        if command.name != "srun" or not place or not script.endswith(".py") or "-m" in words[place:]:
+    for start in context.script.started_anywhere if context.batch and "RANK" not in given else ():
+        program, likely = start.program, context.script.likely(start)
+        tasks = likely.tasks or 2 * (likely.nodes or 1)
+        if tasks < 2 or not program or start.step != "srun" or start.launcher or start.wrapped or "-m" in start.words:
             continue
-        flags = dict(options(words[:place]))
-        nodes = _number(flags.get("nodes", "")) or context.nodes or 1
-        tasks = _number(flags.get("ntasks", "")) or context.tasks_on_a_node(command) * nodes
-        if tasks < 2 or "RANK" in given or "substitution" in command.within or not context.batch:
-            continue
-        text = context.read(script)
+        text = context.read(program)
         own = re.findall(r"^\s*(?:from|import)\s+([\w.]+)", text, re.M)
         texts = [text, *(context.read(name.replace(".", "/") + ".py") for name in own)]
-        words_of = {"name": script, "tasks": str(tasks)}
+        words_of = {"name": program, "tasks": str(tasks)}
         if _READS_RANK.search(text) and not any(map(_NUMBERS_ITSELF.search, texts)):
-            yield Hit(command.line, {**words_of, "what": "it reads RANK and WORLD_SIZE, and nothing sets them"})
-        elif not text and context.gpus and "WORLD_SIZE" not in given and "train" in script:
+            yield Hit(start.line, {**words_of, "what": "it reads RANK and WORLD_SIZE, and nothing sets them"})
+        elif not text and context.script.gpus and "WORLD_SIZE" not in given and "train" in program:
             what = "nothing here sets RANK (the program was not read)"
-            yield Hit(command.line, {**words_of, "what": what}, severity="info")
+            yield Hit(start.line, {**words_of, "what": what}, severity="info")
 
 
-_RANKS = regex(r"--n(?:proc|um)[-_](?:per[-_]node|processes|gpus)[= ](\d{1,4})")
+def _told_ranks(context: Context) -> Set[Tuple[int, int]]:
+    """Return the lines of launchers that are told a number of ranks, with that number for one node."""
+    flags, nodes = ("--nproc-per-node", "--num-processes", "--num-gpus"), context.script.nodes or 1
+    found = ((each.line, each.launcher) for each in context.script.started_anywhere)
+    told = ((line, started_per_node(each, nodes)) for line, each in found if each and each.said(*flags))
+    return {(line, ranks) for line, ranks in told if ranks}
 
 
 def gpus_unused(context: Context) -> Iterator[Hit]:
     """Find a script whose only launcher starts fewer ranks than a node has GPUs."""
-    asked = context.script.option("gpus-per-node", "gres", *(("gpus",) if context.nodes in (None, 1) else ()))
-    count = re.search(r"(?:^|:)(\d{1,4})$", asked.value) if asked else None
-    found = [(command, _RANKS.search(context.script.line_of(command))) for command in context.script.commands]
-    nodes = context.nodes or 1
-    launches = [
-        (command, int(ranks[1]) // (nodes if "processes" in ranks[0] else 1)) for command, ranks in found if ranks
-    ]
-    if count and len(launches) == 1 and launches[0][1] < int(count[1]):
-        command, ranks = launches[0]
-        yield Hit(command.line, {"gpus": count[1], "ranks": str(ranks)})
+    told = _told_ranks(context)
+    for line, ranks in told if len(told) == 1 else ():
+        if ranks < context.script.gpus:
+            yield Hit(line, {"gpus": str(context.script.gpus), "ranks": str(ranks)})
 
 
 def wait_returns_zero(context: Context) -> Iterator[Hit]:
@@ -243,17 +222,14 @@ _STARTS = regex(
 def not_distributed(context: Context) -> Iterator[Hit]:
     """Find a program beside the script that trains in one process but is started with several GPUs."""
     asked = [context.script.option(*names) for names in (("gpus-per-node", "gres", "gpus"), ("ntasks-per-node",))]
-    counts = [re.search(r"(?:^|:)(\d{1,4})$", each.value) for each in asked if each]
+    counts = [last_number(each.value) or 1 for each in asked if each]
+    gpus = max([*counts, *(ranks for _, ranks in _told_ranks(context))], default=1)
     for command in context.script.commands:
-        found = _RANKS.search(context.script.line_of(command))
-        gpus = max((int(each[1]) for each in (*counts, found) if each), default=1)
         for word in command.words if gpus > 1 else ():
             program = context.read(word.text) if word.text.endswith(".py") else ""
             if in_one_process(program):
                 yield Hit(word.line, {"name": word.text, "gpus": str(gpus)})
 
-
-_NODE_LAUNCHER = regex(r"\btorchrun\b|-m torch\.distributed\.(?:run|launch)\b|\baccelerate launch\b")
 
 # Checks of variables against what `plan` knows of them: dead, misspelt, left on, contradicting, secret.
 
@@ -264,20 +240,9 @@ MOST_NAMES = 300  # unknown names that are compared with all known ones
 MOST_SOCKETS = 64  # NCCL_SOCKET_NTHREADS x NCCL_NSOCKS_PERTHREAD
 
 
-def _first(context: Context) -> List[Assignment]:
-    """Return each variable's first assignment with a given value."""
-    seen = set()
-    found = []
-    for each in context.script.assignments:
-        if (each.name, each.line) not in seen:
-            seen.add((each.name, each.line))
-            found.append(each)
-    return found
-
-
 def dead(context: Context) -> Iterator[Hit]:
     renamed = set()
-    for each in _first(context):
+    for each in context.script.assignments:
         entry = DEAD.get(each.name)
         if entry is None or set(entry.when) == {"vendor"}:  # the script does not say whose GPUs
             continue
@@ -305,14 +270,14 @@ def _fits(name: str, value: str) -> bool:
 
 
 def value_unknown(context: Context) -> Iterator[Hit]:
-    for each in _first(context):
+    for each in context.script.assignments:
         if not each.value.active and not _fits(each.name, each.text):
             yield Hit(each.line, {"name": each.name, "value": each.text})
 
 
 def misspelt(context: Context) -> Iterator[Hit]:
     near: Dict[str, str] = {}
-    for each in _first(context):
+    for each in context.script.assignments:
         if not each.name.startswith(FAMILIES) or each.name in SPELT or each.name in DEAD or each.name in DEBUGGING:
             continue
         if each.name not in near and len(near) < MOST_NAMES:
@@ -342,7 +307,7 @@ def _renamed(context: Context, name: str, new: str) -> Tuple[Edit, ...]:
 
 
 def left_on(context: Context) -> Iterator[Hit]:
-    for each in _first(context):
+    for each in context.script.assignments:
         entry = DEBUGGING.get(each.name)
         if entry and each.text not in entry.harmless and not each.value.active and _fits(each.name, each.text):
             severity = "warning" if each.text.upper() == "TRACE" else entry.severity
@@ -354,7 +319,7 @@ def too_many_sockets(context: Context) -> Iterator[Hit]:
     threads, sockets = values.get("NCCL_SOCKET_NTHREADS"), values.get("NCCL_NSOCKS_PERTHREAD")
     if not threads or not sockets:
         return
-    numbers = [_number(threads.text), _number(sockets.text)]
+    numbers = [number(threads.text), number(sockets.text)]
     product = numbers[0] * numbers[1] if numbers[0] and numbers[1] else None
     if product and product > MOST_SOCKETS:
         yield Hit(sockets.line, {"shown": f"{numbers[0]} x {numbers[1]} = {product}"})
@@ -372,12 +337,8 @@ def sockets_without_tcp(context: Context) -> Iterator[Hit]:
 def rdma_off(context: Context) -> Iterator[Hit]:
     other = any(each.name in ("FI_PROVIDER", "NCCL_NET", "NCCL_NET_PLUGIN") for each in context.script.assignments)
     for each in context.script.assignments if not other else ():  # another network than InfiniBand is named
-        if each.name == "NCCL_IB_DISABLE" and each.text == "1" and (context.nodes or 1) > 1:
-            yield Hit(each.line, {"nodes": str(context.nodes)})
-
-
-def _number(text: str) -> Optional[int]:
-    return int(text) if re.fullmatch(r"\d{1,6}", text) else None
+        if each.name == "NCCL_IB_DISABLE" and each.text == "1" and (context.script.nodes or 1) > 1:
+            yield Hit(each.line, {"nodes": str(context.script.nodes)})
 
 
 _MASKS = regex(r"(?:mask_cpu:|map_cpu:)?(?:0x[0-9a-fA-F]+,)+0x[0-9a-fA-F]+|(?:mask|map)_cpu:\S+")

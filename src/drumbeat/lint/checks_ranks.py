@@ -6,11 +6,12 @@ import re
 from typing import Iterator, Optional, Set, Tuple
 
 from drumbeat.base.regex import regex
-from drumbeat.commands.launch import started_per_node
+from drumbeat.commands.launch import NODE_BY_NODE, started_per_node
+from drumbeat.commands.script import number
+from drumbeat.commands.starts import OF_LAUNCHERS, PER_TASK, Start
 from drumbeat.commands.syntax import names_read
 from drumbeat.lint.checks_shell import NODE_LOCAL
 from drumbeat.lint.context import Context, Hit, by_name
-from drumbeat.lint.starts import OF_LAUNCHERS, PER_TASK, Start
 from drumbeat.machine.vendors import visibility_names
 from drumbeat.plan.variables import SPELT
 
@@ -21,8 +22,8 @@ _DEVICES = visibility_names()
 def rank_in_batch_scope(context: Context) -> Iterator[Hit]:
     """Find variables that must differ by task but are set once, in the batch script, and that a task reads."""
     seen: Set[Tuple[str, int]] = set()
-    for start in context.starts if context.batch else ():
-        if not start.step or context.extent(start).tasks == 1:
+    for start in context.script.starts if context.batch else ():
+        if not start.step or context.script.extent(start).tasks == 1:
             continue
         for name, (value, line) in start.inherited.items():
             if start.launcher and name in OF_LAUNCHERS and name not in start.reads or (name, line) in seen:
@@ -37,7 +38,7 @@ def rank_in_batch_scope(context: Context) -> Iterator[Hit]:
 
 def _overridden(context: Context, name: str, line: int) -> bool:
     """Return true if all that inherits this assignment is launchers, which set the variable for their ranks themselves."""
-    heirs = [each for each in context.starts if name in each.inherited and each.inherited[name].line == line]
+    heirs = [each for each in context.script.starts if name in each.inherited and each.inherited[name].line == line]
     heirs = [each for each in heirs if each.launcher or each.python or each.step]
     return bool(heirs) and name in OF_LAUNCHERS and all(each.launcher and name not in each.reads for each in heirs)
 
@@ -62,13 +63,13 @@ def rank_as_local_rank(context: Context) -> Iterator[Hit]:
 def master_is_literal(context: Context) -> Iterator[Hit]:
     """Find a host that the script names as rank 0's although Slurm chooses the nodes."""
     script = context.script
-    nodes = context.job_nodes or 1
+    nodes = context.script.job_nodes or 1
     if nodes < 2 or not script.directives or script.option("nodelist", "nodefile", "reservation"):
         return
     seen: Set[int] = set()
-    for start in context.starts:
+    for start in context.script.starts:
         launcher, line = start.launcher, start.line
-        if start.flags.keys() & {"nodelist", "nodefile"} or context.extent(start).nodes == 1 and start.step:
+        if start.flags.keys() & {"nodelist", "nodefile"} or context.script.extent(start).nodes == 1 and start.step:
             continue
         if launcher:
             outside = launcher.said("--rdzv-backend").startswith("etcd")  # a server of its own
@@ -84,22 +85,15 @@ def master_is_literal(context: Context) -> Iterator[Hit]:
             yield Hit(line, {"value": host, "nodes": str(nodes)})
 
 
-def _ranks_per_node(context: Context, start: Start) -> Optional[int]:
-    """Return how many ranks share a node; None if unknown."""
-    nodes, tasks = context.extent(start)
-    if start.launcher:
-        return started_per_node(start.launcher, nodes or 1)
-    return context.extent(start).tasks_per_node
-
-
 def devices_hidden(context: Context) -> Iterator[Hit]:
     """Find a list of visible GPUs that is shorter than the node has ranks."""
     by_task = ("gpus-per-task", "gpu-bind", "ntasks-per-gpu")
     if context.script.option(*by_task):
         return
     seen: Set[int] = set()
-    for start in context.starts:
-        ranks = _ranks_per_node(context, start) or 0
+    for start in context.script.starts:
+        nodes, tasks = context.script.extent(start).nodes or 1, context.script.extent(start).tasks_per_node
+        ranks = (started_per_node(start.launcher, nodes) if start.launcher else tasks) or 0
         if start.flags.keys() & set(by_task) or (start.wrapped and not start.launcher):
             continue
         for name in _DEVICES:
@@ -116,20 +110,17 @@ def devices_hidden(context: Context) -> Iterator[Hit]:
 def _asked(start: Start) -> Tuple[str, Optional[int]]:
     """Return what a launcher is told about the number of nodes: as written, and the number if it says one."""
     launcher = start.launcher
-    if launcher is None or launcher.kind not in _NODE_BY_NODE or "--standalone" in launcher.flags:
+    if launcher is None or launcher.kind not in NODE_BY_NODE or "--standalone" in launcher.flags:
         return "", 1
     given = launcher.said("--nnodes", "--num-machines") or start.value("PET_NNODES")
     return given, (int(given) if given.isdecimal() else None) if given else 1
 
 
-_NODE_BY_NODE = ("torchrun", "launch", "tune", "accelerate")  # launchers that start the ranks of one node
-
-
 def nodes_apart(context: Context) -> Iterator[Hit]:
     """Find a launcher on each of several nodes that is told nothing of the others."""
-    for start in context.starts if context.batch else ():
-        launcher, (nodes, tasks) = start.launcher, context.extent(start)
-        if launcher is None or launcher.kind not in _NODE_BY_NODE or not nodes or nodes < 2 or _het(start, context):
+    for start in context.script.starts if context.batch else ():
+        launcher, (nodes, tasks) = start.launcher, context.script.extent(start)
+        if launcher is None or launcher.kind not in NODE_BY_NODE or not nodes or nodes < 2 or _het(start, context):
             continue
         given, asked = _asked(start)
         words = launcher.script
@@ -145,10 +136,10 @@ def nodes_apart(context: Context) -> Iterator[Hit]:
 
 
 def nodes_unlike_job(context: Context) -> Iterator[Hit]:
-    job = context.job_nodes
-    for start in context.starts if job else ():
+    job = context.script.job_nodes
+    for start in context.script.starts if job else ():
         given, asked = _asked(start)
-        if given and asked and asked not in (1, job, context.extent(start).nodes) and not _het(start, context):
+        if given and asked and asked not in (1, job, context.script.extent(start).nodes) and not _het(start, context):
             words = {
                 "asked": str(asked),
                 "nodes": str(job),
@@ -179,13 +170,13 @@ _REACHES_OUT = regex(r"\b(?:srun|mpirun|mpiexec|ssh|pdsh|clush|parallel|ray|flux
 def tasks_without_step(context: Context) -> Iterator[Hit]:
     """Find a training that the batch script starts itself, although the job asks for several tasks."""
     step = Start(0, "srun", {}, (), None, {}, {}, frozenset())
-    nodes, tasks = context.extent(step)
-    if not context.script.directives or not tasks or tasks < 2 or not context.gpus:
+    nodes, tasks = context.script.extent(step)
+    if not context.script.directives or not tasks or tasks < 2 or not context.script.gpus:
         return
     written = "\n".join(line for _, line in context.script.code_lines())
-    if _REACHES_OUT.search(written) or any(start.step or start.launcher for start in context.starts):
+    if _REACHES_OUT.search(written) or any(start.step or start.launcher for start in context.script.starts):
         return
-    for start in context.starts:
+    for start in context.script.starts:
         name = start.program
         if not (name and start.python and not start.background) or "-m" in start.words[:-1]:
             continue
@@ -193,7 +184,7 @@ def tasks_without_step(context: Context) -> Iterator[Hit]:
         numbered = any(PER_TASK & names_read(start.value(each)) for each in _RANK)
         if numbered or text and _READS_RANK.search(text) and not _STARTS_ITS_OWN.search(text):
             yield Hit(start.line, {"tasks": str(tasks), "name": name, "unread": ""})
-        elif not text and "train" in name and (nodes or 1) * context.gpus == tasks and tasks > 1:
+        elif not text and "train" in name and (nodes or 1) * context.script.gpus == tasks and tasks > 1:
             words = {"tasks": str(tasks), "name": name, "unread": " (the program was not read)"}
             yield Hit(start.line, words, severity="warning")
 
@@ -201,17 +192,17 @@ def tasks_without_step(context: Context) -> Iterator[Hit]:
 def cores_of_a_task(context: Context) -> Iterator[Hit]:
     """Find tasks with fewer cores than their threads, than the job asks for, or than a list of masks allows."""
     asked = context.script.option("cpus-per-task")
-    whole = _count(asked.value) if asked else None
-    for start in context.starts:
+    whole = number(asked.value) if asked else None
+    for start in context.script.starts:
         if start.step != "srun" or not (start.launcher or start.python):
             continue
-        own, tasks = _count(start.flags.get("cpus-per-task", "")), context.extent(start).tasks_per_node
+        own, tasks = number(start.flags.get("cpus-per-task", "")), context.script.extent(start).tasks_per_node
         if own == 1 and whole and whole > 1:
             yield Hit(
                 start.line, {"what": f"each task of this step gets 1 core, and the job asks for {whole} per task"}
             )
         cores = own or whole
-        threads = _count(start.value("OMP_NUM_THREADS"))
+        threads = number(start.value("OMP_NUM_THREADS"))
         if cores and threads and threads > cores > 1 and not start.wrapped:
             line = start.inherited["OMP_NUM_THREADS"].line if "OMP_NUM_THREADS" in start.inherited else start.line
             yield Hit(line, {"what": f"OMP_NUM_THREADS={threads}, and a task has {cores} cores"})
@@ -221,10 +212,6 @@ def cores_of_a_task(context: Context) -> Iterator[Hit]:
             yield Hit(
                 start.line, {"what": f"{count} entries of --cpu-bind for {tasks} tasks per node: they share cores"}
             )
-
-
-def _count(text: str) -> Optional[int]:
-    return int(text) if re.fullmatch(r"\d{1,5}", text) else None
 
 
 CHECKS = by_name(

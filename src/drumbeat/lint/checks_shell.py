@@ -10,13 +10,13 @@ from typing import Dict, Iterator, List, Optional, Set, Tuple
 from drumbeat.base.problem import Problem
 from drumbeat.base.regex import regex
 from drumbeat.commands.interpret import Shell
-from drumbeat.commands.launch import find_launcher
-from drumbeat.commands.script import CONTAINER, FILE, SUBSTITUTION, TASK, Command, options, runtime_at
+from drumbeat.commands.launch import STARTERS
+from drumbeat.commands.script import CONTAINER, FILE, SUBSTITUTION, TASK, Command, last_number, runtime_at
 from drumbeat.commands.shell import Fault, Lexer
+from drumbeat.commands.starts import OF_LAUNCHERS, PER_TASK
 from drumbeat.commands.syntax import names_read, parse_loosely
 from drumbeat.commands.values import without_marks
 from drumbeat.lint.context import LONGEST_FIXED, Context, Edit, Hit, by_name
-from drumbeat.lint.starts import OF_LAUNCHERS, PER_TASK, STARTERS
 from drumbeat.plan.binding import check_masks, from_slurm
 from drumbeat.plan.variables import DEAD, DEBUGGING, SPELT
 
@@ -280,7 +280,6 @@ _NEAR_NAME = 0.85
 # Checks of a script's requests to Slurm, and of what runs once per job although it should run in every task.
 
 _INHERITED = {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", *SPELT, *DEAD, *DEBUGGING}
-_LAUNCHERS = regex(r"^(?:\S*/)?(?:torchrun|accelerate launch|deepspeed|python[\d.]*)(?:\s|$)")
 
 
 def sbatch_late(context: Context) -> Iterator[Hit]:
@@ -290,47 +289,21 @@ def sbatch_late(context: Context) -> Iterator[Hit]:
 def sbatch_misspelt(context: Context) -> Iterator[Hit]:
     for comment in context.script.comments:
         found = re.match(r"#\s*(S[A-Za-z]{3,6})\s*(?:--\w|-[A-Za-z]\b)", comment.text)
-        if (
-            found
-            and not comment.text.startswith("#SBATCH")
-            and sorted(found.group(1).upper()) in _NEAR_SBATCH
-            or re.match(r"#SBATCH[-\w]", comment.text)
-        ):
+        near = found and difflib.get_close_matches(found[1].upper(), ["SBATCH"], 1, 0.8)
+        if near and not comment.text.startswith("#SBATCH") or re.match(r"#SBATCH[-\w]", comment.text):
             yield Hit(comment.line, {"shown": comment.text.split()[0]})
 
 
-_NEAR_SBATCH = [sorted("SBATCH"), sorted("SBATH"), sorted("SBACH"), sorted("SATCH"), sorted("SBATC"), sorted("SBTCH")]
-
-
-def _number(value: str) -> Optional[int]:
-    found = re.search(r"(?:^|:)(\d{1,5})$", value)
-    return int(found.group(1)) if found else None
-
-
-def _asked(context: Context) -> Tuple[Optional[int], Optional[int], Optional[int], int]:
-    """Return tasks per node, GPUs per node, cores per task and the line of the last of them, from the #SBATCH lines."""
-    script = context.script
-    tasks = script.option("ntasks-per-node", "tasks-per-node")
-    gpus = script.option("gpus-per-node", "gres")
-    cores = script.option("cpus-per-task")
-    total, nodes = script.option("ntasks"), context.nodes
-    count = _number(tasks.value) if tasks else None
-    if count is None and total and nodes and _number(total.value):
-        count = (_number(total.value) or 0) // nodes or None
-    said = [option for option in (cores, gpus, tasks, total) if option]
-    line = said[0].line if said else 0
-    return count, _number(gpus.value) if gpus else None, _number(cores.value) if cores else None, line
-
-
 def cores_for_one_task(context: Context) -> Iterator[Hit]:
-    tasks, gpus, cores, line = _asked(context)
-    if tasks != 1 or not gpus or gpus < 2 or "drumbeat.pyz" in context.script.text:
+    script, gpus = context.script, context.script.gpus
+    said = [script.option(name) for name in ("cpus-per-task", "gpus-per-node", "gres", "ntasks-per-node", "ntasks")]
+    asked, line = said[0], next((each.line for each in said if each), 0)
+    likely = script.extent_of({}, script.nodes or 1)
+    if not any(said[3:]) or likely.tasks_per_node != 1 or gpus < 2 or "drumbeat.pyz" in script.text:
         return  # drumbeat's own script asks for what the site says
-    elsewhere = context.script.option("exclusive", "cpus-per-gpu", "ntasks-per-gpu") or any(
-        name in ("cpus-per-task", "cpus-per-gpu", "exclusive")
-        for command in context.script.commands
-        if command.name == "srun"
-        for name in context.flags(command)
+    cores = last_number(asked.value) if asked else None
+    elsewhere = script.option("exclusive", "cpus-per-gpu", "ntasks-per-gpu") or any(
+        each.flags.keys() & {"cpus-per-task", "cpus-per-gpu", "exclusive"} for each in script.starts
     )
     for node in context.settings["nodes"]:
         if gpus == node["gpus"] and re.search(node["signs"], context.script.text):
@@ -351,14 +324,10 @@ def masks_overlap(context: Context) -> Iterator[Hit]:
             if found and "=$" not in word.text and command.name not in ("export", "declare"):
                 lists[f"{word.line}:{word.column}"] = (word.line, list(found))
         for each in command.assignments:
-            added = re.match(rf"\$\{{?{re.escape(each.name)}\}}?,?((?:0x)?[0-9a-fA-F,x]+)$", each.text)
             if re.fullmatch(
                 r"0x[0-9a-fA-F]+(,0x[0-9a-fA-F]+)+", each.text
             ):  # named here, used as mask_cpu=$MASKS below
                 lists[each.name] = (each.line, each.text.split(","))
-            elif added and each.name in lists:
-                more = from_slurm("mask_cpu:" + added.group(1).strip(","))
-                lists[each.name] = (each.line, lists[each.name][1] + list(more))
             elif from_slurm(each.text):
                 lists[each.name] = (each.line, list(from_slurm(each.text)))
     for directive in context.script.directives:
@@ -391,43 +360,33 @@ def rank_frozen(context: Context) -> Iterator[Hit]:
 
 def not_exported(context: Context) -> Iterator[Hit]:
     script = context.script
-    commands = list(script.commands)
-    started = context.started(lambda words: bool(set(words) & set(STARTERS)) or bool(_LAUNCHERS.match(" ".join(words))))
-    launches = [each.line for each in started]
-    exported = {name for each in started for name, variable in each.variables.items() if variable.exported}
-    exported |= {each.name for each in script.assignments if each.how == "option"}
-    for command in commands:
-        exported |= set(
-            re.findall(r"\w+", " ".join(value for name, value in options(command.names) if name == "export"))
-        )
-    ranks = [each for each in context.starts if each.step or each.launcher or each.python]
+    ranks = [each for each in script.starts if each.step or each.launcher or each.python]
+    given = {each.name for each in script.assignments if each.how == "option"}
     own = OF_LAUNCHERS if ranks and all(each.launcher for each in ranks) else frozenset()  # set for the ranks anyhow
     used: Set[str] = set()
-    for command in commands:
+    for command in script.commands:
         for word in [*command.words, *(each.value for each in command.assignments)]:
             used |= set(word.active)
         used |= {name for token in command.redirects if token.word for name in token.word.active}
     for each in script.assignments:
-        if each.how != "plain" or each.name in exported or each.name in used or not launches:
+        if each.how != "plain" or each.name not in _INHERITED - own - used - given:
             continue
-        if each.name in _INHERITED - own and max(launches) >= each.line:
+        heirs = [start for start in ranks if start.line >= each.line]
+        named = [{*start.inherited, *start.own, *start.flags.get("export", "").split(",")} for start in heirs]
+        if heirs and not any(each.name in names for names in named):
             yield Hit(each.line, {"name": each.name})
 
 
 def launched_on_one_node(context: Context) -> Iterator[Hit]:
-    if not context.script.directives or (context.nodes or 1) < 2:
+    if not context.script.directives or (context.script.nodes or 1) < 2:
         return
-    for command in context.script.commands:
-        try:
-            found = None if command.within or not command.names else find_launcher(context.script.values(command))
-        except Problem:
-            continue
-        if found and found.kind in ("torchrun", "launch"):
-            yield Hit(command.line, {"nodes": str(context.nodes)})
+    for start in context.script.starts:
+        if not start.step and not start.before and start.started_by("torchrun", "launch"):
+            yield Hit(start.line, {"nodes": str(context.script.nodes)})
 
 
 def monitor_on_one_node(context: Context) -> Iterator[Hit]:
-    if not context.batch or (context.nodes or 1) < 2:
+    if not context.batch or (context.script.nodes or 1) < 2:
         return
     for command in context.script.commands:
         if command.within or not command.background or set(command.names) & set(STARTERS):
@@ -440,7 +399,7 @@ NODE_LOCAL = regex(r"(?:/tmp|/var/tmp|/dev/shm|/scratch/local|\$\{?(?:TMPDIR|SLU
 
 
 def staged_on_one_node(context: Context) -> Iterator[Hit]:
-    if not context.batch or (context.nodes or 1) < 2:
+    if not context.batch or (context.script.nodes or 1) < 2:
         return
     for command in context.script.commands:
         words = [word.text for word in command.words]
@@ -449,7 +408,7 @@ def staged_on_one_node(context: Context) -> Iterator[Hit]:
         inside = re.search(r" (?:-C|-d|--directory)[ =]?(\S+)", command.text)
         target = inside[1] if inside else words[-1] if command.name in ("cp", "rsync", "mv") else ""
         if NODE_LOCAL.match(target):
-            yield Hit(command.line, {"name": command.name, "target": target, "nodes": str(context.nodes)})
+            yield Hit(command.line, {"name": command.name, "target": target, "nodes": str(context.script.nodes)})
 
 
 def output_folder_too_late(context: Context) -> Iterator[Hit]:
@@ -486,24 +445,15 @@ _QUICK = frozenset((
 ))  # fmt: skip
 
 
-def _works(context: Context, command: Command) -> bool:
-    """Return true for a step, a launcher, or a Python program, as against a service beside the work."""
-    try:
-        found = find_launcher(context.script.values(command))
-    except Problem:
-        found = None
-    program = re.match(r"(?:\S*/)?python[\d.]* (?:-\w+ )*\S*train\S*\.py\b", context.script.line_of(command))
-    return bool(found or program or set(command.names) & {"srun", "torchrun", "mpirun"})
-
-
 def not_waited_for(context: Context) -> Iterator[Hit]:
     if not context.script.directives:
         return
-    started: Optional[Command] = None
+    works = {each.line for each in context.script.starts if each.step or each.launcher or "train" in each.program}
+    started: Optional[Command] = None  # a step, a launcher or a training, as against a service beside the work
     for command in context.script.commands:
         if command.within:
             continue
-        if command.background and _works(context, command):
+        if command.background and command.line in works:
             started = command
         elif not command.background and command.name and command.name not in _QUICK:
             started = None  # wait, or work in the foreground for which the other is only a service
@@ -533,15 +483,17 @@ def submits_itself(context: Context) -> Iterator[Hit]:
     if not lines:
         return
 
-    def reached(job: str) -> Set[int]:
-        shell = Shell({"SLURM_JOB_ID": job, "SLURM_JOBID": job}, lambda words: "sbatch" in words, None)
-        return {each.line for each in shell.run(without_marks(context.script.text), context.script.line).started}
+    inside, outside = ({each.line for each in _reached(context, job).started} for job in ("1", ""))
+    yield from (Hit(line) for line in lines if line in inside or line not in outside)
 
+
+def _reached(context: Context, job: str) -> Shell:
+    """Return what the script does in a job of this number, with each sbatch that it starts; '' is outside a job."""
+    known, script = {"SLURM_JOB_ID": job, "SLURM_JOBID": job, "SLURM_SUBMIT_DIR": job and "/"}, context.script
     try:
-        outside = reached("") - reached("1")
+        return Shell(known, lambda words: "sbatch" in words, None).run(without_marks(script.text), script.line)
     except Problem:
-        outside = set()
-    yield from (Hit(line) for line in lines if line not in outside)
+        return Shell(known, bool, None)  # too long to follow
 
 
 _OWN_FOLDER = regex(
@@ -554,14 +506,9 @@ def beside_script(context: Context) -> Iterator[Hit]:
     """Find paths made from $0 in statements that a job reaches."""
     if not _OWN_FOLDER.search(context.script.text):
         return
-    inside = {"SLURM_JOB_ID": "1", "SLURM_JOBID": "1", "SLURM_SUBMIT_DIR": "/"}
-    shell = Shell(inside, lambda words: False, None)
-    try:
-        events = shell.run(without_marks(context.script.text), context.script.line).events
-    except Problem:
-        return
+    shell = _reached(context, "1")
     told: Set[str] = set()
-    for event in events:
+    for event in shell.events:
         words = [event.value] if isinstance(event.value, str) else event.value or event.words
         text = shell.marks.resolved(" ".join(words)) if words else event.text
         found = _OWN_FOLDER.search(text)
@@ -586,10 +533,10 @@ def scontrol_in_container(context: Context) -> Iterator[Hit]:
 def gpus_task_by_task(context: Context) -> Iterator[Hit]:
     """Find GPUs handed out task by task where a task has neighbours on its node."""
     script = context.script
-    steps = [each for each in script.commands if each.name == "srun" and SUBSTITUTION not in each.within]
-    shared = [each for each in steps if context.tasks_on_a_node(each) > 1]
+    steps = [each for each in script.started_anywhere if each.step == "srun"]
+    shared = [each for each in steps if (script.likely(each).tasks_per_node or 2) > 1]
     for name, value, line in [
-        *((name, value, each.line) for each in shared for name, value in context.flags(each).items()),
+        *((name, value, each.line) for each in shared for name, value in each.flags.items()),
         *((each.name, each.value, each.line) for each in script.directives if shared),
     ]:
         if name == "gpus-per-task" or name == "gpu-bind" and value not in ("none", "N"):

@@ -13,7 +13,7 @@ from drumbeat.base.text import count
 from drumbeat.commands.script import MAX_TEXT, Command, Script, read
 from drumbeat.findings.model import Evidence, Finding
 from drumbeat.lint import checks_launch, checks_ranks, checks_shell, pages, python_program
-from drumbeat.lint.context import LONGEST_FIXED, Context, Edit, Hit, Rule, compiled, rules
+from drumbeat.lint.context import LONGEST_FIXED, Context, Edit, Hit, Rule, rules
 from drumbeat.lint.pages import COMMANDS, SCRIPTS, SHELL, Block, blocks, is_document
 
 # Words for what was checked in a text; none if lint can read nothing in it.
@@ -129,9 +129,9 @@ def _judge(
 
 
 def _wanted(rule: Rule, text: str) -> bool:
-    if rule.where and not compiled(rule.where).search(text):
+    if rule.where and not re.search(rule.where, text):
         return False
-    return not (rule.without and compiled(rule.without).search(text))
+    return not (rule.without and re.search(rule.without, text))
 
 
 def _python(text: str, first: int, whole: bool, read_file: Read) -> Iterator[Tuple[Rule, Hit]]:
@@ -139,15 +139,12 @@ def _python(text: str, first: int, whole: bool, read_file: Read) -> Iterator[Tup
     program = python_program.parse(text, first, whole, read_file)
     joined = "\n".join(line for _, line in code)
     for rule in rules():
-        if rule.check in pages.CHECKS:
-            for hit in pages.CHECKS[rule.check](code):
-                yield rule, hit
-        elif rule.check in python_program.CHECKS:
+        if rule.check in python_program.CHECKS:
             for hit in python_program.CHECKS[rule.check](program) if program else ():
                 yield rule, hit
         elif rule.python and _wanted(rule, joined):
             for line, source in code:
-                words = _match(rule, compiled(rule.python), source)
+                words = _match(rule, rule.python, source)
                 if words is not None:
                     yield rule, Hit(line, words)
 
@@ -160,8 +157,8 @@ def _matches(rule: Rule, script: Script) -> Iterator[Tuple[int, Words]]:
             else [(each.commands, each.text) for each in script.pipelines]
         )
         for commands, text in groups:
-            found = compiled(rule.command or rule.pipeline).search(text)
-            if found and not (rule.unless and compiled(rule.unless).search(text)):
+            found = re.search(rule.command or rule.pipeline, text)
+            if found and not (rule.unless and re.search(rule.unless, text)):
                 yield _line_at(commands, found.end()), _named(found)
         return
     subjects: Iterator[Tuple[int, str, Optional[str]]]
@@ -173,7 +170,7 @@ def _matches(rule: Rule, script: Script) -> Iterator[Tuple[int, Words]]:
         printed = re.compile(r"\s*(?:echo|printf)\s")
         subjects = ((line, text, None) for line, text in script.code_lines() if not printed.match(text))
     for line, text, value in subjects:
-        words = _match(rule, compiled(rule.assign or rule.sbatch or rule.line), text, value)
+        words = _match(rule, rule.assign or rule.sbatch or rule.line, text, value)
         if words is not None:
             yield line, words
 
@@ -194,17 +191,17 @@ def _named(found: re.Match[str]) -> Words:
     return {name: word or "" for name, word in found.groupdict().items()}
 
 
-def _match(rule: Rule, pattern: re.Pattern[str], text: str, value: Optional[str] = None) -> Optional[Words]:
-    found = pattern.search(text[:MAX_TEXT])
+def _match(rule: Rule, pattern: str, text: str, value: Optional[str] = None) -> Optional[Words]:
+    found = re.search(pattern, text[:MAX_TEXT])
     if not found:
         return None
     words = {"name": text[:80], "value": (value or "")[:80], **_named(found)}
     if rule.value:
-        inner = compiled(rule.value).search(value or "")
+        inner = re.search(rule.value, value or "")
         if not inner:
             return None
         words.update(_named(inner))
-    if rule.unless and compiled(rule.unless).search(f"{text}={value}" if value is not None else text):
+    if rule.unless and re.search(rule.unless, f"{text}={value}" if value is not None else text):
         return None
     return words
 

@@ -7,7 +7,6 @@ import re
 from typing import List, NamedTuple, Sequence, Tuple
 
 from drumbeat.base.regex import regex
-from drumbeat.lint.context import Hit, by_name
 from drumbeat.lint.python_program import syntax_tree
 
 SHELL, PYTHON, OTHER = "shell", "python", "other"
@@ -167,16 +166,14 @@ def _joined(found: Sequence[Block], lines: Sequence[str]) -> List[Block]:
     """Join neighbouring fences of one kind with nothing between them: slides cut one script into a fence per line."""
     groups: List[List[Block]] = []
     for block in found:
-        if groups and groups[-1][-1].kind == block.kind == SHELL and _nothing_between(groups[-1][-1], block, lines):
+        before = groups[-1][-1] if groups else block
+        between = lines[before.line + before.text.count("\n") : block.line - 1]
+        alone = all(not line.strip() or re.fullmatch(r"\s*(`{3,}|~{3,})\s*", line) for line in between)
+        if groups and before.kind == block.kind == SHELL and alone:
             groups[-1].append(block)
         else:
             groups.append([block])
     return [_one(group) for group in groups]
-
-
-def _nothing_between(before: Block, block: Block, lines: Sequence[str]) -> bool:
-    between = lines[before.line + before.text.count("\n") : block.line - 1]
-    return all(not line.strip() or re.fullmatch(r"\s*(`{3,}|~{3,})\s*", line) for line in between)
 
 
 def _one(group: Sequence[Block]) -> Block:
@@ -192,12 +189,9 @@ def _one(group: Sequence[Block]) -> Block:
     return Block(group[0].kind, "\n".join(texts), group[0].line, tuple(indents))
 
 
-# Python in a page, a heredoc or `python -c`: its lines without comments and docstrings, and two checks.
+# Python in a page, a heredoc or `python -c`: its lines without comments and docstrings.
 
 
-Code = Sequence[Tuple[int, str]]
-_ACCUMULATES = regex(r"(?i)grad\w*_accum|accum\w*_(?:grad|step|iter|every|batch|freq)|accumulation")
-_NEAR = 8  # lines of code between a backward pass and its optimizer's step
 _TRIPLE = regex(r"\"\"\"|'''")
 _STRING_OR_COMMENT = regex(r"\"(?:[^\"\\\n]|\\.)*\"|'(?:[^'\\\n]|\\.)*'|#.*")
 
@@ -221,45 +215,3 @@ def lines(text: str, first: int) -> List[Tuple[int, str]]:
         if line.strip():
             kept.append((number, line))
     return kept
-
-
-def hooks_twice(code: Code) -> List[Hit]:
-    hooked = set()
-    hits = []
-    for number, line in code:
-        made = re.match(r"\s*(\w+)\s*=\s*(?:\w+\.)*(?:DDP|DistributedDataParallel)\(", line)
-        if made:
-            hooked.discard(made.group(1))
-        called = re.search(r"\b(\w+)\.register_comm_hook\(", line)
-        if called:
-            if called.group(1) in hooked:
-                hits.append(Hit(number, {"name": called.group(1)}))
-            hooked.add(called.group(1))
-    return hits
-
-
-def accumulation(code: Code) -> List[Hit]:
-    """Find gradients that are gathered over several backward passes, every one of which is reduced over the network."""
-    text = "\n".join(line for _, line in code)
-    if not _ACCUMULATES.search(text) or re.search(r"no_sync|set_requires_gradient_sync|require_backward", text):
-        return []
-    passes = (place for place, (_, line) in enumerate(code) if re.search(r"\.backward\(", line))
-    return [Hit(code[place][0]) for place in passes if not _steps_after(code, place)][:1]
-
-
-def _steps_after(code: Code, place: int) -> bool:
-    """Return true if the optimizer steps after each such backward pass: then nothing is accumulated there."""
-    indent = _indent(code[place][1])
-    for _, line in code[place + 1 : place + 1 + _NEAR]:
-        if _indent(line) < indent:
-            return False
-        if _indent(line) == indent and re.search(r"\.step\(", line):
-            return True
-    return False
-
-
-def _indent(line: str) -> int:
-    return len(line) - len(line.lstrip())
-
-
-CHECKS = by_name(hooks_twice, accumulation)

@@ -325,7 +325,8 @@ def _guarded(node: ast.AST, parents: Dict[ast.AST, ast.AST], program: Program, r
         if isinstance(parent, (ast.FunctionDef, ast.AsyncFunctionDef)):
             if any(_asks(each, ranks) for each in parent.decorator_list):
                 return True
-            calls = [call for call in _calls(program.tree, parent.name) if not _within(call, parent)]
+            own = set(ast.walk(parent))
+            calls = [call for call in _calls(program.tree, parent.name) if call not in own]
             if depth == _DEEPEST or not calls:
                 return False
             return all(_guarded(call, parents, program, ranks, depth + 1) for call in calls)
@@ -351,10 +352,6 @@ def _leaves(statement: ast.AST, in_loop: bool) -> bool:
     )
     kinds = (ast.Return, ast.Raise) if in_loop else (ast.Return, ast.Raise, ast.Continue, ast.Break)
     return isinstance(statement, kinds) or called.rpartition(".")[2] in ("exit", "_exit", "quit")
-
-
-def _within(node: ast.AST, function: ast.AST) -> bool:
-    return any(each is node for each in ast.walk(function))
 
 
 def optimizer_in_loop(program: Program) -> Iterator[Hit]:
@@ -391,6 +388,47 @@ def zero_grad_missing(program: Program) -> Iterator[Hit]:
             return
 
 
+def hooks_twice(program: Program) -> Iterator[Hit]:
+    """Find a second communication hook on one DDP."""
+    hooked: Set[str] = set()
+    nodes = (node for node in ast.walk(program.tree) if isinstance(node, (ast.Assign, ast.Call)))
+    for node in sorted(nodes, key=lambda node: node.lineno):
+        if isinstance(node, ast.Assign):
+            made = isinstance(node.value, ast.Call) and _name(node.value.func).rpartition(".")[2]
+            hooked -= (
+                {_name(target) for target in node.targets} if made in ("DDP", "DistributedDataParallel") else set()
+            )
+        elif _name(node.func).endswith(".register_comm_hook"):
+            name = _name(node.func).rpartition(".")[0]
+            if name in hooked:
+                yield Hit(program.line(node), {"name": name})
+            hooked.add(name)
+
+
+_ACCUMULATES = regex(r"(?i)grad\w*_accum|accum\w*_(?:grad|step|iter|every|batch|freq)|accumulation")
+
+
+def accumulation(program: Program) -> Iterator[Hit]:
+    """Find gradients that are gathered over several backward passes, every one of which is reduced over the network."""
+    code = ast.unparse(program.tree) if _ACCUMULATES.search(program.text) else ""
+    if not _ACCUMULATES.search(code) or re.search(r"no_sync|set_requires_gradient_sync|require_backward", code):
+        return
+    blocks = (each for node in ast.walk(program.tree) for _, each in ast.iter_fields(node) if isinstance(each, list))
+    passes = [
+        program.line(statement)
+        for block in blocks
+        for place, statement in enumerate(block)
+        if _calls_method(statement, "backward") and not any(_calls_method(each, "step") for each in block[place + 1 :])
+    ]
+    yield from map(Hit, sorted(passes)[:1])
+
+
+def _calls_method(node: ast.AST, name: str) -> bool:
+    """Return true for a statement that is nothing but a call of this method."""
+    call = node.value if isinstance(node, ast.Expr) else None
+    return isinstance(call, ast.Call) and _name(call.func).endswith(f".{name}")
+
+
 def name_undefined(program: Program) -> Iterator[Hit]:
     """Find names that nothing in the whole file ever binds; one finding for all of them."""
     if not program.complete or re.search(r"import \*|\bexec\(|globals\(\)\[|\beval\(", program.text):
@@ -413,20 +451,15 @@ def name_undefined(program: Program) -> Iterator[Hit]:
             bound.add(node.name)
         elif isinstance(node, (ast.Global, ast.Nonlocal)):
             bound |= set(node.names)
-        else:
-            bound |= {str(value) for key in ("name", "rest") if (value := getattr(node, key, None)) and _pattern(node)}
+        elif type(node).__name__ in ("MatchAs", "MatchStar", "MatchMapping"):  # Python 3.9 has no such nodes
+            bound |= {str(value) for key in ("name", "rest") if (value := getattr(node, key, None))}
     missing = sorted((line, name) for line, name in used if name not in bound)
     names = list(dict.fromkeys(name for _, name in missing))
     if names:
         yield Hit(missing[0][0], {"name": some(names, 4), "are": "is" if len(names) == 1 else "are"})
 
 
-def _pattern(node: ast.AST) -> bool:
-    """Return true if the node binds names in a `match` statement; Python 3.9 has no such nodes."""
-    return type(node).__name__ in ("MatchAs", "MatchStar", "MatchMapping")
-
-
 CHECKS = by_name(
     one_process, nothing_averaged, sampler_missing, set_epoch_missing, device_missing, rank_variable_as_device,
-    save_everywhere, optimizer_in_loop, zero_grad_missing, name_undefined,
+    save_everywhere, optimizer_in_loop, zero_grad_missing, name_undefined, hooks_twice, accumulation,
 )  # fmt: skip

@@ -13,6 +13,7 @@ import struct
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from drumbeat.machine.model import Host as Host
@@ -168,18 +169,12 @@ def _output(argv: Sequence[str], timeout: float) -> Optional[str]:
     except subprocess.TimeoutExpired:
         code = -1
     if code != 0:
-        _end(process)
+        if process.poll() is None:
+            with suppress(OSError, subprocess.TimeoutExpired):
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait(0.2)
         return None
     return b"".join(pieces).decode("utf-8", "replace")
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        try:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait(0.2)
-        except (OSError, subprocess.TimeoutExpired):
-            pass
 
 
 # Every address of every interface, from the kernel itself: few images have `ip`.

@@ -233,15 +233,6 @@ def _batch_job(host: Host, environ: Mapping[str, str], notes: List[str]) -> Iden
     return Identity()
 
 
-_TASK = dict(zip(_RANKS["openmpi"], ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")))
-
-
-def _mpi_task(environ: Mapping[str, str]) -> Dict[str, str]:
-    """Return the task variables for one of several ranks that it has started. Variables that MPI itself starts with are kept."""
-    known = _TASK.items() if "RANK" in environ else ()
-    return {name: environ[ours] for name, ours in known if name in environ and ours in environ}
-
-
 # Kubernetes pods. Kubeflow's training operator exports PET_* for torchrun; RANK in a pod is the pod's number, so our node rank.
 
 OCI = ("docker", "podman", "kubernetes")  # kinds of containers that run the same images
@@ -376,4 +367,6 @@ def read(host: Host, notes: List[str]) -> Identity:
 def rank_variables(environ: Mapping[str, str]) -> Dict[str, str]:
     """Return corrected scheduler or launcher variables for one of several ranks that a single task started. `environ` is the
     rank's own."""
-    return {**_slurm_task(environ), **_mpi_task(environ)}
+    ours = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE") if "RANK" in environ else ()
+    task = {name: environ[own] for name, own in zip(_RANKS["openmpi"], ours) if name in environ and own in environ}
+    return {**_slurm_task(environ), **task}  # variables that MPI itself starts with are kept

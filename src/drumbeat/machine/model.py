@@ -35,9 +35,8 @@ class GpuHealth:
     max_memory_clock_mhz: Optional[int] = None
     throttle: Optional[Tuple[str, ...]] = None  # reasons for throttling now; None: unknown
     memory_used: Optional[float] = None  # share of its memory, whoever holds it
-    settings: Optional[Tuple[Tuple[str, str], ...]] = (
-        None  # of its driver, as a tool prints them: ("compute mode", "Default")
-    )
+    # of its driver, as a tool prints them: ("compute mode", "Default")
+    settings: Optional[Tuple[Tuple[str, str], ...]] = None
 
 
 @dataclass(frozen=True)
@@ -66,10 +65,9 @@ class Gpu:
     @property
     def label(self) -> str:
         """`GPU 3`, or its PCI address if its number is unknown."""
-        place = self.pci or self.uuid
-        return (
-            f"GPU {self.index}" if self.index >= 0 else f"GPU at {place}" if place else f"unnumbered GPU {-self.index}"
-        )
+        if self.index >= 0:
+            return f"GPU {self.index}"
+        return f"GPU at {self.pci or self.uuid}" if self.pci or self.uuid else f"unnumbered GPU {-self.index}"
 
     @property
     def title(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Dict, List, Optional
+from typing import Any, Dict, List, Mapping, Optional
 
 from drumbeat.base.data import load
 from drumbeat.base.light_dataclass import dataclass
@@ -18,27 +18,6 @@ class Peak:
     source: str
     matmul: float = 0.75  # share of the peak that large matrix products reached in measurements
     watts: float = 0.0
-
-
-@dataclass(frozen=True)
-class TypicalNode:
-    """A typical node with a GPU. `domain`: GPUs joined by links, more than one node's in a rack-scale system."""
-
-    gpus: int
-    domain: int
-    link: float  # GB/s each way
-    per_peer: float  # 0: joined by a switch
-    fabric: str
-    nics: int
-    source: str
-
-
-@dataclass(frozen=True)
-class Fabric:
-    name: str
-    rate: float  # GB/s of one adapter each way
-    hop: float  # microseconds
-    source: str
 
 
 _DTYPES = ("fp8", "bf16", "fp16", "tf32", "fp32")
@@ -59,28 +38,23 @@ def known_gpus() -> List[str]:
     return [row["name"] for row in load("drumbeat.machine", "peaks")]
 
 
-def typical_node(gpu: str) -> TypicalNode:
-    """Return the typical node of a GPU by its name in peaks.yaml."""
-    row = next(row for row in load("drumbeat.machine", "nodes") if row["name"] == gpu)
-    domain, per_peer = int(row.get("domain", row["gpus"])), float(row.get("per_peer", 0))
-    return TypicalNode(row["gpus"], domain, float(row["link"]), per_peer, row["fabric"], row["nics"], row["source"])
+def node_of(gpu: str) -> Mapping[str, Any]:
+    """Return the typical node of a GPU by its name in peaks.yaml: a row of nodes.yaml."""
+    row: Mapping[str, Any] = next(row for row in load("drumbeat.machine", "nodes") if row["name"] == gpu)
+    return row
 
 
-def fabrics() -> Dict[str, Fabric]:
+def fabrics() -> Dict[str, Mapping[str, Any]]:
     """Return the known networks between nodes, by name."""
-    rows = load("drumbeat.machine", "fabrics")
-    return {row["name"]: Fabric(row["name"], float(row["rate"]), float(row["hop"]), row["source"]) for row in rows}
-
-
-# Link rates between GPUs of one node, from links.yaml.
+    return {row["name"]: row for row in load("drumbeat.machine", "fabrics")}
 
 
 def gpu_link_rate(name: Optional[str], gpus: int) -> Optional[float]:
     """Return GB/s each way that one of `gpus` GPUs of this name can send to the others; None if unknown."""
-    for entry in load("drumbeat.machine", "links"):
-        if name and entry["name"] in name:
-            if entry["rate"] is None:
-                return None
-            per_peer = entry.get("per_peer")
-            return float(min(entry["rate"], per_peer * (gpus - 1)) if per_peer else entry["rate"])
-    return None
+    peak = peak_of(name or "")
+    # PCIe and NVL: bridged pairs or fours at most; whether a bridge is there, no name tells.
+    if peak is None or re.search("pcie|nvl", (name or "").lower()):
+        return None
+    node = node_of(peak.name)
+    per_peer = node.get("per_peer")
+    return float(per_peer * (gpus - 1) if per_peer else node["link"]) if node.get("alike", True) else None

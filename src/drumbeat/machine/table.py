@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, Iterator, List, Optional, Sequence, Tuple
 
 from drumbeat.base.ranges import ranges
-from drumbeat.base.text import memory
-from drumbeat.machine.model import Facts, Gpu, Interface, RdmaDevice
+from drumbeat.base.text import count, memory
+from drumbeat.machine.model import Facts, Gpu, GpuHealth, Interface, RdmaDevice
 from drumbeat.machine.topology import distance, nearest
 
 _Rows = List[Tuple[str, str]]
@@ -26,7 +26,7 @@ def table(facts: Facts) -> str:
         *_several("interface", [_interface(one) for one in facts.interfaces]),
         *_several("library", [_library(facts, index) for index in range(len(facts.libraries))]),
         *_versions(facts),
-        *_limits(facts),
+        ("limits", limits_words(facts)),
         *_kernel(facts),
         *_several("machine", [virtual] * bool(facts.virtual_machine)),
         *_container(facts),
@@ -97,9 +97,7 @@ def _gpu(gpu: Gpu, facts: Facts) -> str:
         parts.append("integrated: not for jobs")
     if gpu.link and gpu.link.width:
         parts.append(f"PCIe x{gpu.link.width}{f' {gpu.link.most_speed_gts:g} GT/s' if gpu.link.most_speed_gts else ''}")
-    parts += _health(gpu)
-    if gpu.pids:
-        parts.append(f"used by pid {', '.join(map(str, gpu.pids))}")
+    parts += state_words(gpu)
     nics = nearest(gpu, facts.rdma) if facts.rdma else ()
     nic_names = [one.name for one in nics] or [one.name for one in nearest(gpu, facts.cxi)]
     first = nics[0] if nics else next(iter(nearest(gpu, facts.cxi)), None)
@@ -108,24 +106,24 @@ def _gpu(gpu: Gpu, facts: Facts) -> str:
     return "  ".join(parts)
 
 
-def _health(gpu: Gpu) -> List[str]:
-    health = gpu.health
+def state_words(gpu: Gpu) -> List[str]:
+    """Describe a GPU's health and use, as far as they are known."""
+    health = gpu.health or GpuHealth()
     parts = ["divided (MIG)"] if gpu.mig else []
-    if health is None:
-        return parts
     if health.power_limit_w:
         parts.append(f"power limit {health.power_limit_w:g} W")
     if health.max_clock_mhz:
         parts.append(f"up to {health.max_clock_mhz} MHz")
     if health.ecc is not None:
-        errors = f", {health.uncorrected_errors} uncorrected" if health.uncorrected_errors else ""
-        parts.append(f"ECC {'on' if health.ecc else 'off'}{errors}")
+        parts.append(f"ECC {'on' if health.ecc else 'off'}")
+    if health.uncorrected_errors:
+        parts.append(count(health.uncorrected_errors, "uncorrected error"))
     if health.remapped_rows or health.remap_pending or health.remap_failed:
         state = " (failed)" if health.remap_failed else " (reset pending)" if health.remap_pending else ""
         parts.append(f"{health.remapped_rows or 0} rows remapped{state}")
     if health.throttle:
         parts.append(f"slowed down by {', '.join(health.throttle)}")
-    return parts
+    return [*parts, f"used by pid {', '.join(map(str, gpu.pids))}"] if gpu.pids else parts
 
 
 def _rdma(device: RdmaDevice) -> str:
@@ -163,12 +161,12 @@ def _versions(facts: Facts) -> _Rows:
     return rows if "torch" in facts.versions else [*rows, ("versions", none)]
 
 
-def _limits(facts: Facts) -> Iterator[Tuple[str, str]]:
+def limits_words(facts: Facts) -> str:
     limits = facts.limits
     nofile = "unlimited" if limits.nofile == -1 else _or(limits.nofile)
     process = f"locked memory {_memory(limits.memlock)}, open files {nofile}, /dev/shm {_memory(limits.shm_bytes)}"
     cpus = ranges(limits.cgroup_cpuset) or "unknown"
-    yield "limits", f"{process}, cgroup memory {_memory(limits.cgroup_memory_bytes)}, cgroup CPUs {cpus}"
+    return f"{process}, cgroup memory {_memory(limits.cgroup_memory_bytes)}, cgroup CPUs {cpus}"
 
 
 def _kernel(facts: Facts) -> Iterator[Tuple[str, str]]:

@@ -1,200 +1,32 @@
-"""Lines that training programs print, read as metrics.
+"""Layout that training programs print, read as metrics: single ones, streams, and the logs of a node.
 
-One line is read by the grammar, or by a rule of the table. This module combines several lines, for each rank: a counter counts
-once it has been seen to advance; a heading (`Epoch 1/3`, `step: 100`) belongs to the values below it; a bar without values and
-a dictionary without a step belong together.
+Rows of a stream (rows.py) are read one by one (tokens.py, fields.py, grammar.py), or by a rule of the table; layout.py tells what
+several lines are together.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import time
-from typing import Any, Dict, Iterable, Iterator, List, Optional, Set, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 from drumbeat.base.regex import regex
-from drumbeat.metrics.columns import header, more_of_header, pair, row
-from drumbeat.metrics.grammar import Line, parse
-from drumbeat.metrics.shapes import Shapes
-from drumbeat.metrics.table import owner_of, rules
-from drumbeat.metrics.tokens import words_of
-from drumbeat.metrics.words import COUNTERS, VALIDATION
+from drumbeat.metrics.layout import Layout, Record, read, records_of, reports
+from drumbeat.metrics.rows import plain
 
-_TOO_LARGE = 1e15  # for a step
-
-
-class EpochSteps:
-    """Convert batches of an epoch to steps: `Epoch [2/3], Step [5/30]` is step 35 of 90.
-
-    One object handles one stream of one rank. Some programs count epochs from 0, others from 1: the first epoch in the stream
-    decides; if the program resumes in a later one, epochs count from 1 if their number is printed. A counter that continues
-    across epochs counts the steps of all epochs. If epochs differ in length, the step of the run cannot be known: from then on
-    the step is the epoch's own, as printed, and `step_of` says so.
-    """
-
-    def __init__(self) -> None:
-        self._first: Optional[int] = None  # the number of the first epoch
-        self._last: Tuple[int, int] = (0, 0)  # epoch and batch of the last line
-        self._over_all = False  # the counter does not restart with each epoch
-        self._per_epoch = False  # it does restart: seen, not guessed
-        self._batches: Optional[int] = None  # number of batches in the last line
-        self._uneven = False  # epochs differ in length, or there are more of them than announced
-
-    def counted(self, record: Dict[str, Any]) -> Dict[str, Any]:
-        """Return the record with its step, and with the number of steps if that is certain."""
-        epoch, batch, batches, epochs = (record.get(name) for name in ("epoch", "batch", "batches", "epochs"))
-        mean = record["kind"] == "step" and "step" not in record and batch is None and "loss" in record
-        known = self._first is not None and not (self._uneven or self._over_all)
-        if mean and known and self._batches and epoch == self._last[0] and self._last[1] < self._batches:
-            first = self._first or 0
-            return {**record, "step": (max(0, self._last[0] - first) + 1) * self._batches}  # the epoch's last step
-        if record["kind"] != "step" or "step" in record or batch is None:
-            return record
-        if not batches:
-            whole = isinstance(epoch, (int, float)) and isinstance(batch, int)
-            return {**record, "step": batch, "step_of": "epoch"} if whole else record
-        if not isinstance(epoch, (int, float)) or epoch != int(epoch):
-            return record
-        epoch = int(epoch)
-        if epoch * batches + batch >= _TOO_LARGE:
-            return record
-        self._uneven = self._uneven or self._batches not in (None, batches)
-        self._batches = batches
-        if self._first is None:
-            self._first = epoch if epoch < 2 else int(bool(epochs))
-        elif epoch > self._last[0]:
-            self._over_all = not self._per_epoch and batch > self._last[1]
-            self._per_epoch = not self._over_all
-        self._last = (epoch, batch)
-        before = max(0, epoch - self._first)  # epochs
-        self._uneven = self._uneven or (
-            not self._over_all and bool(epochs) and before * batches + batch > epochs * batches
-        )
-        if self._uneven:
-            return {**record, "step": batch, "steps": batches, "step_of": "epoch"}
-        if self._over_all:
-            return {**record, "step": batch, "steps": batches}
-        self._per_epoch = self._per_epoch or bool(epochs and batch * epochs > (before + 1) * batches)
-        sure = epochs and (self._per_epoch or epochs == 1)
-        planned = {"steps": epochs * batches} if sure else {}
-        return {**record, "step": before * batches + batch, **planned}
-
-
-RATES = {"samples_per_s": "samples/s", "tokens_per_s": "tokens/s"}  # on a tie the later one is shown
-_WHOSE_UNIT = {"all": "{}", "rank": "{} per rank", "device": "{} per device", "unknown": "{} as printed"}
-_LONGEST = 2000  # longer lines are not read
 _KEPT = 1 << 16  # bytes kept of an unfinished line
 _CHUNK = 1 << 20  # bytes of one log read at a time
 _BEHIND = 8 << 20
 _EVERY = 0.25  # seconds between two reads of the logs
-_UNPROVEN = 256  # steps held back until something shows that this is training
-_BLOCK = 30  # lines that a heading applies to, for values without a counter
-_TABLE = 100  # lines without a row that end a table, and maximum rows of a box
-_WIDTH, _OPEN = 50, ("=", ":", ",")  # the least width of a terminal, and ends of lines that it cut
-_FOLLOWS = " " * 20  # continuation of a line that rich has wrapped
 _LOG_NAME = regex(r"rank-(\d{1,7})\.(?:out|err)")
 _LAUNCHER_NAME = regex(r"launcher\.(?:out|err)")
-_BESIDE_LOSS = ("grad_norm", "lr", "step_time", *RATES)
-_OF_EPOCH = {"step": "batch", "steps": "batches"}
-_PART = regex(r"(?i)(?:(train)|val|eval|test)")
-_TRAINS = regex(
-    r"(?i)train(?:ing)?(?: progress)?|steps?|iterations?|epochs?|episodes?|rounds?"
-)  # the label of a bar that counts steps
 _BEHIND_BAR = regex(r"(?<=\])(?=[^\W\d_]|\d{1,9}\|)")  # another stream's line after an open bar
-_COLOUR = regex(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\].*?(?:\x07|\x1b\\)|\x1b[()][A-Z0-9]")
-_ACTOR = regex(r"^\s*\([\w. ]{0,50}pid=\d+[^()]{0,40}\)\s?")  # whose line Ray repeats
-# Every line that may be a metric has one of these texts, in small letters; few others have.
-WORDS = (
-    "loss", "cost", "/s", "_s", "/it", "persec=", "acc", "step", "ep ", "ep.", "poch", "iter", "complete", "%|", "atch",
-    "time=", "rate", "lr", "training time:", "number of ", "gpus used:", "nll", "xent", "mse", "bpb", "objective", "update",
-    "[l ", " l=", " l:", "ℒ", "learn", " ce", " l ", "norm", "memory", "tick ", "round ", "episode", "generation", "verl",
-    "perte", "perd", "strata", "valid", "eval", "-err", "fps ",
-)  # fmt: skip
-_WORDS = tuple(word.encode() for word in WORDS)
-_STRANGE = regex(rb"(?m)^\(\d|[\xc3-\xdf\xe0\xe1\xe3-\xed]")  # a tuple, or a letter that English has not
-_FIGURE = regex(rb"\d[.,/]\d")
-_TRAINING = {"epoch", "loss", "validation", "lr", "grad_norm"}
-_TIMED = {"step_time", *RATES}  # values that a benchmark or inference run has too
-_WORTH = {"loss", "validation", "accuracy", "val_accuracy", *RATES}  # a record without a counter needs one of them
 
 
-def read_line(text: str) -> List[Dict[str, Any]]:
+def read_line(text: str) -> List[Record]:
     """Return the metrics records of a single printed line, without time and rank; none for any other line."""
-    line = _read(_plain_text(text))
-    return line if isinstance(line, list) else _records(line) if line and _reports(line) else []
-
-
-def _plain_text(text: str) -> str:
-    """Return the text without colours and other terminal control characters."""
-    text = _COLOUR.sub("", text).replace("\b", "") if "\x1b" in text or "\b" in text else text
-    return _ACTOR.sub("", text, 1) if "pid=" in text[:60] else text
-
-
-def _read(text: str, shapes: Optional[Shapes] = None, tabled: bool = False, validating: bool = False) -> Any:
-    """Read a line: records by a rule of the table, a Line by the grammar, or nothing."""
-    if len(text) > _LONGEST:
-        return None
-    for rule in rules():
-        if rule.rule.has in text:
-            record = rule.read(text)
-            if record is not None:
-                per = rule.rule.per
-                rate = next((per[name] for name in RATES if name in per), "unknown")
-                return [_with_owner(record, per.get("loss", "rank"), rate)] if record else []
-    line = parse(text, shapes, tabled, validating)
-    owner = owner_of(text) if line else None
-    if line and owner:
-        rate = line.whose if line.whose != "unknown" else owner.rate or "unknown"
-        line = line._replace(known=True, loss=owner.loss, whose=rate)
-    return line
-
-
-def _reports(line: Line) -> bool:
-    """Return true if a line reports progress: a heading, a bar or a learning rate alone does not."""
-    names = set(line.values)
-    return not line.bare and bool(
-        line.measures
-        or names & _WORTH
-        or names & {"step", "batch"}
-        or "epoch" in names
-        and (line.improves or "step_time" in names)
-    )
-
-
-def _records(line: Line) -> List[Dict[str, Any]]:
-    """Convert a line to records of the run folder: rates with units, whose they are, and validation as a separate record."""
-    values = dict(line.values)
-    other = {
-        name: values.pop(key) for name, key in (("loss", "validation"), ("accuracy", "val_accuracy")) if key in values
-    }
-    other.update(line.measures)
-    if line.validation and "loss" in values:
-        other["loss"] = values.pop("loss")
-    if line.validation and "accuracy" in values:
-        other.setdefault("accuracy", values.pop("accuracy"))
-    counters = {name: values[name] for name in COUNTERS if name in values}
-    alone = line.validation or (bool(other) and not set(values) & {"loss", *RATES})
-    found = []
-    if not alone:
-        kind = "step" if counters or "loss" in values else "validation" if "accuracy" in values else "throughput"
-        found.append(_with_owner({"kind": kind, **values}, line.loss, line.whose))
-    if other:
-        found.append(_with_owner({"kind": "validation", **(counters if alone else {}), **other}, line.loss, ""))
-    return found
-
-
-def _with_owner(record: Dict[str, Any], loss: str, rate: str) -> Dict[str, Any]:
-    record = {name: _plain(value) for name, value in record.items()}
-    if "loss" in record:
-        record["loss_per"] = loss
-    for name, unit in RATES.items():
-        if isinstance(record.get(name), float):
-            record.update(rate=record[name], rate_per=rate, unit=_WHOSE_UNIT[rate].format(unit))
-    return record
-
-
-def _plain(value: Any) -> Any:
-    return value if not isinstance(value, float) or math.isfinite(value) else str(value)  # JSON has no nan
+    line = read(plain(text))
+    return line if isinstance(line, list) else records_of(line) if line and reports(line) else []
 
 
 class Unread:
@@ -213,509 +45,41 @@ class Unread:
         return taken
 
 
-Record = Dict[str, Any]
-
-
-class Lines:
-    """Reads the lines of one rank on both of its streams together."""
-
-    def __init__(self) -> None:
-        self.shapes = Shapes()
-        self._steps = EpochSteps()
-        self._samples = EpochSteps()
-        self._held: Dict[Tuple[str, ...], Record] = {}  # form -> a record whose counter has not been seen to advance
-        self._trusted: Set[Tuple[str, ...]] = set()
-        self._fractional = False  # an epoch such as 0.25 stood alone
-        self._heading: Record = {}
-        self._left = 0  # lines for which the heading still applies
-        self._bars: Dict[int, int] = {}  # total -> count, of bars without a label and without values
-        self._again: Set[int] = set()  # totals of bars that restarted: each is of an epoch
-        self._joined: Optional[int] = None  # the total of the bar that counts the program's steps
-        self._joined_at: Tuple[int, int, Any] = (
-            0,
-            0,
-            None,
-        )  # total and count of the bar, and epoch, of the last record with it
-        self._epoch_over = 0  # batches of the epoch under the heading, once it has ended
-        self._block: Optional[Record] = None  # values below a heading; more may follow
-        self._under: Set[str] = set()  # names of the values seen below it
-        self._trains = False  # a value that training improves was read
-        self._unproven: List[Record] = []  # held-back steps: they may not be training
-        self._columns: List[List[str]] = []  # of the table whose header was seen
-        self._rows, self._others = 0, 0  # its rows, and the lines since the last one
-        self._box: Dict[str, str] = {}  # keys and values of `| loss | 0.5 |`, up to the border
-        self._validating = 0  # lines that the heading of a validation still applies to
-        self._plans: Dict[str, int] = {}  # steps and epochs that the settings announce; 0: that number was no plan
-        self._section = self._cut = ""  # cut: the beginning of a line that goes on in the next one
-        self._went_on = False  # the new heading is the previous one, some steps later
-        self._second_counts = False  # what looked like the total of a counter advances
-        self._headings = self._losses = 0  # consecutive headings that advanced, and losses seen above the last one
-        self._lr: Optional[float] = None  # that stood alone, for the next step
-        self._guess = -1  # the last number before a loss
-        self._line, self._told = 0, 0  # lines so far, and the last one that gave a loss with its counter
-
-    def chosen(self, data: bytes, end: int) -> Iterator[Tuple[int, int]]:
-        """Yield start and end of lines worth reading: lines with one of the known words, and all lines of a table."""
-        place = 0
-        for start, stop in (*_promising(data, end), (end, end)):
-            while (self._columns or self._box or self._section or self._cut or self._validating) and place < start:
-                after = data.find(b"\n", place, end)
-                yield place, end if after < 0 else after
-                place = end if after < 0 else after + 1
-            if place <= start < end:
-                yield start, stop
-                place = stop + 1
-
-    def joined(self, text: str) -> List[str]:
-        """Return the lines that end here: one that a terminal has cut (`{'loss': 0.5, ... 'lr':`) waits for its rest."""
-        cut, self._cut = self._cut, ""
-        follows = cut[-1:] in _OPEN[:2] or (text.startswith(_FOLLOWS) if "━" in cut else text[:1].strip())
-        lines = [f"{cut} {text.strip()}"] if cut and follows and len(cut) < _LONGEST else [cut, text]
-        last = lines[-1]
-        bar = "━" in last and "/step" not in last
-        rule = last[-2:] == "=="  # `====== epoch 2 ======`
-        if bar or last[-1:] in _OPEN and len(last) >= _WIDTH and not rule and (last[-1] != "," or _is_open(last)):
-            self._cut = lines.pop()
-        return [line for line in lines if line.strip()]
-
-    def rest(self) -> List[str]:
-        """Return what waits at the end: a line that was cut, and an empty one that closes a box."""
-        return [*self.joined(""), *([""] if self._box else [])]
-
-    def untabled(self, text: str) -> List[Tuple[str, bool]]:
-        """Convert table rows and boxes to keys and values; other lines stay as they are. The flag: its table has a loss."""
-        key, value = pair(text) if text.lstrip()[:1] in ("|", "│", "║", "┃") else ("", "")
-        if key and (value or key != "-" or self._box):
-            self._section = self._section if value or key == "-" else key
-            self._box = {} if len(self._box) > _TABLE else self._box
-            part = _PART.match(self._section)
-            self._box.update({f"{'train' if part[1] else 'val'} {key}" if part else key: value} if value else {})
-            return []
-        box, self._box, self._section = self._box, {}, ""
-        lines = [(", ".join(f"{key}: {value}" for key, value in box.items()), _with_loss(box))] if box else []
-        columns = header(text)
-        if columns:
-            self._columns, self._rows, self._others = columns, 0, 0
-        elif self._columns and (self._rows or not more_of_header(text, self._columns)):
-            line = row(text, self._columns)
-            self._rows, self._others = self._rows + bool(line), 0 if line else self._others + 1
-            if line:
-                return [*lines, (line, _with_loss(self._columns[0]))]
-            self._columns = [] if self._others > _TABLE else self._columns
-        return [*lines, (text, False)]
-
-    def read_text(self, text: str, tabled: bool) -> List[Record]:
-        """Return the records that a line completes. What only its behaviour shows is read in the lines before it, too."""
-        shapes = self.shapes
-        self._plan(text)
-        self._validating -= self._validating > 0
-        line = _read(text, shapes, tabled, self._validating > 0)
-        if not line:
-            opens = _opens(text)
-            self._validating = self._validating if opens is None else _BLOCK * opens
-        elif isinstance(line, Line) and (line.bare or {"step", "batch", "epoch"} & {*line.values}):
-            self._validating = _BLOCK if line.bare and line.validation and not line.bar else 0
-        if not line or not isinstance(line, list) and line.bare:
-            shapes.unread(text)
-            return self.read(line)
-        found: List[Record] = []
-        if shapes.waiting:
-            shapes.replays = True
-            for older in shapes.understood():
-                found += self.read(_read(older, shapes, tabled))
-            shapes.replays = False
-        return found + self.read(line)
-
-    def _plan(self, text: str) -> None:
-        """Take the planned number of steps or epochs from settings: `max_steps=6000`, `Num Epochs = 3`."""
-        if self._plans or not self._trusted:
-            for match in _PLAN.finditer(text) if "epochs" in text or "max" in text or "otal" in text else ():
-                name = "epochs" if match[2][:1] in "eE" else "steps"
-                number = int(match[3].replace(",", ""))
-                if match[1] or name == "epochs":
-                    self._plans[name] = number if self._plans.get(name, number) == number else 0
-
-    def _planned(self, record: Record) -> Record:
-        """Add the planned total to a counter that is printed without one; a counter beyond it shows that it was no plan."""
-        for name, total in (("epoch", "epochs"), ("step", "steps")):
-            plan = self._plans.get(total)
-            if plan and name in record and not {total, "batch" if name == "step" else ""} & {*record}:
-                self._plans[total] = plan if record[name] <= plan else 0
-                record = {**record, total: plan} if record[name] <= plan else record
-        if "epoch" not in record and self._plans.get("epochs") and self._plans["epochs"] == record.get("steps"):
-            record = {**record, "epoch": record["step"], "epochs": record["steps"]}  # `[3/12] loss 0.5`
-            del record["step"], record["steps"]
-        return record
-
-    def read(self, line: Any) -> List[Record]:
-        """Return the records that a line completes. Steps with only a speed, which a benchmark has too, are held back until a
-        value that training improves is seen."""
-        if not line:
-            return []
-        if isinstance(line, list):
-            self._trains = True
-            return [self._steps.counted(record) for record in line]
-        if line.measures and not (line.values or self._trains):
-            return []
-        found = self._understood(line)
-        self._trains = (
-            self._trains
-            or line.known
-            or line.improves
-            or bool(_TRAINS.fullmatch(line.label))
-            or not _TRAINING.isdisjoint(line.values)
-        )
-        return self._proven(found, line.unnamed)
-
-    def _proven(self, records: List[Record], unnamed: bool = False) -> List[Record]:
-        if self._trains or self.shapes.improving or self.shapes.losses:
-            records, self._unproven = self._unproven + records, []
-            return records
-        timed = [
-            record
-            for record in records
-            if "step" in record and (unnamed or not _TIMED.isdisjoint(record)) and "accuracy" not in record
-        ]
-        self._unproven = [*self._unproven, *timed][-_UNPROVEN:]
-        return [record for record in records if record not in timed]
-
-    def _understood(self, line: Line) -> List[Record]:
-        self._left, self._line = self._left - 1, self._line + 1
-        if line.bare:
-            return self._end_block() + (self._bar(line) if line.bar else self._head(line))
-        if not _reports(line) and not (self._heading and self._left > 0):
-            if self.shapes.losses or "epoch" in line.values:  # else a setting
-                self._lr = line.values.get("lr", self._lr)
-            return []
-        found: List[Record] = []
-        for record in _records(line):
-            if record["kind"] == "step" and line.samples[1] and not set(record) & {"step", "batch"}:
-                count, total = line.samples
-                record = {**self._samples.counted({**record, "batch": count, "batches": total}), "step_is": "sample"}
-            follows = line.guessed and "step" in record and self._follows(record["step"])
-            if line.guessed and not follows:
-                record.pop("step", None)
-            if line.member:
-                record["member"] = True
-            if (line.batch or line.bar) and "epoch" in self._heading and "step" in record and "epoch" not in record:
-                record.update({_OF_EPOCH[name]: record.pop(name) for name in ("step", "steps") if name in record})
-            told = record["kind"] in ("step", "throughput") or self._of_block(line)
-            found += self._step(record, line.known or follows) if told else [_told(record)]
-            if (
-                not told and not self.shapes.losses and "step" in record
-            ):  # errors of the validation are all that it prints
-                counted = {name: record[name] for name in COUNTERS if name in record}
-                found += self._step({"kind": "step", **counted}, line.known)
-        return found
-
-    def _of_block(self, line: Line) -> bool:
-        """Return true for an accuracy below a heading, in a line not marked as validation."""
-        other = line.validation or not {"validation", "val_accuracy"}.isdisjoint(line.values)
-        return not other and self._trains and bool(self._heading) and self._left > 0
-
-    def _follows(self, step: int) -> bool:
-        """Return true if a number before a loss is a counter: it grows, and neither it nor its stride could be a rank."""
-        last, self._guess = self._guess, step
-        return 0 <= last < step and (step - last >= 10 or step >= 64)
-
-    def end(self, final: bool) -> List[Record]:
-        """Return pending records. `final`: no more lines come; then a counter that never advanced is dropped, unless it was
-        seen once, with a loss and with its total or another training value."""
-        found = self._end_block(goes_on=not final)
-        if final:
-            for held in self._held.values():
-                names = [*held, "loss"]
-                before = set(names[: names.index("loss")]) & {
-                    "step",
-                    "batch",
-                }  # `loss 2.1 after 2000 steps` is a summary, not a counter
-                known = (
-                    before and not {"again", "member"} & set(held) and set(held) & {"steps", "batches", *_BESIDE_LOSS}
-                )
-                late = held["line"] < self._told  # what is older than the last loss must not come after it
-                found += (
-                    [] if late else [self._in_steps(_told(held))] if known and "loss" in held else _without_count(held)
-                )
-            self._held = {}
-        return self._proven(found)
-
-    def stamp(self, t: float) -> None:
-        """Set the time of pending records to the time they were written, not that of a later read."""
-        for held in (*self._held.values(), *self._unproven):
-            held.setdefault("t", t)
-
-    def _head(self, line: Line) -> List[Record]:
-        if line.validation:
-            return []
-        before, self._losses = self._losses, self.shapes.losses
-        goes_on = set(self._heading) & set(line.values) and _place(line.values) > _place(self._heading)
-        trains = {"epoch", "batch", "batches"} <= {*line.values}
-        self._headings = self._headings + 1 if goes_on and (before < self._losses or trains) else 0
-        self._went_on = bool(goes_on)
-        self._set_heading(line.values, _BLOCK)
-        if (
-            self._headings > ("steps" not in line.values) and not self._trusted and not line.member
-        ):  # it counts, though no value below it is known
-            record = {"kind": "step", **self._heading}
-            within = {"step": record["batch"], "steps": record["batches"], "step_of": "epoch"} if trains else {}
-            return [self._in_steps({**record, **within})]
-        return []
-
-    def _set_heading(self, values: Record, lines: int) -> None:
-        self._heading = {name: values[name] for name in COUNTERS if name in values}
-        self._left, self._epoch_over, self._under = lines, 0, set()
-
-    def _bar(self, line: Line) -> List[Record]:
-        count, total = line.values.get("step"), line.values.get("steps")
-        if not line.validation and ("epoch" in line.values or _TRAINS.fullmatch(line.label)):
-            above = (self._heading, self._left)
-            found = self._step({"kind": "step", **line.values}, False)
-            if "epoch" in above[0] and "epoch" not in line.values:
-                self._heading, self._left = above
-            return found
-        if line.label or line.validation or count is None or total is None:
-            return []
-        before = self._bars.pop(total, 0)
-        if count < before == total:
-            self._again.add(total)
-        self._bars[total] = count
-        if total == self._joined and count > before:
-            return [{"kind": "step", "step": count, "steps": total}]
-        while len(self._bars) > 8:
-            del self._bars[next(iter(self._bars))]
-        return []
-
-    def _step(self, record: Record, known: bool) -> List[Record]:
-        counters = [name for name in ("epoch", "step", "batch") if name in record]
-        whole_epoch = isinstance(record.get("epoch"), (int, float)) and record["epoch"] == int(record["epoch"])
-        if "batch" in counters and "epoch" not in counters:
-            if not self._in_epoch(record):
-                rest = {name: value for name, value in record.items() if name not in (*COUNTERS, "step_time")}
-                return [{**rest, "kind": "validation"}] if "loss" in rest else []
-        elif not counters and self._heading and self._left > 0 and (self._went_on or not self._again):
-            return self._below_heading(record)
-        elif (
-            "step" not in counters
-            and "batch" not in counters
-            and "loss" in record
-            and not (whole_epoch and "epochs" in record)
-        ):
-            bar = self._running_bar(isinstance(record.get("epoch"), int))
-            place = (bar or 0, self._bars.get(bar or 0, 0), record.get("epoch"))
-            stale = (
-                place[:2] == self._joined_at[:2] and place != self._joined_at
-            )  # the bar stood still between two epochs
-            if bar and not stale:
-                self._joined_at = place
-                record = {**record, "step": self._bars[bar], "steps": bar}
-                record.update({"step_of": "epoch"} if bar in self._again else {})
-                # The record shows that the bar is of training by itself, or the next one with the same bar further on does.
-                known = bar == self._joined or not {"lr", "grad_norm"}.isdisjoint(record)
-                held = self._held.get(tuple(name for name in ("epoch", "step") if name in record))
-                if known or (held is not None and held.get("steps") == bar and _goes_on(held, record)):
-                    self._joined = bar
-        if self._lr is not None and "loss" in record:
-            record.setdefault("lr", self._lr)
-            self._lr = None
-        if not set(record) & {"epoch", "step", "batch"}:
-            return [record] if set(record) & _WORTH and "member" not in record else []
-        found = self._end_block() + self._advanced(record, known)
-        if "step" in record and "loss" not in record:  # it may be in the next line
-            self._set_heading(record, 3)
-        return found
-
-    def _in_epoch(self, record: Record) -> bool:
-        """Return true if this batch count is that of the epoch under the heading: a second one below it is an evaluation."""
-        if "epoch" not in self._heading:
-            return False
-        if self._epoch_over and not (
-            record.get("batches") == record["batch"] == self._epoch_over and "validation" in record
-        ):
-            return False
-        if record["batch"] == record.get("batches"):
-            self._epoch_over = record["batch"]
-        record.update(self._heading)
-        return True
-
-    def _running_bar(self, epochs: bool) -> Optional[int]:
-        """Return the total of the bar that values without a counter belong to; a bar that is full, or restarts in each of the
-        record's `epochs`, may be an evaluation's."""
-        if self._joined in self._bars:
-            return self._joined
-        going = [total for total, count in self._bars.items() if 0 < count < total]
-        full = [
-            total for total, count in self._bars.items() if count == total and total not in self._again and not epochs
-        ]
-        return next(reversed(going or full), None)
-
-    def _below_heading(self, record: Record) -> List[Record]:
-        """Add values to the record of the heading above them; values of a name seen before start a new record."""
-        if "loss" in record and "loss" in self._under:
-            return [record]
-        new = {name: value for name, value in record.items() if name not in self._under}
-        self._under.update(set(new) - {"kind"})
-        self._block = {**self._heading, **(self._block or {}), **new, "kind": "step"}
-        return []
-
-    def _end_block(self, goes_on: bool = False) -> List[Record]:
-        """Finish the record below a heading. `goes_on`: more values may follow below the same heading."""
-        block, self._block = self._block, None
-        if block is None:
-            return []
-        if goes_on and not set(block) & {*_WORTH, "step_time"}:
-            self._block = block  # a learning rate waits for what it belongs to
-            return []
-        if not goes_on:
-            self._heading = {name: value for name, value in self._heading.items() if name in ("epoch", "epochs")}
-        form = tuple(name for name in ("epoch", "step", "batch") if name in block)
-        return self._advanced(block, False) if set(block) & {*_WORTH, "step_time"} or form in self._trusted else []
-
-    def _advanced(self, record: Record, known: bool) -> List[Record]:
-        """Return the record once its counter has advanced, or at once for a known program."""
-        form = tuple(name for name in ("epoch", "step", "batch") if name in record)
-        held = self._held.get(form)
-        older = held if form == ("step",) and {"steps", "loss"} <= {*record} else None
-        if older and older["step"] == record["step"] and older.get("steps", record["steps"]) < record["steps"]:
-            self._second_counts = True  # `Batch 4/200`, `Batch 4/300`: epoch and batch
-            del self._held[form]
-            return self._advanced(_told(older), known) + self._advanced(record, known)
-        if self._second_counts and form == ("step",) and "steps" in record:
-            rest = {name: value for name, value in record.items() if name not in ("step", "steps")}
-            return self._advanced({**rest, "epoch": record["step"], "batch": record["steps"]}, known)
-        self._fractional = self._fractional or (form == ("epoch",) and not isinstance(record["epoch"], int))
-        if form == ("epoch",) and self._fractional:  # it says how far the run is, also where it happens to be whole
-            older = self._held.pop(("epoch", "step"), None)  # the count came from an unrelated bar
-            return [*_without_count(older), record]
-        if known or form in self._trusted or (held is not None and _goes_on(held, record)):
-            self._trusted.add(form)
-            before = [self._held.pop(form)] if held is not None else []
-            self._told = self._line if "loss" in record else self._told
-            return [self._in_steps(_told(each)) for each in (*before, record)]
-        if held is not None and _place(held) == _place(record) and set(held) & set(record) <= {*COUNTERS, "kind"}:
-            held.update(record)  # the block continues
-            return []
-        self._held[form] = {**record, "line": self._line, **({"again": True} if held is not None else {})}
-        return _without_count(held)
-
-    def _in_steps(self, record: Record) -> Record:
-        """Return the record with the run's step; if a program counts only epochs, these are its steps."""
-        record = self._planned(record)
-        epoch = record.get("epoch", 0)
-        others = any("step" in form or "batch" in form for form in (*self._trusted, *self._held))
-        if "step" in record or "batch" in record or others or not isinstance(epoch, int):
-            return self._steps.counted(record)
-        planned = {"steps": record["epochs"]} if "epochs" in record else {}
-        return {**record, "step": epoch, **planned, "step_is": "epoch"}
-
-
-_PLAN = regex(
-    r"(?i)(?<![a-z_])((?:(?:max|total|scheduled|optimization|num(?:ber of)?(?=.train))[ _-]{1,2}(?:train(?:ing)?[ _-])?){1,2})?"
-    r"(epochs|(?<=[ _-])(?:steps|iters|iterations|updates))['\"]?\s?[:=]\s?['\"]?(\d[\d,]{0,11})(?![\w.]|\s?/)"
-)
-
-
-def _opens(text: str) -> Optional[bool]:
-    """Return true for the heading of a validation, false for that of training, None for any other line: a heading has few words
-    and no number."""
-    words = {*words_of(text)} if len(text) < 80 and text.strip() else set()
-    if not words or len(words) > 5 or _FIGURES.search(text):
-        return None
-    return True if words & VALIDATION else False if words & {"train", "training"} else None
-
-
-_FIGURES = regex(r"\d")
-_MARKS = {*COUNTERS, "kind", "line", "again", "member"}
-
-
-def _is_open(text: str) -> bool:
-    return any(text.count(opening) > text.count(closing) for opening, closing in ("{}", "[]", "()"))
-
-
-def _with_loss(columns: Iterable[str]) -> bool:
-    return any("loss" in column.lower() for column in columns)
-
-
-def _told(record: Record) -> Record:
-    return {name: value for name, value in record.items() if name not in ("again", "line", "member")}
-
-
-def _without_count(record: Optional[Record]) -> List[Record]:
-    counts = ("step", "steps", "batch", "batches")
-    rest = {name: value for name, value in _told(record or {}).items() if name not in counts}
-    return [rest] if set(rest) & _WORTH and "member" not in (record or {}) else []
-
-
-def _goes_on(held: Record, record: Record) -> bool:
-    """Return true if the counter advanced towards the same total: `Batch 5/0` after `Batch 4/100` did not."""
-    totals = [(held[name], record[name]) for name in ("steps", "batches") if name in held and name in record]
-    same = all(first == second for first, second in totals) or held.get("epoch") != record.get("epoch")
-    same = same and (set(held) <= _MARKS or not set(record) <= _MARKS)  # `[step 4/5] 12 ms`, `[step 5/5] done`
-    return same and _place(record) > _place(held)
-
-
-def _place(record: Record) -> Tuple[float, float]:
-    count = record["step"] if "step" in record else record.get("batch", 0)
-    return (float(record.get("epoch", 0)), float(count))
-
-
 class Reader:
     """Reads one stream of one rank. `feed` takes newly appended bytes and returns the records in them."""
 
-    def __init__(self, unread: Optional[Unread] = None, lines: Optional[Lines] = None) -> None:
+    def __init__(self, unread: Optional[Unread] = None, layout: Optional[Layout] = None) -> None:
         self.unread = Unread() if unread is None else unread
         self._rest = b""
-        self._lines = Lines() if lines is None else lines
+        self._layout = Layout() if layout is None else layout
 
     def feed(self, data: bytes, final: bool = False) -> List[Record]:
         # A progress bar's updates are lines, too.
         data = (self._rest + data).replace(b"\r", b"\n").replace(b"\x1b[A", b"\n")
         end = len(data) if final else data.rfind(b"\n") + 1
         self._rest = data[end:][-_KEPT:]
-        found: List[Record] = []
-        for start, stop in self._lines.chosen(data, end):
-            found += self._read(self._lines.joined(_plain_text(data[start:stop].decode("utf-8", "replace"))))
+        rows, found = self._layout.rows, []
+        for text in rows.chosen(data, end):
+            for line in rows.joined(text):
+                found += self._read(line)
         if final:
-            found += self._read(self._lines.rest())
-        return found + self._lines.end(final)
+            for line in (*rows.joined(""), *([""] if rows.box else [])):  # an empty line closes a box
+                found += self._read(line)
+        return found + self._layout.end(final)
 
-    def _read(self, lines: List[str]) -> List[Record]:
+    def _read(self, line: str) -> List[Record]:
         found: List[Record] = []
-        for line in lines:
-            try:
-                for part in _BEHIND_BAR.split(line) if "it/s" in line or "s/it" in line else (line,):
-                    for text, tabled in self._lines.untabled(part):
-                        found += self._lines.read_text(text, tabled)
-            except Exception as error:  # a rank may print anything; the run must not fail because of it
-                self.unread.add(error, line)
+        try:
+            for part in _BEHIND_BAR.split(line) if "it/s" in line or "s/it" in line else (line,):
+                for text, tabled in self._layout.rows.untabled(part):
+                    found += self._layout.read_text(text, tabled)
+        except Exception as error:  # a rank may print anything; the run must not fail because of it
+            self.unread.add(error, line)
         return found
 
     def close(self) -> List[Record]:
         """Return what is pending: no more lines come."""
         return self.feed(b"", final=True)
-
-
-def _promising(data: bytes, end: int) -> List[Tuple[int, int]]:
-    """Return start and end of lines with one of the words, in order; and of those whose words nobody can know."""
-    found: Dict[int, int] = {}
-    small = data.lower()
-    for word in _WORDS:
-        place = small.find(word, 0, end)
-        while place >= 0:
-            start = data.rfind(b"\n", 0, place) + 1
-            stop = data.find(b"\n", place, end)
-            stop = end if stop < 0 else stop
-            found[start] = stop
-            place = small.find(word, stop, end)
-    odd = data[:1] == b"(" or b"\n(" in data or not data.isascii()
-    strange = _STRANGE.search(data, 0, end) if odd else None
-    while strange:
-        start = data.rfind(b"\n", 0, strange.start()) + 1
-        stop = data.find(b"\n", strange.end(), end)
-        stop = end if stop < 0 else stop
-        if _FIGURE.search(data, start, stop):
-            found[start] = stop
-        strange = _STRANGE.search(data, stop, end)
-    return sorted(found.items())
 
 
 class PrintedMetrics:
@@ -727,7 +91,7 @@ class PrintedMetrics:
         self._from_end = from_end  # another reader has read what the logs held at the first look
         self.unread = Unread()
         self._files: Dict[str, _Log] = {}
-        self._lines: Dict[int, Lines] = {}  # of each rank
+        self._layouts: Dict[int, Layout] = {}  # of each rank
         self._next = 0.0
         self._looked = time.time()  # last read
         self.grown: Dict[
@@ -751,7 +115,7 @@ class PrintedMetrics:
             if name not in self._files:
                 match = _LOG_NAME.fullmatch(name)
                 rank = int(match.group(1)) if match else 0
-                lines = self._lines.setdefault(rank, Lines())
+                lines = self._layouts.setdefault(rank, Layout())
                 self._files[name] = _Log(os.path.join(self.folder, name), rank, self._looked, self.unread, lines)
                 if self._from_end:
                     self._files[name].skip()
@@ -765,8 +129,8 @@ class PrintedMetrics:
 
 
 class _Log:
-    def __init__(self, path: str, rank: int, looked: float, unread: Unread, lines: Lines) -> None:
-        self.path, self.rank, self._unread, self._lines = path, rank, unread, lines
+    def __init__(self, path: str, rank: int, looked: float, unread: Unread, lines: Layout) -> None:
+        self.path, self.rank, self._unread, self._layout = path, rank, unread, lines
         self._looked = looked  # when there was nothing new
         self.place, self.written = 0, 0.0  # read up to here, and when the last line before it was written
         self._which: Optional[Tuple[int, int]] = None  # device and inode of the file that was read so far
@@ -787,12 +151,12 @@ class _Log:
             size, data = status.st_size, b""
             which = (status.st_dev, status.st_ino)
             if size < self.place or which != (self._which or which):  # truncated, or replaced by another file
-                self.place, self._reader = 0, Reader(self._unread, self._lines)
+                self.place, self._reader = 0, Reader(self._unread, self._layout)
             self._which = which
             if size != self.place:
                 with open(self.path, "rb", buffering=0) as file:
                     if size - self.place > _BEHIND:  # the rank prints faster than we read: the newest lines matter
-                        self.place, self._reader = size - _CHUNK, Reader(self._unread, self._lines)
+                        self.place, self._reader = size - _CHUNK, Reader(self._unread, self._layout)
                     file.seek(self.place)
                     data = file.read(_CHUNK)
         except OSError:
@@ -804,7 +168,7 @@ class _Log:
             return []
         records = self._reader.feed(data, ends)
         until = status.st_mtime if since <= status.st_mtime <= now else now  # a file server's clock may differ
-        self._lines.stamp(until)
+        self._layout.stamp(until)
         self.written = until
         count = len(records)
         times = (until - (until - since) * (count - 1 - i) / count for i in range(count))

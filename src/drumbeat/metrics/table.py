@@ -2,7 +2,7 @@
 
 rules.yaml has lines whose meaning is not in their words: `<loss>` stands for a number that becomes the value `loss`, `{N}` for
 a number that is not kept, one space for any run of spaces and tabs. tests/metrics/rule_lines.yaml has examples. owners.yaml
-tells if the values of known programs are of one rank, device or job.
+tells whose the rates of known programs are.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Dict, Mapping, Optional, Pattern, Sequence, Tuple
 from drumbeat.base import data
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.metrics.tokens import NUMBER, number
-from drumbeat.metrics.words import VALUES, WHOLE
+from drumbeat.metrics.vocab import VALUES, WHOLE
 
 FORMATS = "drumbeat.metrics.formats"
 
@@ -29,17 +29,7 @@ class Rule:
     reached: bool = False  # target reached, for lines that report a target
     also: Sequence[str] = ()  # what else the line may hold
     scale: Mapping[str, float] = field(default_factory=dict)  # from the line's unit to the record's
-    per: Mapping[str, str] = field(default_factory=dict)  # owner of the loss and the rates: one of WHOSE
-
-
-@dataclass(frozen=True)
-class Owner:
-    """A known program: the owners of its loss and its rates."""
-
-    has: Sequence[str]
-    program: str = ""
-    loss: str = "rank"
-    rate: str = ""  # '': as the line says
+    per: Mapping[str, str] = field(default_factory=dict)  # owner of the rates: one of WHOSE
 
 
 class Compiled:
@@ -86,9 +76,11 @@ def rules() -> Tuple[Compiled, ...]:
 
 
 @lru_cache(maxsize=1)
-def owners() -> Tuple[Owner, ...]:
-    return tuple(Owner(**entry) for entry in data.load(FORMATS, "owners"))
+def owners() -> Mapping[str, Sequence[Sequence[str]]]:
+    return dict(data.load(FORMATS, "owners"))
 
 
-def owner_of(line: str) -> Optional[Owner]:
-    return next((owner for owner in owners() if all(text in line for text in owner.has)), None)
+def owner_of(line: str) -> str:
+    """Return whose the rates of a known program's line are: one of WHOSE."""
+    programs = ((whose, texts) for whose, each in owners().items() for texts in each)
+    return next((whose for whose, texts in programs if all(text in line for text in texts)), "unknown")

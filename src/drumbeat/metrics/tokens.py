@@ -6,10 +6,10 @@ Dates, clocks, paths, URLs and versions are masked first. The key is the words b
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, List, Match, NamedTuple, Tuple, Union
+from typing import Any, Dict, List, Match, NamedTuple, Tuple, Union
 
 from drumbeat.base.regex import regex
-from drumbeat.metrics.words import ALIASES, EPOCH, HAS_COUNTED, LINKS, LOSSES, LR, STEP, WHOLE
+from drumbeat.metrics import vocab
 
 TOO_LARGE = 1e15  # for a count, or an epoch
 NUMBER = (
@@ -32,29 +32,9 @@ _FILE = regex(
 )
 _FIRST_STAMP = regex(r"^\s*(?:[\[(]?<t>[\])]?[\s,|:-]*)+")
 _TOGETHER = regex(
-    " ?(" + "|".join(sorted((word for word in ALIASES if word > "\u3000"), key=len, reverse=True)) + ") ?"
+    " ?(" + "|".join(sorted((word for word in vocab.ALIASES if word > "\u3000"), key=len, reverse=True)) + ") ?"
 )
-_SIGNS = str.maketrans(
-    {
-        "│": "|",
-        "┃": "|",
-        "║": "|",
-        "：": ":",
-        "，": ",",
-        "＝": "=",
-        "—": "-",
-        "–": "-",
-        "→": ">",
-        "·": "|",
-        "≈": "=",
-        "ℒ": "L",
-        "↓": " ",
-        "↑": " ",
-        "\u00a0": " ",
-        "∇": "grad",
-        "‖": "|",
-    }
-)
+_SIGNS: Dict[int, Any] = {**str.maketrans("│┃║：，＝—–→·≈ℒ↓↑\u00a0‖", "|||:,=-->|=L   |"), ord("∇"): "grad"}
 _ITEM = regex(
     rf"(?<![\w.%])(?<!@(?!\d+\.\d))(?P<number>{NUMBER})(?:-(?P<until>\d{{1,9}})(?=batch))?"
     rf"(?:\s*(?:/|\(?(?:\bout )?\b(?:of|von|van|de|di|sur|из)\b)\s*(?P<total>\d[\d,]{{0,14}})(?:\.0+)?(?!\w|\.\d|\s*/))?"
@@ -65,8 +45,10 @@ _ITEM = regex(
 BAR = regex(
     r"\d{1,3}\s*%\s*[|┣├▕](?=[^A-Za-z\d.]{0,200}\d?[^A-Za-z\d.]{0,200}(?:[|┫┤▏]|$))|[━╸╺]{4}|\|[█#=>]{2}[█▉▊▋▌▍▎▏#=> .-]{0,200}\|"
 )
+OF_KERAS = regex(r"/step|[━=]{3}|\[[.>]")
+EPOCH_BEFORE = regex(r"(?:\[(\d{1,6})\]|(?i:train):? (\d{1,6})) ?\[ *\d{1,9}/\d")  # `[2][10/30]`, `Train: 2 [10/30`
 _NEXT_VALUE = regex(r"\s+[-+.]?\d(?![\d.,]*\s?[A-Za-z]{1,12}/s)")
-_KEY_BEHIND = regex(  # `2.45 avg loss, 0.001 LR`, `2.45 loss 0.44 acc`
+_KEY_BEHIND = regex(  # `2.45 avg loss, 0.001 vocab.LR`, `2.45 loss 0.44 acc`
     r"(?i) ((?:(?:avg|average|train(?:ing)?) )?(?:loss|lr|nll|xent|acc(?:uracy)?))"
     r"(?=\s?[,;|)]| at | after |\s*$|\s+\d+\.\d+ [a-z]+(?:[,;|]|\s*$))"
 )
@@ -102,6 +84,26 @@ class Item(NamedTuple):
     leaf: Tuple[str, ...] = ()  # words of the last part of a key with parts: `optimizer.lr`
     key: str = ""  # as printed
 
+    @property
+    def of_loss(self) -> bool:
+        return not vocab.LOSSES.isdisjoint(self.words)
+
+    @property
+    def of_training(self) -> bool:
+        return "train" in self.words or "training" in self.words
+
+    @property
+    def of_validation(self) -> bool:
+        return not vocab.VALIDATION.isdisjoint(self.words)
+
+    @property
+    def fine(self) -> bool:
+        """Return true for a number as losses are printed: with a point, and no unit."""
+        return "." in self.text and not self.unit
+
+    def as_loss(self) -> Item:
+        return self._replace(words=("val", "loss") if self.of_validation else ("loss",)) if self.fine else self
+
 
 def masked(text: str) -> str:
     """Mask every date, clock, path and version, and remove those at the line's start: their numbers do not count."""
@@ -122,7 +124,7 @@ def number(name: str, text: str) -> Union[int, float]:
     except ValueError:
         factor = _FACTORS.get(text[-1:], 1.0)
         value = float(_DIGITS.sub("", text.rstrip("kKMBT")).replace("D", "e").replace("d", "e")) * factor
-    if name not in WHOLE:
+    if name not in vocab.WHOLE:
         return value
     whole = round(value, 3)  # 1.13K is 1130, and not the float next to it
     return int(whole) if abs(whole) < TOO_LARGE and whole == int(whole) else value
@@ -171,13 +173,13 @@ def _count_behind(line: str, words: Tuple[str, ...], unit: str, end: int) -> Tup
     """Return key, unit and end of a whole number, and the next one's key: `after 20 steps`, `loss 20 0.5`, `loss at step 20:
     0.5`."""
     counted = _COUNTED.match(line, end) if not unit else None
-    if set(words) <= HAS_COUNTED and "loss" in line.lower():
+    if set(words) <= vocab.HAS_COUNTED and "loss" in line.lower():
         if unit.strip() == "batches":
             return ("batch",), "", end, ()
         return (words_of(counted[1]), unit, counted.end(), ()) if counted else (words, unit, end, ())
-    link = next((place for place, word in enumerate(words) if word in LINKS), len(words))
+    link = next((place for place, word in enumerate(words) if word in vocab.LINKS), len(words))
     told, key = words[:link], words[link + 1 :]
-    of_loss = {*told} & (LOSSES | {"cost", "score"}) or {*told} - LR and {*key} & (STEP | EPOCH)
+    of_loss = {*told} & (vocab.LOSSES | {"cost", "score"}) or {*told} - vocab.LR and {*key} & (vocab.STEP | vocab.EPOCH)
     if unit or not of_loss or not _FRACTION.match(line, end):
         return words, unit, end, ()
     return key or ("step",), unit, counted.end() if counted else end, told
@@ -186,7 +188,7 @@ def _count_behind(line: str, words: Tuple[str, ...], unit: str, end: int) -> Tup
 @lru_cache(maxsize=2048)  # a program prints the same keys again and again
 def words_of(text: str, more: str = "") -> Tuple[str, ...]:
     found = (word.lower() for word in _WORD.findall(f"{_CONTEXT.sub('', text, 1)} {more}"))
-    words = tuple(" ".join([ALIASES.get(word, word) for word in found]).split())
+    words = tuple(" ".join([vocab.ALIASES.get(word, word) for word in found]).split())
     return words if set(words) - {"is", "was"} else ()
 
 
@@ -195,23 +197,10 @@ def spelled(text: str) -> str:
     if not text.isascii():
         text = _TOGETHER.sub(r" \1 ", _ACCENTS.sub("", text.translate(_SIGNS)).replace("d'", "")).replace("  ", " ")
         text = _COUNTED_IN_CJK.sub(r"\2 \1", _DIGITS_IN_CJK.sub(" ", text))
-        text = _LETTERS.sub(lambda word: ALIASES.get(word[0].lower(), word[0]), text)
-    if "):" in text or ")=" in text:
-        text = _OVER.sub("", text)
-    if "op-" in text or "OP-" in text:
-        text = _TOP.sub("top", text)
-    if "|g" in text:
-        text = _NORM.sub("grad_norm", text)
-    if "..." in text:
-        text = _LEADER.sub(": ", text)
-    if "(* " in text:
-        text = _WEIGHTED.sub("", text)
-    if "/Unknown" in text or "it [" in text and ("oss" in text or "acc" in text):  # a bar without a total
-        text = _NO_TOTAL.sub(r"batch \1 ", text)
-    if "]: [" in text or "] = [" in text:
-        text = _LISTS.sub(_in_pairs, text)
-    if "it/" in text:
-        text = _OF_PROGRESS.sub(lambda at: f"step {number('step', at[1])}/{number('steps', at[2])}", text)
+        text = _LETTERS.sub(lambda word: vocab.ALIASES.get(word[0].lower(), word[0]), text)
+    for sign, form, plain in _FORMS:
+        if sign in text:
+            text = form.sub(plain, text)
     return _GLUED_VALUE.sub(r"\1 \2", _ORDINAL.sub(r"\2 \1", _GLUED.sub(r"\1 \2", text))).replace("'s ", " ")
 
 
@@ -220,15 +209,8 @@ def _in_pairs(lists: Match[str]) -> str:
     return ", ".join(f"{key}: {value}" for key, value in zip(keys, values)) if len(keys) == len(values) else lists[0]
 
 
-_LISTS = regex(r"\[([A-Za-z][^\[\]\d]*)\](?:: | = )\[([-+\d.,eE naif]+)\]")  # `[loss, acc]: [0.5, 0.9]`
 _ACCENTS = regex("(?![\\w\\s])[\u0300-\u036f\u0590-\u0eff\u3099\u309a]")  # marks, which are part of a word
 _LETTERS = regex(r"[^\W\d_]{2,40}")
-_TOP = regex(r"(?i)(?<![a-z])top-(?=\d)")
-_OVER = regex(r"(?<=[A-Za-z]) ?\([^()\d]{0,30}\d[^()]{0,30}\)(?=\s?[:=]\s?-?\d*\.\d)")  # `loss (last 100): 0.5`
-_NORM = regex(r"(?<![\w|])(\|{1,2})g(?:rad)?\1(?!\|)")  # `|g| 1.2`
-_LEADER = regex(r" {0,3}\.{3,80} {1,3}(?=-?\d)")  # `loss ........ 0.5`
-_NO_TOTAL = regex(r"(?<![\w.])(\d{1,12})(?:/Unknown|it (?=\[))")
-_WEIGHTED = regex(r"\(\* [^()]{1,60}\)")  # `loss_a = 0.5 (* 1 = 0.5 loss)`
 _DIGITS_IN_CJK = regex("(?<=[\u3040-\u9fff\uac00-\ud7af])(?=\\d)|(?<=\\d)(?=[\u3040-\u9fff\uac00-\ud7af])")
 _COUNTED_IN_CJK = regex("第\\s*(\\d{1,12})\\s*([步轮])")
 _GLUED = regex(
@@ -236,4 +218,23 @@ _GLUED = regex(
 )  # `step20`
 _GLUED_VALUE = regex(r"(?i)(?<![\w/.-])((?:train_?|val_?)?(?:loss|acc|lr))(\d{1,9}\.\d)")  # `loss0.059`
 _ORDINAL = regex(r"(?i)\b(\d{1,12})(?:st|nd|rd|th) (iteration|step|epoch|update)\b")
-_OF_PROGRESS = regex(r"\b(\d[\d.]{0,9}[kM]?)it/(\d[\d.]{0,9}[kM]?)it\b")  # `212it/10.0kit`
+
+
+def _in_steps(counts: Match[str]) -> str:
+    return f"step {number('step', counts[1])}/{number('steps', counts[2])}"
+
+
+_OVER = regex(r"(?<=[A-Za-z]) ?\([^()\d]{0,30}\d[^()]{0,30}\)(?=\s?[:=]\s?-?\d*\.\d)")
+_TOP = regex(r"(?i)(?<![a-z])top-(?=\d)")
+_FORMS: Tuple[Tuple[str, Any, Any], ...] = (  # a text that each of these forms has, the form, and its plain spelling
+    ("):", _OVER, ""), (")=", _OVER, ""),  # `loss (last 100): 0.5`
+    ("op-", _TOP, "top"), ("OP-", _TOP, "top"),
+    ("|g", regex(r"(?<![\w|])(\|{1,2})g(?:rad)?\1(?!\|)"), "grad_norm"),  # `|g| 1.2`
+    ("...", regex(r" {0,3}\.{3,80} {1,3}(?=-?\d)"), ": "),  # `loss ........ 0.5`
+    ("(* ", regex(r"\(\* [^()]{1,60}\)"), ""),  # `loss_a = 0.5 (* 1 = 0.5 loss)`
+    ("/Unknown", regex(r"(?<![\w.])(\d{1,12})/Unknown"), r"batch \1 "),  # a bar without a total
+    ("it [", regex(r"^(?=.*(?:oss|acc))(.*?(?<![\w.]))(\d{1,12})it (?=\[)"), r"\1batch \2 "),
+    ("] = [", regex(r"(?<=\]) = (?=\[)"), ": "),
+    ("]: [", regex(r"\[([A-Za-z][^\[\]\d]*)\]: \[([-+\d.,eE naif]+)\]"), _in_pairs),  # `[loss, acc]: [0.5, 0.9]`
+    ("it/", regex(r"\b(\d[\d.]{0,9}[kM]?)it/(\d[\d.]{0,9}[kM]?)it\b"), _in_steps),  # `212it/10.0kit`
+)  # fmt: skip

@@ -73,11 +73,14 @@ def torchrun_flags(peers: Peers, node: int) -> Tuple[str, ...]:
 def _torchrun(found: Found, peers: Peers, node: int, tools: Tools) -> Tuple[str, ...]:
     """Return the argv of torch.distributed.run under the command's own interpreter."""
     python = launcher_python(found, tools)
-    ours = (*torchrun_flags(peers, node), f"--local-addr={peers.nodes[node].address}", "--no-python")
-    return (
-        *driven(python, "torch.distributed.run", tools, bool(found.prefix)), *found.kept, *ours, "--",
-        *tools.shim, *rank_argv(found, python[0]),
-    )  # fmt: skip
+    driver = driven(python, "torch.distributed.run", tools, bool(found.prefix))
+    return (*driver, *found.kept, *_torchrun_words(peers, node, tools), *rank_argv(found, python[0]))
+
+
+def _torchrun_words(peers: Peers, node: int, tools: Tools) -> Tuple[str, ...]:
+    """Return torchrun's own arguments, up to the command of a rank."""
+    local = f"--local-addr={peers.nodes[node].address}"
+    return (*torchrun_flags(peers, node), local, "--no-python", "--", *tools.shim)
 
 
 # Launchers that put the local rank before the script's own arguments -> the argument, and the option that prevents it.
@@ -349,8 +352,11 @@ def after_setup(order: Order, argv: Sequence[str]) -> Tuple[str, ...]:
 def _torchrun_before(order: Order, peers: Peers, node: int, tools: Tools) -> Tuple[str, ...]:
     """Return the argv for `--launcher torchrun` with a plain command: torch.distributed.run of the command's interpreter."""
     python = (order.command[0] if "python" in order.command[0].rsplit("/", 1)[-1] else "python3",)
-    ours = (*torchrun_flags(peers, node), f"--local-addr={peers.nodes[node].address}", "--no-python")
-    return (*driven(python, "torch.distributed.run", tools, False), *ours, "--", *tools.shim, *order.command)
+    return (
+        *driven(python, "torch.distributed.run", tools, False),
+        *_torchrun_words(peers, node, tools),
+        *order.command,
+    )
 
 
 def _composer(found: Found, tools: Tools) -> Tuple[str, ...]:

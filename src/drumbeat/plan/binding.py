@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import field, replace
-from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import EnvVar, Order
@@ -83,8 +84,7 @@ def check_masks(
     for place, entry in enumerate(entries):
         cpus = parse_mask(entry)
         if not cpus:
-            findings.append(find("mask-unreadable", place=place, evidence=[entry]))
-            return [], findings
+            return [], [find("mask-unreadable", place=place, evidence=[entry])]
         sets.append(cpus)
     everything = set(allowed)
     chosen = [sets[rank % len(sets)] for rank in range(ranks)]
@@ -166,25 +166,20 @@ def place(numas: Sequence[Optional[int]], turns: Sequence[int], cores: Sequence[
     for core in cores:
         pools.setdefault(core.numa or "", []).append(core)
     homes = _homes(numas, list(pools))
+    shares: List[List[Core]] = [[] for _ in numas]
     if homes is not None and all(len(pools[home]) >= homes.count(home) for home in set(homes)):
-        shares: List[List[Core]] = [[] for _ in numas]
         for home in set(homes):
             members = sorted((turns[rank], rank) for rank, where in enumerate(homes) if where == home)
             for (_, rank), share in zip(members, divide(pools[home], len(members))):
                 shares[rank] = share
         return shares, all(numa is None or str(numa) == home or home == "" for numa, home in zip(numas, homes))
-    order = sorted(range(len(numas)), key=lambda rank: (_or_last(numas[rank]), turns[rank], rank))
+    order = sorted(range(len(numas)), key=lambda rank: (numas[rank] is None, numas[rank] or 0, turns[rank]))
     homed = _members(numas, order, {name: len(pool) for name, pool in pools.items()})
-    if homed:
-        shares = [[] for _ in numas]
-        for name, ranks in homed.items():
-            for rank, share in zip(ranks, divide(pools[name], max(1, len(ranks)))):
-                shares[rank] = share
-        return shares, False
     by_numa = [core for name in sorted(pools, key=_number) for core in pools[name]]
-    shares = [[] for _ in numas]
-    for rank, share in zip(order, _chunks(by_numa, len(numas))):
-        shares[rank] = share
+    dealt = [(ranks, divide(pools[name], max(1, len(ranks)))) for name, ranks in homed.items()]
+    for ranks, parts in dealt or [(list(order), _chunks(by_numa, len(numas)))]:
+        for rank, share in zip(ranks, parts):
+            shares[rank] = share
     return shares, False
 
 
@@ -217,10 +212,6 @@ def _members(numas: Sequence[Optional[int]], order: Sequence[int], sizes: Dict[s
 
 def _number(name: str) -> int:
     return int(name) if name.isdigit() else -1
-
-
-def _or_last(numa: Optional[int]) -> int:
-    return 1 << 30 if numa is None else numa
 
 
 # Choose a node's GPUs for a job, and the variables that show them to its ranks in that order.
@@ -336,16 +327,14 @@ def binding(order: Order, facts: Facts, node: int, peers: Optional[Peers] = None
     chosen = choose(order, facts)
     if order.launcher == "once" and order.ranks_per_node == 1:
         return _whole_node(order, facts, chosen)
-    findings = list(chosen.findings)
     ranks = ranks_here(order, chosen)
     # Emulated nodes are processes of one machine: its cores and GPUs are divided among all of them.
     first, total = (node * ranks, order.nodes * ranks) if order.emulated else (0, ranks)
     groups = _gpu_groups(order, chosen, total)
-    findings += _about_gpus(order, facts, chosen, ranks, groups)
     cores = usable_cores(facts.cpus, order.reserved_cpus, order.threads_per_core)
     alone = ranks == 1 and not order.emulated and order.visibility == "all" and bool(chosen.gpus)
     cpus, threads, words, more = _cpus(order, facts, [chosen.gpus] if alone else groups, cores)
-    findings += more
+    findings = (*chosen.findings, *_about_gpus(order, facts, chosen, ranks, groups), *more)
     nics = _nics(facts, peers, groups)
     slots = []
     for local in range(ranks):
@@ -362,7 +351,7 @@ def binding(order: Order, facts: Facts, node: int, peers: Optional[Peers] = None
                 why=words,
             )
         )
-    return Binding(tuple(slots), threads, words, chosen.variables, tuple(findings), _bound_by(order))
+    return Binding(tuple(slots), threads, words, chosen.variables, findings, _bound_by(order))
 
 
 def _own_variables(gpus: Sequence[Gpu], order: Order, facts: Facts) -> Tuple[EnvVar, ...]:
@@ -420,17 +409,15 @@ def _gpu_groups(order: Order, chosen: Chosen, total: int) -> List[Tuple[Gpu, ...
 
 def _about_gpus(
     order: Order, facts: Facts, chosen: Chosen, ranks: int, groups: Sequence[Tuple[Gpu, ...]]
-) -> List[Finding]:
-    findings = []
+) -> Iterator[Finding]:
     if order.ranks_per_gpu > 1:
-        findings.append(find("ranks-share-gpu", ranks=order.ranks_per_gpu))
-    findings += ranks_without_gpu(
+        yield find("ranks-share-gpu", ranks=order.ranks_per_gpu)
+    yield from ranks_without_gpu(
         ranks, len(chosen.gpus), order.ranks_per_gpu, order.gpus_per_rank,
         total=len(groups), severity="warning" if order.emulated else "error", host=facts.host,
     )  # fmt: skip
     if order.visibility == "own" and chosen.gpus and ranks > 1:
-        findings.append(find("visibility-own"))
-    return findings
+        yield find("visibility-own")
 
 
 def ranks_without_gpu(
@@ -488,15 +475,8 @@ def _cpus(
     sets = [tuple(sorted(cpu for core in share for cpu in core.cpus)) for share in shares]
     threads = min(len(share) for share in shares)
     if any(groups) and not beside:
-        return (
-            sets,
-            threads,
-            "an equal share of the cores, not all beside the GPU",
-            [
-                *findings,
-                _not_beside(facts, numas, cores),
-            ],
-        )
+        words = "an equal share of the cores, not all beside the GPU"
+        return sets, threads, words, [*findings, _not_beside(facts, numas, cores)]
     if any(groups) and len({core.numa for core in cores}) > 1:
         return sets, threads, "the cores beside the rank's GPU", findings
     return sets, threads, "an equal share of the usable cores", findings
@@ -524,9 +504,7 @@ def _part_of_node(facts: Facts, groups: Sequence[Tuple[Gpu, ...]], cores: Sequen
 
 
 def _not_beside(facts: Facts, numas: Sequence[Optional[int]], cores: Sequence[Core]) -> Finding:
-    have: Dict[str, int] = {}
-    for core in cores:
-        have[core.numa or "unknown"] = have.get(core.numa or "unknown", 0) + 1
+    have = Counter(core.numa or "unknown" for core in cores)
     unknown = any(numa is None for numa in numas)
     shown = [
         "cores by NUMA node: " + ", ".join(f"{node}: {count}" for node, count in sorted(have.items())),

@@ -6,6 +6,7 @@ from typing import Dict, List, Optional, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import SOURCES, EnvVar, Order
+from drumbeat.base.text import count
 from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import Finding
 from drumbeat.machine.model import Facts, Peers
@@ -22,7 +23,7 @@ from drumbeat.plan.network import (
     roce_ports,
     slingshot_interfaces,
 )
-from drumbeat.plan.scene import Scene, fits, matches, scene
+from drumbeat.plan.scene import NETWORKS, Scene, fits, matches, scene
 from drumbeat.plan.variables import SETTINGS, steers
 
 find = Catalog("plan")
@@ -79,7 +80,8 @@ def decide(order: Order, facts: Facts, peers: Peers, node: int, bound: Optional[
         left.append(Left("NCCL_P2P_DISABLE", "only where a check of copies between the GPUs has failed"))
     bound = bound or binding(order, facts, node, peers)
     proposals += bound.variables
-    proposals.append(EnvVar("OMP_NUM_THREADS", str(bound.threads), _threads_why(bound), "detected"))
+    cores = f"{count(bound.threads, 'core')} per rank: {bound.threads_why}"
+    proposals.append(EnvVar("OMP_NUM_THREADS", str(bound.threads), cores, "detected"))
     proposals += _caches(order, here, node, left)
     if order.checks.get("hang", "off") != "off":
         proposals += flight_recorder(proposals)
@@ -226,22 +228,13 @@ def _plugin(here: Scene, facts: Facts, left: List[Left]) -> List[EnvVar]:
 def _expected(order: Order, here: Scene) -> List[Finding]:
     """Report if this node cannot use the network that the job or its site expects."""
     wanted = order.expect.transport
-    libfabric = here.fabric in ("slingshot", "efa") and here.net_plugin is not None
-    possible = {
-        "ib": here.fabric == "infiniband",
-        "roce": here.fabric == "roce",
-        "ofi": libfabric,
-        "rdma": here.fabric in ("infiniband", "roce") or libfabric,
-    }.get(wanted, True)
-    if possible or here.nodes == "one" or here.fabric in ("loopback", "unknown"):
+    by_plugin = here.fabric in NETWORKS["ofi"]
+    possible = here.fabric in NETWORKS.get(wanted, ()) and not (by_plugin and here.net_plugin is None)
+    if possible or wanted not in NETWORKS or here.nodes == "one" or here.fabric in ("loopback", "unknown"):
         return []
-    missing = "the libfabric plug-in was not found" if here.fabric in ("slingshot", "efa") else here.fabric_why
+    missing = "the libfabric plug-in was not found" if by_plugin else here.fabric_why
     severity = "error" if order.checks.get("transport") == "stop" else "warning"
     return [find("expected-network-missing", wanted=wanted, fabric=here.fabric, why=missing, severity=severity)]
-
-
-def _threads_why(bound: Binding) -> str:
-    return f"{bound.threads} core{'s' if bound.threads > 1 else ''} per rank: {bound.threads_why}"
 
 
 def project_caches(order: Order) -> List[EnvVar]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from typing import Collection, Container, Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
+from typing import Collection, Container, Dict, FrozenSet, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import EnvVar, Order
@@ -52,21 +52,15 @@ def rows(
     if unnumbered or (len(bound.slots) == 1 and len(seen) > 1):
         expected = sorted(by_rank)
     found = [_row(facts, rank, _slot(bound, right, rank - first_rank), right, by_rank.get(rank)) for rank in expected]
-    found = [
-        replace(row, note="it ended before it was looked at") if row.pid is None and row.rank in ended else row
-        for row in found
-    ]
+    gone = "it ended before it was looked at"
+    found = [replace(row, note=gone) if row.pid is None and row.rank in ended else row for row in found]
     found += [_row(facts, None, None, right, each) for each in seen if each.rank is None]
     return _together(facts, found, bound)
 
 
 def _slot(bound: Binding, right: Binding, local_rank: int) -> Optional[Slot]:
-    for binding in (bound, right):
-        if len(binding.slots) > 1 or local_rank == 0:
-            for slot in binding.slots:
-                if slot.local_rank == local_rank:
-                    return slot
-    return None
+    usable = [binding for binding in (bound, right) if len(binding.slots) > 1 or local_rank == 0]
+    return next((slot for binding in usable for slot in binding.slots if slot.local_rank == local_rank), None)
 
 
 def _row(facts: Facts, rank: Optional[int], slot: Optional[Slot], right: Binding, about: Optional[RankSeen]) -> Row:
@@ -83,7 +77,7 @@ def _row(facts: Facts, rank: Optional[int], slot: Optional[Slot], right: Binding
     if not row.gpus:
         return row
     home = _home(facts, row.gpus)
-    nearest = _slot_of_gpu(right, row.gpus[0])
+    nearest = next((slot for slot in right.slots if row.gpus[0] in slot.gpus), None)
     planned = nearest.cpus if nearest else ()
     row = replace(row, nic=nearest.nic if nearest else None)
     if home is None:
@@ -114,8 +108,7 @@ def _without_gpus(row: Row, slot: Optional[Slot], cpus: Tuple[int, ...]) -> Row:
 def _with_gpu(row: Row, slot: Optional[Slot], about: RankSeen) -> Row:
     """Return the row with the rank's GPU, or with a note why it is unknown."""
     if about.gpus:
-        gpus: Tuple[int, ...] = about.gpus
-        return replace(row, gpus=gpus, gpu_read=True)
+        return replace(row, gpus=about.gpus, gpu_read=True)
     if about.gpus == ():
         if about.stepped:
             return replace(row, verdict=NO_GPU, note="the job reports steps, and this rank has no GPU open")
@@ -196,10 +189,6 @@ def _another_gpus_cache(facts: Facts, gpus: Sequence[int], mine: FrozenSet[int],
     return len(own) == 1 and not mine & own[0]
 
 
-def _slot_of_gpu(binding: Binding, gpu: int) -> Optional[Slot]:
-    return next((slot for slot in binding.slots if gpu in slot.gpus), None)
-
-
 def _discrete(facts: Facts) -> List[Gpu]:
     return [gpu for gpu in facts.gpus if not gpu.integrated]
 
@@ -236,9 +225,15 @@ _SHOWN = 8  # ranks listed in a finding
 
 def verdict(table: Sequence[Row], facts: Facts, bound: Binding) -> Verdict:
     """Answer 'as planned', 'not pinned', 'mismatch' or 'unknown'."""
-    findings = tuple(_findings(table, facts, bound))
+    findings = (
+        *_wrong(table, bound), *_shared_gpus(table), *_without(table), *_few_cores(table, facts), *_idle(table, facts),
+    )  # fmt: skip
     gpus = any(not gpu.integrated for gpu in facts.gpus)
-    seen = tuple(_looked_at(row, gpus) for row in table if row.cpus is not None)
+    seen = tuple(
+        f"{_rank_name(row)}: mask{' and GPU' * (gpus and (row.gpu_read or row.verdict == NO_GPU))} of pid {row.pid}"
+        for row in table
+        if row.cpus is not None
+    )
     unseen = tuple(f"{_rank_name(row)}: {row.note}" for row in table if row.verdict == UNKNOWN)
     unseen += tuple(f"{_rank_name(row)}: which GPU it uses" for row in table if row.gpus and not row.gpu_read)
     answer, text = _answer(table, bound, findings, gpus)
@@ -293,75 +288,61 @@ def _used(row: Row, names: Sequence[str]) -> str:
     return ", ".join(names) + (" (not the nearest)" if away else "")
 
 
-def _findings(table: Sequence[Row], facts: Facts, bound: Binding) -> List[Finding]:
-    found = [_wrong(table, bound), _shared_gpus(table), _without(table), _few_cores(table, facts), _idle(table, facts)]
-    return [finding for finding in found if finding is not None]
-
-
-def _wrong(table: Sequence[Row], bound: Binding) -> Optional[Finding]:
+def _wrong(table: Sequence[Row], bound: Binding) -> Iterator[Finding]:
     wrong = [row for row in table if row.verdict == WRONG]
     if not wrong:
-        return None
+        return
     place = "beside their GPU" if any(row.gpus for row in wrong) else "on the cores that were planned"
     planned = {slot.cpus for slot in bound.slots}
     ours = all(row.cpus in planned for row in wrong)
     cause = bound.bound_by if ours else "something bound them again after the start: taskset, numactl, a launcher"
     right = [row.right or row.cpus or () for row in table if row.rank is not None]
     known = all(row.right for row in wrong) and all(right)
-    return find(
+    yield find(
         "placement-wrong", "known" if known else "", wrong=len(wrong), all=len(table), place=place, why=cause,
         masks=",".join(map(mask, right)), evidence=_evidence(wrong), rank=wrong[0].rank,
     )  # fmt: skip
 
 
-def _shared_gpus(table: Sequence[Row]) -> Optional[Finding]:
+def _shared_gpus(table: Sequence[Row]) -> Iterator[Finding]:
     shared = [row for row in table if row.verdict == SHARED]
-    if not shared:
-        return None
-    gpus = _named("GPU", {gpu for row in shared for gpu in row.gpus})
-    return find("gpu-shared", ranks=len(shared), gpus=gpus, evidence=_evidence(shared), rank=shared[0].rank)
+    if shared:
+        gpus = _named("GPU", {gpu for row in shared for gpu in row.gpus})
+        yield find("gpu-shared", ranks=len(shared), gpus=gpus, evidence=_evidence(shared), rank=shared[0].rank)
 
 
 def _named(word: str, numbers: Collection[int]) -> str:
     return f"{word}{'s' if len(numbers) > 1 else ''} {ranges(numbers)}"
 
 
-def _without(table: Sequence[Row]) -> Optional[Finding]:
+def _without(table: Sequence[Row]) -> Iterator[Finding]:
     without = [row for row in table if row.verdict == NO_GPU]
-    if not without:
-        return None
-    return find(
-        "rank-without-gpu", without=len(without), all=len(table), evidence=_evidence(without), rank=without[0].rank
-    )
+    if without:
+        counts = {"without": len(without), "all": len(table)}
+        yield find("rank-without-gpu", evidence=_evidence(without), rank=without[0].rank, **counts)
 
 
-def _few_cores(table: Sequence[Row], facts: Facts) -> Optional[Finding]:
+def _few_cores(table: Sequence[Row], facts: Facts) -> Iterator[Finding]:
     """Report that all ranks share a small set of cores while the machine has more: their task was given too few."""
     masks = {row.cpus for row in table}
     only = next(iter(masks)) if len(masks) == 1 else None
     if not only or len(table) < 2 or len(only) >= len(table) or len(only) >= len(facts.cpus.online):
-        return None
+        return
     variant = "slurm" if facts.identity.scheduler == "slurm" else ""
     cores, online = _named("core", only), len(facts.cpus.online)
-    return find("all-ranks-on-few-cores", variant, all=len(table), cores=cores, online=online, rank=table[0].rank)
+    yield find("all-ranks-on-few-cores", variant, all=len(table), cores=cores, online=online, rank=table[0].rank)
 
 
-def _idle(table: Sequence[Row], facts: Facts) -> Optional[Finding]:
+def _idle(table: Sequence[Row], facts: Facts) -> Iterator[Finding]:
     """Report unused GPUs, if the GPU of every rank was read."""
     mine = {gpu.index for gpu in facts.gpus if not gpu.integrated}
     used = {gpu for row in table for gpu in row.gpus}
-    if not used or any(not row.gpu_read for row in table) or not mine - used or _count(table, SHARED):
-        return None
-    return find("gpus-unused", gpus=_named("GPU", mine - used), all=len(mine), evidence=_evidence(table))
+    if used and all(row.gpu_read for row in table) and mine - used and not _count(table, SHARED):
+        yield find("gpus-unused", gpus=_named("GPU", mine - used), all=len(mine), evidence=_evidence(table))
 
 
 def _count(table: Sequence[Row], word: str) -> int:
     return sum(1 for row in table if row.verdict == word)
-
-
-def _looked_at(row: Row, gpus: bool) -> str:
-    what = "mask and GPU" if row.gpu_read or row.verdict == NO_GPU else "mask"
-    return f"{_rank_name(row)}: {what if gpus else 'mask'} of pid {row.pid}"
 
 
 def _rank_name(row: Row) -> str:
@@ -381,24 +362,9 @@ def _row_words(row: Row, name: str) -> str:
 # Compare the ranks' environment with the planned one. A command, its setup or a container may change it.
 
 
-_OF_ALL = (
-    "NCCL_",
-    "RCCL_",
-    "TORCH_NCCL_",
-    "GLOO_",
-    "FI_",
-    "UCX_",
-    "CXI_",
-)  # of libraries by which ranks exchange data;
-_MAY_DIFFER = (
-    "DEBUG",
-    "LOG",
-    "DEVICE",
-    "_HCA",
-    "IFNAME",
-    "IFACE",
-    "DOMAIN",
-)  # but not their output, and each one's NICs
+# Of libraries by which ranks exchange data; but not their output, and each one's NICs.
+_OF_ALL = ("NCCL_", "RCCL_", "TORCH_NCCL_", "GLOO_", "FI_", "UCX_", "CXI_")
+_MAY_DIFFER = ("DEBUG", "LOG", "DEVICE", "_HCA", "IFNAME", "IFACE", "DOMAIN")
 # Each process has its own value: an MPI launcher's variables about a task.
 _OF_ONE_PROCESS = ("OMPI_MCA_ess_", "OMPI_MCA_orte_", "PMIX_", "PMI_")
 
@@ -439,9 +405,8 @@ def environment(findings: Sequence[Finding]) -> Verdict:
     if not findings:
         return Verdict("environment", "as planned", "certain", "the ranks have the planned variables")
     rest = f", and {len(findings) - 1} more" if findings[1:] else ""
-    return Verdict(
-        "environment", "mismatch", "certain", f"{findings[0].title}{rest}", tuple(findings), findings[0].seen
-    )
+    title = f"{findings[0].title}{rest}"
+    return Verdict("environment", "mismatch", "certain", title, tuple(findings), findings[0].seen)
 
 
 def _finding(name: str, ranks: Sequence[Tuple[int, str, str]], looked_at: Sequence[int], variant: str) -> Finding:
@@ -474,14 +439,12 @@ def task_binding(right: Binding, masks: Mapping[int, Sequence[int]], facts: Fact
     who = "the cpu-bind of the srun that started the tasks" if by_user else "the scheduler's default"
     why = "as the scheduler bound this task" if apart else "tasks overlap as the user's --cpu-bind set them"
     slots = tuple(replace(slot, cpus=tuple(masks[slot.local_rank]), why=why) for slot in right.slots)
+    kept = replace(right, slots=slots, bound_by=f"{who} put them there")
     if not apart:
-        return replace(right, slots=slots, bound_by=f"{who} put them there")
+        return kept
     fewest = min(len(slot.cpus) for slot in slots)
-    words = f"the cores each task is bound to: {fewest}"
-    findings = (*right.findings, *_kept("tasks-away-from-gpu", wrong, right, who, facts))
-    return replace(
-        right, slots=slots, threads=fewest, threads_why=words, findings=findings, bound_by=f"{who} put them there"
-    )
+    findings = (*right.findings, *_kept(wrong, right, who, facts))
+    return replace(kept, threads=fewest, threads_why=f"the cores each task is bound to: {fewest}", findings=findings)
 
 
 def question_cpu_bind(order: Order, facts: Facts, bound: Binding, node: int) -> List[Finding]:
@@ -493,7 +456,7 @@ def question_cpu_bind(order: Order, facts: Facts, bound: Binding, node: int) -> 
     if set(masks) != {slot.local_rank for slot in right.slots}:
         return []
     wrong = _wrong_masks(right, masks, facts)
-    return _kept("cpu-bind-away-from-gpu", wrong, right, "the job's own cpu-bind", facts)
+    return _kept(wrong, right, "the job's own cpu-bind", facts)
 
 
 def _wrong_masks(right: Binding, masks: Mapping[int, Sequence[int]], facts: Facts) -> List[str]:
@@ -513,13 +476,8 @@ def _rebound(wrong: Sequence[str], right: Binding, facts: Facts) -> List[Finding
     return [find("tasks-bound-again", wrong=len(wrong), all=every, evidence=wrong[:_SHOWN], host=facts.host)]
 
 
-def _kept(code: str, wrong: Sequence[str], right: Binding, who: str, facts: Facts) -> List[Finding]:
+def _kept(wrong: Sequence[str], right: Binding, who: str, facts: Facts) -> List[Finding]:
     if not wrong:
         return []
-    masks = ",".join(mask(slot.cpus) for slot in right.slots)
-    return [
-        find(
-            code, wrong=len(wrong), all=len(right.slots), who=who, masks=masks,
-            evidence=wrong[:_SHOWN], host=facts.host,
-        )
-    ]  # fmt: skip
+    about = {"wrong": len(wrong), "all": len(right.slots), "masks": ",".join(mask(slot.cpus) for slot in right.slots)}
+    return [find("cpu-bind-away-from-gpu", who=who, evidence=wrong[:_SHOWN], host=facts.host, **about)]

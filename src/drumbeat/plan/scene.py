@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from typing import Dict, List, Mapping, Optional, Tuple
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import Order
@@ -107,43 +107,35 @@ def own_fabric(facts: Facts, nics: ComputeNics) -> Tuple[str, str]:
 
 
 def matches(when: Mapping[str, str], scene: Scene, facts: Facts) -> bool:
-    """Return true if a setting's condition holds. Alternatives are written a|b; versions as in `fits`."""
-    for key, wanted in when.items():
-        if key in ("rocm", "nccl", "rccl", "kernel"):
-            version = facts.kernel.release if key == "kernel" else facts.versions.get(key)
-            if not fits(wanted, version):
-                return False
-        elif key == "arch":
-            if not any(arch.startswith(option) for arch in scene.archs for option in wanted.split("|")):
-                return False
-        elif key == "gpus-used":
-            if not fits(wanted, str(scene.gpus_used)):
-                return False
-        elif key == "mpi":
-            if facts.identity.scheduler not in wanted.split("|"):
-                return False
-        elif key == "library":
-            if not any(library.name.startswith(wanted) and library.path for library in facts.libraries):
-                return False
-        elif key == "net-plugin":
-            if (scene.net_plugin is not None) != (wanted == "found"):
-                return False
-        else:
-            value = {
-                "fabric": scene.fabric,
-                "nodes": scene.nodes,
-                "vendor": scene.vendor,
-                "nic-driver": (scene.nic_driver or "").split("_core")[0],
-            }[key]
-            if value not in wanted.split("|"):
-                return False
-    return True
+    """Return true if a setting's condition holds."""
+    known: Dict[str, Sequence[Optional[str]]] = {
+        **{name: [facts.versions.get(name)] for name in ("rocm", "nccl", "rccl")},
+        "kernel": [facts.kernel.release],
+        "arch": scene.archs,
+        "gpus-used": [str(scene.gpus_used)],
+        "mpi": [facts.identity.scheduler],
+        "library": [library.name for library in facts.libraries if library.path],
+        "net-plugin": ["found" if scene.net_plugin else "missing"],
+        "fabric": [scene.fabric],
+        "nodes": [scene.nodes],
+        "vendor": [scene.vendor],
+        "nic-driver": [(scene.nic_driver or "").split("_core")[0]],
+    }
+    return all(any(_holds(key, wanted, value) for value in known[key]) for key, wanted in when.items())
+
+
+def _holds(key: str, wanted: str, value: Optional[str]) -> bool:
+    """Evaluate one part of a condition. Alternatives are written a|b; versions as in `fits`."""
+    if _CONDITION.fullmatch(wanted):
+        return fits(wanted, value)
+    options = wanted.split("|")
+    return (value or "").startswith(tuple(options)) if key in ("arch", "library") else value in options
 
 
 # The same conditions before any node is seen: order and site decide some of them.
 
 
-_NETWORKS = {
+NETWORKS = {  # by the transport that a job expects
     "ib": ("infiniband",),
     "roce": ("roce",),
     "ofi": ("slingshot", "efa"),
@@ -155,7 +147,7 @@ _INTERFACES = {"hsn": "slingshot", "ib": "infiniband"}  # no other network's int
 def known_early(order: Order) -> Dict[str, Tuple[str, ...]]:
     """Return the values that a key of a condition can have on the order's nodes; keys that only a node decides are missing."""
     sockets = next((variable.value for variable in order.env if variable.name == "NCCL_SOCKET_IFNAME"), "")
-    fabrics = _NETWORKS.get(order.expect.transport)
+    fabrics = NETWORKS.get(order.expect.transport)
     named = next((name for prefix, name in _INTERFACES.items() if sockets.lstrip("=").startswith(prefix)), "")
     if named in (fabrics or ()):
         fabrics = (named,)
@@ -179,13 +171,10 @@ def still_open(when: Mapping[str, str], known: Mapping[str, Tuple[str, ...]]) ->
     """Return the part of a condition that a node decides: empty if it holds already, None if it cannot hold."""
     rest = {}
     for key, wanted in when.items():
-        values = known.get(key, ())
-        holds = [
-            fits(wanted, value) if _CONDITION.fullmatch(wanted) else value in wanted.split("|") for value in values
-        ]
-        if values and not any(holds):
+        holds = [_holds(key, wanted, value) for value in known.get(key, ())]
+        if holds and not any(holds):
             return None
-        if not values or not all(holds):
+        if not holds or not all(holds):
             rest[key] = wanted
     return rest
 
@@ -217,13 +206,16 @@ def rendezvous(order: Order, peers: Peers) -> Rendezvous:
     meeting = f"{identity.job_id}.{identity.step_id or 0}" if identity and identity.job_id else order.run_id
     ephemeral = (facts.kernel.ephemeral_ports if facts else None) or DEFAULT_EPHEMERAL
     candidates, findings = ports(meeting, ephemeral)
-    address, why = (_exported(order, facts, findings) if facts else None) or _address(order, peers, facts)
+    several = order.nodes > 1 and not order.emulated
+    exported = facts.environment.get("MASTER_ADDR", "") if facts and several else ""
+    itself = exported in _ITSELF or exported.startswith("127.")
+    kept = _exported(exported, facts, findings) if facts and exported and not itself else None
+    address, why = kept or _address(order, peers, facts)
     port = facts.environment.get("MASTER_PORT", "") if facts else ""
     if port.isdecimal() and 0 < int(port) <= TOP and not order.emulated:
         candidates = (int(port), *(each for each in candidates if each != int(port)))
         why += f"; MASTER_PORT={port} is exported, and kept"
-    exported = facts.environment.get("MASTER_ADDR", "") if facts else ""
-    if order.nodes > 1 and not order.emulated and (exported in _ITSELF or exported.startswith("127.")):
+    if itself and not (identity and identity.own_home):  # an operator sets it so in the pod that is the master
         instead, shown = address or "the address of node 0", [f"MASTER_ADDR={exported}"]
         findings.append(
             find("master-is-localhost", address=exported, nodes=order.nodes, instead=instead, evidence=shown)
@@ -231,11 +223,8 @@ def rendezvous(order: Order, peers: Peers) -> Rendezvous:
     return Rendezvous(address, candidates, meeting, why, tuple(findings))
 
 
-def _exported(order: Order, facts: Facts, findings: List[Finding]) -> Optional[Tuple[str, str]]:
+def _exported(text: str, facts: Facts, findings: List[Finding]) -> Optional[Tuple[str, str]]:
     """Keep an exported MASTER_ADDR that is an address of node 0: the user chose the network."""
-    text = facts.environment.get("MASTER_ADDR", "")
-    if order.emulated or order.nodes == 1 or not text or text in _ITSELF or text.startswith("127."):
-        return None
     holder = next((interface for interface in facts.interfaces if holds(interface, text)), None)
     if holder is not None:
         return text, f"MASTER_ADDR is exported; node 0 has it on {holder.name}"

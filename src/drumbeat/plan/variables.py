@@ -209,58 +209,6 @@ DEBUGGING: Dict[str, Debugging] = {
     "TORCH_LOGS": Debugging(("",), "info", "writes what the compiler does"),
 }
 
-_NCCL = (
-    "ALGO ALLOC_P2P_NET_LL_BUFFERS BUFFSIZE CGA_CLUSTER_SIZE CHECK_POINTERS COLLNET_ENABLE COLLNET_NODE_THRESHOLD "
-    "COMM_BLOCKING COMM_ID CONF_FILE CROSS_NIC CTA_POLICY CUMEM_ENABLE CUMEM_HOST_ENABLE DEBUG DEBUG_FILE DEBUG_SUBSYS "
-    "DEBUG_TIMESTAMP_FORMAT DEBUG_TIMESTAMP_LEVELS DMABUF_ENABLE ENV_PLUGIN GDRCOPY_ENABLE GDR_FLUSH_DISABLE "
-    "GRAPH_DUMP_FILE GRAPH_FILE GRAPH_MIXING_SUPPORT GRAPH_REGISTER HOSTID IB_ADAPTIVE_ROUTING IB_ADDR_FAMILY "
-    "IB_ADDR_RANGE IB_AR_THRESHOLD IB_DISABLE IB_ECE_ENABLE IB_FIFO_TC IB_GID_INDEX IB_HCA IB_MERGE_NICS "
-    "IB_MERGE_VFS IB_PCI_RELAXED_ORDERING IB_QPS_PER_CONNECTION IB_RETRY_CNT IB_RETURN_ASYNC_EVENTS "
-    "IB_ROCE_VERSION_NUM IB_SL IB_SPLIT_DATA_ON_QPS IB_TC IB_TIMEOUT IB_USE_INLINE IGNORE_CPU_AFFINITY "
-    "IGNORE_NET_MISMATCH INSPECTOR_ENABLE LAUNCH_MODE LAUNCH_ORDER_IMPLICIT LL128_C2C LL128_NTHREADS LL_BUFFSIZE "
-    "LOCAL_REGISTER MAX_CTAS MAX_NCHANNELS MAX_P2P_NCHANNELS MAX_P2P_CHANNELS MEM_SYNC_DOMAIN MIN_CTAS MIN_NCHANNELS "
-    "MIN_P2P_NCHANNELS MNNVL_CLIQUE_ID MNNVL_ENABLE MNNVL_UUID NCHANNELS_PER_NET_PEER NCHANNELS_PER_PEER NET "
-    "NETDEVS_POLICY NET_FORCE_FLUSH NET_GDR_C2C NET_GDR_LEVEL NET_GDR_READ NET_PLUGIN NET_SHARED_BUFFERS "
-    "NET_SHARED_COMMS NSOCKS_PERTHREAD NTHREADS NVB_DISABLE NVLSTREE_MAX_CHUNKSIZE NVLS_CHUNKSIZE NVLS_ENABLE "
-    "OOB_NET_ENABLE OOB_NET_IFNAME P2P_DIRECT_DISABLE P2P_DISABLE P2P_LEVEL P2P_LL_THRESHOLD P2P_NET_CHUNKSIZE "
-    "P2P_NVL_CHUNKSIZE P2P_PCI_CHUNKSIZE P2P_PXN_LEVEL P2P_READ_ENABLE P2P_USE_CUDA_MEMCPY PROFILER_PLUGIN "
-    "PROGRESS_APPENDOP_FREQ PROTO PXN_C2C PXN_DISABLE RAS_ADDR RAS_ENABLE RAS_TIMEOUT_FACTOR RUNTIME_CONNECT "
-    "SET_STACK_SIZE SET_THREAD_NAME SHM_DISABLE SHM_USE_CUDA_MEMCPY SOCKET_FAMILY SOCKET_IFNAME SOCKET_NTHREADS "
-    "SOCKET_POLL_TIMEOUT_MSEC SOCKET_RETRY_CNT SOCKET_RETRY_SLEEP_MSEC THREAD_THRESHOLDS TOPO_DUMP_FILE TOPO_FILE "
-    "TUNER_PLUGIN UID_STAGGER_RATE UID_STAGGER_THRESHOLD WARN_ENABLE_DEBUG_INFO WIN_ENABLE WORK_FIFO_BYTES"
-)
-_OTHERS = (
-    "GLOO_SOCKET_IFNAME TP_SOCKET_IFNAME RCCL_ENABLE_INTRANET RCCL_LL128_FORCE_ENABLE RCCL_AINIC_ROCE "
-    "RCCL_KERNEL_COLL_TRACE_ENABLE FI_PROVIDER FI_LOG_PROV FI_LOG_LEVEL FI_MR_CACHE_MONITOR FI_MR_CACHE_MAX_SIZE "
-    "FI_MR_CACHE_MAX_COUNT FI_CXI_DEFAULT_CQ_SIZE FI_CXI_DEFAULT_TX_SIZE FI_CXI_DEFAULT_RX_SIZE "
-    "FI_CXI_DISABLE_HOST_REGISTER FI_CXI_RX_MATCH_MODE FI_CXI_RDZV_PROTO FI_CXI_RDZV_THRESHOLD FI_CXI_RDZV_GET_MIN "
-    "FI_CXI_RDZV_EAGER_SIZE FI_CXI_OFLOW_BUF_SIZE FI_CXI_OFLOW_BUF_COUNT FI_CXI_REQ_BUF_SIZE FI_CXI_ATS "
-    "FI_CXI_DISABLE_CQ_HUGETLB FI_CXI_SAFE_DEVMEM_COPY_THRESHOLD CXI_FORK_SAFE CXI_FORK_SAFE_HP "
-    "FI_EFA_USE_DEVICE_RDMA FI_EFA_FORK_SAFE FI_HMEM_DISABLE_P2P CUDA_VISIBLE_DEVICES CUDA_DEVICE_ORDER "
-    "CUDA_DEVICE_MAX_CONNECTIONS CUDA_LAUNCH_BLOCKING CUDA_CACHE_PATH CUDA_CACHE_DISABLE "
-    "HIP_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES GPU_DEVICE_ORDINAL GPU_MAX_HW_QUEUES HSA_FORCE_FINE_GRAIN_PCIE "
-    "HSA_NO_SCRATCH_RECLAIM HSA_ENABLE_SDMA HSA_ENABLE_IPC_MODE_LEGACY HSA_XNACK HSA_OVERRIDE_GFX_VERSION "
-    "HIP_FORCE_DEV_KERNARG HIP_LAUNCH_BLOCKING MIOPEN_USER_DB_PATH MIOPEN_CUSTOM_CACHE_DIR MIOPEN_ENABLE_LOGGING "
-    "MIOPEN_FIND_MODE MIOPEN_DEBUG_DISABLE_FIND_DB MIOPEN_LOG_LEVEL OMP_NUM_THREADS OMP_PROC_BIND OMP_PLACES "
-    "MKL_NUM_THREADS KMP_AFFINITY TORCH_HOME TORCH_NCCL_ASYNC_ERROR_HANDLING TORCH_NCCL_BLOCKING_WAIT "
-    "TORCH_NCCL_HIGH_PRIORITY TORCH_NCCL_DUMP_ON_TIMEOUT TORCH_NCCL_ENABLE_MONITORING "
-    "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC TORCH_NCCL_AVOID_RECORD_STREAMS TORCH_NCCL_DESYNC_DEBUG TORCH_FR_BUFFER_SIZE "
-    "TORCH_DISTRIBUTED_DEBUG TORCH_LOGS TORCH_SHOW_CPP_STACKTRACES TORCHINDUCTOR_CACHE_DIR TRITON_CACHE_DIR "
-    "PYTORCH_ALLOC_CONF PYTORCH_CUDA_ALLOC_CONF PYTORCH_HIP_ALLOC_CONF PYTORCH_TUNABLEOP_ENABLED HF_HOME "
-    "HF_HUB_OFFLINE HF_HUB_CACHE HF_DATASETS_CACHE HF_DATASETS_OFFLINE HF_TOKEN HF_HUB_ENABLE_HF_TRANSFER "
-    "TRANSFORMERS_OFFLINE TOKENIZERS_PARALLELISM UCX_NET_DEVICES UCX_TLS AITER_JIT_DIR"
-)
-
-_MPI = ("OMPI_MCA_btl", "OMPI_MCA_mtl", "OMPI_MCA_mtl_ofi_provider_include", "OMPI_MCA_osc", "OMPI_MCA_pml")
-SPELT = frozenset([*("NCCL_" + name for name in _NCCL.split()), *_OTHERS.split(), *_MPI])
-
-
-def steers(name: str) -> bool:
-    """Return true if this variable affects a rank. Exported ones are kept and shown; suspicious ones are reported."""
-    if name in SPELT or name in DEAD or name in OLD or name in DEBUGGING:
-        return True
-    return name.startswith(FAMILIES) and not name.endswith(INSTALLED)
-
 
 # Every variable whose value drumbeat computes from the node's facts: here only its description.
 
@@ -270,11 +218,10 @@ class Computed(NamedTuple):
 
     name: str
     value: str
-    when: str
     why: str
     reference: str
-    needs: Dict[str, str] = {}  # the part of `when` that order and site may decide, as in `scene.still_open`
-    rest: str = ""  # the part of `when` that only a node decides, in words
+    needs: Dict[str, str] = {}  # its condition, as far as order and site may decide it; as in `scene.still_open`
+    rest: str = ""  # the rest of it, which only a node decides, in words
 
 
 _PENSANDO = {"vendor": "amd", "fabric": "roce", "nic-driver": "ionic|ionic_rdma"}
@@ -282,82 +229,118 @@ _ANY_GPU = {"vendor": "amd|nvidia"}
 _NETWORK_SHOWN = {**_ANY_GPU, "transport": "on"}
 
 COMPUTED: Tuple[Computed, ...] = (
-    Computed("NCCL_SOCKET_IFNAME", "hsn0,hsn1,…", "more than one node, Slingshot",
-        "Slingshot's interfaces: a wrong one fails or crawls", f"{LUMI}; {GCN}",
-        {"nodes": "many", "fabric": "slingshot"}),
-    Computed("NCCL_SOCKET_IFNAME", "=name, per node; lo for emulated nodes", "more than one node, another network",
+    Computed("NCCL_SOCKET_IFNAME", "hsn0,hsn1,…", "Slingshot's interfaces: a wrong one fails or crawls",
+        f"{LUMI}; {GCN}", {"nodes": "many", "fabric": "slingshot"}),
+    Computed("NCCL_SOCKET_IFNAME", "=name, per node; lo for emulated nodes",
         "an interface that is up, in the other nodes' subnet, and no container bridge: a wrong one fails or crawls",
         NCCL, {"nodes": "many", "fabric": "loopback|infiniband|roce|efa|ethernet|unknown"}),
-    Computed("GLOO_SOCKET_IFNAME", "the same interface, without the =", "more than one node",
+    Computed("GLOO_SOCKET_IFNAME", "the same interface, without the =",
         "Gloo takes the address the host name resolves to, often a management network or 127.0.1.1",
         "PyTorch, torch.distributed", {"nodes": "many"}),
-    Computed("NCCL_IB_HCA", "=names, exactly", "InfiniBand or RoCE, more than one node",
+    Computed("NCCL_IB_HCA", "=names, exactly",
         "compute NICs with an active port only, by exact name: mlx5_1 would also take mlx5_10 to mlx5_19", NCCL,
         {"fabric": "infiniband|roce", "nodes": "many"}),
     Computed("NCCL_IB_GID_INDEX", "the index of a RoCE v2 GID with an IPv4 address, per node",
-        "RoCE with NCCL or RCCL before 2.21 (ROCm before 6.3), or of unknown version",
         "before 2.21 the library takes index 0, which is RoCE v1; newer ones look it up themselves",
         f"{NCCL}; EPFL RCP multi-node guide", {"fabric": "roce", "nodes": "many"},
         "NCCL or RCCL is older than 2.21, or its version is unknown"),
     Computed("NCCL_NET_PLUGIN", "the full path of librccl-net.so",
-        "Slingshot with AMD GPUs, where no libnccl-net.so is on the path",
         "some RCCL builds look for libnccl-net.so and miss the plug-in", HPE, {**_SLINGSHOT, "vendor": "amd"},
         "no libnccl-net.so is on the path"),
-    Computed("NCCL_NET", "`RCCL-ANP`", "AMD's Pensando NICs, with NCCL_NET_PLUGIN=librccl-anp.so",
+    Computed("NCCL_NET", "`RCCL-ANP`",
         "the plug-in's own name for its network: RCCL stops instead of falling back to TCP", "amd-anp", _PENSANDO,
         "ROCm is older than 7.2.1, and librccl-anp.so is found"),
-    Computed("NCCL_NET_PLUGIN", "librccl-anp.so",
-        "AMD's Pensando NICs with ROCm before 7.2.1, where the plug-in is found",
-        "RCCL drives this NIC through AMD's plug-in", PRIMUS, _PENSANDO,
+    Computed("NCCL_NET_PLUGIN", "librccl-anp.so", "RCCL drives this NIC through AMD's plug-in", PRIMUS, _PENSANDO,
         "ROCm is older than 7.2.1, and librccl-anp.so is found"),
-    Computed("NCCL_SOCKET_NTHREADS", "4", "TCP over an interface of 25 Gb/s or more, more than one node",
+    Computed("NCCL_SOCKET_NTHREADS", "4",
         "one thread cannot fill such a link; NTHREADS x NSOCKS_PERTHREAD must stay within 64", NCCL,
         {"fabric": "ethernet", "nodes": "many"}, "the interface has 25 Gb/s or more"),
-    Computed("NCCL_NSOCKS_PERTHREAD", "4", "as NCCL_SOCKET_NTHREADS", "as NCCL_SOCKET_NTHREADS", NCCL,
-        {"fabric": "ethernet", "nodes": "many"}, "the interface has 25 Gb/s or more"),
-    Computed("ROCR_VISIBLE_DEVICES", "the job's GPUs",
-        "AMD: an integrated GPU must be hidden, or the job takes GPUs that are not the first ones",
-        "device i of torch must be the GPU of local rank i", "HIP environment page", {"vendor": "amd"},
+    Computed("NCCL_NSOCKS_PERTHREAD", "4", "as NCCL_SOCKET_NTHREADS", NCCL, {"fabric": "ethernet", "nodes": "many"},
+        "the interface has 25 Gb/s or more"),
+    Computed("ROCR_VISIBLE_DEVICES", "the job's GPUs", "device i of torch must be the GPU of local rank i",
+        "HIP environment page", {"vendor": "amd"},
         "an integrated GPU must be hidden, or the job takes GPUs that are not the first ones"),
-    Computed("CUDA_VISIBLE_DEVICES", "the job's GPUs",
-        "NVIDIA: the job takes GPUs that are not the first ones; visibility: own",
-        "device i of torch must be the GPU of local rank i", "CUDA programming guide", {"vendor": "nvidia"},
+    Computed("CUDA_VISIBLE_DEVICES", "the job's GPUs", "device i of torch must be the GPU of local rank i",
+        "CUDA programming guide", {"vendor": "nvidia"},
         "the job takes GPUs that are not the first ones, or says visibility: own"),
-    Computed("CUDA_DEVICE_ORDER", "`PCI_BUS_ID`", "with CUDA_VISIBLE_DEVICES",
-        "CUDA counts as nvidia-smi does, not fastest first", "CUDA programming guide", {"vendor": "nvidia"},
-        "CUDA_VISIBLE_DEVICES is set"),
+    Computed("CUDA_DEVICE_ORDER", "`PCI_BUS_ID`", "CUDA counts as nvidia-smi does, not fastest first",
+        "CUDA programming guide", {"vendor": "nvidia"}, "CUDA_VISIBLE_DEVICES is set"),
     Computed("HIP_VISIBLE_DEVICES", "the rank's GPU, counted within ROCR_VISIBLE_DEVICES",
-        "AMD with visibility: own, one value per rank",
         "HIP hides the others from the rank without taking away the peers its DMA needs, as ROCR would",
         f"HIP environment page; {LUMI}", {"vendor": "amd", "visibility": "own"}),
-    Computed("OMP_NUM_THREADS", "cores of one rank", "always",
-        "otherwise every rank starts a thread for each core of the node", "PyTorch, torchrun"),
-    Computed("MIOPEN_USER_DB_PATH", "LOCAL/USER-miopen-cache-NODE", "AMD GPUs",
+    Computed("OMP_NUM_THREADS", "cores of one rank", "otherwise every rank starts a thread for each core of the node",
+        "PyTorch, torchrun"),
+    Computed("MIOPEN_USER_DB_PATH", "LOCAL/USER-miopen-cache-NODE",
         "MIOpen's kernel cache is SQLite: a shared file system cannot take the locks of many nodes; "
         "replaced by an empty one for this run unless it is yours alone", LUMI, {"vendor": "amd"}),
-    Computed("MIOPEN_CUSTOM_CACHE_DIR", "as MIOPEN_USER_DB_PATH", "AMD GPUs", "as MIOPEN_USER_DB_PATH", LUMI,
-        {"vendor": "amd"}),
-    Computed("TRITON_CACHE_DIR", "LOCAL/USER-triton-cache-NODE", "GPUs",
+    Computed("MIOPEN_CUSTOM_CACHE_DIR", "as MIOPEN_USER_DB_PATH", "as MIOPEN_USER_DB_PATH", LUMI, {"vendor": "amd"}),
+    Computed("TRITON_CACHE_DIR", "LOCAL/USER-triton-cache-NODE",
         "kernels are compiled once per node on a local disk, not by all ranks at once in the home folder; "
         "replaced by an empty one for this run unless it is yours alone", "PyTorch", _ANY_GPU),
-    Computed("TORCHINDUCTOR_CACHE_DIR", "LOCAL/USER-inductor-cache-NODE", "GPUs", "as TRITON_CACHE_DIR", "PyTorch",
-        _ANY_GPU),
-    Computed("HF_HOME", "CACHE/huggingface", "the site or job says where the project's storage is",
-        "models and data sets fill a home folder's quota", f"{OLIVIA}; LUMI AI guide", {"caches": "known"}),
-    Computed("TORCH_HOME", "CACHE/torch", "the site or job says where the project's storage is", "as HF_HOME",
-        "LUMI AI guide", {"caches": "known"}),
-    Computed("TORCH_FR_BUFFER_SIZE", "`2000`", "unless the job says checks: {hang: off}",
-        "torch keeps its last collectives, so that a hang can be told by name", "PyTorch, flight recorder",
-        {"hang": "on"}),
+    Computed("TORCHINDUCTOR_CACHE_DIR", "LOCAL/USER-inductor-cache-NODE", "as TRITON_CACHE_DIR", "PyTorch", _ANY_GPU),
+    Computed("HF_HOME", "CACHE/huggingface", "models and data sets fill a home folder's quota",
+        f"{OLIVIA}; LUMI AI guide", {"caches": "known"}),
+    Computed("TORCH_HOME", "CACHE/torch", "as HF_HOME", "LUMI AI guide", {"caches": "known"}),
+    Computed("TORCH_FR_BUFFER_SIZE", "`2000`", "torch keeps its last collectives, so that a hang can be told by name",
+        "PyTorch, flight recorder", {"hang": "on"}),
     Computed("NCCL_DEBUG", "`INFO`, or yours if it says more",
-        "GPUs, or an expect in the job, unless it says checks: {transport: off}; trace",
         "NCCL's log shows at the first collective which network carries it; what you asked for is still shown", NCCL,
         _NETWORK_SHOWN),
-    Computed("NCCL_DEBUG_SUBSYS", "those that name the network; with yours", "as NCCL_DEBUG", "as NCCL_DEBUG", NCCL,
-        _NETWORK_SHOWN),
-    Computed("NCCL_DEBUG_FILE", "a file per process", "as NCCL_DEBUG", "as NCCL_DEBUG", NCCL, _NETWORK_SHOWN),
-    Computed("MIOPEN_ENABLE_LOGGING", "`1`", "trace", "what MIOpen does, in the rank's standard error", "MIOpen",
+    Computed("NCCL_DEBUG_SUBSYS", "those that name the network; with yours", "as NCCL_DEBUG", NCCL, _NETWORK_SHOWN),
+    Computed("NCCL_DEBUG_FILE", "a file per process", "as NCCL_DEBUG", NCCL, _NETWORK_SHOWN),
+    Computed("MIOPEN_ENABLE_LOGGING", "`1`", "what MIOpen does, in the rank's standard error", "MIOpen",
         {"trace": "on"}),
-    Computed("FI_LOG_LEVEL", "`info`", "trace", "what libfabric does, in the rank's standard error", "libfabric",
+    Computed("FI_LOG_LEVEL", "`info`", "what libfabric does, in the rank's standard error", "libfabric",
         {"trace": "on"}),
 )  # fmt: skip
+
+
+# Other names that people set, by which misspelt ones are known.
+_NCCL = (
+    "ALLOC_P2P_NET_LL_BUFFERS BUFFSIZE CGA_CLUSTER_SIZE COLLNET_ENABLE COLLNET_NODE_THRESHOLD COMM_BLOCKING COMM_ID "
+    "CONF_FILE CTA_POLICY CUMEM_HOST_ENABLE DEBUG_TIMESTAMP_FORMAT DEBUG_TIMESTAMP_LEVELS ENV_PLUGIN GDRCOPY_ENABLE "
+    "GRAPH_DUMP_FILE GRAPH_FILE GRAPH_MIXING_SUPPORT GRAPH_REGISTER HOSTID IB_ADAPTIVE_ROUTING IB_ADDR_FAMILY "
+    "IB_ADDR_RANGE IB_AR_THRESHOLD IB_DISABLE IB_ECE_ENABLE IB_FIFO_TC IB_MERGE_NICS IB_MERGE_VFS "
+    "IB_PCI_RELAXED_ORDERING IB_RETRY_CNT IB_RETURN_ASYNC_EVENTS IB_ROCE_VERSION_NUM IB_SL IB_SPLIT_DATA_ON_QPS IB_TC "
+    "IB_TIMEOUT IB_USE_INLINE IGNORE_NET_MISMATCH INSPECTOR_ENABLE LAUNCH_MODE LAUNCH_ORDER_IMPLICIT LL128_C2C "
+    "LL128_NTHREADS LL_BUFFSIZE LOCAL_REGISTER MAX_CTAS MAX_P2P_NCHANNELS MEM_SYNC_DOMAIN MIN_CTAS MIN_P2P_NCHANNELS "
+    "MNNVL_CLIQUE_ID MNNVL_ENABLE MNNVL_UUID NCHANNELS_PER_NET_PEER NCHANNELS_PER_PEER NETDEVS_POLICY NET_FORCE_FLUSH "
+    "NET_GDR_C2C NET_GDR_READ NET_SHARED_BUFFERS NET_SHARED_COMMS NTHREADS NVB_DISABLE NVLSTREE_MAX_CHUNKSIZE "
+    "NVLS_CHUNKSIZE NVLS_ENABLE OOB_NET_ENABLE OOB_NET_IFNAME P2P_DIRECT_DISABLE P2P_DISABLE P2P_LEVEL "
+    "P2P_LL_THRESHOLD P2P_NET_CHUNKSIZE P2P_NVL_CHUNKSIZE P2P_PCI_CHUNKSIZE P2P_PXN_LEVEL P2P_READ_ENABLE "
+    "P2P_USE_CUDA_MEMCPY PROFILER_PLUGIN PROGRESS_APPENDOP_FREQ PXN_C2C RAS_ADDR RAS_ENABLE RAS_TIMEOUT_FACTOR "
+    "RUNTIME_CONNECT SET_STACK_SIZE SET_THREAD_NAME SHM_DISABLE SHM_USE_CUDA_MEMCPY SOCKET_FAMILY "
+    "SOCKET_POLL_TIMEOUT_MSEC SOCKET_RETRY_CNT SOCKET_RETRY_SLEEP_MSEC THREAD_THRESHOLDS TOPO_DUMP_FILE TOPO_FILE "
+    "TUNER_PLUGIN UID_STAGGER_RATE UID_STAGGER_THRESHOLD WARN_ENABLE_DEBUG_INFO WIN_ENABLE WORK_FIFO_BYTES"
+)
+_OTHERS = (
+    "TP_SOCKET_IFNAME RCCL_ENABLE_INTRANET RCCL_LL128_FORCE_ENABLE RCCL_KERNEL_COLL_TRACE_ENABLE FI_LOG_PROV "
+    "FI_MR_CACHE_MAX_SIZE FI_MR_CACHE_MAX_COUNT FI_CXI_DEFAULT_RX_SIZE FI_CXI_OFLOW_BUF_SIZE FI_CXI_OFLOW_BUF_COUNT "
+    "FI_CXI_REQ_BUF_SIZE FI_CXI_ATS FI_CXI_SAFE_DEVMEM_COPY_THRESHOLD FI_EFA_USE_DEVICE_RDMA FI_EFA_FORK_SAFE "
+    "FI_HMEM_DISABLE_P2P CUDA_DEVICE_MAX_CONNECTIONS CUDA_CACHE_PATH CUDA_CACHE_DISABLE GPU_DEVICE_ORDINAL "
+    "HSA_ENABLE_SDMA HSA_ENABLE_IPC_MODE_LEGACY HSA_XNACK HSA_OVERRIDE_GFX_VERSION HIP_FORCE_DEV_KERNARG "
+    "MIOPEN_FIND_MODE MIOPEN_DEBUG_DISABLE_FIND_DB MIOPEN_LOG_LEVEL OMP_PROC_BIND OMP_PLACES MKL_NUM_THREADS "
+    "KMP_AFFINITY TORCH_NCCL_HIGH_PRIORITY TORCH_NCCL_DUMP_ON_TIMEOUT TORCH_NCCL_ENABLE_MONITORING "
+    "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC TORCH_NCCL_AVOID_RECORD_STREAMS TORCH_SHOW_CPP_STACKTRACES PYTORCH_ALLOC_CONF "
+    "PYTORCH_CUDA_ALLOC_CONF PYTORCH_HIP_ALLOC_CONF PYTORCH_TUNABLEOP_ENABLED HF_HUB_OFFLINE HF_HUB_CACHE "
+    "HF_DATASETS_CACHE HF_DATASETS_OFFLINE HF_TOKEN HF_HUB_ENABLE_HF_TRANSFER TRANSFORMERS_OFFLINE "
+    "TOKENIZERS_PARALLELISM UCX_NET_DEVICES UCX_TLS AITER_JIT_DIR OMPI_MCA_btl"
+)
+SPELT = frozenset(
+    [
+        *(entry.name for entry in SETTINGS),
+        *(entry.name for entry in COMPUTED),
+        *(dead.use for dead in DEAD.values() if dead.use),
+        *OLD.values(),
+        *DEBUGGING,
+        *("NCCL_" + name for name in _NCCL.split()),
+        *_OTHERS.split(),
+    ]
+)
+
+
+def steers(name: str) -> bool:
+    """Return true if this variable affects a rank. Exported ones are kept and shown; suspicious ones are reported."""
+    if name in SPELT or name in DEAD or name in OLD or name in DEBUGGING:
+        return True
+    return name.startswith(FAMILIES) and not name.endswith(INSTALLED)

@@ -151,16 +151,13 @@ def silent(rows: Sequence[Row], planned: Planned, seconds: float, steps: int) ->
     )  # fmt: skip
 
 
-def silence(finding: Finding) -> Verdict:
-    """Return the verdict for such a finding."""
-    return Verdict(
-        "world", SILENT, LIKELY, "no bytes pass between the ranks while they train", (finding,), finding.seen
-    )
-
-
-def apart(finding: Finding) -> Verdict:
-    """Return the verdict for a finding of `copies`."""
-    return Verdict("world", COPIES, LIKELY, finding.title, (finding,), finding.seen)
+def unmet(finding: Finding) -> Verdict:
+    """Return the verdict for a finding of `silent` or `copies`."""
+    if finding.code == "ranks-exchange-nothing":
+        answer, words = SILENT, "no bytes pass between the ranks while they train"
+    else:
+        answer, words = COPIES, finding.title
+    return Verdict("world", answer, LIKELY, words, (finding,), finding.seen)
 
 
 def copies(rows: Sequence[Row], planned: Planned, training: bool = True) -> Optional[Finding]:

@@ -344,7 +344,7 @@ def _recipe(words: List[str]) -> Described:
     layout = Layout(
         tp=degrees.get("tp", 1), pp=degrees.get("pp", 1), cp=degrees.get("cp", 1), dp=0, zero=3 if shard != 1 else 0,
         shard=max(0, shard) if shard != 1 else 0, micro=-found.count("accumulate", 0), sp=int(degrees.get("tp", 1) != 1),
-        recompute={"none": 0, "selective": 1, "full": 2}.get(found.text("recompute", "auto"), -1),
+        recompute=next((level for level, name in RECOMPUTE.items() if name == found.text("recompute", "auto")), -1),
     )  # fmt: skip
     precision = found.text("precision", "auto")
     if precision == "auto":

@@ -8,7 +8,7 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple, Union
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.problem import Problem
-from drumbeat.predict import cost, memory, shapes
+from drumbeat.predict import cost, shapes
 from drumbeat.predict.cost import Constants, Layout, Work, plain
 from drumbeat.predict.machine import PRODUCTS, UNCALIBRATED, Basis, Cluster, Framework, interval, machine_of, states_of
 from drumbeat.predict.shapes import ConvNet, Model
@@ -105,11 +105,11 @@ def stage_bytes(case: Case) -> List[Dict[str, float]]:
                 "optimizer": 4 * model.parameters,
                 "activations": wide * layout.micro * model.activations,
                 "working set": 0.02 * wide * layout.micro * model.activations,
-                "libraries": memory.CONTEXT + memory.COMMUNICATOR * (layout.dp > 1),
+                "libraries": cost.CONTEXT + cost.COMMUNICATOR * (layout.dp > 1),
             }
         ]
-    beside = memory.libraries(model, layout, software)
-    return [{**parts, "libraries": beside} for parts in memory.stages(model, case.work, layout, software, states)]
+    beside = cost.libraries(model, layout, software)
+    return [{**parts, "libraries": beside} for parts in cost.stages(model, case.work, layout, software, states)]
 
 
 def judge(case: Case, needed: float) -> str:

@@ -8,9 +8,8 @@ from typing import Any, Dict, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.problem import Problem
-from drumbeat.machine.peaks import fabrics, known_gpus, peak_of, typical_node
-from drumbeat.predict.cost import Constants, Machine, Software
-from drumbeat.predict.memory import States
+from drumbeat.machine.peaks import fabrics, known_gpus, node_of, peak_of
+from drumbeat.predict.cost import Constants, Machine, Software, States
 
 
 @dataclass(frozen=True)
@@ -38,22 +37,22 @@ def find_cluster(gpu: str, gpus_per_node: int = 0, fabric: str = "", nics: int =
     peak = peak_of(spelled)
     if peak is None:
         raise Problem(f"unknown GPU {gpu!r}", f"known: {', '.join(sorted(set(known_gpus())))}")
-    node = typical_node(peak.name)
+    node = node_of(peak.name)
     known = fabrics()
-    chosen = fabric or node.fabric
+    chosen = fabric or node["fabric"]
     if chosen not in known:
         raise Problem(f"unknown fabric {fabric!r}", f"known: {', '.join(known)}")
-    count = gpus_per_node or node.gpus
-    adapters = nics or max(1, node.nics * count // node.gpus if not fabric else node.nics)
-    rate = known[chosen].rate * adapters
-    source = f"data sheets ({peak.source}; {node.source}; {adapters} x {known[chosen].source})"
-    domain = max(count, node.domain if not gpus_per_node else count)
+    count = gpus_per_node or node["gpus"]
+    adapters = nics or max(1, node["nics"] * count // node["gpus"] if not fabric else node["nics"])
+    rate = float(known[chosen]["rate"]) * adapters
+    source = f"data sheets ({peak.source}; {node['source']}; {adapters} x {known[chosen]['source']})"
+    domain = max(count, count if gpus_per_node else node.get("domain", node["gpus"]))
     told = int(size[1]) if size and not peak.name.startswith("G") else 0  # behind Grace's GPUs stands the CPU's
     gb = told if told and abs(told / peak.memory_gb - 1) > 0.05 else peak.memory_gb
     memory = memory_gib or 0.99 * gb  # data sheets say GB and mean GiB, of which the driver keeps some
-    return Cluster(
-        peak.name, count, domain, node.link, node.per_peer, rate, known[chosen].hop, memory, peak.watts, source
-    )
+    link, per_peer = float(node["link"]), float(node.get("per_peer", 0))
+    hop = float(known[chosen]["hop"])
+    return Cluster(peak.name, count, domain, link, per_peer, rate, hop, memory, peak.watts, source)
 
 
 # Precision of training -> that of its matrix products, the key of the data sheet's peak.

@@ -112,7 +112,7 @@ def calibrated(prior: Constants, seen: Sequence[Seen], framework: str) -> Tuple[
     parts = zip(*((c.model, c.work, c.layout, c.framework.software, machine_of(c.cluster, c.precision)) for c in cases))
     model, work, layout, software, machine = map(stack, parts)
     measured = numpy.array([each.measured for each in rows])
-    constants, _ = fit(
+    constants = fit(
         lambda c: step(model, work, layout, software, machine, c, numpy)["total"], measured, prior, noise=0.03
     )
     words = f"{len(rows)} earlier run{'s' if len(rows) > 1 else ''} with this framework on such GPUs"

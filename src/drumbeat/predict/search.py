@@ -7,7 +7,7 @@ from typing import Any, List, Optional, Sequence, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.problem import Problem
-from drumbeat.predict import cost, memory
+from drumbeat.predict import cost
 from drumbeat.predict.cost import Layout, need_numpy, take
 from drumbeat.predict.forecast import ONLY_DATA_PARALLEL, Case, Forecast, forecast
 from drumbeat.predict.machine import machine_of, states_of
@@ -71,10 +71,10 @@ def rank(case: Case, layouts: Layout) -> Ranking:
     software = case.framework.software
     for start in range(0, count, _PIECE):
         part = take(layouts, slice(start, start + _PIECE))
-        whole = memory.peak(model, case.work, part, software, plain, numpy)
+        whole = cost.peak(model, case.work, part, software, plain, numpy)
         if plain != sharded:
-            whole = numpy.where(part.zero >= 3, memory.peak(model, case.work, part, software, sharded, numpy), whole)
-        whole = whole + memory.libraries(model, part, software, numpy)
+            whole = numpy.where(part.zero >= 3, cost.peak(model, case.work, part, software, sharded, numpy), whole)
+        whole = whole + cost.libraries(model, part, software, numpy)
         needed[start : start + _PIECE] = whole
         fitting = numpy.flatnonzero(whole <= room)
         if len(fitting):

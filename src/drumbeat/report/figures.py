@@ -45,10 +45,6 @@ def of_whole_job(unit: str, how: str, devices: Optional[int], ranks: Optional[in
     return 1, unit, how
 
 
-def both(first: Optional[float], last: Optional[float]) -> Optional[Tuple[float, float]]:
-    return None if first is None or last is None else (first, last)
-
-
 @dataclass(frozen=True)
 class Utilisation:
     """MFU = throughput x FLOPs per token or sample / (GPUs x dense peak of the dtype)."""

@@ -35,18 +35,17 @@ from drumbeat.report.figures import (
     Steps,
     Traffic,
     Utilisation,
-    both,
     of_whole_job,
 )  # fmt: skip
-from drumbeat.report.intervals import CLOSE, Reports, error_of_mean, quantile, thinned
-from drumbeat.report.printed_log import figures_of_log
+from drumbeat.report.intervals import CLOSE, Reports, spread, thinned
+from drumbeat.report.printed_log import figures_of_log, of_progress
 from drumbeat.report.scaling import Comparison, compare
 from drumbeat.report.setting import compared, gpus_of, remember_run, setting_of, target_of
 from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.events import Event
 from drumbeat.runfolder.files import decode
 from drumbeat.runfolder.layout import RunFolder
-from drumbeat.runfolder.lines import end_words, lasted_words, not_finite_words, trend
+from drumbeat.runfolder.lines import end_words, lasted_words, trend
 from drumbeat.runfolder.progress import Progress, StepTimes, slowest_rank, stands_out, step_times
 from drumbeat.runfolder.records import Metric, Sample, parse_metric
 from drumbeat.runfolder.run import Run, lead_now
@@ -281,19 +280,9 @@ def figures_of(run: Run, now: Optional[float] = None) -> Figures:
         ledger=ledger,
         training_share=training_share(ledger),
         attempts=len(summary.attempts) if summary else max(1, len(run.attempts())),
-        step=progress.step,
-        steps=progress.steps,
-        step_is=progress.step_is,
         resumed_from=reports.began,
         starts=max(1, sum(isinstance(event, kinds.RunStarted) for event in events)),
-        steps_of=progress.lap,
-        loss=both(progress.first_loss, progress.last_loss),
         loss_trend=trend(run.losses()),
-        loss_not_finite=not_finite_words(progress) if progress.not_finite else "",
-        validation=both(progress.first_validation, progress.last_validation),
-        validation_not_finite=progress.validation_not_finite,
-        validation_measures=progress.validation_measures,
-        accuracy=progress.accuracy,
         target=target,
         target_reached=reached,
         speed=speed,
@@ -318,6 +307,7 @@ def figures_of(run: Run, now: Optional[float] = None) -> Figures:
         setting=setting,
         curves=_curves(reports, devices, run.record.created, speed),
         steps_at=[] if progress.laps else thinned(sorted(made)),
+        **of_progress(progress),
     )
 
 
@@ -449,12 +439,8 @@ def _speed(
     no_spread = f"steps are counted anew in each {progress.lap}" if progress.lap and not reports.stated else ""
     if reports.too_close:
         no_spread = f"printed lines are read every 0.25 s, too coarse for steps of less than {CLOSE:g} s"
-    if no_spread or not rates:
-        return Speed(value * factor, unit, how, no_spread=no_spread, rough=progress.rough, hung=hung)
-    return Speed(
-        value * factor, unit, how, len(rates), quantile(rates, 0.1), statistics.median(rates), quantile(rates, 0.9),
-        error_of_mean(rates), rough=progress.rough, hung=hung,
-    )  # fmt: skip
+    rates = [] if no_spread else rates
+    return spread(value * factor, unit, how, rates, no_spread=no_spread, rough=progress.rough, hung=hung)
 
 
 def _utilisation(

@@ -8,6 +8,7 @@ from dataclasses import field
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
+from drumbeat.report.figures import Speed
 from drumbeat.runfolder.progress import RankPace
 from drumbeat.runfolder.records import Metric
 
@@ -161,9 +162,13 @@ def error_of_mean(values: Sequence[float], fewest: int = _FEWEST) -> Optional[fl
     return student * statistics.stdev(blocks) / math.sqrt(len(blocks))
 
 
-def quantile(values: Sequence[float], share: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
+def spread(value: float, unit: str, how: str, rates: Sequence[float], **more: Any) -> Speed:
+    """Return a speed with the spread of its intervals, if there are any."""
+    if not rates:
+        return Speed(value, unit, how, **more)
+    ordered = sorted(rates)
+    low, high = (ordered[min(len(ordered) - 1, int(len(ordered) * share))] for share in (0.1, 0.9))
+    return Speed(value, unit, how, len(rates), low, statistics.median(rates), high, error_of_mean(rates), **more)
 
 
 def thinned(points: Sequence[Tuple[float, float]]) -> List[Tuple[float, float]]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import os
 import statistics
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional
 
 from drumbeat.base.problem import Problem
 from drumbeat.metrics.printed import Reader
@@ -18,11 +17,9 @@ from drumbeat.report.figures import (
     Figures,
     Phases,
     Setting,
-    Speed,
-    both,
     of_whole_job,
-)
-from drumbeat.report.intervals import error_of_mean, quantile, thinned
+)  # fmt: skip
+from drumbeat.report.intervals import Reports, spread, thinned
 from drumbeat.report.setting import precision_in
 from drumbeat.runfolder.lines import not_finite_words, trend
 from drumbeat.runfolder.progress import AS_PRINTED, Progress, StatedRates
@@ -32,28 +29,33 @@ _CHUNK = 1 << 20
 _LARGEST = 2 << 30  # bytes
 
 
+def of_progress(progress: Progress) -> Dict[str, Any]:
+    """Return the figures that the running sums of a run, or of a log, have by their own names."""
+    found = progress
+    losses, validations = (found.first_loss, found.last_loss), (found.first_validation, found.last_validation)
+    same = ("step", "steps", "step_is", "validation_not_finite", "validation_measures", "accuracy")
+    return {
+        **{name: getattr(found, name) for name in same},
+        "steps_of": found.lap,
+        "loss": None if None in losses else losses,
+        "loss_not_finite": not_finite_words(found) if found.not_finite else "",
+        "validation": None if None in validations else validations,
+    }
+
+
 def figures_of_log(path: str) -> Figures:
     """Return the figures of a file that a program printed, computed as for a run."""
     metrics = metrics_of_log(path)
-    progress = Progress()
-    ends: Dict[str, Any] = {}
-    rates: List[float] = []
+    progress, reports, timed = Progress(), Reports(lowest=0), StatedRates()
     times: List[float] = []
-    unit, stated, timed = "", StatedRates(), StatedRates()
     for metric in metrics:
         progress.add(metric)
-        if metric.kind == "summary":
-            values = {**metric.more, "rate": metric.rate}
-            ends.update({name: value for name, value in values.items() if isinstance(value, (int, float))})
-            unit = metric.unit or unit
-        elif metric.kind in ("step", "throughput") and metric.rate is not None:
-            rates.append(metric.rate)
-            stated.add_rate(metric.rate, metric.step)
-            unit = metric.unit
+        reports.add(metric)
         took = metric.more.get("step_time")
         if metric.kind == "step" and isinstance(took, float) and took > 0:
             times.append(took)
             timed.add_rate(1 / took, metric.step)
+    ends, unit, mean = reports.summary, reports.unit, progress.stated.mean
     trained = progress.step is not None or progress.first_loss is not None or bool(progress.not_finite)
     validated = (progress.first_validation, progress.validation_measures, progress.accuracy)
     known = (trained, ends, *validated, progress.target_reached)
@@ -63,43 +65,35 @@ def figures_of_log(path: str) -> Figures:
             "docs page metrics says which lines are read; a run folder works too",
         )
     gpus = _gpus(ends)
+    rates = [rate for _, rate in reports.stated.get(0, ())]
     if not (rates or "rate" in ends):
-        rates, stated, unit = [1 / each for each in times], timed, f"{progress.step_is or 'step'}s/s"
+        rates, mean, unit = [1 / each for each in times], timed.mean, f"{progress.counts}s/s"
     has_speed = (rates or "rate" in ends) and (trained or ends or _all_ranks(unit))
-    numbered = [(at, metric) for at, metric in enumerate(metrics) if metric.step is not None and metric.kind == "step"]
+    factor, unit, how = of_whole_job(unit, OWN_SUMMARY if "rate" in ends else MEAN_STATED, gpus, gpus)
+    curves = {LOSS: reports.loss, VALIDATION: reports.validation}
+    made = [(metric.t, float(metric.step)) for metric in metrics if metric.kind == "step" and metric.step is not None]
     return Figures(
         name=os.path.basename(path),
         source=path,
         outcome=NOT_RECORDED,
-        nodes=ends.get("nodes"),
+        nodes=_whole(ends.get("nodes")),
         ranks=gpus,
         gpus=gpus,
         training_s=ends.get("total_s"),
         gpu_hours=gpus * ends["total_s"] / 3600 if gpus and "total_s" in ends else None,
-        step=progress.step,
-        steps=progress.steps,
-        step_is=progress.step_is,
-        steps_of=progress.lap,
         epoch=_last(metrics, "epoch"),
         lr=_last(metrics, "lr"),
-        loss=both(progress.first_loss, progress.last_loss),
-        loss_trend=trend([value for _, value in _curve(metrics, "step")]),
-        loss_not_finite=not_finite_words(progress) if progress.not_finite else "",
-        validation=both(progress.first_validation, progress.last_validation),
-        validation_not_finite=progress.validation_not_finite,
-        validation_measures=progress.validation_measures,
-        accuracy=progress.accuracy,
+        loss_trend=trend([value for _, value in reports.loss]),
         target_reached=progress.target_reached,
-        speed=_speed(rates, ends, stated, unit, gpus) if has_speed else None,
+        speed=spread(factor * ends.get("rate", mean), unit, how, [rate * factor for rate in rates])
+        if has_speed
+        else None,
         no_utilisation="FLOPs are not in the output",
         phases=Phases(step=1e3 * statistics.fmean(times) if times else None),
         setting=Setting(precision=precision_in(_head(path))),
-        curves={
-            name: thinned(points)
-            for name, points in ((LOSS, _curve(metrics, "step")), (VALIDATION, _curve(metrics, "validation")))
-            if len(points) > 1
-        },
-        steps_at=[] if progress.laps else thinned([(float(at), float(each.step or 0)) for at, each in numbered]),
+        curves={name: thinned(points) for name, points in curves.items() if len(points) > 1},
+        steps_at=[] if progress.laps else thinned(made),
+        **of_progress(progress),
     )
 
 
@@ -112,14 +106,6 @@ def metrics_of_log(path: str) -> List[Metric]:
 def _last(metrics: List[Metric], name: str) -> Optional[float]:
     found = (metric.more.get(name) for metric in reversed(metrics) if metric.kind != "validation" or name == "epoch")
     return next((float(value) for value in found if isinstance(value, (int, float))), None)
-
-
-def _curve(metrics: List[Metric], kind: str) -> List[Tuple[float, float]]:
-    return [
-        (metric.t, metric.loss)
-        for metric in metrics
-        if metric.kind == kind and metric.loss is not None and math.isfinite(metric.loss)
-    ]
 
 
 def _all_ranks(unit: str) -> bool:
@@ -145,18 +131,10 @@ def _head(path: str) -> str:
         return file.read(1 << 16)
 
 
-def _gpus(ends: Dict[str, Any]) -> Optional[int]:
-    if "gpus" in ends:
-        return int(ends["gpus"])
+def _gpus(ends: Mapping[str, float]) -> Optional[int]:
     both = ends.get("nodes"), ends.get("gpus_per_node")
-    return int(both[0] * both[1]) if both[0] and both[1] else None
+    return _whole(ends.get("gpus", both[0] * both[1] if both[0] and both[1] else None))
 
 
-def _speed(rates: List[float], ends: Dict[str, Any], stated: StatedRates, unit: str, gpus: Optional[int]) -> Speed:
-    factor, unit, how = of_whole_job(unit, OWN_SUMMARY if "rate" in ends else MEAN_STATED, gpus, gpus)
-    rates = [rate * factor for rate in rates]
-    value = factor * ends.get("rate", stated.mean)
-    if not rates:
-        return Speed(value, unit, how)
-    low, high = quantile(rates, 0.1), quantile(rates, 0.9)
-    return Speed(value, unit, how, len(rates), low, statistics.median(rates), high, error_of_mean(rates))
+def _whole(value: Optional[float]) -> Optional[int]:
+    return None if value is None else int(value)

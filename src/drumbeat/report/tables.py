@@ -348,7 +348,7 @@ def export(run: Run, where: str) -> List[str]:
     count, kept = _export(run, kind, place)
     words = _written(count, run.run_id, kind, place)
     if kept:
-        sends = f"not sent to wandb: kept in {near(kept)}; after `wandb login` or `export WANDB_API_KEY=...`: wandb sync {near(kept)}"
+        sends = f"not sent: kept in {near(kept)}; after `wandb login`, or with WANDB_API_KEY: wandb sync {near(kept)}"
         words = [words[0].replace("written to", "written for"), sends]
     return words
 

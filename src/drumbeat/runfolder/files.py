@@ -13,7 +13,7 @@ import stat
 import time
 from contextlib import suppress
 from dataclasses import field
-from typing import Any, BinaryIO, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, BinaryIO, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple, Union
 
 from drumbeat.base import clock
 from drumbeat.base.light_dataclass import dataclass
@@ -23,15 +23,16 @@ from drumbeat.runfolder.events import KINDS
 # Writing: whole files are replaced atomically, event logs only grow. A crash at any byte leaves both readable.
 
 
-def replace(path: str, text: str, mode: int = 0o644) -> None:
-    """Replace a file: readers see the old one or the new one, never a part."""
-    temporary = f"{path}.{os.getpid()}.tmp"
+def replace(path: str, content: Union[str, bytes], mode: int = 0o644, synced: bool = True) -> None:
+    """Replace a file: readers see the old one or the new one, never a part. `synced`: also after a crash of the machine."""
+    temporary = f"{path}.{os.urandom(8).hex()}.tmp"  # several machines may write at once
     try:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
-        with open(os.open(temporary, flags, mode), "w", encoding="utf-8") as file:
-            file.write(text)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        with open(os.open(temporary, flags, mode), "wb") as file:
+            file.write(content if isinstance(content, bytes) else content.encode())
             file.flush()
-            os.fsync(file.fileno())
+            if synced:
+                os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError:
         with suppress(OSError):

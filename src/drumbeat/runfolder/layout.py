@@ -67,12 +67,15 @@ class _File:
 
 
 @dataclass(frozen=True)
-class RunFolder:
+class _Folder:
     path: str
 
     def at(self, *parts: str) -> str:
         return os.path.join(self.path, *parts)
 
+
+@dataclass(frozen=True)
+class RunFolder(_Folder):
     run_json = _File("run.json")
     order = _File("order.json")
     job = _File("job.yaml")
@@ -106,12 +109,8 @@ class RunFolder:
 
 
 @dataclass(frozen=True)
-class NodeFolder:
-    path: str
+class NodeFolder(_Folder):
     node: int
-
-    def at(self, *parts: str) -> str:
-        return os.path.join(self.path, *parts)
 
     facts = _File("facts.json")
     environment = _File("environment.json")

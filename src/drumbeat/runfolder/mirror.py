@@ -17,8 +17,9 @@ import time
 from contextlib import suppress
 from typing import Any, BinaryIO, Callable, Collection, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
+from drumbeat.base.folders import unsafe
 from drumbeat.base.light_dataclass import dataclass
-from drumbeat.runfolder.files import Chunk, Files, append, read_json
+from drumbeat.runfolder.files import Chunk, Files, append, read_json, replace
 from drumbeat.runfolder.layout import RunFolder
 
 # The far side of a mirror: `drumbeat.pyz _files FOLDER` reads one request and answers with the data that the requester lacks.
@@ -111,17 +112,12 @@ def _read(path: str, offset: int, limit: int) -> Optional[bytes]:
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
             status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode) or (code and _of_others(status)):
+            if not stat.S_ISREG(status.st_mode) or (code and unsafe(status)):
                 return None
             file.seek(offset)
             return file.read(limit)
     except OSError:
         return None if code else b""
-
-
-def _of_others(status: os.stat_result) -> bool:
-    """Return true if another user owns this file or may write to it."""
-    return status.st_uid != os.geteuid() or bool(status.st_mode & 0o022)
 
 
 ENDED = "ended"  # file left by the lead agent's starter once nothing more will be written
@@ -177,7 +173,7 @@ class Mirror(Files):
         """Add a line to a file of the lead; false if the lead cannot be reached or cannot write it."""
         request = json.dumps({"append": {name: text}, "under": name}).encode()
         lead = [source for source in self.sources() if not source.under]
-        return any("end" in header for source in lead for header, _ in _pieces_of(source.exchange(request)) or ())
+        return any("end" in header for source in lead for header, _ in _pieces_of(source.exchange(request) or b""))
 
     def settle(self, seconds: float = 20.0) -> None:
         """Sync until the lead's agent has ended, or the lead is gone: the summary is written before that. If one sync takes as
@@ -222,11 +218,8 @@ class Mirror(Files):
     def _pull(self, source: Source, served: Collection[str]) -> bool:
         """Fetch a source's new files; return true if everything that it has is here now."""
         for _ in range(_AT_ONCE):
-            pieces = _pieces_of(source.exchange(self._request(source)))
-            if pieces is None:
-                return False
             end: Dict[str, Any] = {}
-            for header, data in pieces:
+            for header, data in _pieces_of(source.exchange(self._request(source)) or b""):
                 if "end" in header:
                     end = header
                 else:
@@ -239,7 +232,8 @@ class Mirror(Files):
             self._left = [str(name) for name in _listed(end.get("left"))]
             for name in _listed(end.get("gone")):
                 if name in _WITHDRAWN and not source.under:
-                    _remove(os.path.join(self.root, name))
+                    with suppress(FileNotFoundError):
+                        os.unlink(os.path.join(self.root, name))
             if not end.get("more"):
                 return True
         return False
@@ -280,14 +274,7 @@ class Mirror(Files):
             return
         # Results are unpickled, but only if nobody else can have changed them: so the mode does not depend on the umask.
         mode = 0o600 if path.endswith(RUN_AS_CODE) else 0o666
-        partial = f"{full}.{os.urandom(8).hex()}.tmp"  # several desks may look at once, and others may write here
-        try:
-            with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode), "wb") as file:
-                file.write(data)
-            os.replace(partial, full)
-        except OSError:
-            _remove(partial)
-            raise
+        replace(full, data, mode, synced=False)
 
 
 def ended_with(root: str) -> Optional[int]:
@@ -304,11 +291,7 @@ def is_complete(root: str) -> bool:
     return read_json(os.path.join(root, COMPLETE)) is not None
 
 
-def _pieces_of(answer: Optional[bytes]) -> Optional[Iterator[Tuple[Dict[str, Any], bytes]]]:
-    return None if answer is None else _split(answer)
-
-
-def _split(answer: bytes) -> Iterator[Tuple[Dict[str, Any], bytes]]:
+def _pieces_of(answer: bytes) -> Iterator[Tuple[Dict[str, Any], bytes]]:
     at = 0
     while at < len(answer):
         line_end = answer.find(b"\n", at)
@@ -343,8 +326,3 @@ def _size(path: str) -> int:
     except OSError:
         return -1
     return status.st_size if stat.S_ISREG(status.st_mode) else -1
-
-
-def _remove(path: str) -> None:
-    with suppress(FileNotFoundError):
-        os.unlink(path)

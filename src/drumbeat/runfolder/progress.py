@@ -396,25 +396,20 @@ class Progress:
     def snapshot(self, paced: bool = True) -> Dict[str, Any]:
         """Return everything that `restored` needs to go on from here. `paced`: with the pace of each rank, unless
         there are many."""
-        return {
-            **({PACES: [list(to_plain(each).values()) for each in self.paces.values()]} if paced else {}),
-            **({TIMES: [self.times.width, [list(each) for each in self.times.spans()]]} if paced else {}),
-            **self.to_plain(),
-            "stated": to_plain(self.stated),
-            "reporting": sorted(self._reporting),
-            "lowest": self._lowest,
-            "previous": list(self._previous),
-            "stage_began": self._stage_began,
-        }
+        reporting = tuple(sorted(self._reporting))
+        counted = _Counted(reporting, self.stated, self._lowest, self._previous, self._stage_began)
+        paces = [list(to_plain(each).values()) for each in self.paces.values()]
+        times = [self.times.width, [list(each) for each in self.times.spans()]]
+        return {**({PACES: paces, TIMES: times} if paced else {}), **to_plain(self), **to_plain(counted)}
 
     @staticmethod
     def restored(data: Any) -> Progress:
         """Restore a snapshot; RecordError if the data is not one."""
-        progress = from_plain(Progress, data)
-        reporting, lowest = data.get("reporting"), data.get("lowest")
-        if not isinstance(reporting, list) or not all(isinstance(rank, int) for rank in reporting):
-            raise RecordError("reporting: no list of ranks")
-        progress._reporting = set(reporting)
+        progress, counted = from_plain(Progress, data), from_plain(_Counted, data)
+        progress.stated, progress._reporting = counted.stated, set(counted.reporting)
+        progress._lowest, progress._stage_began = counted.lowest, counted.stage_began
+        if is_count(counted.previous[0] or 0):
+            progress._previous = counted.previous
         paces = data.get(PACES)
         for each in paces if isinstance(paces, list) else ():
             pace = from_plain(RankPace, dict(zip(_PACE, each)) if isinstance(each, list) else None)
@@ -422,22 +417,18 @@ class Progress:
                 raise RecordError(f"{PACES}: no number of reports")
             progress.paces[pace.rank] = pace
         progress.times = StepTimes.restored(data.get(TIMES))
-        progress.stated = from_plain(StatedRates, data.get("stated", {}))
-        progress._lowest = lowest if isinstance(lowest, int) else None
-        began = data.get("stage_began")
-        progress._stage_began = float(began) if isinstance(began, (int, float)) else None
-        previous = data.get("previous")
-        if isinstance(previous, list) and len(previous) == 2 and isinstance(previous[0], int) and is_count(previous[0]):
-            progress._previous = (previous[0], previous[1] if isinstance(previous[1], float) else None)
         return progress
 
-    def to_plain(self) -> Dict[str, Any]:
-        plain: Dict[str, Any] = to_plain(self)
-        return plain
 
-    @staticmethod
-    def from_plain(data: Any) -> Progress:
-        return from_plain(Progress, data)
+@dataclass(frozen=True)
+class _Counted:
+    """State of a Progress beside its fields, in a snapshot."""
+
+    reporting: Tuple[int, ...]
+    stated: StatedRates = field(default_factory=StatedRates)  # earlier versions wrote less
+    lowest: Optional[int] = None
+    previous: Tuple[Optional[int], Optional[float]] = (None, None)
+    stage_began: Optional[float] = None
 
 
 _DEFAULTS = {item.name: item.default for item in dataclasses.fields(Progress)}

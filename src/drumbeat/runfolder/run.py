@@ -202,8 +202,11 @@ class Run:
     def facts(self, node: int) -> Optional[Facts]:
         from drumbeat.machine.model import Facts
 
-        facts: Optional[Facts] = _parsed(Facts, read_json(_AT.node(node).facts, self.files))
-        return facts
+        data = read_json(_AT.node(node).facts, self.files)
+        try:
+            return None if data is None else from_plain(Facts, data)
+        except (RecordError, AssertionError, OverflowError):
+            return None
 
     def environment(self, node: int) -> Dict[str, Any]:
         """Return every variable that the node's ranks were given, with reason and source, and the ranks' binding;
@@ -471,13 +474,6 @@ def _records(lines: Iterable[str], parse: Callable[[Dict[str, Any]], Optional[T]
     return (record for record in found if record is not None)
 
 
-def _parsed(record: Any, data: Optional[Dict[str, Any]]) -> Any:
-    try:
-        return None if data is None else from_plain(record, data)
-    except (RecordError, AssertionError, OverflowError):
-        return None
-
-
 def _part(lines: Sequence[str], node: int, paced: bool = False, stepped: bool = False) -> Optional[Progress]:
     """Return the sum of a node's metrics from their last lines; None if none of these lines holds the sum so far."""
     for at in range(len(lines) - 1, -1, -1):
@@ -503,11 +499,6 @@ def _metrics(lines: Iterable[str], node: int) -> Iterator[Metric]:
         metric = parse_metric(decode(line) or {}, node)
         if metric:
             yield metric
-
-
-def replaced_nodes(events: Iterable[Event]) -> Tuple[str, ...]:
-    """Name the spares that replaced nodes, and the nodes that they replaced."""
-    return tuple(words for event in events if isinstance(event, kinds.Decided) for words in event.replaced)
 
 
 def lost_spares(events: Iterable[Event]) -> Tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import field, replace
-from typing import Dict, Iterable, List, Mapping, Optional, Set
+from typing import Dict, Iterable, List, Mapping, Optional, Set, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.ranges import ranges
@@ -247,6 +247,11 @@ def refutes(event: Event, finding: Finding) -> bool:
 def withdrawn(finding: Finding) -> Finding:
     """Return a refuted finding as every view shows it."""
     return replace(finding, severity=INFO, title=f"no longer holds: {finding.title}", cause="", fix="")
+
+
+def replaced_nodes(events: Iterable[Event]) -> Tuple[str, ...]:
+    """Name the spares that replaced nodes, and the nodes that they replaced."""
+    return tuple(words for event in events if isinstance(event, kinds.Decided) for words in event.replaced)
 
 
 def verdicts_of(check: str, events: Iterable[Event]) -> List[Verdict]:

@@ -20,11 +20,22 @@ from drumbeat.base.record import RecordError, check_schema, from_plain, to_plain
 from drumbeat.base.regex import regex
 from drumbeat.findings.model import Finding
 from drumbeat.machine.model import Facts
+from drumbeat.runfolder.events import Event
 from drumbeat.runfolder.files import Files, read_json, replace, replace_json
 from drumbeat.runfolder.layout import SCHEMA, RunFolder
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.records import Member, is_count
-from drumbeat.runfolder.state import ASKED_TO_STOP, QUEUE, Hang, seconds_of, training_share
+from drumbeat.runfolder.state import (
+    ASKED_TO_STOP,
+    QUEUE,
+    hangs_of,
+    ranks_seen,
+    replaced_nodes,
+    seconds_of,
+    training_share,
+    why_stopped,
+    world_of,
+)
 
 _MOST_GROUPS = 8  # of ranks that ended in the same way
 _MOST_ATTEMPTS = 24
@@ -96,13 +107,9 @@ class Summary:
 class Observations:
     """Observations of a run other than its attempts, members and progress."""
 
+    events: Sequence[Event] = ()  # the lead's
     hang: Optional[Finding] = None  # had been reported and was not over
-    replaced: Sequence[str] = ()  # which spares replaced which nodes
     gpus: Optional[int] = None
-    world: Optional[Finding] = None  # what was wrong with the ranks' world
-    hangs: Sequence[Hang] = ()  # how long each lasted
-    ranks: Optional[int] = None  # how many were seen, if known
-    stopped: str = ""  # why the last attempt was asked to stop
 
 
 def summarize(
@@ -116,24 +123,31 @@ def summarize(
 ) -> Summary:
     """Summarize a run. `attempts` are all of them; the run ended as the last one did. `parts` is the ledger."""
     observed = observed or Observations()
-    last, hang, world, gpus = attempts[-1], observed.hang, observed.world, observed.gpus
+    last, hang, gpus, events = attempts[-1], observed.hang, observed.gpus, observed.events
+    world = world_of(events)
     rate = progress.rate()
     held = sum(parts.values()) - parts.get(QUEUE, 0.0)  # seconds
-    hung = seconds_of(hang or last.finding, observed.hangs)
+    hung = seconds_of(hang or last.finding, hangs_of(events, order.created + sum(parts.values()), progress))
+    hosts = fold(member.host for member in members)
     return Summary(
         run_id=order.run_id,
         outcome=last.outcome,
         exit_code=1 if last.exit_code is None else last.exit_code,
         seconds=round(sum(parts.values()), 3),
         nodes=len(members) if order.fewest_nodes and members else order.nodes,
-        ranks=observed.ranks or sum(member.ranks for member in members),
-        hosts=_cut_hosts(fold(member.host for member in members)),
+        ranks=ranks_seen(events) or sum(member.ranks for member in members),
+        hosts=hosts if len(hosts) <= _LONGEST_HOSTS else hosts[:_LONGEST_HOSTS].rpartition(",")[0] + ",...",
         launcher=order.launcher,
         start=order.start,
         target_reached=progress.target_reached,
-        attempts=tuple(_small(attempt) for attempt in attempts[-_MOST_ATTEMPTS:]),
+        attempts=tuple(
+            dataclasses.replace(
+                each, finding=each.finding and dataclasses.replace(shortened(each.finding), evidence=())
+            )
+            for each in attempts[-_MOST_ATTEMPTS:]
+        ),
         failure=shortened(last.finding) if last.finding else None,
-        stopped=_cut(observed.stopped) if last.outcome in ASKED_TO_STOP else "",
+        stopped=_cut(why_stopped(events)) if last.outcome in ASKED_TO_STOP else "",
         hang=shortened(hang) if hang and (last.finding is None or hang.code != last.finding.code) else None,
         hang_seconds=None if hung is None else round(hung, 1),
         world=shortened(world) if world and (last.finding is None or world.code != last.finding.code) else None,
@@ -141,7 +155,7 @@ def summarize(
         progress=progress,
         throughput=Throughput(round(rate[0], 3), rate[1]) if rate else None,
         spares=order.spares,
-        replaced=tuple(_cut(words) for words in observed.replaced[-_MOST_ATTEMPTS:]),
+        replaced=tuple(_cut(words) for words in replaced_nodes(events)[-_MOST_ATTEMPTS:]),
         ledger=dict(parts),
         gpus=gpus,
         gpu_hours=None if gpus is None else round(gpus * held / 3600, 4),
@@ -200,20 +214,8 @@ def shortened(finding: Finding) -> Finding:
     return dataclasses.replace(finding, title=title, cause=cause, fix=fix, evidence=evidence)
 
 
-def _small(attempt: AttemptEnd) -> AttemptEnd:
-    if attempt.finding is None:
-        return attempt
-    finding = dataclasses.replace(attempt.finding, title=_cut(attempt.finding.title), evidence=())
-    finding = dataclasses.replace(finding, cause=_cut(finding.cause), fix=_cut(finding.fix))
-    return dataclasses.replace(attempt, finding=finding)
-
-
 def _cut(text: str, longest: int = _LONGEST) -> str:
     return text if len(text) <= longest else text[: longest - 3] + "..."
-
-
-def _cut_hosts(text: str) -> str:
-    return text if len(text) <= _LONGEST_HOSTS else text[:_LONGEST_HOSTS].rpartition(",")[0] + ",..."
 
 
 # RUN/verdict: how the run ended, for the script or process that started the agents and cannot read JSON. Lines NAME=VALUE:

@@ -9,7 +9,7 @@ from drumbeat.base.order import COLLECTIVES, Floor
 from drumbeat.base.text import memory, step_time
 from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import ERROR, OK, Finding, Verdict, worst
-from drumbeat.machine.model import Facts, Interface, Peer, Peers
+from drumbeat.machine.model import Interface, Peer, Peers
 from drumbeat.machine.peaks import gpu_link_rate
 from drumbeat.verify.chart import Look, line_chart, standalone
 
@@ -190,7 +190,8 @@ def slowest_network(results: Mapping[str, Any], peers: Peers) -> Network:
 def node_network(results: Mapping[str, Any], peer: Peer) -> Network:
     facts = peer.facts
     if results["backend"] == "nccl":
-        rates = _fast_ports(facts)
+        ports = [port.rate_gbps for device in facts.rdma for port in device.ports if port.state == "ACTIVE"]
+        rates = ports or [device.speed_gbps for device in facts.cxi]
         if None in rates:
             return Network(None, 0, "an active port does not say its rate")
         if rates:
@@ -202,12 +203,6 @@ def node_network(results: Mapping[str, Any], peer: Peer) -> Network:
     if interface.kind not in ("physical", "bond") or not interface.speed_mbps:
         return Network(None, 0, f"{interface.name} ({interface.kind or 'kind unknown'}) does not say its speed")
     return Network(interface.speed_mbps / 8000, 1, f"{interface.name}, {interface.speed_mbps / 1000:g} Gb/s")
-
-
-def _fast_ports(facts: Facts) -> List[Optional[float]]:
-    """Return the Gb/s of RDMA ports that are up, else of Slingshot NICs."""
-    ports = [port.rate_gbps for device in facts.rdma for port in device.ports if port.state == "ACTIVE"]
-    return ports or [device.speed_gbps for device in facts.cxi]
 
 
 def _interface(results: Mapping[str, Any], peer: Peer) -> Tuple[Optional[Interface], str]:

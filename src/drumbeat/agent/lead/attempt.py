@@ -28,7 +28,7 @@ from drumbeat.agent.watchers.world import WorldCount
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import Order
 from drumbeat.base.ranges import named_commands, named_ranks, ranges
-from drumbeat.base.record import to_plain
+from drumbeat.base.record import from_plain, to_plain
 from drumbeat.base.regex import regex
 from drumbeat.base.signals import EXIT_DOUBTFUL, EXIT_MUSTER, EXIT_REQUEUE, EXIT_STORAGE
 from drumbeat.causes import events as order
@@ -256,7 +256,7 @@ class Attempt:
     def progress(self, clock_offsets: Mapping[int, float]) -> Progress:
         """Merge the members' progress, on the lead's clock; node 0's losses are the run's."""
         parts = [(self.done.get(number), clock_offsets.get(number, 0.0)) for number in self.assignment]
-        return merged((Progress.from_plain(part or {}), offset) for part, offset in parts)
+        return merged((from_plain(Progress, part or {}), offset) for part, offset in parts)
 
     def note_complete(self, progress: Progress) -> None:
         """Mark the ranks that ended with 0 if the run made all its announced steps."""

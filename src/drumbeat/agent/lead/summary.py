@@ -23,8 +23,8 @@ from drumbeat.runfolder.files import open_to_write
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.records import Member
-from drumbeat.runfolder.run import Run, replaced_nodes
-from drumbeat.runfolder.state import hangs_of, ledger, ranks_seen, why_stopped, world_of
+from drumbeat.runfolder.run import Run
+from drumbeat.runfolder.state import ledger
 from drumbeat.runfolder.summary import (
     AttemptEnd,
     Observations,
@@ -68,8 +68,7 @@ def summary_of(lead: Lead, events: Sequence[Event], now: float, queued: bool = F
     ]
     parts = ledger(lead.order.created, now, events, queued)
     gpus = gpus_of_run(lead.order, [member.gpus for member in lead.members.values()])  # spares hold theirs too
-    replaced, world = replaced_nodes(events), world_of(events)
-    observed = Observations(hang, replaced, gpus, world, hangs_of(events), ranks_seen(events), why_stopped(events))
+    observed = Observations(events, hang, gpus)
     return summarize(lead.order, _attempts(lead), members, affected, _progress(lead), parts, observed)
 
 

@@ -31,7 +31,7 @@ from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import EnvVar, Order
 from drumbeat.base.proc import children
 from drumbeat.base.processes import IN_KERNEL, describe, kill_children, on_storage, sweep
-from drumbeat.base.record import to_json
+from drumbeat.base.record import to_json, to_plain
 from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import ERROR, WARNING, Finding
 from drumbeat.inspector.kernel_log import own_log
@@ -435,7 +435,7 @@ class Node:
             if not self.events.muted:
                 raise
         self.active, self.sweep_until = False, None
-        self.tell(Done(self.attempt, self.metrics.progress.to_plain(), stuck, self.metrics.ranks.short()))
+        self.tell(Done(self.attempt, to_plain(self.metrics.progress), stuck, self.metrics.ranks.short()))
 
     def _make_room(self) -> None:
         """Send pending data between two pieces of a long log, so that it stays small."""

@@ -22,13 +22,12 @@ from drumbeat.plan.world_seen import (
     LITTLE,
     Begun,
     Planned,
-    apart,
     copies,
     ended_early,
     judge,
     made_groups,
-    silence,
     silent,
+    unmet,
 )
 
 find = Catalog("watchers")
@@ -317,7 +316,7 @@ class WorldCount:
         verdict = judge(rows, self.planned, training, self._since_first_step())
         mute = self._exchange_nothing(rows)
         if mute is not None:
-            verdict = silence(mute)
+            verdict = unmet(mute)
         elif self._mute_told and not self._moved and verdict:
             met = (verdict.answer, verdict.confidence) == (AS_PLANNED, LIKELY)
             verdict = None if met else verdict  # a meeting is no news
@@ -327,7 +326,7 @@ class WorldCount:
                 verdict = None
             lonely = None
         if lonely:
-            verdict = apart(lonely)
+            verdict = unmet(lonely)
         # Between two stages of a script, or at its end, more ranks have been seen than are there now.
         between = any(len(self.rows[node][1]) < len(most) for node, most in self.most.items())
         if verdict is not None and (self._is_known(verdict) or (verdict.answer == UNKNOWN and between)):
@@ -452,7 +451,7 @@ class WorldCount:
             return None
         lonely = copies(rows, self.planned)
         if well and lonely and self._computed_alone(rows, _LIVED):
-            return apart(lonely)
+            return unmet(lonely)
         verdict = judge(rows, self.planned, True, self._since_first_step())
         if verdict is None or verdict.answer not in (AS_PLANNED, UNKNOWN):
             return None  # seen only once

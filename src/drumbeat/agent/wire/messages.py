@@ -285,7 +285,7 @@ class Done:
     short: Dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        Progress.from_plain(self.progress)  # RecordError where it is none
+        from_plain(Progress, self.progress)  # RecordError where it is none
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any, Dict, List
 
 import torch
 
-from .cases import payload, send_and_receive, tile
+from .sweep import payload, send_and_receive, tile
 from .world import World
 
 PAIR_SECONDS = 30.0  # after which a pair counts as broken

@@ -202,16 +202,14 @@ def _read(
     for dump in islice(chain.from_iterable(fitting), MAX_DUMPS):
         lines = {name: placed(line) for name, line in islice(dump.lines.items(), MAX_LINES)}
         first = min((line.line or 1 for line in dump.lines.values()), default=1)
-        dump = replace(dump, facts=replace(_bounded(dump.facts), host=host or whole.host(first)))
+        facts = dump.facts  # untrusted text must not cause quadratic run time: the devices of one node are limited
+        rdma = tuple(replace(device, ports=device.ports[:MAX_PORTS]) for device in facts.rdma[:MAX_DEVICES])
+        gpus, interfaces = facts.gpus[:MAX_DEVICES], facts.interfaces[:MAX_DEVICES]
+        facts = replace(facts, host=host or whole.host(first), gpus=gpus, rdma=rdma, interfaces=interfaces)
+        dump = replace(dump, facts=facts)
         found.setdefault(f"{dump.kind} {dump.facts!r} {dump.notes}", replace(dump, file=file, lines=lines))
     unread = islice(whole.unread(), MAX_DUMPS)
     return tuple(found.values()), tuple((placed(line), count) for line, count in unread)
-
-
-def _bounded(facts: Facts) -> Facts:
-    """Limit the devices of one node: untrusted text must not cause quadratic run time."""
-    rdma = tuple(replace(device, ports=device.ports[:MAX_PORTS]) for device in facts.rdma[:MAX_DEVICES])
-    return replace(facts, gpus=facts.gpus[:MAX_DEVICES], rdma=rdma, interfaces=facts.interfaces[:MAX_DEVICES])
 
 
 def by_node(dumps: Sequence[Dump]) -> List[List[Dump]]:

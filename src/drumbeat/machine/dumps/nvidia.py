@@ -102,10 +102,10 @@ def query(text: Text) -> Iterator[Dump]:
     lost = {address for address, _, _ in refusals(text) if address}
     order = sorted({*(_address(head[1]) for head in heads), *lost})
     attached = _ATTACHED.search(text.whole)
-    whole = attached is not None and int(attached[1]) <= len(
-        order
-    )  # otherwise the position among the GPUs shown is not the number
-    gpus, lines, unknown, errors = [], {}, [], []
+    # Otherwise the position among the GPUs shown is not the number.
+    whole = attached is not None and int(attached[1]) <= len(order)
+    gpus, lines, unknown = [], {}, []
+    errors: List[str] = []
     for head, end in text.sections(heads):
         address, first = _address(head[1]), text.number(head.start())
         index = order.index(address) - (0 if whole else len(order))
@@ -127,10 +127,8 @@ def query(text: Text) -> Iterator[Dump]:
         lacking = [words for words, names in _EXPECTED.items() if not tree.used.keys() & names]
         if lacking:
             unknown.append(f"gpus: {device}: its section shows nothing of {', '.join(lacking)}")
-        broken = None if address in lost else _broken(text, gpus[-1], range(first, text.number(end - 1) + 1))
-        if broken:
-            errors.append(f"{broken[0]}: {broken[1]}")
-            lines[broken[0]] = broken[2]
+        if address not in lost:
+            errors += _broken(text, gpus[-1], range(first, text.number(end - 1) + 1), lines)
     for number in range(text.number(heads[0].start())):
         if _PREAMBLE.match(text.lines[number]):
             text.claim(number, number + 1)
@@ -162,13 +160,11 @@ _EXPECTED = {
 
 def _gpu(index: int, bus: str, tree: Tree) -> Gpu:
     told = [
-        (name, value, n) for name, value, n in tree.entries if "Throttle Reasons" in name or "Event Reasons" in name
+        (name.split("/")[-1], value, n)
+        for name, value, n in tree.entries
+        if re.search("(Throttle|Event) Reasons", name)
     ]
-    active = [
-        (_THROTTLE[key], n)
-        for name, value, n in told
-        if value == "Active" and (key := name.split("/")[-1]) in _THROTTLE
-    ]
+    active = [(_THROTTLE[name], n) for name, value, n in told if value == "Active" and name in _THROTTLE]
     if told:
         tree.used["health.throttle"] = active[0][1] if active else told[0][2]
     name = tree.get("name", "Product Name")
@@ -215,19 +211,21 @@ _GONE = re.compile(r"GPU is lost|GPU requires reset")
 _ERR = re.compile(r"ERR!|\[?Unknown Error\]?")
 
 
-def _broken(text: Text, gpu: Gpu, span: range) -> Optional[Tuple[str, str, Evidence]]:
-    """Return error text printed instead of a GPU's values, and its line: with the PCI address of a lost GPU, or the label of
-    one with some values."""
-    for number in span:
-        gone = _GONE.search(text.lines[number])
-        if gone:
-            return gpu.pci or gpu.label, gone[0], text.line(number)
+def _broken(text: Text, gpu: Gpu, span: range, lines: Dict[str, Evidence]) -> Iterator[str]:
+    """Yield the error text printed instead of a GPU's values, after the PCI address of a lost GPU or the label of one with some
+    values; cite its line in `lines`."""
+    gone = next(((number, match[0]) for number in span if (match := _GONE.search(text.lines[number]))), None)
     found = [(number, word) for number in span for word in _ERR.findall(text.lines[number])]
-    if not found:
-        return None
-    some = len(found) < 4 and not _NAMED_ERR.search(text.lines[found[0][0]])
-    words = f"{found[0][1].strip('[]')} in place of {'some of ' if some else ''}its values"
-    return gpu.label if some or not gpu.pci else gpu.pci, words, text.line(found[0][0])
+    if gone:
+        (number, words), some = gone, False
+    elif found:
+        number, some = found[0][0], len(found) < 4 and not _NAMED_ERR.search(text.lines[found[0][0]])
+        words = f"{found[0][1].strip('[]')} in place of {'some of ' if some else ''}its values"
+    else:
+        return
+    name = gpu.label if some or not gpu.pci else gpu.pci
+    lines[name] = text.line(number)
+    yield f"{name}: {words}"
 
 
 _NAMED_ERR = re.compile(r"Product Name\s*: |^\|\s+\d+\s+(?:ERR!|Unknown Error)")
@@ -265,9 +263,7 @@ def table(text: Text) -> Iterator[Dump]:
                     text.claim(number, number + 1)
             gpus = tuple(replace(gpu, pids=tuple(pids.get(gpu.index, ())) if whole else None) for gpu, _ in cards)
             spans = map(range, rows, [*rows[1:], listed])
-            broken = [found for gpu, span in zip(gpus, spans) for found in [_broken(text, gpu, span)] if found]
-            words = tuple(f"{key}: {what}" for key, what, _ in broken)
-            lines.update({key: line for key, _, line in broken})
+            words = tuple(each for gpu, span in zip(gpus, spans) for each in _broken(text, gpu, span, lines))
             versions = {"nvidia-driver": head[1], **({"cuda-driver": head[2]} if head[2] else {})}
             yield Dump("nvidia-smi", Facts("", gpus=gpus, versions=versions, driver_errors=words), lines)
 
@@ -330,10 +326,7 @@ def rows(text: Text) -> Iterator[Dump]:
         link = PciLink(width=width, most_width=most) if width else None
         gpus.append(replace(gpu, link=link, health=health_of_row(row)))
         lines[gpus[-1].label] = text.line(number)
-        broken = _broken(text, gpus[-1], range(number, number + 1))
-        if broken:
-            errors.append(f"{broken[0]}: {broken[1]}")
-            lines[broken[0]] = broken[2]
+        errors += _broken(text, gpus[-1], range(number, number + 1), lines)
     if gpus and (gpus[0].pci or gpus[0].uuid or gpus[0].index >= 0):
         yield Dump("nvidia-smi --query-gpu", Facts("", gpus=tuple(gpus), driver_errors=tuple(errors)), lines)
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from drumbeat.predict import cost
+from drumbeat.predict.cost import parts
 from drumbeat.predict.machine import FRAMEWORKS
-from drumbeat.predict.memory import parts
 from drumbeat.predict.shapes import Model
 from drumbeat.train.checkpoint.checkpoints import free_bytes
 from drumbeat.train.checkpoint.state import seed_generators
@@ -152,7 +152,7 @@ def kept_batches(
 # State: 16 bytes per parameter in every precision (fp32: weight 4, gradient 4, two moments 8; bf16-master and fp8: weight 2,
 # gradient 2, master 4, moments 8), 2 more where autocast keeps bf16 copies of fp32 weights; divided by the ranks that share it.
 #
-# What the backward pass keeps, one slice of the loss's logits and what is computed at once are those of predict/memory.py,
+# What the backward pass keeps, one slice of the loss's logits and what is computed at once are those of predict/cost.py,
 # by which `drumbeat predict` judges a job before it starts. A tenth of the memory is left for libraries and gaps.
 
 _STATE_BYTES = 16
