@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from drumbeat.backends.slurm import client
+from drumbeat.backends import slurm as client
 from drumbeat.base.problem import Problem
 
 NO_SOURCE = """\

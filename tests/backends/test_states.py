@@ -7,8 +7,8 @@ import pytest
 from drumbeat.agent.lead.decide import after_end
 from drumbeat.agent.lead.model import CANCEL, CANCELLED, NOTICE, SIGNAL, TIME_LIMIT, USER, StopRequest, StopRequests
 from drumbeat.agent.lead.model import REQUEUE as SAVED
+from drumbeat.backends import slurm as client
 from drumbeat.backends.contract import Status, overall, parse_handle
-from drumbeat.backends.slurm import client
 from drumbeat.desk.status import End, settled
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.summary import END, REQUEUE, lost_nodes, next_step, requeues, write_verdict

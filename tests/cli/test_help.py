@@ -47,6 +47,7 @@ def test_the_command_of_tune_goes_after_its_part(capsys):
     [
         (["--node", "2"], "unknown option --node (did you mean --nodes?)"),
         (["--ranks_per_node=2"], "did you mean --ranks-per-node?"),
+        (["--ranks", "2"], "did you mean --ranks-per-node?"),
         (["--doubtful", "ok"], "doubtful is a key of the job file, and not an option"),
         (["python", "train.py"], "put the command after '--': drumbeat run -- python train.py"),
         (["job.yaml", "train.py"], "put the command after '--': drumbeat run -- train.py"),

@@ -124,6 +124,20 @@ def test_a_job_that_trains_and_asks_slurm_for_no_gpu_is_questioned(job, warned, 
     assert noted("plain.py") is noted("hostname") is False
 
 
+@pytest.mark.parametrize(
+    ("job", "warned"),
+    [
+        ("gpus: 8\ncontainer: p.sif\ncontainer-runtime: apptainer", True),
+        ("gpus: 8\ncontainer: p.sif\ncontainer-runtime: pyxis", False),
+        ("container: p.sif\ncontainer-runtime: apptainer", False),
+        ("gpus: 8", False),
+    ],
+)
+def test_gpus_that_a_container_will_not_see_are_questioned(job, warned):
+    order = resolve(job_from_text(f"command: python train.py\n{job}\n"), load_site("slurm", {}), HERE)
+    assert ("is started without the GPUs" in "\n".join(backends.get("slurm").notes(order))) is warned
+
+
 def test_a_plan_for_slurm_says_how_many_gpus_it_asks_for(tmp_path, monkeypatch, capsys):
     from drumbeat.cli import main
 

@@ -1,11 +1,24 @@
 """Finding a site: by name, by path, by detection; the user's own first."""
 
+import socket
+
 import pytest
 
+from drumbeat import cli
 from drumbeat.base.problem import Problem
 from drumbeat.jobfile.check import keys_of
 from drumbeat.jobfile.job import Job, job_from_text
-from drumbeat.jobfile.site import Detect, Site, SiteVariable, built_in, find_site, load_site, site_from_text, site_names
+from drumbeat.jobfile.site import (
+    Detect,
+    Site,
+    SiteVariable,
+    built_in,
+    claimed_too,
+    find_site,
+    load_site,
+    site_from_text,
+    site_names,
+)
 
 
 def site_of(job, environ, hostname, cluster=None):
@@ -68,6 +81,25 @@ def test_two_sites_that_claim_one_host_are_not_guessed_between(home):
     with pytest.raises(Problem) as caught:
         site_of(Job(), environ, "n1")
     assert str(caught.value) == "host n1 belongs to several sites: a, b\n  choose one with --site"
+
+
+def test_a_profile_knows_who_else_claims_its_hosts(home):
+    profile(home, "a", "summary: a\ndetect: {hosts: ['login*', 'a*']}\n")
+    environ = profile(home, "b", "summary: b\ndetect: {hosts: ['login*', 'b*']}\n")
+    assert claimed_too(load_site("b", environ), environ) == ["a (login*)"]
+    assert not claimed_too(load_site("localhost", environ), environ)
+
+
+def test_sites_are_listed_where_two_of_them_claim_this_machine(home, monkeypatch, capsys):
+    here = socket.gethostname()
+    profile(home, "a", f"summary: a\ndetect: {{hosts: [{here}]}}\n")
+    profile(home, "b", f"summary: b\ndetect: {{hosts: [{here}]}}\n")
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    assert cli.main(["site", "list"]) == 0
+    listed = capsys.readouterr().out
+    marked = [line.split()[1] for line in listed.splitlines()[:-1] if line.startswith("*")]
+    assert marked == ["a", "b"] and f"host {here} belongs to several sites: a, b" in listed
 
 
 def test_an_unknown_site_names_the_nearest_and_all(home):

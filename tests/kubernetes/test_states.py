@@ -161,9 +161,7 @@ def test_pending_pods_are_named_after_the_muster_has_given_up():
     scheduling = {"reason": "FailedScheduling", "message": "0/2 nodes", "involvedObject": {"name": "run-1-abc"}}
     placed = {"reason": "Scheduled", "involvedObject": {"name": "run-0-abc"}}
     first = {"reason": "FailedScheduling", "message": "busy", "involvedObject": {"name": "run-0-abc"}}
-    assert reasons_for_pending("run", [first, scheduling, placed], {"run-0-abc"}) == [
-        "run-1-abc was pending: 0/2 nodes"
-    ]
+    assert reasons_for_pending([first, scheduling, placed], {"run-0-abc"}) == ["run-1-abc was pending: 0/2 nodes"]
 
 
 OFFERS = {

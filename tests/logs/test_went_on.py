@@ -226,3 +226,33 @@ def test_words_that_only_seem_to_mean_a_failure_with_work_behind_them():
     words = "[062fc37504b7:00351] Read -1, expected 268960, errno = 1"
     assert read("building the graph", words, "step 1 | loss 9.911").failure.answer == "none"
     assert read("building the graph", words).failure.answer == "permission"
+
+
+ITEMS = [
+    "epoch 1 loss 0.5",
+    *(line for item in (7, 8, 9, 11) for line in (f"SELECT {item}", f"Error executing query {item}: no such table")),
+]
+RESULTS = ["Correct count: 10", "Wrong count: 112", "accuracy 0.082"]
+
+
+def test_items_of_a_list_that_failed_one_by_one_are_no_failure_of_the_run():
+    assert read(*ITEMS, *RESULTS).failure.answer == "none"
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ITEMS,  # the log ends with the last of them
+        [*ITEMS, *RESULTS, "the evaluation failed, exit code 1"],
+        ["epoch 1 loss 0.5", *(f"could not reach worker {rank}: connection refused" for rank in (1, 2, 3)), "closing"],
+    ],
+)
+def test_items_that_end_the_run_and_ranks_that_fail_are_a_failure(lines):
+    assert read(*lines).failure.answer not in ("none",)
+
+
+def test_a_connection_that_no_library_names_gets_advice_for_any_library():
+    where = "[n1][[812,1],3][btl_tcp_endpoint.c:626:mca_btl_tcp_endpoint_complete_connect]"
+    line = f"{where} connect() to 10.0.0.7 failed: No route to host (113)"
+    finding = read(line).failure.finding
+    assert finding.code == "connect-failed" and "btl_tcp_if_include" in finding.fix and "NCCL" not in finding.title

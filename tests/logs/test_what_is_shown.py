@@ -171,11 +171,11 @@ def test_a_size_that_is_unknown_is_called_so():
     [
         (
             "OSError: [Errno 122] Disk quota exceeded: '/scratch/p7/e3.pt'",
-            "the quota is used up where the program wrote '/scratch/p7/e3.pt'",
+            "a file system is full or its quota is used up: '/scratch/p7/e3.pt'",
         ),
         (
             "OSError: [Errno 28] No space left on device: '/local/e3.pt'",
-            "the file system is full where the program wrote '/local/e3.pt'",
+            "a file system is full or its quota is used up: '/local/e3.pt'",
         ),
     ],
 )

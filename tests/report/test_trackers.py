@@ -135,7 +135,9 @@ def test_wandb_without_a_key_keeps_the_figures_for_later(tmp_path):
     run = make_run(tmp_path / "run")
     for steps in ([1, 2], [3, 4]):
         report(run, steps)
-        done = subprocess.run([sys.executable, "-c", LIVE, run.path], env=env, check=False, capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-c", LIVE, run.path], env=env, check=False, capture_output=True, text=True
+        )
         assert done.stderr.splitlines()[-1].startswith(f"wandb: offline, kept in {tmp_path}/wandb/offline-run-")
     made = [path.name for path in tmp_path.glob("wandb/offline-run-*")]
     assert made and all(name.endswith(f"-drumbeat-{run.run_id}") for name in made)

@@ -213,7 +213,7 @@ class Answering:
 def test_a_host_whose_answer_is_still_on_its_way_is_stopped_too(tmp_path, monkeypatch, prepared, stopped):
     """The other one has failed at the last. Where not all were ready, none was told to start, and nothing is waited for."""
     asked = []
-    monkeypatch.setattr("drumbeat.backends.ssh.ask", lambda host, *_: asked.append(host))
+    monkeypatch.setattr("drumbeat.backends.ssh.connection.ask", lambda host, *_: asked.append(host))
     one, two = Answering("oar1", {"started": {"pid": 7}}), Answering("oar2", {"error": "No space left on device"})
     two.replies.update(two.answer)
     if not prepared:

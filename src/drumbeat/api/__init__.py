@@ -381,8 +381,9 @@ def with_call(job: Job, function: Callable[..., Any], calls: Sequence[Call]) -> 
         raise Problem(f"{job.where('command')}: a function is submitted, and the job has a command too", "leave it out")
     dumps, about = _described(function)
     try:
+        path = [os.path.abspath(path or ".") for path in sys.path[:1]] + [os.getcwd()]
         packed = [dumps((tuple(args), dict(kwargs))) for args, kwargs in calls]
-        data = pickle.dumps({**about, "calls": packed, "path": _search_path()})
+        data = pickle.dumps({**about, "calls": packed, "path": path})
     except Exception as error:
         raise Problem(
             f"the arguments cannot be sent: {error}", "send names or paths, and open files in the function"
@@ -392,16 +393,13 @@ def with_call(job: Job, function: Callable[..., Any], calls: Sequence[Call]) -> 
             f"the function and its arguments take {len(data) >> 20} MiB",
             f"at most {_MOST_BYTES >> 20}: send the path of a file",
         )
-    python = "python3" if job.setup or job.on_start or _in_an_image(job) else sys.executable
+    image = image_of(job, site_of(job, to_queue(find_place(LiveHost())), os.environ))[
+        0
+    ]  # which has a Python of its own
+    python = "python3" if job.setup or job.on_start or image else sys.executable
     name = job.name or getattr(function, "__name__", "call").strip("<>_") or "call"
     command = (python, "{attempt}/call/__main__.py")
     return dataclasses.replace(job, command=command, name=name, brings=(FUNCTION,)), {RunFolder("").call: data}
-
-
-def _in_an_image(job: Job) -> bool:
-    """Return true if the ranks run in a container, which has a Python of its own."""
-    site = site_of(job, to_queue(find_place(LiveHost())), os.environ)
-    return bool(image_of(job, site)[0])
 
 
 def _described(function: Callable[..., Any]) -> Tuple[Callable[[Any], bytes], Dict[str, Any]]:
@@ -416,10 +414,6 @@ def _described(function: Callable[..., Any]) -> Tuple[Callable[[Any], bytes], Di
             "put it into a module of its own, or pip install cloudpickle, here and on the nodes",
         )
     return pickle.dumps, {"module": module, "name": name}
-
-
-def _search_path() -> List[str]:
-    return [os.path.abspath(path or ".") for path in sys.path[:1]] + [os.getcwd()]
 
 
 def _result_files(run: Run) -> Dict[int, str]:

@@ -25,14 +25,8 @@ from drumbeat.machine.model import Identity, Pool
 from drumbeat.runfolder.files import Files
 from drumbeat.runfolder.summary import Desk
 
-QUEUED, RUNNING, FINISHED, FAILED, CANCELLED, UNKNOWN = (
-    "queued",
-    "running",
-    "finished",
-    "failed",
-    "cancelled",
-    "unknown",
-)
+QUEUED, RUNNING = "queued", "running"
+FINISHED, FAILED, CANCELLED, UNKNOWN = "finished", "failed", "cancelled", "unknown"
 ALIVE = (QUEUED, RUNNING)
 
 
@@ -164,9 +158,8 @@ class Backend:
             )
         for key in order.resources.specific:
             if key not in self.specific:
-                raise Problem(
-                    f"{where(key)}: {self.title} has no {key}", f"leave it out; supported: {_listed(self.specific)}"
-                )
+                known = ", ".join(self.specific) or "nothing of that kind"
+                raise Problem(f"{where(key)}: {self.title} has no {key}", f"leave it out; supported: {known}")
 
     def existing_nodes(self, hosts: Sequence[str], environ: Mapping[str, str]) -> Set[str]:
         """Return those of the hosts that this scheduler has; all of them if it cannot be asked."""
@@ -245,10 +238,6 @@ class Backend:
 
     def unable(self, what: str, fix: str = "") -> Problem:
         return Problem(f"{self.title or self.name} {what}", fix)
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names) or "nothing of that kind"
 
 
 # Calls of the schedulers' own tools, each with a deadline, and their complaints in one line with what to do.

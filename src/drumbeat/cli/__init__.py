@@ -72,9 +72,7 @@ def main(argv: Optional[List[str]] = None) -> int:
 
 def program() -> NoReturn:
     """Run one command as this process, and end the process."""
-    gc.set_threshold(
-        50_000
-    )  # a start makes many objects that stay, and looking for garbage among them is a tenth of it
+    gc.set_threshold(50_000)  # a start makes many objects that stay: looking for garbage among them is a tenth of it
     end(main())
 
 
@@ -89,9 +87,12 @@ def _main(argv: List[str]) -> int:
         print(f"drumbeat {__version__}")
         return 0
     if name not in COMMANDS:
+        from difflib import get_close_matches
+
         from drumbeat.base.redact import printable
 
-        print(f"drumbeat: no command '{printable(name)}'{_nearest(name)}; drumbeat --help lists them", file=sys.stderr)
+        near = "".join(f" (did you mean {each}?)" for each in get_close_matches(name, COMMANDS, 1))
+        print(f"drumbeat: no command '{printable(name)}'{near}; drumbeat --help lists them", file=sys.stderr)
         return 2
     return _call(name, argv[1:])
 
@@ -99,17 +100,9 @@ def _main(argv: List[str]) -> int:
 def overview() -> str:
     width = max(map(len, COMMANDS), default=0)
     lines = [f"  {name:<{width}}  {summary}" for name, summary in COMMANDS.items()]
-    return "\n".join(
-        [
-            "usage: drumbeat COMMAND [options]",
-            "",
-            "Starts, proves, watches and explains multi-node training jobs.",
-            "",
-            *lines,
-            "",
-            "drumbeat COMMAND --help says more. Pages that messages name (docs/...) are in the source tree.",
-        ]
-    )
+    about = "Starts, proves, watches and explains multi-node training jobs."
+    more = "drumbeat COMMAND --help says more. Pages that messages name (docs/...) are in the source tree."
+    return "\n".join(["usage: drumbeat COMMAND [options]", "", about, "", *lines, "", more])
 
 
 def parser_for(name: str):  # type: ignore[no-untyped-def]
@@ -161,19 +154,9 @@ def _call(name: str, rest: List[str]) -> int:
             return 2
         if error.name != "yaml":
             raise
-        print(
-            f"drumbeat {name}: PyYAML is not installed for {sys.executable}: pip install PyYAML, or use drumbeat.pyz, "
-            "which brings it along",
-            file=sys.stderr,
-        )
+        fix = "pip install PyYAML, or use drumbeat.pyz, which brings it along"
+        print(f"drumbeat {name}: PyYAML is not installed for {sys.executable}: {fix}", file=sys.stderr)
         return 2
-
-
-def _nearest(name: str) -> str:
-    import difflib
-
-    near = difflib.get_close_matches(name, COMMANDS, 1)
-    return f" (did you mean {near[0]}?)" if near else ""
 
 
 # Arguments that several commands share, so that they are called and described alike.

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from drumbeat.cli import add_run
-
-if TYPE_CHECKING:
-    from drumbeat.runfolder.run import Run
 
 _AFTER_GRACE = 15.0  # seconds for the run to end
 _HEARD = 60.0  # more of them, where its lead has said that it is stopping: it has logs to gather and a summary to write
@@ -25,6 +22,7 @@ def run(args: Any) -> int:
     from drumbeat.desk.cancel import cancel, end_job, remove_ended, wait_ended
     from drumbeat.desk.runs import NoSuchRun, find_running
     from drumbeat.desk.status import end_leftovers, leftovers, status
+    from drumbeat.runfolder.events import Stopping
 
     try:
         found = find_running(args.run, os.environ, lambda each: status(each).state in ALIVE)
@@ -48,7 +46,8 @@ def run(args: Any) -> int:
     how = "it was asked before, so it ends now" if again else f"its ranks have {grace:g} s to save"
     how = "it is taken out of the queue" if queued else how
     print(f"stopping {found.run_id}: {how}", file=sys.stderr)
-    if wait_ended(found, grace + _AFTER_GRACE) or (_is_stopping(found) and wait_ended(found, _HEARD)):
+    ended = wait_ended(found, grace + _AFTER_GRACE)
+    if ended or any(isinstance(each, Stopping) for each in found.last_run_events()) and wait_ended(found, _HEARD):
         print(f"{found.run_id} has ended")
         return 0
     if end_job(found):
@@ -56,9 +55,3 @@ def run(args: Any) -> int:
         return 0
     print(f"{found.run_id} has not ended yet; cancel it again to end it now", file=sys.stderr)
     return 1
-
-
-def _is_stopping(found: Run) -> bool:
-    from drumbeat.runfolder.events import Stopping
-
-    return any(isinstance(event, Stopping) for event in found.last_run_events())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from argparse import SUPPRESS
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
 from drumbeat.base.problem import Problem
 
@@ -92,19 +92,28 @@ def _gather(parser: Any, offer: Offer) -> None:
                 _gather(inner, offer)
 
 
-def bash(commands: Dict[str, Offer]) -> str:
+Offered = Callable[[List[str], Optional[str]], str]
+
+
+def _cases(commands: Dict[str, Offer], before: str, word: str, offered: Offered, files: str) -> List[str]:
+    """Return the cases of the commands, for bash and zsh. `before` and `word` are the shell's for the last two words; `offered`
+    makes the command that offers words, `files` the one that offers files."""
     cases = []
     for name, offer in commands.items():
         values = [
-            f"        {option}) {_compgen(words, offer.looked_up.get(option))}return ;;"
+            f"        {option}) {offered(words, offer.looked_up.get(option)) or files}return ;;"
             for option, words in offer.values.items()
         ]
         cases += [
             f"    {name})",
-            *(['      case "$before" in', *values, "      esac"] if values else []),
-            f'      if [[ "$word" == -* ]]; then {_compgen([*offer.options])}',
-            f"      else {_compgen(offer.words, offer.looked_up.get('')) or ':; '}fi ;;",
+            *([f'      case "{before}" in', *values, "      esac"] if values else []),
+            f'      if [[ "{word}" == -* ]]; then {offered([*offer.options], None)}',
+            f"      else {offered(offer.words, offer.looked_up.get(''))}{files}fi ;;",
         ]
+    return cases
+
+
+def bash(commands: Dict[str, Offer]) -> str:
     return "\n".join(
         [
             "_drumbeat() {",
@@ -115,7 +124,7 @@ def bash(commands: Dict[str, Offer]) -> str:
             "  # After -- comes a command of your own: offer its files.",
             '  for each in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do [[ "$each" == -- ]] && return; done',
             '  case "${COMP_WORDS[1]}" in',
-            *cases,
+            *_cases(commands, "$before", "$word", _compgen, ":; "),  # it offers files where nothing else fits
             "  esac",
             "}",
             "complete -o default -F _drumbeat drumbeat",
@@ -137,18 +146,6 @@ def _compadd(words: List[str], kind: Optional[str]) -> str:
 
 def zsh(commands: Dict[str, Offer]) -> str:
     described = " ".join(shlex.quote(f"{name}:{offer.summary}") for name, offer in commands.items())
-    cases = []
-    for name, offer in commands.items():
-        values = [
-            f"        {option}) {_compadd(words, offer.looked_up.get(option)) or '_files; '}return ;;"
-            for option, words in offer.values.items()
-        ]
-        cases += [
-            f"    {name})",
-            *(['      case "${words[CURRENT-1]}" in', *values, "      esac"] if values else []),
-            f'      if [[ "${{words[CURRENT]}}" == -* ]]; then compadd -- {shlex.join(offer.options)}',
-            f"      else {_compadd(offer.words, offer.looked_up.get(''))}_files; fi ;;",
-        ]
     return "\n".join(
         [
             "_drumbeat() {",
@@ -159,7 +156,7 @@ def zsh(commands: Dict[str, Offer]) -> str:
             "  # After -- comes a command of your own: offer its files.",
             "  if (( ${words[(Ie)--]} > 0 && ${words[(Ie)--]} < CURRENT )); then _files; return; fi",
             '  case "${words[2]}" in',
-            *cases,
+            *_cases(commands, "${words[CURRENT-1]}", "${words[CURRENT]}", _compadd, "_files; "),
             "  esac",
             "}",
             "compdef _drumbeat drumbeat",

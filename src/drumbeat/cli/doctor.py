@@ -7,8 +7,24 @@ from itertools import chain
 from typing import Any, Dict, List, Tuple
 
 from drumbeat.base.problem import Problem
+from drumbeat.base.record import RecordError, from_json
 from drumbeat.cli import add_json
 from drumbeat.cli.output import print_json
+from drumbeat.doctor.case import find as find_of
+from drumbeat.doctor.case import make_case, worst_first
+from drumbeat.doctor.dumps import judge, passed_over
+from drumbeat.doctor.examine import compare, examine
+from drumbeat.doctor.network import compare_with_host
+from drumbeat.doctor.software import examine_framework
+from drumbeat.findings.model import ERROR, OK, worst
+from drumbeat.logs.read.pasted_jobs import read_pasted_jobs
+from drumbeat.machine.dumps import KERNEL_LOG, by_node, read
+from drumbeat.machine.gather import gather
+from drumbeat.machine.host import LiveHost
+from drumbeat.machine.model import Facts, Peer, Peers
+from drumbeat.machine.replay import open_host
+from drumbeat.machine.software import FRAMEWORKS, ask_framework
+from drumbeat.plan.show import finding_lines
 
 Judged = List[Tuple[str, Any]]  # what was judged, and its findings
 
@@ -23,7 +39,6 @@ def add_arguments(parser: Any) -> None:
         metavar="FILE",
         help="inside a container: the output of drumbeat facts --json outside it, to compare the RDMA libraries",
     )
-    from drumbeat.machine.software import FRAMEWORKS
 
     parser.add_argument(
         "--framework",
@@ -39,8 +54,6 @@ def add_arguments(parser: Any) -> None:
 
 
 def run(args: Any) -> int:
-    from drumbeat.findings.model import ERROR, worst
-
     look = _framework if args.framework else _dumps if args.dumps else _nodes
     findings = look(args)
     _print(args, findings)
@@ -48,13 +61,6 @@ def run(args: Any) -> int:
 
 
 def _nodes(args: Any) -> Judged:
-    from drumbeat.doctor.case import make_case, worst_first
-    from drumbeat.doctor.examine import compare, examine
-    from drumbeat.doctor.network import compare_with_host
-    from drumbeat.machine.gather import gather
-    from drumbeat.machine.model import Facts, Peer, Peers
-    from drumbeat.machine.replay import open_host
-
     facts = [gather(open_host(root)) for root in args.root or [None]]
     peers = Peers(tuple(Peer(node, each.host, "", each) for node, each in enumerate(facts)), "", 0)
     findings = [(each.host, examine(each, None, peers)) for each in facts]
@@ -66,12 +72,7 @@ def _nodes(args: Any) -> Judged:
 
 
 def _dumps(args: Any) -> Judged:
-    from drumbeat.desk.log_sources import find, read_one, short_text
-    from drumbeat.doctor.case import find as find_of
-    from drumbeat.doctor.case import worst_first
-    from drumbeat.doctor.dumps import judge, passed_over
-    from drumbeat.logs.read.pasted_jobs import read_pasted_jobs
-    from drumbeat.machine.dumps import KERNEL_LOG, by_node, read
+    from drumbeat.desk.log_sources import find, read_one, short_text  # imported here: it loads the log reader
 
     found: List[Any] = []
     jobs: List[Any] = []
@@ -113,19 +114,12 @@ def _dumps(args: Any) -> Judged:
 
 
 def _framework(args: Any) -> Judged:
-    from drumbeat.doctor.software import examine_framework
-    from drumbeat.machine.gather import gather
-    from drumbeat.machine.host import LiveHost
-    from drumbeat.machine.software import ask_framework
-
     host = LiveHost()
     gpus = tuple(gpu.vendor for gpu in gather(host).gpus if not gpu.integrated)
     return [(args.framework, examine_framework(ask_framework(host, args.framework, args.python, gpus)))]
 
 
 def _read(path: str, record: Any) -> Any:
-    from drumbeat.base.record import RecordError, from_json
-
     try:
         with open(path, encoding="utf-8") as file:
             return from_json(record, file.read(), path)
@@ -136,12 +130,9 @@ def _read(path: str, record: Any) -> Any:
 
 
 def _print(args: Any, findings: Judged) -> None:
-    from drumbeat.findings.model import OK
-
     if args.json:
         print_json([{"of": name, "findings": found} for name, found in findings])
         return
-    from drumbeat.plan.show import finding_lines
 
     for name, found in findings:
         about = [finding for finding in found if finding.code == "looked-at"]

@@ -11,10 +11,23 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from drumbeat.base.problem import Problem
 from drumbeat.base.record import to_plain
-from drumbeat.base.redact import printable
+from drumbeat.base.redact import printable, redact
 from drumbeat.base.regex import regex
 from drumbeat.cli import add_json
 from drumbeat.cli.output import print_json, read_script
+from drumbeat.commands.launch import find_launcher
+from drumbeat.commands.program import reader
+from drumbeat.commands.script import foreign_directives
+from drumbeat.findings.model import ERROR, WARNING, Evidence, Finding, worst
+from drumbeat.jobfile.check import check, keys_of, mistakes, required_keys
+from drumbeat.jobfile.job import Job, job_from_text
+from drumbeat.jobfile.site import Site
+from drumbeat.jobfile.yamlfile import Items, Text, load_text, shown_path
+from drumbeat.lint.context import rules
+from drumbeat.lint.engine import MAX_SHOWN, Review, apply_edits, difference, lint
+from drumbeat.lint.pages import SCRIPTS
+from drumbeat.plan.binding import ranks_without_gpu
+from drumbeat.plan.exported import against_expected
 
 
 def add_arguments(parser: Any) -> None:
@@ -36,9 +49,6 @@ _READS = "a batch script, a Python program, a job file or a page"
 
 
 def run(args: Any) -> int:
-    from drumbeat.commands.script import foreign_directives
-    from drumbeat.findings.model import ERROR, WARNING, worst
-
     if args.fix and "-" in args.files:
         raise Problem("--fix needs a file to write to; '-' has none", "save what you pasted and lint that")
     reviews = {name: _review(text, name) for name, text in [(name, read_script(name, _READS)) for name in args.files]}
@@ -65,9 +75,6 @@ def run(args: Any) -> int:
 
 
 def _review(text: str, name: str) -> Any:
-    from drumbeat.commands.program import reader
-    from drumbeat.lint.engine import Review, lint
-
     data = name.endswith((".yaml", ".yml", ".json"))
     beside = reader(os.path.dirname(name) if name != "-" else "", "")
     review = Review(text, False, (), (), "") if data else lint(text, name, beside)
@@ -75,8 +82,6 @@ def _review(text: str, name: str) -> Any:
 
 
 def _unread(name: str, text: str) -> str:
-    from drumbeat.lint.pages import SCRIPTS
-
     shown = _shown(name)
     if not text.strip():
         return f"{shown}: is empty"
@@ -96,9 +101,6 @@ def _shown(name: str) -> str:
 
 def _fix(name: str, review: Any) -> Sequence[str]:
     """Write the fixes and return the diff; empty when there was nothing to fix."""
-    from drumbeat.base.redact import redact
-    from drumbeat.lint.engine import apply_edits, difference
-
     with open(name, "rb") as file:
         original = file.read()
     text = apply_edits(review)
@@ -155,8 +157,6 @@ def _print(name: str, review: Any) -> None:
 
 
 def _sources() -> Dict[str, str]:
-    from drumbeat.lint.context import rules
-
     return {rule.id: rule.source for rule in rules()}
 
 
@@ -179,11 +179,6 @@ _KEY = regex(r"^([A-Za-z][\w-]*)[ \t]*:(?=\s|$)", re.MULTILINE)
 
 def review_job_file(text: str, name: str) -> Any:
     """Check a job file and return a Review like that of a script; None if the text is not a job file."""
-    from drumbeat.jobfile.check import check, mistakes
-    from drumbeat.jobfile.job import Job
-    from drumbeat.jobfile.yamlfile import load_text, shown_path
-    from drumbeat.lint.engine import Review
-
     shell: List[Any] = []
     file = shown_path(name)
     try:
@@ -208,16 +203,10 @@ def review_job_file(text: str, name: str) -> Any:
 
 def _of_variables(job: Any, table: Any, lines: Sequence[str], name: str) -> List[Any]:
     """Lint the job's variables as a script that exports them, and compare them with the network that the job expects."""
-    from drumbeat.findings.model import Evidence
-    from drumbeat.lint.context import rules
-    from drumbeat.lint.engine import lint
-    from drumbeat.plan.exported import against_expected
-
     own = {each: value for each, value in job.env.items() if value is not None and value.isprintable()}
     at = [table.entries["env"].lines[each] for each in own]
     script = [f"#SBATCH --nodes={int(job.nodes or 1)}", *(f"export {each}={shlex.quote(own[each])}" for each in own)]
-    found = []
-    settled = {rule.id for rule in rules() if rule.converted}
+    found, settled = [], {rule.id for rule in rules() if rule.converted}
     for finding in lint("\n".join(script), "job.sh").findings if own else ():
         line = at[(finding.evidence[0].line or 2) - 2]
         if finding.code not in settled:
@@ -231,10 +220,6 @@ def _of_variables(job: Any, table: Any, lines: Sequence[str], name: str) -> List
 
 def _without_gpu(text: str, file: str) -> List[Any]:
     """Judge whether each rank has a GPU, where the job file says how many there are of both."""
-    from drumbeat.commands.launch import find_launcher
-    from drumbeat.jobfile.job import job_from_text
-    from drumbeat.plan.binding import ranks_without_gpu
-
     try:
         job = job_from_text(text, file)
         launch = find_launcher(job.command)
@@ -245,19 +230,12 @@ def _without_gpu(text: str, file: str) -> List[Any]:
 
 
 def _gpus_line(text: str, name: str) -> Any:
-    from drumbeat.findings.model import Evidence
-
     numbered = enumerate(text.splitlines(), 1)
     return next((Evidence(line, name, at) for at, line in numbered if re.match(r"gpus\s*:", line)), Evidence("", name))
 
 
 def _in_shell(entry: Any, first: int, lines: Sequence[str], name: str) -> Iterator[Any]:
     """Yield findings on the shell text of a key, each with its line of the job file."""
-    from drumbeat.findings.model import Evidence
-    from drumbeat.jobfile.yamlfile import Items, Text
-    from drumbeat.lint.context import rules
-    from drumbeat.lint.engine import lint
-
     items = [each.value for each in entry.values if isinstance(each, Text)] if isinstance(entry, Items) else []
     words = items[2] if items[:2] == ["bash", "-c"] and items[2:] else shlex.join(items)
     words = entry.value if isinstance(entry, Text) else words
@@ -276,16 +254,10 @@ def top_keys(text: str) -> List[str]:
 
 def is_job_file(keys: List[str]) -> bool:
     """Return true if at least half of the keys are a job's, or nearly so; `name` alone proves nothing."""
-    from drumbeat.jobfile.check import keys_of
-    from drumbeat.jobfile.job import Job
-
     return _share(keys, list(keys_of(Job))) >= 0.5 and not is_site_profile(keys)
 
 
 def is_site_profile(keys: List[str]) -> bool:
-    from drumbeat.jobfile.check import keys_of, required_keys
-    from drumbeat.jobfile.site import Site
-
     return set(required_keys(Site)) <= set(keys) and _share(keys, list(keys_of(Site))) >= 0.5
 
 
@@ -295,9 +267,6 @@ def _share(keys: List[str], known: List[str]) -> float:
 
 
 def _finding(problem: Any, file: str, name: str, lines: Sequence[str]) -> Any:
-    from drumbeat.findings.model import ERROR, Evidence, Finding
-    from drumbeat.lint.engine import MAX_SHOWN
-
     line, words = _place(problem.what, file)
     shown = lines[line - 1].strip()[:MAX_SHOWN] if line and line <= len(lines) else ""
     return Finding("job-file", ERROR, words, "", problem.fix, (Evidence(shown, name, line),))

@@ -7,16 +7,20 @@ import shutil
 import sys
 import textwrap
 import time
-from typing import TYPE_CHECKING, Any, List, Optional, Sequence
+from typing import Any, List, Optional, Sequence
 
 from drumbeat.base.problem import Problem
 from drumbeat.base.redact import printable
 from drumbeat.base.text import duration, short, traffic
 from drumbeat.cli import add_json
 from drumbeat.cli.output import print_json
-
-if TYPE_CHECKING:
-    from drumbeat.desk.state import State
+from drumbeat.desk.runs import all_runs, is_trial, of_this_folder, old_runs, remove
+from drumbeat.desk.state import State, as_plain, state_of
+from drumbeat.desk.status import ask_together
+from drumbeat.findings.model import WARNING
+from drumbeat.jobfile.check import parse_duration
+from drumbeat.runfolder.lines import not_finite_words, quiet_words
+from drumbeat.runfolder.state import FINISHED, QUEUED, RUNNING
 
 _NEWEST = 20
 _HEAD = ("RUN", "STATE", "STEP", "SPEED", "ELAPSED", "LEFT")
@@ -41,9 +45,6 @@ def add_arguments(parser: Any) -> None:
 def run(args: Any) -> int:
     if args.clean:
         return clean(args)
-    from drumbeat.desk.runs import all_runs, is_trial, of_this_folder
-    from drumbeat.desk.state import as_plain, state_of
-    from drumbeat.desk.status import ask_together
 
     found = all_runs(os.environ)
     own = [each for each in found.runs if args.all or not is_trial(each)]
@@ -67,9 +68,6 @@ def run(args: Any) -> int:
 
 
 def clean(args: Any) -> int:
-    from drumbeat.desk.runs import old_runs, remove
-    from drumbeat.jobfile.check import parse_duration
-
     try:
         seconds = parse_duration(args.older_than)
     except ValueError as error:
@@ -83,7 +81,10 @@ def clean(args: Any) -> int:
         print(f"no run that has ended is older than {args.older_than}")
         return 0
     whole = traffic(sum(each.bytes for each in old))
-    if not args.yes and not _agreed(f"remove these {len(old)} run folders ({whole})? [y/N] "):
+    if not args.yes and not sys.stdin.isatty():
+        raise Problem("cannot ask: standard input is not a terminal", "--yes removes them without asking")
+    question = f"remove these {len(old)} run folders ({whole})? [y/N] "
+    if not args.yes and input(question).strip().lower() not in ("y", "yes"):
         print("nothing was removed")
         return 1
     failed = [(each.run.run_id, why) for each in old for why in [remove(each, os.environ)] if why]
@@ -93,24 +94,16 @@ def clean(args: Any) -> int:
     return 1 if failed else 0
 
 
-def _agreed(question: str) -> bool:
-    if not sys.stdin.isatty():
-        raise Problem("cannot ask: standard input is not a terminal", "--yes removes them without asking")
-    return input(question).strip().lower() in ("y", "yes")
-
-
 def table(states: Sequence[State], columns: int) -> List[str]:
     """Lay out the runs so that no line is wider than `columns`, unless an id alone is: such an id gets a line of its own.
     Remarks about a run follow below it."""
-
-    from drumbeat.runfolder.state import QUEUED
 
     told = [
         (
             state.run_id,
             state.condition.word,
             _step(state),
-            _speed(state),
+            "-" if state.rate is None else f"{short(state.rate[0])} {state.rate[1][:9]}",
             _time(None if state.condition.word == QUEUED else state.seconds),
             _time(state.seconds_left),
         )
@@ -134,10 +127,6 @@ def table(states: Sequence[State], columns: int) -> List[str]:
 
 def remarks(state: State) -> List[str]:
     """List what the row cannot show and its reader must know: a hang, a loss that is not a number, ranks that train apart."""
-    from drumbeat.findings.model import WARNING
-    from drumbeat.runfolder.lines import not_finite_words, quiet_words
-    from drumbeat.runfolder.state import FINISHED, QUEUED, RUNNING
-
     hang = state.hang.finding if state.hang else state.summary.hang if state.summary else None
     found = [f"hang: {hang.title}"] if hang else []
     if state.condition.word == QUEUED and state.seconds is not None:
@@ -164,10 +153,6 @@ def _step(state: State) -> str:
     if len(plain) <= _LONGEST_STEP:
         return plain
     return f"{short(progress.step)}/{short(progress.steps)}" if progress.steps else short(progress.step)
-
-
-def _speed(state: State) -> str:
-    return "-" if state.rate is None else f"{short(state.rate[0])} {state.rate[1][:9]}"
 
 
 def _time(seconds: Optional[float]) -> str:

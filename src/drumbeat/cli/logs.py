@@ -6,17 +6,22 @@ import json
 import os
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Tuple
+from argparse import Namespace
+from typing import Any, Dict, Iterable, List, Tuple
 
+from drumbeat.backends.contract import QUEUED, UNKNOWN
 from drumbeat.base.problem import Problem
+from drumbeat.base.ranges import ranges
 from drumbeat.base.record import to_plain
 from drumbeat.base.redact import visible
 from drumbeat.cli import add_json, add_run
-
-if TYPE_CHECKING:
-    from drumbeat.runfolder.follow import Record
-    from drumbeat.runfolder.run import Run
-
+from drumbeat.desk.cancel import Patience
+from drumbeat.desk.runs import find_run
+from drumbeat.desk.state import Gathering
+from drumbeat.desk.status import status
+from drumbeat.runfolder.follow import LINES, Follower, Record
+from drumbeat.runfolder.records import Line
+from drumbeat.runfolder.run import Run
 
 _PATIENCE = 30.0  # seconds without a line of a run whose state is unknown
 
@@ -32,9 +37,6 @@ def add_arguments(parser: Any) -> None:
 
 
 def run(args: Any) -> int:
-    from drumbeat.base.ranges import ranges
-    from drumbeat.desk.runs import find_run
-
     found = find_run(args.run, os.environ)
     attempts = sorted({attempt for each, _ in _runs(found) for attempt in each.attempts()})
     if args.attempt is not None and attempts and args.attempt not in attempts and not args.follow:
@@ -60,9 +62,6 @@ def run(args: Any) -> int:
 
 
 def _is_queued(found: Run) -> bool:
-    from drumbeat.backends.contract import QUEUED
-    from drumbeat.desk.status import status
-
     return status(found).state == QUEUED
 
 
@@ -82,17 +81,10 @@ def _runs(found: Run) -> List[Tuple[Run, str]]:
 
 def follow(found: Run) -> None:
     """Print what all ranks print, until the run ends."""
-    from argparse import Namespace
-
     _follow(found, Namespace(rank=None, attempt=None, json=False))
 
 
 def _follow(found: Run, args: Any) -> bool:
-    from drumbeat.backends.contract import ALIVE, UNKNOWN
-    from drumbeat.desk.state import Gathering
-    from drumbeat.desk.status import status
-    from drumbeat.runfolder.follow import LINES, Follower
-
     followers: Dict[str, Tuple[Follower, str]] = {}
 
     def begin() -> None:
@@ -105,19 +97,18 @@ def _follow(found: Run, args: Any) -> bool:
 
     gathering = Gathering()
     printed = False
-    unknown = 0.0  # since when the state is unknown: a busy scheduler answers again
+    patience = Patience(_PATIENCE)
     while True:
-        told, now = status(found), time.monotonic()
+        told = status(found)
         state, news = told.state, gathering.news(found, told)
         if news:
             print(f"{'waiting':<9} {news}", file=sys.stderr, flush=True)
-        unknown = (unknown or now) if state == UNKNOWN else 0.0
-        if state not in ALIVE and not (unknown and now - unknown < _PATIENCE):
+        if patience.over(state):
             break
         begin()
         for follower, label in followers.values():
-            some = _print(follower.poll(), args, label)
-            printed, unknown = printed or some, now if some and unknown else unknown
+            if _print(follower.poll(), args, label):
+                printed, patience.unknown = True, 0.0
         if not any(follower.behind for follower, _ in followers.values()):
             time.sleep(0.3)
     if state != UNKNOWN:
@@ -130,8 +121,6 @@ def _follow(found: Run, args: Any) -> bool:
 
 
 def _print(records: Iterable[Record], args: Any, label: str = "") -> bool:
-    from drumbeat.runfolder.records import Line
-
     printed = False
     for line in records:
         if not isinstance(line, Line) or (args.rank is not None and line.rank != args.rank):

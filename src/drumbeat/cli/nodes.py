@@ -45,13 +45,8 @@ def run(args: Any) -> int:
         changed = nodes.exclude(site, hosts, args.how_long or _DEFAULT, args.why, os.environ)
     else:
         changed = nodes.forget(site, hosts, os.environ)
-    _print(args, changed)
-    return 0
-
-
-def _print(args: Any, result: Any) -> None:
     if args.json:
-        print_json(result.plain(), None)
-        return
-    for line in result.lines():
-        print(line)
+        print_json(changed.plain(), None)
+    else:
+        print("\n".join(changed.lines()))
+    return 0

@@ -63,7 +63,6 @@ def warn(order: Any) -> None:
 
 def write_file(path: str, text: str) -> None:
     """Write a file that the user named, and say so."""
-
     try:
         with open(path, "w", encoding="utf-8") as file:
             file.write(text)

@@ -6,17 +6,42 @@ import os
 import shlex
 import shutil
 import sys
+from dataclasses import replace
 from typing import Any, Dict, List
 
+from drumbeat import backends
+from drumbeat.backends.contract import Unreachable
+from drumbeat.base.order import dump_order
 from drumbeat.base.problem import Problem
 from drumbeat.base.redact import visible
+from drumbeat.base.text import count
 from drumbeat.cli import add_json
 from drumbeat.cli.output import print_json, warn, write_file
+from drumbeat.desk.start.submit import ANY_COMMAND, prepare, queued_order, with_any_value
+from drumbeat.doctor.case import worst_first
+from drumbeat.doctor.examine import compare, judged_plan
+from drumbeat.findings.model import ERROR, worst
+from drumbeat.jobfile.flags import about_preset, add_job_flags, load_job
+from drumbeat.jobfile.site import find_paths, site_lines
+from drumbeat.plan.argv import AT_START, replaced_flags
+from drumbeat.plan.binding import requested_without_gpu
+from drumbeat.plan.show import (
+    desk_lines,
+    difference_lines,
+    differences,
+    exported_variables,
+    finding_lines,
+    passed_lines,
+    plan_lines,
+    plan_node,
+    request_words,
+    wrapped,
+)
+from drumbeat.predict.job import line_of_command
+from drumbeat.runfolder.summary import gpus_used
 
 
 def add_arguments(parser: Any) -> None:
-    from drumbeat.jobfile.flags import add_job_flags
-
     add_job_flags(parser)
     group = parser.add_argument_group("nodes to plan for")
     group.add_argument(
@@ -45,16 +70,6 @@ def add_arguments(parser: Any) -> None:
 
 
 def run(args: Any) -> int:
-    from dataclasses import replace
-
-    from drumbeat.desk.start.submit import ANY_COMMAND, prepare
-    from drumbeat.doctor.case import worst_first
-    from drumbeat.doctor.examine import compare, judged_plan
-    from drumbeat.findings.model import ERROR, worst
-    from drumbeat.jobfile.flags import about_preset, load_job
-    from drumbeat.jobfile.site import find_paths
-    from drumbeat.plan.show import differences, plan_node, wrapped
-
     if args.against is not None and args.against < 1:
         raise Problem(f"--against {args.against}: a job has at least 1 node")
     if args.render or args.save:
@@ -89,12 +104,6 @@ def run(args: Any) -> int:
 
 
 def _render(args: Any) -> int:
-    from drumbeat import backends
-    from drumbeat.backends.contract import Unreachable
-    from drumbeat.base.order import dump_order
-    from drumbeat.desk.start.submit import queued_order, with_any_value
-    from drumbeat.jobfile.flags import load_job
-
     job = load_job(args.job, args)
     order = queued_order(job, os.environ if args.save else with_any_value(job, os.environ))
     warn(order)
@@ -133,18 +142,12 @@ def _warn_passed(order: Any) -> None:
 
 def _print_site(args: Any, site: Any) -> None:
     """Explain what the site's profile adds to every job, besides variables: those are in the plan."""
-    from drumbeat.jobfile.site import site_lines
-    from drumbeat.plan.show import wrapped
-
     if args.explain and not args.json and site.backend != "local":  # of this machine the plan says all
         lines = ["", "from the site's profile:", *site_lines(site, ("env", "detect"))]
         print("\n".join(part for line in lines for part in wrapped(line, _width())))
 
 
 def _print_away(args: Any, order: Any, facts: Any) -> int:
-    from drumbeat.plan.binding import requested_without_gpu
-    from drumbeat.plan.show import desk_lines, exported_variables
-
     exported = exported_variables(order, facts)
     refused = bool(requested_without_gpu(order))
     if args.json:
@@ -157,13 +160,6 @@ def _print_away(args: Any, order: Any, facts: Any) -> int:
 
 def _print_plans(args: Any, order: Any, plans: List[Any], paths: Any, beside: Dict[str, Any], facts: Any) -> None:
     """Print the plans; `beside` has what is wrong with paths and between nodes."""
-    from dataclasses import replace
-
-    from drumbeat.plan.argv import AT_START
-    from drumbeat.plan.show import difference_lines, differences, finding_lines, passed_lines, plan_lines, wrapped
-    from drumbeat.predict.job import line_of_command
-    from drumbeat.runfolder.summary import gpus_used
-
     changes = [(plan, differences(plans[0], plan)) for plan in plans[1:]]
     predicted = line_of_command(order.command, facts.gpus, order.nodes, gpus_used(order, facts))
     if args.json:
@@ -196,8 +192,6 @@ def _print_plans(args: Any, order: Any, plans: List[Any], paths: Any, beside: Di
 
 
 def _print_against(args: Any, order: Any, changes: List[Any]) -> int:
-    from drumbeat.plan.show import difference_lines
-
     if args.json:
         print_json({"from nodes": args.against, "to nodes": order.nodes, "changes": changes})
         return 0
@@ -208,11 +202,6 @@ def _print_against(args: Any, order: Any, changes: List[Any]) -> int:
 
 
 def _headline(order: Any) -> List[str]:
-    from drumbeat.base.text import count
-    from drumbeat.desk.start.submit import ANY_COMMAND
-    from drumbeat.plan.argv import replaced_flags
-    from drumbeat.plan.show import request_words, wrapped
-
     kind = "emulated node" if order.nodes_emulated else "node"
     nodes = count(order.nodes, kind)
     ranks = count(order.ranks_per_node, "rank") if order.ranks_per_node else "one rank per GPU"
@@ -226,12 +215,11 @@ def _headline(order: Any) -> List[str]:
     if replaced:
         lines.append(f"replaced  {replaced}: each node gets its own from the muster")
     lines += [f"{name:<9} {words}" for name, words in request_words(order).items()]
+    lines += [f"tracker   {each}" for each in order.track]
     return [part for line in lines for part in wrapped(line, _width())]
 
 
 def _gpus_requested(order: Any) -> List[str]:
-    from drumbeat import backends
-
     if backends.get(order.backend).takes_hosts:
         return []
     count = order.resources.gpus

@@ -5,12 +5,35 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from typing import Any, List
+from typing import Any, List, Sequence
 
+from drumbeat import backends
+from drumbeat.base.order import HostPath
 from drumbeat.base.problem import Problem
 from drumbeat.base.record import to_plain
 from drumbeat.cli import add_json
 from drumbeat.cli.output import print_json
+from drumbeat.containers import RUNTIMES
+from drumbeat.containers.image import recipe
+from drumbeat.desk.nodes import site_here
+from drumbeat.desk.start.site_check import check_site
+from drumbeat.jobfile.check import raise_all
+from drumbeat.jobfile.site import (
+    SeveralSites,
+    built_in_text,
+    claimed_too,
+    find_paths,
+    find_site,
+    load_site,
+    new_site,
+    site_from_path,
+    site_lines,
+    site_names,
+    user_profiles,
+)
+from drumbeat.jobfile.yamlfile import read_file
+from drumbeat.machine.gather import gather
+from drumbeat.machine.replay import open_host
 
 
 def add_arguments(parser: Any) -> None:
@@ -38,9 +61,6 @@ def run(args: Any) -> int:
 
 
 def _image(args: Any) -> int:
-    from drumbeat.containers.image import recipe
-    from drumbeat.jobfile.site import find_site
-
     if not args.base:
         raise Problem("an image is built on another one", "add --base docker.io/rocm/pytorch-training")
     site = find_site(args.site, os.environ, "")
@@ -54,27 +74,25 @@ def _image(args: Any) -> int:
 
 
 def _list(args: Any) -> int:
-    from drumbeat.desk.nodes import site_here
-    from drumbeat.jobfile.site import load_site, site_names, user_profiles
-
-    here = site_here(None, os.environ).name
+    several = ""
+    try:
+        here: Sequence[str] = [site_here(None, os.environ).name]
+    except SeveralSites as problem:
+        here, several = problem.names, f"; {problem.what}: each command needs --site"
     own = user_profiles(os.environ)
     rows = [(name, load_site(name, os.environ).summary) for name in site_names(os.environ)]
     if args.json:
-        listed = [{"name": name, "summary": words, "file": own.get(name), "here": name == here} for name, words in rows]
+        listed = [{"name": name, "summary": words, "file": own.get(name), "here": name in here} for name, words in rows]
         print_json(listed)
         return 0
     width = max(len(name) for name, _ in rows)
     for name, summary in rows:
-        print(f"{'*' if name == here else ' '} {name:<{width}}  {summary}{'  (yours)' if name in own else ''}")
-    print("* detected for this machine")
+        print(f"{'*' if name in here else ' '} {name:<{width}}  {summary}{'  (yours)' if name in own else ''}")
+    print(f"* detected for this machine{several}")
     return 0
 
 
 def _show(args: Any) -> int:
-    from drumbeat.jobfile.site import built_in_text, load_site, site_from_path, site_lines, user_profiles
-    from drumbeat.jobfile.yamlfile import read_file
-
     path = args.site if os.sep in args.site or args.site.endswith((".yaml", ".yml")) else None
     path = path or user_profiles(os.environ).get(args.site)
     site = site_from_path(path, "site show") if path else load_site(args.site, os.environ, "site show")
@@ -90,12 +108,6 @@ def _show(args: Any) -> int:
 
 
 def _new(args: Any) -> int:
-    from drumbeat import backends
-    from drumbeat.containers import RUNTIMES
-    from drumbeat.jobfile.site import new_site
-    from drumbeat.machine.gather import gather
-    from drumbeat.machine.replay import open_host
-
     facts = gather(open_host(args.root))
     batch = facts.identity.batch if facts.identity.batch in backends.names() else ""
     login = None if batch or args.root else backends.at_login(os.environ)
@@ -124,12 +136,6 @@ def _new(args: Any) -> int:
 
 def _check(args: Any) -> int:
     """Check a profile. 0: valid. 1: valid, but a path is missing on this machine. Mistakes in the file are a Problem (2)."""
-    from drumbeat.base.order import HostPath
-    from drumbeat.desk.start.site_check import check_site
-    from drumbeat.jobfile.check import raise_all
-    from drumbeat.jobfile.site import find_paths
-    from drumbeat.machine.replay import open_host
-
     checked = check_site(args.site, os.environ)
     raise_all(args.site, checked.mistakes)
     site = checked.site
@@ -137,6 +143,9 @@ def _check(args: Any) -> int:
         raise Problem(f"{args.site}: nothing in it could be checked")
     for name in checked.assumed:
         print(f"drumbeat site: ${name} is not set here; the environment of each user must have it", file=sys.stderr)
+    others = claimed_too(site, os.environ)
+    if others:
+        print(f"drumbeat site: also claimed by {'; '.join(others)}: there, each command needs --site", file=sys.stderr)
     host = open_host(args.root)
     wanted = [HostPath(name, path.pattern, path.why) for name, path in site.paths.items()]
     found, missing = find_paths(wanted, host.list, host.hostname())

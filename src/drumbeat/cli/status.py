@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from typing import TYPE_CHECKING, Any, List, Tuple
+from typing import Any, List, Tuple
 
+from drumbeat.backends.contract import QUEUED, RUNNING
+from drumbeat.base.ranges import named_ranks
 from drumbeat.base.redact import printable
+from drumbeat.base.text import count, duration, labelled
 from drumbeat.cli import add_json, add_run
 from drumbeat.cli.output import print_json
-
-if TYPE_CHECKING:
-    from drumbeat.desk.state import State
-    from drumbeat.runfolder.run import Ranks
-
+from drumbeat.desk.runs import find_run
+from drumbeat.desk.state import State, as_plain, output_of, placement_lines, state_of, unsaved_lines, with_ranks
+from drumbeat.runfolder.lines import closing_lines, code_words, failure_lines, near, progress_line
+from drumbeat.runfolder.run import Ranks, lead_now
 
 _LAST_FILES = 5.0  # seconds to fetch the rest of a run that has ended elsewhere: only then is it tidied up there
 
@@ -28,12 +30,6 @@ def add_arguments(parser: Any) -> None:
 
 
 def run(args: Any) -> int:
-    from drumbeat.base.text import labelled
-    from drumbeat.desk.runs import find_run
-    from drumbeat.desk.state import as_plain, output_of, placement_lines, state_of, unsaved_lines, with_ranks
-    from drumbeat.runfolder.lines import closing_lines, code_words, failure_lines, near
-    from drumbeat.runfolder.run import lead_now
-
     found = find_run(args.run, os.environ)
     if args.placement:
         print("\n".join(placement_lines(found)))
@@ -69,10 +65,6 @@ def run(args: Any) -> int:
 
 def going_on(state: State, now: float) -> List[Tuple[str, str]]:
     """Return time, progress and ranks of a run that has not ended."""
-    from drumbeat.backends.contract import QUEUED, RUNNING
-    from drumbeat.base.text import duration
-    from drumbeat.runfolder.lines import progress_line
-
     lines: List[Tuple[str, str]] = []
     if state.seconds is not None:
         rest = f", about {duration(state.seconds_left)} left" if state.seconds_left is not None else ""
@@ -102,9 +94,6 @@ def going_on(state: State, now: float) -> List[Tuple[str, str]]:
 
 def rank_words(ranks: Ranks, now: float) -> str:
     """Describe how many ranks were started and which are known to have ended; empty before any start."""
-    from drumbeat.base.ranges import named_ranks
-    from drumbeat.base.text import count, duration
-
     ended, commands = ranks.ended, count(ranks.commands, "node")
     ago = f"the last one {duration(max(0.0, now - ended[-1].t))} ago" if ended else ""
     failed = sorted({end.words for end in ended if end.failed})

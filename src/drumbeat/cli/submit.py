@@ -7,12 +7,16 @@ import sys
 from typing import Any
 
 from drumbeat.cli import add_json
+from drumbeat.cli.logs import follow
 from drumbeat.cli.output import print_json, warn
+from drumbeat.desk.cancel import exit_code, wait_for_end
+from drumbeat.desk.runs import find_run, open_run
+from drumbeat.desk.start.submit import order_after, queued_orders, saved_order, submit
+from drumbeat.jobfile.flags import add_job_flags, load_job
+from drumbeat.runfolder.lines import closing_lines
 
 
 def add_arguments(parser: Any) -> None:
-    from drumbeat.jobfile.flags import add_job_flags
-
     words = "one job for each value of {NAME} in the command; then: drumbeat compare, with the job's name; repeatable"
     add_job_flags(parser, sweep=words)
     group = parser.add_argument_group("before and after")
@@ -24,10 +28,6 @@ def add_arguments(parser: Any) -> None:
 
 
 def run(args: Any) -> int:
-    from drumbeat.desk.runs import find_run
-    from drumbeat.desk.start.submit import order_after, queued_orders, saved_order, submit
-    from drumbeat.jobfile.flags import load_job
-
     if args.job and args.job.endswith(".json"):
         orders, job_file = [saved_order(args.job)], None
     else:
@@ -57,11 +57,6 @@ def _say(text: str) -> None:
 
 def _wait(folder: str, show: bool) -> int:
     """Wait for the run to end. A Ctrl-C ends only the waiting: the job stays submitted."""
-    from drumbeat.cli.logs import follow
-    from drumbeat.desk.cancel import exit_code, wait_for_end
-    from drumbeat.desk.runs import open_run
-    from drumbeat.runfolder.lines import closing_lines
-
     run = open_run(folder, os.environ)
     if show:
         follow(run)

@@ -129,13 +129,13 @@ _SHORTEST, _LONGEST = 0.2, 5.0  # seconds between two looks; the scheduler itsel
 class Patience:
     """Decides at each poll of the state whether a run has ended."""
 
-    def __init__(self) -> None:
-        self.unknown = 0.0  # since when the state is unknown
+    def __init__(self, seconds: float = _PATIENCE) -> None:
+        self.seconds, self.unknown = seconds, 0.0  # since when the state is unknown
 
     def over(self, state: str) -> bool:
         now = time.monotonic()
         self.unknown = (self.unknown or now) if state == UNKNOWN else 0.0
-        return state not in ALIVE and not (self.unknown and now - self.unknown < _PATIENCE)
+        return state not in ALIVE and not (self.unknown and now - self.unknown < self.seconds)
 
 
 def wait_for_end(run: Run, timeout: Optional[float] = None, state: Optional[Callable[[], State]] = None) -> State:

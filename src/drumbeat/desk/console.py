@@ -8,7 +8,7 @@ import shutil
 import signal
 import sys
 import time
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Set, TextIO, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Set, TextIO, Tuple
 
 from drumbeat.base.order import Order
 from drumbeat.base.ranges import fold, ranges
@@ -29,32 +29,6 @@ from drumbeat.runfolder.records import Line, Metric
 from drumbeat.runfolder.run import LeadClock, Run
 from drumbeat.runfolder.state import CODE as HANG
 from drumbeat.runfolder.summary import Summary
-
-# Findings from nodes before the ranks start: if several nodes have the same warning, one line names them all.
-
-
-class NodeFindings:
-    """Findings of all nodes, each shown once. `one_machine`: all nodes are emulated here, so host names are left out."""
-
-    def __init__(self, one_machine: bool) -> None:
-        self.one_machine = one_machine
-        self._found: Dict[Tuple[str, str], List[Finding]] = {}  # severity and text -> one per node
-
-    def add(self, finding: Finding) -> None:
-        self._found.setdefault((finding.severity, f"{finding.title}: {finding.fix}"), []).append(finding)
-
-    def take(self) -> Iterator[Tuple[str, str]]:
-        """Yield severity and text of each finding that was not shown yet."""
-        found, self._found = self._found, {}
-        for (severity, text), each in found.items():
-            yield severity, f"{self._who(each)}: {text}"
-
-    def _who(self, findings: List[Finding]) -> str:
-        nodes = sorted(finding.node for finding in findings if finding.node is not None)
-        hosts = fold([finding.host for finding in findings if finding.host])
-        named = f"{'node' if len(nodes) == 1 else 'nodes'} {ranges(nodes)}"
-        return named if self.one_machine or not hosts else f"{named} ({hosts})"
-
 
 # Verdicts of nodes, held until all have reported: equal ones become one line.
 
@@ -154,16 +128,8 @@ _LAUNCHERS = {
     "once": "one process per node",
 }
 _COLOURS = {
-    "failed": 31,
-    "doubt": 33,
-    "error": 31,
-    "lost": 31,
-    "warning": 33,
-    "restart": 33,
-    "requeue": 33,
-    "excluded": 33,
-    "stop": 33,
-    "waiting": 33,
+    **dict.fromkeys(("failed", "error", "lost"), 31),
+    **dict.fromkeys(("doubt", "warning", "restart", "requeue", "excluded", "stop", "waiting"), 33),
     "end": 1,
 }
 
@@ -198,6 +164,8 @@ class Console:
         """`show` gets each line, drumbeat's own and those of ranks, in place of the terminal."""
         self._show_line = show
         self.order, self.nodes, self.joined, self.by_mpirun = order, nodes, joined, by_mpirun
+        self._several = order.members > 1
+        self._goes_on = bool(order.restarts or order.survives_loss)  # after a failure
         self.leads = 0 in nodes  # with several machines, only the lead's console reports on the run itself
         self.live = show is None and sys.stderr.isatty()
         self.colour = self.live and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
@@ -212,7 +180,7 @@ class Console:
         self.started = False  # the ranks
         self._between = False  # true while waiting for the next attempt
         self._waiting_said = 0.0
-        self._node_findings = NodeFindings(order.emulated)
+        self._node_findings: Dict[Tuple[str, str], List[Finding]] = {}  # severity and text -> one per node
         self._affinity = NodeVerdicts(order.nodes)
         self._environment_said = False
         self._drawn = ""
@@ -268,30 +236,25 @@ class Console:
             return
         name = signal.Signals(number).name
         if number == signal.SIGQUIT:
-            self.say("stop", "asked again: ending now")
+            words = "asked again: ending now"
         elif self._between:
-            self.say("stop", f"{name}: ending; no rank runs between two attempts")
+            words = f"{name}: ending; no rank runs between two attempts"
         elif self._failed:
-            self.say("stop", f"{name}: a rank failed, and the others are ending already")
+            words = f"{name}: a rank failed, and the others are ending already"
         elif self.started and self.by_mpirun:
-            run = self.order.run_id
-            self.say(
-                "stop", f"{name} from mpirun, which ends this process soon; how the run ended: drumbeat status {run}"
-            )
+            how = f"drumbeat status {self.order.run_id}"
+            words = f"{name} from mpirun, which ends this process soon; how the run ended: {how}"
         elif self.started:
-            self.say(
-                "stop", f"{name}: the ranks have {grace:g} s to save; a second Ctrl-C or drumbeat cancel ends them now"
-            )
+            words = f"{name}: the ranks have {grace:g} s to save; a second Ctrl-C or drumbeat cancel ends them now"
         else:
-            self.say("stop", f"{name}: ending; no rank had been started")
+            words = f"{name}: ending; no rank had been started"
+        self.say("stop", words)
 
     def end(self, run: Run, summary: Summary) -> None:
         self._say_node_findings()
         if self._unshown:
-            size = f"{self._unshown / 1e6:,.0f} MB"
-            self.say(
-                "output", f"{size} of what the ranks printed were not shown here: drumbeat logs {run.run_id} has all"
-            )
+            words = f"{self._unshown / 1e6:,.0f} MB of what the ranks printed were not shown here"
+            self.say("output", f"{words}: drumbeat logs {run.run_id} has all")
         for label, text in closing_lines(run, summary, printed=self.nodes):
             self.say(label, text)
 
@@ -366,11 +329,13 @@ class Console:
         elif isinstance(event, kinds.Decided) and event.action == "restart":
             self._between = event.wait > 0
             self.say("restart", event.why)
-        elif isinstance(event, kinds.Decided) and event.cause and self._explains(event):
-            self.say(event.action, event.why)
+        elif isinstance(event, kinds.Decided) and event.cause:
+            # The run could go on but does not, or a node is to blame; any other decision explains itself.
+            if self._goes_on or event.action == "requeue" or event.cause == HARDWARE.name:
+                self.say(event.action, event.why)
         elif isinstance(event, kinds.Excluded):
             self.say("excluded", f"node {event.peer} ({event.peer_host}): {event.why}")
-        elif isinstance(event, kinds.Failed) and (self.order.restarts or self.order.survives_loss):
+        elif isinstance(event, kinds.Failed) and self._goes_on:
             self.say("failed", failed_words(event.finding))
         elif isinstance(event, kinds.AttemptEnded):
             for line in self._affinity.take():
@@ -398,23 +363,24 @@ class Console:
             steps = f"steps come again, after {duration(event.seconds)} without one"
             steps = steps if event.stepped else f"the ranks go on, after {duration(event.seconds)}"
             self.say("resumed", "all ranks have ended well: it was no hang" if event.ended else steps)
-        elif isinstance(event, kinds.FindingMade) and self._is_of_the_muster(event):
-            self._node_findings.add(event.finding)
+        # Every node checks itself before it joins, so others may report the same.
+        elif (
+            isinstance(event, kinds.FindingMade)
+            and not self.started
+            and event.finding.node is not None
+            and self._several
+        ):
+            found = event.finding
+            self._node_findings.setdefault((found.severity, f"{found.title}: {found.fix}"), []).append(found)
         elif isinstance(event, kinds.FindingMade):
             self._hangs = self._hangs or event.finding.code.startswith(HANG)
             text = f"{event.finding.title}: {event.finding.fix}"
             if event.finding.code.startswith(HANG) and self.order.checks.get("hang") != "stop":
-                text += (
-                    f"{'' if text.endswith('?') else '.'} The run goes on; drumbeat cancel {self.order.run_id} ends it"
-                )
+                text += "" if text.endswith("?") else "."
+                text += f" The run goes on; drumbeat cancel {self.order.run_id} ends it"
             if event.finding.node is None or text not in self._said:  # several nodes may find the same
                 self.say(event.finding.severity, text)
             self._said.add(text)
-
-    def _explains(self, event: kinds.Decided) -> bool:
-        """Return true if the decision needs an explanation: the run could go on but does not, or a node is to blame."""
-        order = self.order
-        return bool(order.restarts or order.survives_loss) or event.action == "requeue" or event.cause == HARDWARE.name
 
     def _show_verdict(self, event: kinds.VerdictGiven) -> None:
         verdict = event.verdict
@@ -429,14 +395,14 @@ class Console:
         elif not silent and (event.peer == 0 or verdict.answer == "mismatch"):
             self.say(verdict.check, words)  # node 0 stands for all nodes that match the plan
 
-    def _is_of_the_muster(self, event: kinds.FindingMade) -> bool:
-        """Return true if the finding belongs to the muster: every node checks itself before it joins, so others may report
-        the same."""
-        return not self.started and event.finding.node is not None and self.order.members > 1
-
     def _say_node_findings(self) -> None:
-        for severity, text in self._node_findings.take():
-            self.say(severity, text)
+        """Show what nodes found before the ranks start: if several have the same warning, one line names them all."""
+        for (severity, text), findings in self._node_findings.items():
+            nodes = sorted(finding.node for finding in findings if finding.node is not None)
+            hosts = () if self.order.emulated else fold([finding.host for finding in findings if finding.host])
+            named = f"{'node' if len(nodes) == 1 else 'nodes'} {ranges(nodes)}"
+            self.say(severity, f"{named} ({hosts}): {text}" if hosts else f"{named}: {text}")
+        self._node_findings.clear()
 
     def _say_waiting(self) -> None:
         """Say which nodes are missing while the nodes join."""

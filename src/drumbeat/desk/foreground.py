@@ -199,6 +199,7 @@ class Foreground:
         for early in self.signals:  # signals that came before there were guards to pass them on to
             self._signal_guards(early)
         codes: Dict[int, int] = {}
+        returns = self.order.fewest_nodes is not None  # a run with a range of nodes uses them in its next attempt
         lead_gone: Optional[float] = None
         while len(codes) < len(self.guards) or self.returning:
             self._read_reports(reports)
@@ -206,8 +207,9 @@ class Foreground:
             self.console.poll(self.folder)
             for node, guard in self.guards.items():
                 if node not in codes and guard.poll() is not None:
-                    codes[node] = guard.returncode
-                    self._let_return(node, guard.returncode)
+                    code = codes[node] = guard.returncode
+                    if (code < 0 or code > 128) and node and returns and not (self.again or self.signals):
+                        self.returning[node] = time.monotonic() + _RETURN_AFTER  # it was killed
                     lead_gone = time.monotonic() if node == 0 else lead_gone
                     if guard.returncode < 0 and node not in self.hung:
                         self._let_agent_end()
@@ -233,12 +235,6 @@ class Foreground:
             return next((code for code in codes.values() if code), 0)
         self.console.end(*ended)
         return ended[1].exit_code
-
-    def _let_return(self, node: int, code: int) -> None:
-        """Schedule the restart of a member that was killed: a run with a range of nodes uses it in its next attempt."""
-        killed = code < 0 or code > 128
-        if killed and node and self.order.fewest_nodes is not None and not (self.again or self.signals):
-            self.returning[node] = time.monotonic() + _RETURN_AFTER
 
     def _due(self, lead_gone: bool) -> List[int]:
         """Return the members to restart now; none once the run is ending."""

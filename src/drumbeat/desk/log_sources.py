@@ -7,26 +7,37 @@ import gzip
 import os
 import shutil
 import sys
+import tarfile
 import tempfile
 import time
+import zipfile
 import zlib
 from collections import deque
 from dataclasses import field, replace
-from typing import IO, TYPE_CHECKING, Callable, Deque, Iterable, Iterator, List, Optional, Sequence, Tuple
+from typing import IO, Callable, Deque, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.problem import Problem
+from drumbeat.base.record import RecordError
 from drumbeat.base.redact import printable
+from drumbeat.desk.runs import NoSuchRun, find_run
+from drumbeat.desk.state import recorded_end, with_paths
+from drumbeat.doctor.dumps import judged
+from drumbeat.findings.model import Evidence
+from drumbeat.logs.failure import with_unseen
+from drumbeat.logs.own_verdicts import OwnVerdicts
+from drumbeat.logs.read import flight
+from drumbeat.logs.read.jobs import PEEK, JobFiles, by_job, clues
+from drumbeat.logs.read.launchers import FirstFailure
+from drumbeat.logs.read.pasted_jobs import read_pasted_jobs
 from drumbeat.logs.read.prefixes import MAX_LINE as LONGEST
 from drumbeat.logs.read.records import MAX_LINES, unquoted, unwrap
-
-if TYPE_CHECKING:
-    from drumbeat.logs.own_verdicts import OwnVerdicts
-    from drumbeat.logs.read.jobs import JobFiles
-    from drumbeat.logs.reader import Reader
-    from drumbeat.logs.report import Report
-    from drumbeat.machine.dumps.text import Dump
-    from drumbeat.runfolder.run import Run
+from drumbeat.logs.reader import Reader
+from drumbeat.logs.report import MAY_BE_SEVERAL, Report, of_job, of_jobs
+from drumbeat.machine.dumps import MAX_BYTES, read_dumps
+from drumbeat.machine.dumps.text import Dump
+from drumbeat.runfolder.lines import near
+from drumbeat.runfolder.run import Run
 
 BLOCK = 1 << 20
 GZIP = b"\x1f\x8b"
@@ -87,10 +98,13 @@ def find(paths: List[str]) -> Sources:
             found.copy(sys.stdin.buffer, "stdin")
         elif os.path.isdir(path):
             _folder(path, found)
-        elif os.path.exists(path) and _is_archive(path):
-            _archive(path, found)
         elif os.path.exists(path):
-            found.files.append(Source(path, printable(path)))
+            source = Source(path, printable(path))
+            start = start_of(source) if os.path.isfile(path) else b""
+            if start.startswith(b"PK\3\4") or start[257:262] == b"ustar":
+                _archive(path, found)
+            else:
+                found.files.append(source)
         else:
             _run_folder(_run_named(path), found)
     if not found.files and not found.runs:
@@ -103,8 +117,6 @@ def find(paths: List[str]) -> Sources:
 
 def _run_named(name: str) -> str:
     """Return the folder of the run with this id, or with an id that starts with it."""
-    from drumbeat.desk.runs import NoSuchRun, find_run
-
     try:
         return find_run(name, os.environ).path
     except NoSuchRun:
@@ -135,15 +147,8 @@ def _folder(path: str, found: Sources) -> None:
                 found.files.append(Source(full, printable(os.path.normpath(full))))
 
 
-def _is_archive(path: str) -> bool:
-    start = start_of(Source(path, path)) if os.path.isfile(path) else b""
-    return start.startswith(b"PK\3\4") or start[257:262] == b"ustar"
-
-
 def _archive(path: str, found: Sources) -> None:
     """Add the plain files of a zip or tar archive, by copies; no name in it is used as a path."""
-    import tarfile
-    import zipfile
 
     def members() -> Iterator[Tuple[str, int, IO[bytes]]]:
         if zipfile.is_zipfile(path):
@@ -187,10 +192,6 @@ def _is_run(path: str, found: Sources) -> bool:
 
 def _run_folder(path: str, found: Sources) -> None:
     """List the logs of the last attempt, what NCCL wrote, and what the scheduler's job printed."""
-    from drumbeat.base.record import RecordError
-    from drumbeat.runfolder.lines import near
-    from drumbeat.runfolder.run import Run
-
     try:
         run = Run.open(path)
     except RecordError as error:
@@ -372,9 +373,6 @@ class Progress:
 
 def diagnose(paths: Sequence[str]) -> Report:
     """Read logs, folders or runs, and report for each job by itself what failed first, why, the fix, and the transport."""
-    from drumbeat.logs.failure import with_unseen
-    from drumbeat.logs.report import MAY_BE_SEVERAL, of_job, of_jobs
-
     parts = [(job, part, _judged(part)) for job, part in _by_job(find(list(paths)))]
     judged = [(job, part, report) for job, part, report in parts if report is not None]
     if not judged:
@@ -385,15 +383,13 @@ def diagnose(paths: Sequence[str]) -> Report:
     if len(judged) == 1 and len(parts) == 1:
         job, _, report = judged[0]
         return replace(report, failure=with_unseen(report.failure, (MAY_BE_SEVERAL,), True)) if job.guessed else report
-    judged.sort(key=lambda each: _written(each[1]))
+    judged.sort(key=lambda each: max((os.path.getmtime(source.path) for source in each[1].files), default=0.0))
     names = [tuple(source.name for source in part.files) for _, part, _ in judged]
     return of_jobs([of_job(report, job.job, name, job.guessed) for (job, _, report), name in zip(judged, names)])
 
 
 def _by_job(sources: Sources) -> List[Tuple[JobFiles, Sources]]:
     """Split the sources by the job or run that wrote them."""
-    from drumbeat.logs.read.jobs import PEEK, JobFiles, by_job, clues
-
     rest = [source for source in sources.files if source.run is None]
     jobs = by_job(
         [clues(each.name, start_of(each, PEEK), end_of(each, PEEK)) for each in rest] if len(rest) > 1 else []
@@ -410,15 +406,8 @@ def _by_job(sources: Sources) -> List[Tuple[JobFiles, Sources]]:
     return [each for each in found if each[1].files or each[1].runs]
 
 
-def _written(sources: Sources) -> float:
-    """Return when any of the sources was last written to."""
-    return max((os.path.getmtime(source.path) for source in sources.files), default=0.0)
-
-
 def _judged(sources: Sources) -> Optional[Report]:
     """Return the report on the sources of one job; None if none can be read."""
-    from drumbeat.logs.own_verdicts import OwnVerdicts
-
     verdicts = OwnVerdicts()
     reader = _read_all(sources, verdicts)
     return None if reader.is_empty else verdicts.judged(reader)
@@ -430,9 +419,6 @@ def read(paths: Sequence[str]) -> Reader:
 
 
 def _read_all(sources: Sources, verdicts: Optional[OwnVerdicts]) -> Reader:
-    from drumbeat.doctor.dumps import judged
-    from drumbeat.logs.reader import Reader
-
     reader, progress = Reader(), Progress()
     dumps: List[Dump] = []
     for source in sources.files:
@@ -446,8 +432,6 @@ def _read_all(sources: Sources, verdicts: Optional[OwnVerdicts]) -> Reader:
 
 def read_one(source: Source) -> Report:
     """Read one file as a log and report on it alone."""
-    from drumbeat.logs.reader import Reader
-
     reader = Reader()
     _read(reader, source, Progress(), None)
     return reader.report()
@@ -455,10 +439,6 @@ def read_one(source: Source) -> Report:
 
 def _read(reader: Reader, source: Source, progress: Progress, verdicts: Optional[OwnVerdicts]) -> Sequence[Dump]:
     """Feed a file to the reader; return the node dumps that were pasted into it."""
-    from drumbeat.logs.read import flight
-    from drumbeat.logs.read.pasted_jobs import read_pasted_jobs
-    from drumbeat.machine.dumps import read_dumps
-
     start = start_of(source)
     if flight.looks_like_dump(os.path.basename(source.path), start):
         with open_binary(source.path) as file:
@@ -486,8 +466,6 @@ def _read(reader: Reader, source: Source, progress: Progress, verdicts: Optional
 
 def short_text(source: Source) -> str:
     """Return a short file's text, such as people paste beside a log; '' if it is too long for that."""
-    from drumbeat.machine.dumps import MAX_BYTES
-
     if os.path.getsize(source.path) > MAX_BYTES:
         return ""
     data = b""
@@ -500,11 +478,6 @@ def short_text(source: Source) -> str:
 
 def _add_record(reader: Reader, run: Run) -> None:
     """Add the run's own records: its end, its checks' findings, and the rank that ended first by the lead's clock."""
-    from drumbeat.desk.state import recorded_end, with_paths
-    from drumbeat.findings.model import Evidence
-    from drumbeat.logs.read.launchers import FirstFailure
-    from drumbeat.runfolder.lines import near
-
     reader.of_a_run = True
     reader.recorded = with_paths(run, recorded_end(run))
     facts = [run.facts(node) for node in run.nodes()]

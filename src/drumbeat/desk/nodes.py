@@ -9,7 +9,7 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import field, replace
-from typing import Any, Callable, Container, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Container, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from drumbeat import backends
 from drumbeat.base.folders import make_private, state_folder, unsafe
@@ -124,15 +124,10 @@ def read_store(environ: Mapping[str, str]) -> Store:
             raise ValueError("it holds no mapping")
         check_schema(str(data.get("schema", "?")), SCHEMA, path)
         return from_plain(Store, data)
-    except (ValueError, RecordError) as error:
-        raise _damaged(path, str(error)[:120]) from None
-    except (AttributeError, RecursionError, OverflowError):
-        raise _damaged(path, "its contents have the wrong form") from None
-
-
-def _damaged(path: str, why: str) -> Problem:
-    lost = "nodes that were excluded or forgotten by hand must be named again"
-    return Problem(f"{path} is damaged ({why})", f"remove it: past runs are read again, but {lost}")
+    except (ValueError, RecordError, AttributeError, RecursionError, OverflowError) as error:
+        why = str(error)[:120] if isinstance(error, (ValueError, RecordError)) else "its contents have the wrong form"
+        lost = "nodes that were excluded or forgotten by hand must be named again"
+        raise Problem(f"{path} is damaged ({why})", f"remove it: past runs are read again, but {lost}") from None
 
 
 def update_store(environ: Mapping[str, str], change: Callable[[Store], Store], now: Optional[float] = None) -> Store:
@@ -199,7 +194,12 @@ def _with_runs(store: Store, environ: Mapping[str, str], now: float) -> Store:
     read: Dict[str, int] = {}
     sightings, exclusions = list(store.sightings), list(store.exclusions)
     known = {(each.run, each.t, each.host, each.what) for each in sightings}
-    links = _links(index_folder(environ))[-MOST_RECORDS:]
+    try:
+        with os.scandir(index_folder(environ)) as entries:
+            dated = sorted((entry.stat(follow_symlinks=False).st_mtime, entry.path) for entry in entries)
+    except OSError:
+        dated = []
+    links = [path for _, path in dated][-MOST_RECORDS:]
     for place, link in enumerate(links):
         name = os.path.basename(link)
         before = store.read.get(name)
@@ -218,16 +218,6 @@ def _with_runs(store: Store, environ: Mapping[str, str], now: float) -> Store:
                 sightings.append(seen)
                 exclusions = _avoided(exclusions, seen, now)
     return replace(store, sightings=tuple(sightings), exclusions=tuple(exclusions), read=read)
-
-
-def _links(index: str) -> List[str]:
-    """Return the links to this user's runs, the oldest first."""
-    try:
-        with os.scandir(index) as entries:
-            dated = [(entry.stat(follow_symlinks=False).st_mtime, entry.path) for entry in entries]
-    except OSError:
-        return []
-    return [path for _, path in sorted(dated)]
 
 
 def _seen(path: str, environ: Mapping[str, str]) -> List[Sighting]:
@@ -289,7 +279,7 @@ def _avoided(exclusions: List[Exclusion], seen: Sighting, now: float) -> List[Ex
     if len(by_itself) >= MOST_BY_ITSELF:
         return exclusions
     why = f"{seen.what} in {seen.run}" + (f": {seen.detail}" if seen.detail else "")
-    return [*others, Exclusion(seen.site, seen.host, why[:300], seen.t, until)]
+    return [*others, Exclusion(seen.site, seen.host, why[:_LONGEST], seen.t, until)]
 
 
 def _size(folder: str) -> int:
@@ -300,16 +290,13 @@ def _size(folder: str) -> int:
         jobs = []
     size = 0
     for each in (folder, *jobs):
-        try:
+        with suppress(OSError):
             size += os.path.getsize(RunFolder(each).events)
-        except OSError:
-            continue
     return size
 
 
 _HOST = regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 _MOST_HOSTS = 500
-_LONGEST_WHY = 300
 
 
 @dataclass(frozen=True)
@@ -366,17 +353,16 @@ class NodeTable:
         return lines
 
 
-@dataclass(frozen=True)
-class Changed:
-    words: Tuple[str, ...]
-    hosts: Tuple[str, ...]
+class Changed(NamedTuple):
+    words: List[str]
+    hosts: List[str]
     excluded_until: Optional[float] = None
 
     def plain(self) -> Dict[str, Any]:
-        return {"hosts": list(self.hosts), "excluded_until": self.excluded_until}
+        return {"hosts": self.hosts, "excluded_until": self.excluded_until}
 
     def lines(self) -> List[str]:
-        return list(self.words)
+        return self.words
 
 
 def site_here(named: Optional[str], environ: Mapping[str, str]) -> Site:
@@ -436,33 +422,31 @@ def exclude(of: Site, hosts: Sequence[str], how_long: str, why: str, environ: Ma
             f"--for {how_long}: no time at all", "write --for 7d; drumbeat nodes forget HOST ends an exclusion"
         )
     now, site = time.time(), of.name
-    why = " ".join(printable(why).split())
-    why = why[:_LONGEST_WHY] or "excluded by hand"
+    why = " ".join(printable(why).split())[:_LONGEST] or "excluded by hand"
     until = now + seconds
     new = [Exclusion(site, host, why, now, until, by_hand=True) for host in hosts]
     update_store(environ, lambda store: replace(store, exclusions=(*_without(store, site, hosts), *new)))
     words = f"new jobs on {site} avoid {', '.join(hosts[:8])}{' …' * (len(hosts) > 8)} until {_moment(until)}: {why}"
     without = _without_effect(of)
-    return Changed((f"noted; but {without}" if without else words,), tuple(hosts), until)
+    return Changed([f"noted; but {without}" if without else words], [*hosts], until)
 
 
 def forget(of: Site, hosts: Sequence[str], environ: Mapping[str, str]) -> Changed:
     now, site = time.time(), of.name
-    known: List[str] = []
+    known: Set[Tuple[str, str]] = set()
 
     def change(store: Store) -> Store:
-        kept: List[Union[Sighting, Exclusion]] = [*store.sightings, *store.exclusions]
-        places = {(each.site, each.host) for each in kept}
-        known.extend(host for host in hosts if (site, host) in places)
-        sightings = tuple(each for each in store.sightings if (each.site, each.host) not in {(site, h) for h in hosts})
+        known.update((each.site, each.host) for kept in (store.sightings, store.exclusions) for each in kept)
+        sightings = tuple(each for each in store.sightings if each.site != site or each.host not in hosts)
         forgotten = {**store.forgotten, **{f"{site}/{host}": now for host in hosts}}
         exclusions = _without(store, site, hosts)
         return replace(store, sightings=sightings, exclusions=exclusions, forgotten=forgotten)
 
     learn(environ, now)
     update_store(environ, change)
-    words = [f"{host}: forgotten" if host in known else f"{host}: no record" for host in hosts]
-    return Changed(tuple(words), tuple(hosts))
+    return Changed(
+        [f"{host}: forgotten" if (site, host) in known else f"{host}: no record" for host in hosts], [*hosts]
+    )
 
 
 def avoiding(order: Order, environ: Mapping[str, str]) -> Order:
@@ -488,9 +472,8 @@ def avoiding(order: Order, environ: Mapping[str, str]) -> Order:
     return replace(order, resources=replace(order.resources, avoided=avoided))
 
 
-def _without(store: Store, site: str, hosts: Iterable[str]) -> Tuple[Exclusion, ...]:
-    named = {(site, host) for host in hosts}
-    return tuple(each for each in store.exclusions if (each.site, each.host) not in named)
+def _without(store: Store, site: str, hosts: Container[str]) -> Tuple[Exclusion, ...]:
+    return tuple(each for each in store.exclusions if each.site != site or each.host not in hosts)
 
 
 def _moment(t: float) -> str:

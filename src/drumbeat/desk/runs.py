@@ -7,17 +7,18 @@ import os
 import shutil
 import stat
 import sys
-from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from contextlib import suppress
+from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from drumbeat import backends
-from drumbeat.backends.contract import ALIVE, CANCELLED, FINISHED, parse_handle
-from drumbeat.base.light_dataclass import dataclass
+from drumbeat.backends.contract import ALIVE, CANCELLED, FINISHED
+from drumbeat.backends.local import handle_job
 from drumbeat.base.problem import Problem
 from drumbeat.base.record import RecordError
 from drumbeat.base.redact import printable
 from drumbeat.base.text import some
 from drumbeat.desk.start.create import index_folder
-from drumbeat.desk.status import ask_together, status
+from drumbeat.desk.status import ask_together, read_order_of, read_summary, status
 from drumbeat.jobfile.resolve import swept_name
 from drumbeat.runfolder.run import Run
 
@@ -28,8 +29,7 @@ class NoSuchRun(Problem):
     """No run matches the name."""
 
 
-@dataclass(frozen=True)
-class FoundRun:
+class FoundRun(NamedTuple):
     runs: Tuple[Run, ...]  # the newest first
     damaged: Tuple[str, ...]  # why each of the others cannot be read
 
@@ -67,7 +67,10 @@ def find_run(wanted: Optional[str], environ: Mapping[str, str]) -> Run:
     """Find the named run; the newest one here if none is named. An exact id wins, then an exact name (the newest run of that
     name, preferably of this folder), then the start of an id."""
     if wanted and (os.path.isdir(wanted) or os.sep in wanted and "://" not in wanted):
-        return _opened(wanted, environ)
+        try:
+            return open_run(wanted, environ)
+        except RecordError as error:
+            raise (Problem if os.path.isdir(wanted) else NoSuchRun)(str(error)) from None
     if not wanted:
         return runs_here(environ)[0]
     matches = _matches(wanted, all_runs(environ).runs)
@@ -103,7 +106,14 @@ def runs_here(environ: Mapping[str, str]) -> List[Run]:
 
 
 def of_this_folder(runs: Sequence[Run]) -> List[Run]:
-    return [run for run in runs if _is_below(run.path) or _is_below(_workdir(run))]
+    """Return the runs whose folder or working folder is the current folder or below it."""
+    found, here = [], _here()
+    for run in runs:
+        order = read_order_of(run)
+        places = (run.path, order.source_workdir if order else "")
+        if any(f"{os.path.realpath(place)}{os.sep}".startswith(here) for place in places if place):
+            found.append(run)
+    return found
 
 
 def run_to_diagnose(environ: Mapping[str, str]) -> Run:
@@ -118,29 +128,12 @@ def run_to_diagnose(environ: Mapping[str, str]) -> Run:
     ask_together(runs)
     ended = ((run, status(run)) for run in runs)
     good = (FINISHED, CANCELLED)
-    bad = (run for run, end in ended if end.state not in good or end.detail == "doubtful" or _had_trouble(run))
-    return next(bad, runs[0])
-
-
-def _had_trouble(run: Run) -> bool:
-    try:
-        summary = run.summary()
-    except RecordError:
-        return False
-    return summary is not None and summary.outcome != FINISHED and bool(summary.hang or summary.failure)
-
-
-def _workdir(run: Run) -> str:
-    try:
-        order = run.order()
-    except RecordError:
-        return ""
-    return order.source_workdir if order else ""
-
-
-def _is_below(path: str) -> bool:
-    """Return true if a path is the current folder or below it."""
-    return bool(path) and f"{os.path.realpath(path)}{os.sep}".startswith(_here())
+    for run, end in ended:
+        summary = read_summary(run)
+        trouble = summary and summary.outcome != FINISHED and (summary.hang or summary.failure)
+        if end.state not in good or end.detail == "doubtful" or trouble:
+            return run
+    return runs[0]
 
 
 def find_running(wanted: Optional[str], environ: Mapping[str, str], is_running: Callable[[Run], bool]) -> Run:
@@ -162,13 +155,6 @@ def open_run(path: str, environ: Mapping[str, str]) -> Run:
     backend = backends.of_handle(run.record.handle)
     files = backend.run_files(run.path, run.record.handle, environ) if backend else None
     return Run.open(path, files) if files else run
-
-
-def _opened(path: str, environ: Mapping[str, str]) -> Run:
-    try:
-        return open_run(path, environ)
-    except RecordError as error:
-        raise (Problem if os.path.isdir(path) else NoSuchRun)(str(error)) from None
 
 
 def _matches(wanted: str, runs: Tuple[Run, ...]) -> List[Run]:
@@ -204,8 +190,7 @@ def _task(whole: Run, task: str) -> Run:
 
 def job_of(run: Run) -> str:
     """Return the scheduler's number of the run's job; empty if it has none."""
-    handle = parse_handle(run.record.handle)
-    return handle.job if handle else ""
+    return handle_job(run.record.handle)
 
 
 def _ids(runs: List[Run]) -> str:
@@ -215,8 +200,7 @@ def _ids(runs: List[Run]) -> str:
 # Removing old run folders: only this user's, ended, and older than requested.
 
 
-@dataclass(frozen=True)
-class Old:
+class Old(NamedTuple):
     """A run folder that may be removed."""
 
     run: Run
@@ -282,10 +266,8 @@ def remove(old: Old, environ: Mapping[str, str]) -> Optional[str]:
     try:
         shutil.rmtree(old.run.path)
         os.unlink(os.path.join(index_folder(environ), old.run.run_id))
-    except FileNotFoundError:
-        return None
     except OSError as error:
-        return str(error)
+        return None if isinstance(error, FileNotFoundError) else str(error)
     return None
 
 
@@ -298,10 +280,7 @@ def _here() -> str:
 
 def _size(path: str) -> int:
     total = 0
-    for folder, _, names in os.walk(path):
-        for name in names:
-            try:
-                total += os.lstat(os.path.join(folder, name)).st_size
-            except OSError:
-                continue
+    for file in (os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names):
+        with suppress(OSError):
+            total += os.lstat(file).st_size
     return total

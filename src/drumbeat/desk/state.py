@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Dict, FrozenSet, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
 
@@ -178,7 +179,12 @@ def recorded_end(run: Run) -> Recorded:
     from drumbeat.logs.recorded import Recorded  # imported here: it loads the log reader, which is slow
 
     events = run.run_events()
-    notes, summary = (*_earlier(run), *_warnings(events), *_stood_still(events), *_transport(events)), read_summary(run)
+    # The last attempt's own check read NCCL's log and counters that are gone afterwards.
+    seen = [each for each in verdicts_of("transport", last_attempt(events)) if each.answer != UNKNOWN][-1:]
+    network = [find("transport-seen", answer=each.answer, summary=each.summary) for each in seen]
+    words = stood_still(events)
+    still = [find("stood-still", words=words)] if words else []
+    notes, summary = (*_earlier(run), *_warnings(events), *still, *network), read_summary(run)
     if summary is not None:
         cause = _cause(summary.failure, summary.hang)
         missing = _steps_missing(run, summary)
@@ -224,11 +230,8 @@ def with_paths(run: Run, recorded: Recorded) -> Recorded:
     """Make the file names in the evidence relative to the current folder, so that they can be pasted there."""
 
     def near_by(finding: Finding) -> Finding:
-        evidence = (
-            replace(each, file=near(os.path.join(run.path, each.file))) if each.file else each
-            for each in finding.evidence
-        )
-        return replace(finding, evidence=tuple(evidence))
+        files = (near(os.path.join(run.path, each.file)) if each.file else each.file for each in finding.evidence)
+        return replace(finding, evidence=tuple(replace(each, file=file) for each, file in zip(finding.evidence, files)))
 
     cause = near_by(recorded.cause) if recorded.cause else None
     return replace(recorded, cause=cause, notes=tuple(near_by(note) for note in recorded.notes))
@@ -250,14 +253,8 @@ def _not_finite(progress: Progress) -> Tuple[Finding, ...]:
         stayed = since is not None and step is not None and since < step  # several reports, not only the last one
         stayed = stayed and progress.not_finite == progress.not_finite_first == "nan"  # an infinite one may come back
         where = f"the reported losses: {not_finite_words(progress)}, the last one at {progress.counts} {step}"
-        found.append(
-            find(
-                "nan-loss",
-                loss=not_finite_words(progress),
-                severity=ERROR if stayed else WARNING,
-                evidence=(Evidence(where),),
-            )
-        )
+        severity = ERROR if stayed else WARNING
+        found.append(find("nan-loss", loss=not_finite_words(progress), severity=severity, evidence=(Evidence(where),)))
     if progress.validation_not_finite:
         found.append(find("nan-value", loss=progress.validation_not_finite))
     return tuple(found)
@@ -306,17 +303,6 @@ def _warnings(events: Iterable[Event]) -> Tuple[Finding, ...]:
         elif isinstance(event, kinds.Resumed):
             found = {code: finding for code, finding in found.items() if not code.startswith("hang-")}
     return tuple(found.values())[:_MOST_NOTES]
-
-
-def _stood_still(events: Iterable[Event]) -> Tuple[Finding, ...]:
-    words = stood_still(events)
-    return (find("stood-still", words=words),) if words else ()
-
-
-def _transport(events: Iterable[Event]) -> Tuple[Finding, ...]:
-    """Return what the last attempt's own check saw of the network: it reads NCCL's log and counters that are gone afterwards."""
-    seen = [each for each in verdicts_of("transport", last_attempt(events)) if each.answer != UNKNOWN][-1:]
-    return tuple(find("transport-seen", answer=each.answer, summary=each.summary) for each in seen)
 
 
 def unsaved_lines(run: Run, over: bool) -> List[Tuple[str, str]]:
@@ -401,23 +387,15 @@ def placement_lines(run: Run) -> List[str]:
             continue
         verdict = said.verdict
         lines.append(f"node {node}: {verdict.answer}, {verdict.confidence}: {verdict.summary}")
-        transport, traffic = checks.get("transport"), checks.get("traffic")
-        lines += [f"  {line}" for line in _table(said, (transport.nics if transport else None) or {})]
-        if traffic and traffic.carried:
-            lines.append(f"  carried, by the counters: {_carried(traffic.carried)}")
+        transport, counted = checks.get("transport"), checks.get("traffic")
+        table: Sequence[str] = said.table
+        if transport and transport.nics:
+            with suppress(RecordError):  # written by another version
+                table = text_table([from_plain(Row, row) for row in said.rows], transport.nics)
+        lines += [f"  {line}" for line in table]
+        if counted and counted.carried:
+            busiest = sorted(counted.carried.items(), key=lambda port: -port[1])[:16]
+            each_way = ", ".join(f"{name} {traffic(amount)} each way" for name, amount in busiest)
+            lines.append(f"  carried, by the counters: {each_way}")
         lines += [f"  fix: {finding.fix}" for finding in verdict.findings if finding.fix]
     return lines
-
-
-def _table(said: VerdictGiven, used: Mapping[str, Sequence[str]]) -> Sequence[str]:
-    if not used:
-        return said.table
-    try:
-        return text_table([from_plain(Row, row) for row in said.rows], used)
-    except RecordError:  # written by another version
-        return said.table
-
-
-def _carried(ports: Mapping[str, int]) -> str:
-    busiest = sorted(ports.items(), key=lambda port: -port[1])
-    return ", ".join(f"{name} {traffic(amount)} each way" for name, amount in busiest[:16])

@@ -14,6 +14,7 @@ from typing import Dict, Iterable, List, Optional, Set, Tuple
 from drumbeat import backends
 from drumbeat.backends.contract import CANCELLED, FAILED, QUEUED, RUNNING, UNKNOWN, Backend, Status, overall
 from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.order import Order
 from drumbeat.base.problem import Problem
 from drumbeat.base.proc import start_time
 from drumbeat.base.record import RecordError
@@ -110,15 +111,12 @@ def agents(run: Run) -> List[int]:
     return of_user(is_agent)
 
 
-def end_leftovers(run: Run, seconds: float = 10.0) -> int:
+def end_leftovers(run: Run) -> int:
     """Kill leftovers and any processes that they start meanwhile; return their number. They were orphans: there is no reason to
     let them save."""
     ended: List[int] = []
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        alive = leftovers(run)
-        if not alive:
-            break
+    deadline = time.monotonic() + 10.0
+    while time.monotonic() < deadline and (alive := leftovers(run)):
         for pid in alive:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -139,7 +137,8 @@ def status(run: Run) -> Status:
     if _scheduler_decides(run, end):
         asked = ask_scheduler(handle)
         if asked and asked.over and end and handle not in _silent:
-            _remember_forgotten(run)
+            with suppress(OSError):  # another user's run, or a full disk: the scheduler is asked again next time
+                write_run_record(run.folder, dataclasses.replace(_record_now(run), forgotten=True))
         if asked and asked.state == UNKNOWN and _record_now(run).cancelled:
             return Status(handle, CANCELLED)
         last = _record_now(run)
@@ -165,9 +164,8 @@ def status(run: Run) -> Status:
         where = f"started on {desk.host}: ask there" if desk else "run.json does not say where it was started"
         return Status(handle, UNKNOWN, where)
     if agents(run):
-        return Status(
-            handle, RUNNING, "the process that started it is gone: its agents end it, and its ranks may still save"
-        )
+        words = "the process that started it is gone: its agents end it, and its ranks may still save"
+        return Status(handle, RUNNING, words)
     left = len(leftovers(run))
     also = f"; {left} of its processes are still here: drumbeat cancel {run.run_id} ends them" if left else ""
     return Status(handle, FAILED, f"the process that started it is gone, and it left no summary{also}")
@@ -180,11 +178,6 @@ def _scheduler_decides(run: Run, end: Optional[End]) -> bool:
     submitted = run.record.desk is None  # else the job is the user's own, and may go on after the run
     back = submitted and not run.record.forgotten and may_come_back(end, next_step(run.folder) == REQUEUE)
     return end is None or back
-
-
-def _remember_forgotten(run: Run) -> None:
-    with suppress(OSError):  # another user's run, or a full disk: the scheduler is asked again next time
-        write_run_record(run.folder, dataclasses.replace(_record_now(run), forgotten=True))
 
 
 def ask_together(runs: Iterable[Run]) -> None:
@@ -226,10 +219,7 @@ def _recorded_end(run: Run) -> Optional[End]:
 
 def array_numbers(run: Run) -> List[int]:
     """Return the task numbers of an array; none for any other run, including one job of an array."""
-    try:
-        order = run.order()
-    except RecordError:
-        return []
+    order = read_order_of(run)
     return array_tasks(order.resources.array) if order and order.resources.array else []
 
 
@@ -290,6 +280,13 @@ def read_summary(run: Run) -> Optional[Summary]:
     """Read the summary; None also if a newer drumbeat wrote it: a listing must not fail because of that."""
     try:
         return run.summary()
+    except RecordError:
+        return None
+
+
+def read_order_of(run: Run) -> Optional[Order]:
+    try:
+        return run.order()
     except RecordError:
         return None
 

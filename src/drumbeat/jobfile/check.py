@@ -82,7 +82,7 @@ class Key:
     example: str
     allowed: Tuple[str, ...] = ()
     minimum: Optional[int] = None
-    flag: str = ""  # the flag's placeholder (`N`); empty: no flag. A switch needs none, any text will do.
+    flag: str = ""  # the flag's placeholder (`N`); empty: no flag
     inner: Any = None  # the dataclass of a `table`, or of each value of `tables`
     default_text: str = ""  # what the default is, where the value itself does not say it
 
@@ -90,11 +90,32 @@ class Key:
         assert self.kind in KINDS, self.kind
 
 
-def key(kind: str, help: str, example: str, default: Any = MISSING, **more: Any) -> Any:
-    """Make a dataclass field with its Key. Without a default it is required."""
-    metadata = {"key": Key(kind, help, example, **more)}
+REQUIRED = MISSING  # in place of a key's default
+# kind -> the placeholder of its flag. Kinds that are missing here have none: they cannot be typed as one word.
+_FLAGS = {
+    "name": "NAME", "text": "NAME", "choice": "NAME", "path": "PATH", "shell": "SHELL", "number": "N", "count": "N",
+    "names": "A,B", "hosts": "A,B", "size": "SIZE", "array": "N-M", "duration": "TIME", "switch": "switch",
+    "variables": "NAME=TEXT", "lists": "NAME=A,B",
+}  # fmt: skip
+# kind -> its value if nothing is given; of any other kind: None
+_NOTHING: Dict[str, Any] = {"words": (), "names": (), "hosts": (), "shell": ""}
+_NOTHING.update(dict.fromkeys(("variables", "lists", "tables"), {}))
+
+
+def key(
+    kind: Any, help: str, example: str, default: Any = None, flag: Optional[str] = None, inner: Any = None, **more: Any
+) -> Any:
+    """Make a dataclass field with its Key. `kind` is one of KINDS, the words of a choice, or the dataclass of a table. `flag`:
+    another placeholder than that of the kind, or "" for none."""
+    if isinstance(kind, tuple):
+        more["allowed"], kind = kind, "choice"
+    elif isinstance(kind, type):
+        inner, kind = kind, "table"
+    flag = _FLAGS.get(kind, "") if flag is None else flag
+    metadata = {"key": Key(kind, help, example, flag=flag, inner=inner, **more)}
+    default = _NOTHING.get(kind) if default is None else default
     if isinstance(default, dict):
-        return dataclasses.field(default_factory=lambda: dict(default), metadata=metadata)
+        return dataclasses.field(default_factory=dict, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -548,40 +569,22 @@ _READERS: Dict[str, Callable[[Key, Node, str], Any]] = {
 # Shell syntax in a job's command: no shell reads it, so its words would all become arguments.
 
 
-_WHOLE_OPERATOR = regex(r"(&&|\|\||\||;|&|\|&|\d?>>?|\d?<|<<<?|&>>?|\d?>&\d|\(|\))$")
-
+_OPERATOR = regex(r"&&|\|\||\||;|&|\|&|\d?>>?|\d?<|<<<?|&>>?|\d?>&\d|\(|\)|.+;")
+_WORD = regex(r"""\n|(?:\\.?|'[^']*'?|"(?:\\.|[^"\\])*"?|[^\s\\'"])+""", re.DOTALL)
 _ASSIGNMENT = regex(r"[A-Za-z_]\w*=")
 
 
 def shell_syntax(text: str) -> Optional[str]:
     """Return the first word, or line break, that only a shell understands; None if there is none. What is quoted is text."""
-    word, quote, whole = "", "", True
-    index = 0
-    text = text.strip()
-    while index < len(text):
-        char = text[index]
-        if char == "\\" and quote != "'":
-            whole = whole and text[index + 1 : index + 2] == "\n"
-            index += 2
-            continue
-        if quote:
-            quote = "" if char == quote else quote
-        elif char in "\"'":
-            quote, whole = char, False
-        elif char == "#" and not word and whole:
+    for whole in _WORD.findall(text.strip()):
+        word = whole.replace("\\\n", "")  # a line that goes on
+        if word == "\n":
+            return "a line break"
+        if word.startswith("#"):
             return "#"
-        elif char.isspace():
-            found = _operator(word, whole)
-            if found:
-                return found
-            if char == "\n":
-                return "a line break"
-            word, whole = "", True
-            index += 1
-            continue
-        word += char
-        index += 1
-    return _operator(word, whole)
+        if not set("\\\"'") & set(word) and _OPERATOR.fullmatch(word):
+            return ";" if len(word) > 1 and word.endswith(";") else str(word)
+    return None
 
 
 def refuse_shell(found: str, place: str) -> NoReturn:
@@ -600,10 +603,3 @@ def refuse_assignment(command: Sequence[str], place: str) -> None:
             f"{place}: not run by a shell; {command[0]} would be taken for the program's name",
             f"put env before it: env {shlex.join(command)}",
         )
-
-
-def _operator(word: str, whole: bool) -> Optional[str]:
-    """Return the shell operator in a word; None if there is none. `whole`: nothing in the word was quoted."""
-    if whole and _WHOLE_OPERATOR.match(word):
-        return word
-    return ";" if whole and len(word) > 1 and word.endswith(";") else None

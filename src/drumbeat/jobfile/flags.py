@@ -13,7 +13,7 @@ from drumbeat.base.data import names, read
 from drumbeat.base.problem import Problem
 from drumbeat.base.ranges import HostlistError, expand
 from drumbeat.base.regex import regex
-from drumbeat.jobfile.check import Checker, Key, check_variable_name, default_words, keys_of, literal, near
+from drumbeat.jobfile.check import Checker, check_variable_name, default_words, keys_of, literal, near
 from drumbeat.jobfile.check import expand as fill_in
 from drumbeat.jobfile.job import Job, job_from_file, job_from_text, preset_file
 from drumbeat.jobfile.yamlfile import Text, shown, shown_path
@@ -169,7 +169,8 @@ def add_job_flags(parser: Any, leave_out: Sequence[str] = (), **also: str) -> No
     for name, (field, key) in keys_of(Job).items():
         if not key.flag or name in leave_out:
             continue
-        options: Dict[str, Any] = {"dest": f"job_{field}", "help": _help(key, field)}
+        words = f"{key.help} Default: {default_words(Job, field, key)}.".replace("`", "").replace("%", "%%")
+        options: Dict[str, Any] = {"dest": f"job_{field}", "help": words}
         if key.kind == "switch":
             options.update(action="store_const", const="true")
         elif key.allowed:
@@ -244,7 +245,3 @@ def _values(flag: str, text: str) -> Tuple[str, Tuple[str, ...]]:
     if not equals or not values:
         raise Problem(f"--{flag} {text}: has no values", f"write --{flag} {name}=1e-3,1e-4")
     return name, tuple(values.split(","))
-
-
-def _help(key: Key, field: str) -> str:
-    return f"{key.help} Default: {default_words(Job, field, key)}.".replace("`", "").replace("%", "%%")

@@ -180,7 +180,8 @@ def resolve(job: Job, site: Site, here: Here) -> Order:
     emulated = site.emulated and not here.hosts and not here.master
     command = _command(job, here)
     name = job.name or default_name(command)
-    run_id = _run_id(name, here)
+    started = time.strftime("%Y%m%d-%H%M%S", time.gmtime(here.now))
+    run_id = f"{name}-{started}-{hashlib.sha256(here.entropy.encode()).hexdigest()[:4]}"
     workdir = _absolute(_path(job.workdir, job.where("workdir"), here) or ".", here)
     script = here.script(command, workdir)
     exported = {**here.environ, **_plain_env(job)}
@@ -191,7 +192,12 @@ def resolve(job: Job, site: Site, here: Here) -> Order:
     if launch and launch.config:
         named = " ".join(f"{flag}={value}" for flag, value in launch.config.items())
         launcher_why += f"; drumbeat sets itself what its configuration file says: {named}"
-    given, least = _without_spares(job, here), least_of(job.nodes)
+    if here.hosts and job.spares >= len(here.hosts):
+        raise Problem(
+            f"{job.where('spares')}: {job.spares}, but there are {len(here.hosts)} hosts in all",
+            "ask for fewer spares, or give more hosts: the training needs at least one host",
+        )
+    given, least = len(here.hosts) - job.spares if here.hosts else 0, least_of(job.nodes)
     nodes = int(job.nodes or given or (launch and launch.nodes) or site.nodes or 1)
     if nodes > 1 and job.launcher == "auto" and script.spawns.endswith("(Ray)"):
         raise Problem(
@@ -202,13 +208,22 @@ def resolve(job: Job, site: Site, here: Here) -> Order:
     wanted = nodes if least and least <= given < nodes else None
     nodes = given if wanted else nodes  # so many the scheduler could give
     inside = script.ranks_per_node(exported) if launcher == "once" and not job.ranks_per_node else None
-    ranks = _ranks_of_launch(job, launch, here) or inside or _ranks_per_node(job, site, here)
-    _check_range(launch, nodes)
+    of_launch = launch and not job.ranks_per_node and (here.cpus if launch.rank_per_core else launch.ranks_per_node)
+    ranks = of_launch or inside or _ranks_per_node(job, site, here)
+    smallest, largest = (launch and launch.node_range) or (nodes, nodes)
+    if not smallest <= nodes <= largest:
+        raise Problem(
+            f"{nodes} nodes, but the command asks for {smallest} to {largest} (--nnodes={smallest}:{largest})",
+            "change the one or the other",
+        )
     if launch and launch.kind == "accelerate":
         launchers.refuse_cpu_ranks(launch.flags, launch.script, nodes, ranks)
     _check_gpus(job, site, here)
     if emulated:
         _check_room(job, nodes, ranks, here)
+    expect = job.expect or site.expect
+    alike = ("setup", "trace", "spares", "on_start", "gpus", "gpus_per_rank", "ranks_per_gpu", "visibility", "modules",
+             "before_agent", "brings")  # fmt: skip
     hosts, master, port = find_hosts(job, site, here, nodes + job.spares, emulated)
     env, passed = environment(job, site, here, emulated)
     runs = _path(job.runs, job.where("runs"), here) or _path(site.runs, site.where("runs"), here) or "runs"
@@ -228,7 +243,6 @@ def resolve(job: Job, site: Site, here: Here) -> Order:
         site=site.name,
         backend=site.backend,
         emulated=emulated,
-        gpus=job.gpus,
         hosts=hosts,
         master=master,
         muster_ports=(port,)
@@ -237,14 +251,10 @@ def resolve(job: Job, site: Site, here: Here) -> Order:
         env=env,
         agreed_command=launch.agreed if launch else (),
         passed=passed,
-        setup=job.setup,
         wrap=_wrap(job, here, nodes * ranks),
-        trace=job.trace,
         restarts=job.restarts or (launch and launch.restarts) or 0,
-        spares=job.spares,
         fewest_nodes=least or (launch.node_range[0] if launch and launch.node_range else None),
         wanted_nodes=wanted,
-        on_start=job.on_start,
         on_end=tuple(expand(word, here.environ, job.where("on-end")) for word in job.on_end),
         textfile=_absolute(textfile, here) if textfile else "",
         track=tuple(_track(job, here, name)),
@@ -252,9 +262,6 @@ def resolve(job: Job, site: Site, here: Here) -> Order:
         stop_grace=float(job.stop_grace),
         time_limit=None if job.time is None else float(job.time),
         user=here.user,
-        gpus_per_rank=job.gpus_per_rank,
-        ranks_per_gpu=job.ranks_per_gpu,
-        visibility=job.visibility,
         cpu_bind=_cpu_bind(job),
         reserved_cpus=_reserved(site),
         threads_per_core=site.cpus.threads if site.cpus else None,
@@ -266,18 +273,16 @@ def resolve(job: Job, site: Site, here: Here) -> Order:
         ),
         stop_signal=int(getattr(signal, "SIG" + job.stop_signal)),
         arch=site.arch or "",
-        modules=job.modules,
         python=_python(job, site),
-        before_agent=job.before_agent or "",
         vendor=site.vendor or (site.container.vendor if site.container else ""),
         missing=_missing(job, site),
         container=container(job, site, here),
         resources=resources(job, site, here.environ),
         cache_dir=_cache_dir(job, site, here),
-        expect=_expect(job, site),
+        expect=Expect(expect.transport, expect.gdr) if expect else Expect(),
         floors=_floors(site),
-        brings=job.brings,
         sweep=combinations(job.sweep),
+        **{name: getattr(job, name) for name in alike},
         checks={
             "preflight": job.checks.preflight,
             "affinity": job.checks.affinity,
@@ -334,42 +339,12 @@ def _command(job: Job, here: Here) -> Tuple[str, ...]:
     return tuple(expand(word, here.environ, job.where("command")) for word in job.command)
 
 
-def _without_spares(job: Job, here: Here) -> int:
-    """Count the given hosts that are nodes, not spares; 0 if none are given."""
-    if here.hosts and job.spares >= len(here.hosts):
-        raise Problem(
-            f"{job.where('spares')}: {job.spares}, but there are {len(here.hosts)} hosts in all",
-            "ask for fewer spares, or give more hosts: the training needs at least one host",
-        )
-    return len(here.hosts) - job.spares if here.hosts else 0
-
-
 def _existing_launch(command: Tuple[str, ...], here: Here) -> Optional[Found]:
     found = find_launcher(command)
     if found is None or found.kind != "accelerate":
         return found
     path = launchers.config_path(found.flags, here.environ)
     return find_launcher(command, launchers.from_config(here.read_config(path)) if path else {})
-
-
-def _ranks_of_launch(job: Job, launch: Optional[Found], here: Here) -> Optional[int]:
-    if job.ranks_per_node or launch is None:
-        return None
-    return here.cpus if launch.rank_per_core else launch.ranks_per_node
-
-
-def _check_range(launch: Optional[Found], nodes: int) -> None:
-    least, most = (launch and launch.node_range) or (nodes, nodes)
-    if not least <= nodes <= most:
-        raise Problem(
-            f"{nodes} nodes, but the command asks for {least} to {most} (--nnodes={least}:{most})",
-            "change the one or the other",
-        )
-
-
-def _run_id(name: str, here: Here) -> str:
-    started = time.strftime("%Y%m%d-%H%M%S", time.gmtime(here.now))
-    return f"{name}-{started}-{hashlib.sha256(here.entropy.encode()).hexdigest()[:4]}"
 
 
 def _python(job: Job, site: Site) -> str:
@@ -454,11 +429,6 @@ def _wrap(job: Job, here: Here, world: int) -> Optional[Wrap]:
             raise Problem(f"{job.where('wrap.ranks')}: there is no rank {rank} among {world}, counted from 0")
     place = job.where("wrap.command")
     return Wrap(job.wrap.ranks, tuple(expand(word, here.environ, place) for word in job.wrap.command))
-
-
-def _expect(job: Job, site: Site) -> Expect:
-    expect = job.expect or site.expect
-    return Expect(expect.transport, expect.gdr) if expect else Expect()
 
 
 def _floors(site: Site) -> Dict[str, Floor]:

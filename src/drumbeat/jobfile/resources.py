@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import Container, EnvVar, Option, Resources
@@ -27,15 +27,17 @@ SPECIFIC = ("qos", "constraint", "reservation", "dependency", "mail")
 
 
 def resources(job: Job, site: Site, environ: Mapping[str, str]) -> Resources:
-    gpus = _gpus(job, site)
+    _check_size(job, site)
+    gpus = (site.gpus if job.gpus is None else job.gpus) or None
+    of_all = (gpus, site.gpus) if gpus and site.gpus else (1, 1)  # fewer GPUs get their share of cores and memory
     specific = {name: getattr(job, name) for name in SPECIFIC if getattr(job, name)}
     if site.gpus_as:
         specific["gpus-as"] = site.gpus_as
     return Resources(
         account=job.account or "",
         partition=job.partition or "",
-        memory=_memory(job, site, gpus),
-        cpus=_cpus(job, site, gpus),
+        memory=job.memory or _share_of_memory(site.memory or "", *of_all),
+        cpus=job.cpus or (max(1, site.cores * of_all[0] // of_all[1]) if site.cores else None),
         gpus=gpus,
         exclusive=job.exclusive,
         array=job.array or "",
@@ -45,51 +47,29 @@ def resources(job: Job, site: Site, environ: Mapping[str, str]) -> Resources:
     )
 
 
-def _gpus(job: Job, site: Site) -> Optional[int]:
-    if job.gpus is not None and site.gpus is not None and job.gpus > site.gpus:
-        raise Problem(
-            f"{job.where('gpus')}: {job.gpus} GPUs per node requested, but a node of {site.name} has {site.gpus}",
-            _at_most(site, "gpus", f"more nodes, each with at most {site.gpus}"),
-        )
-    return (site.gpus if job.gpus is None else job.gpus) or None
+def _check_size(job: Job, site: Site) -> None:
+    """Refuse a request for more of something than the site says that a job can have."""
+    for key, of_site, unit, has, fit in (
+        ("gpus", "gpus", " GPUs", "a node of {} has", "more nodes, each with "),
+        ("cpus", "cores", " cores", "a job on {} can have", ""),
+        ("memory", "memory", "", "a job on {} can have", ""),
+    ):
+        asked, most = getattr(job, key), getattr(site, of_site)
+        if asked and most and _amount(asked, 1000) > (_amount(most, 1024) or math.inf):
+            copy = f"drumbeat site show {site.name} --source"
+            raise Problem(
+                f"{job.where(key)}: {asked}{unit} per node requested, but {has.format(site.name)} {most}",
+                f"ask for {fit}at most {most}; if its nodes have more, correct {of_site} in a copy of the profile: {copy}",
+            )
 
 
-def _cpus(job: Job, site: Site, gpus: Optional[int]) -> Optional[int]:
-    if job.cpus and site.cores and job.cpus > site.cores:
-        raise Problem(
-            f"{job.where('cpus')}: {job.cpus} cores per node requested, but a job on {site.name} can have {site.cores}",
-            _at_most(site, "cores", f"at most {site.cores}"),
-        )
-    return job.cpus or _share_of_cores(site, gpus)
+def _amount(value: Union[int, str], unit: int) -> int:
+    return least_bytes(value, unit) if isinstance(value, str) else value
 
 
-def _memory(job: Job, site: Site, gpus: Optional[int]) -> str:
-    if job.memory and site.memory and least_bytes(job.memory, 1000) > (least_bytes(site.memory, 1024) or math.inf):
-        raise Problem(
-            f"{job.where('memory')}: {job.memory} per node requested, but a job on {site.name} can have {site.memory}",
-            _at_most(site, "memory", f"at most {site.memory}"),
-        )
-    return job.memory or _share_of_memory(site, gpus)
-
-
-def _at_most(site: Site, key: str, fit: str) -> str:
-    copy = f"drumbeat site show {site.name} --source"
-    return f"ask for {fit}; if its nodes have more, correct {key} in a copy of the profile: {copy}"
-
-
-def _share_of_memory(site: Site, gpus: Optional[int]) -> str:
-    """Return all memory for all GPUs; for fewer GPUs their share, as with the cores."""
-    found = re.fullmatch(r"(\d+)([A-Za-z]*)", site.memory or "")
-    if not found or not site.gpus or not gpus or gpus >= site.gpus:
-        return site.memory or ""
-    return f"{max(1, int(found.group(1)) * gpus // site.gpus)}{found.group(2)}"
-
-
-def _share_of_cores(site: Site, gpus: Optional[int]) -> Optional[int]:
-    """Return all cores for all GPUs; for fewer GPUs their share."""
-    if not site.cores or not site.gpus or not gpus:
-        return site.cores
-    return max(1, site.cores * gpus // site.gpus)
+def _share_of_memory(memory: str, gpus: int, of_all: int) -> str:
+    found = re.fullmatch(r"(\d+)([A-Za-z]*)", memory)
+    return f"{max(1, int(found[1]) * gpus // of_all)}{found[2]}" if found and gpus < of_all else memory
 
 
 def _options(job: Job, site: Site, environ: Mapping[str, str], specific: Dict[str, str]) -> Tuple[Option, ...]:

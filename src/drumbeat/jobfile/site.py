@@ -18,7 +18,7 @@ from drumbeat.base.ranges import expand as expand_hosts
 from drumbeat.containers import RUNTIMES
 from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import Finding
-from drumbeat.jobfile.check import check, key, keys_of, near, origins_field
+from drumbeat.jobfile.check import REQUIRED, check, key, keys_of, near, origins_field
 from drumbeat.jobfile.job import JobExpect
 from drumbeat.jobfile.yamlfile import Table, load_text, read_file, shown, shown_path
 from drumbeat.machine.model import Facts, Pool
@@ -32,106 +32,101 @@ _VENDORS = tuple(vendor.name for vendor in job_vendors())
 
 @dataclass(frozen=True)
 class SiteVariable:
-    value: str = key("text", "The value; `$NAME` is filled in from the user's environment.", "hsn0,hsn1")
-    why: str = key("text", "Why ranks here need it; shown wherever the variable is.", "the only routed interfaces")
-    source: Optional[str] = key("text", "Where that is documented.", "https://docs.example.org/nccl", None)
+    value: str = key("text", "The value; `$NAME` is filled in from the user's environment.", "hsn0,hsn1", REQUIRED)
+    why: str = key(
+        "text", "Why ranks here need it; shown wherever the variable is.", "the only routed interfaces", REQUIRED
+    )
+    source: Optional[str] = key("text", "Where that is documented.", "https://docs.example.org/nccl")
 
 
 @dataclass(frozen=True)
 class SiteCpus:
-    why: str = key("text", "Why, in words.", "the first core of each L3 group serves the system")
+    why: str = key("text", "Why, in words.", "the first core of each L3 group serves the system", REQUIRED)
     reserved: str = key("text", "Cores kept for the system, as a list; no rank is bound to them.", "0,8,16-17", "")
     threads: Optional[int] = key(
-        "number",
-        "Hardware threads per core that a rank is bound to.",
-        "1",
-        None,
-        minimum=1,
-        default_text="all it may use",
+        "number", "Hardware threads per core that a rank is bound to.", "1", minimum=1, default_text="all it may use"
     )
-    source: Optional[str] = key("text", "Where that is documented.", "https://docs.example.org/cpus", None)
+    source: Optional[str] = key("text", "Where that is documented.", "https://docs.example.org/cpus")
 
 
 @dataclass(frozen=True)
 class SiteStorage:
-    why: str = key("text", "Why, in words.", "nodes have no disk")
+    why: str = key("text", "Why, in words.", "nodes have no disk", REQUIRED)
     local: str = key("path", "Node-local storage, for caches that many processes lock.", "/tmp", "/tmp")  # noqa: S108
     cache: Optional[str] = key(
         "path",
         "The project's storage, for models and data that are downloaded once.",
         "$SCRATCH/cache",
-        None,
         default_text="not known: HF_HOME and TORCH_HOME are left alone",
     )
-    source: Optional[str] = key("text", "Where that is documented.", "https://docs.example.org/storage", None)
+    source: Optional[str] = key("text", "Where that is documented.", "https://docs.example.org/storage")
 
 
 @dataclass(frozen=True)
 class SitePath:
     pattern: str = key(
-        "path", "The folder or file; `*` stands for a version, and the newest match is taken.", "/opt/ofi/*/lib"
+        "path",
+        "The folder or file; `*` stands for a version, and the newest match is taken.",
+        "/opt/ofi/*/lib",
+        REQUIRED,
     )
-    why: str = key("text", "What needs it.", "the libfabric that drives this network")
-    source: Optional[str] = key("text", "Where that is documented.", "https://docs.example.org/ofi", None)
+    why: str = key("text", "What needs it.", "the libfabric that drives this network", REQUIRED)
+    source: Optional[str] = key("text", "Where that is documented.", "https://docs.example.org/ofi")
     prepend: Optional[str] = key(
         "name",
         "In a container: the variable that gets this folder in front, in the order of this file. It is then mounted "
         "as /opt/host/NAME, so that nothing of the image is hidden.",
         "LD_LIBRARY_PATH",
-        None,
     )
     target: Optional[str] = key(
         "path",
         "In a container: its path there.",
         "/etc/libibverbs.d/bnxt_re.driver",
-        None,
         default_text="/opt/host/NAME with `prepend`, else where it is on the host",
     )
 
 
 @dataclass(frozen=True)
 class SiteContainer:
-    runtime: str = key("choice", "The container runtime.", "apptainer", allowed=tuple(RUNTIMES))
-    vendor: str = key("choice", "Vendor of the GPUs in containers.", "amd", "", allowed=("", *_VENDORS))
+    runtime: str = key(tuple(RUNTIMES), "The container runtime.", "apptainer", REQUIRED)
+    vendor: str = key(("", *_VENDORS), "Vendor of the GPUs in containers.", "amd", "")
     image: Optional[str] = key(
         "text",
         "Default image; `container: none` in a job runs it without one.",
         "registry.example.org/team/train:1",
-        None,
         default_text="none: only jobs that name an image run in one",
     )
-    binds: Tuple[str, ...] = key("words", "Folders that every container sees.", "[/scratch, /project]", ())
-    options: Tuple[str, ...] = key("words", "The runtime's own options.", '["--shm-size=64g"]', ())
+    binds: Tuple[str, ...] = key("words", "Folders that every container sees.", "[/scratch, /project]")
+    options: Tuple[str, ...] = key("words", "The runtime's own options.", '["--shm-size=64g"]')
 
 
 @dataclass(frozen=True)
 class SiteFloor:
-    busbw: int = key("number", "The least bus bandwidth of a healthy machine, in GB/s.", "340", minimum=1)
+    busbw: int = key("number", "The least bus bandwidth of a healthy machine, in GB/s.", "340", REQUIRED, minimum=1)
     nodes: Optional[int] = key(
-        "number", "The number of nodes it was measured with.", "2", None, minimum=1, default_text="any number"
+        "number", "The number of nodes it was measured with.", "2", minimum=1, default_text="any number"
     )
-    source: Optional[str] = key("text", "Where that number is from.", "measured after the upgrade in May", None)
+    source: Optional[str] = key("text", "Where that number is from.", "measured after the upgrade in May")
 
 
 @dataclass(frozen=True)
 class Detect:
-    cluster: Tuple[str, ...] = key("words", "Names that the scheduler may have for this cluster.", "[lumi]", ())
+    cluster: Tuple[str, ...] = key("words", "Names that the scheduler may have for this cluster.", "[lumi]")
     hosts: Tuple[str, ...] = key(
-        "words", "Patterns of host names: `*`, `?`, and ranges as in `gpu[01-24]`.", '["uan*", "nid??????"]', ()
+        "words", "Patterns of host names: `*`, `?`, and ranges as in `gpu[01-24]`.", '["uan*", "nid??????"]'
     )
     variables: Tuple[str, ...] = key(
         "words",
         "Variables that only jobs there have: NAME, or NAME=PATTERN. All of them must match. A profile of yours "
         "wins over a built-in one.",
         "[RUNAI_NUM_OF_GPUS, PET_NNODES]",
-        (),
     )
 
 
 @dataclass(frozen=True)
 class Site:
     name: str  # of its file
-    summary: str = key("text", "The cluster in one line.", "4 MI250X per node, Slingshot 11")
+    summary: str = key("text", "The cluster in one line.", "4 MI250X per node, Slingshot 11", REQUIRED)
     backend: str = key(
         "name", "Backend that jobs are submitted to, built in or from an installed package.", "slurm", "local"
     )
@@ -139,119 +134,98 @@ class Site:
         "hosts",
         "The machines, if jobs are started by ssh; a job uses as many as it has nodes, from the first on.",
         "gpu[1-8]",
-        (),
         default_text="the job names them",
     )
     emulated: bool = key(
         "switch", "Nodes are processes of one machine, each with its own loopback address.", "true", False
     )
-    nodes: Optional[int] = key("number", "Default number of nodes.", "1", None, minimum=1)
+    nodes: Optional[int] = key("number", "Default number of nodes.", "1", minimum=1)
     ranks_per_node: Optional[int] = key(
-        "number", "Default number of ranks per node, if the GPUs are not known.", "8", None, minimum=1
+        "number", "Default number of ranks per node, if the GPUs are not known.", "8", minimum=1
     )
-    gpus: Optional[int] = key("number", "GPUs per node, as torch counts them.", "8", None, minimum=1)
+    gpus: Optional[int] = key("number", "GPUs per node, as torch counts them.", "8", minimum=1)
     gpus_as: Optional[str] = key(
         "text",
         "Way to request GPUs, if the scheduler has several (docs pages slurm, kubernetes).",
         "gres",
-        None,
         default_text="the backend's",
     )
     cores: Optional[int] = key(
-        "number", "Cores per node that a job can have.", "56", None, minimum=1, default_text="the scheduler's"
+        "number", "Cores per node that a job can have.", "56", minimum=1, default_text="the scheduler's"
     )
     memory: Optional[str] = key(
-        "size", "Memory per node that a job can have, and gets by default.", "480G", None, default_text="not said"
+        "size", "Memory per node that a job can have, and gets by default.", "480G", default_text="not said"
     )
     needs: Tuple[str, ...] = key(
         "words",
         "Settings that every job there must have (account, time, partition, qos); checked before a job is sent.",
         "[account, time]",
-        (),
         default_text="nothing",
     )
     python: Optional[str] = key(
         "text",
         "The agent's interpreter outside containers, where the nodes' python3 is older than 3.9; `*` stands for a version.",
         "/opt/cray/pe/python/*/bin/python3",
-        None,
         default_text="python3",
     )
-    vendor: Optional[str] = key(
-        "choice", "Vendor of the nodes' GPUs.", "amd", None, allowed=_VENDORS, default_text="not known"
-    )
+    vendor: Optional[str] = key(_VENDORS, "Vendor of the nodes' GPUs.", "amd", default_text="not known")
     arch: Optional[str] = key(
-        "choice",
+        ("x86_64", "aarch64", "ppc64le"),
         "The architecture of the nodes that jobs run on; an image must have it, and login nodes may differ.",
         "aarch64",
-        None,
-        allowed=("x86_64", "aarch64", "ppc64le"),
         default_text="not known: images are not checked",
     )
     container: Optional[SiteContainer] = key(
-        "table",
+        SiteContainer,
         "Settings for containers.",
         "{runtime: apptainer, vendor: nvidia}",
-        None,
-        inner=SiteContainer,
         default_text="the job must say it",
     )
     textfile: Optional[str] = key(
         "path",
         "The folder of node-exporter's textfile collector on the nodes, if users may write there.",
         "/var/lib/node_exporter/textfile",
-        None,
     )
     runs: Optional[str] = key(
         "path",
         "The folder in which run folders are made, on storage that all nodes share.",
         "$SCRATCH/drumbeat/runs",
-        None,
         default_text="./runs",
     )
     env: Dict[str, SiteVariable] = key(
         "tables",
         "Variables that every rank gets here, each with its reason. A job's own value wins.",
         "{GLOO_SOCKET_IFNAME: {value: lo, why: nodes share one machine}}",
-        {},
         inner=SiteVariable,
     )
     submit: Dict[str, SiteVariable] = key(
         "tables",
         "Options that every job here is submitted with, each with its reason.",
         "{network: {value: --network=disable_rdzv_get, why: the alternative rendezvous needs it}}",
-        {},
         inner=SiteVariable,
     )
     cpus: Optional[SiteCpus] = key(
-        "table",
+        SiteCpus,
         "Properties of the cores that a node does not report itself.",
         '{reserved: "0,8", why: kept for the system}',
-        None,
-        inner=SiteCpus,
         default_text="as the node reports",
     )
     storage: Optional[SiteStorage] = key(
-        "table",
+        SiteStorage,
         "Storage for caches.",
         "{local: /scratch/local, why: each node has its own disk}",
-        None,
-        inner=SiteStorage,
         default_text="temporary files of each node, and no project storage",
     )
     paths: Dict[str, SitePath] = key(
         "tables",
         "Folders of the host that jobs need, as patterns: versions in them age. They are looked up on the node.",
         "{libfabric: {pattern: /opt/cray/libfabric/*/lib64, why: drives this network}}",
-        {},
         inner=SitePath,
     )
     expect: Optional[JobExpect] = key(
-        "table",
+        JobExpect,
         "Network that carries the traffic between nodes here. A job without its own `expect` is warned, never stopped.",
         "{transport: ofi, gdr: true}",
-        None,
-        inner=JobExpect,
         default_text="any",
     )
     floors: Dict[str, SiteFloor] = key(
@@ -259,15 +233,13 @@ class Site:
         "Minimum that `drumbeat verify` must measure here at its largest size, by operation: all_reduce, all_gather, "
         "reduce_scatter, all_to_all, broadcast, send_recv.",
         "{all_reduce: {busbw: 340, nodes: 2}}",
-        {},
         inner=SiteFloor,
     )
     detect: Detect = key(
-        "table",
+        Detect,
         "Ways to detect this cluster: by its name first, then by the host's, then by variables.",
         '{cluster: [lumi], hosts: ["uan*"]}',
         Detect(),
-        inner=Detect,
         default_text="never detected, only named",
     )
     origins: Dict[str, str] = origins_field()
@@ -350,25 +322,43 @@ def site_names(environ: Mapping[str, str]) -> List[str]:
 def detect(environ: Mapping[str, str], hostname: str, cluster: Optional[str]) -> Site:
     """Detect the site by the cluster's name, then by the host's, then by variables. Two sites that match are a Problem,
     not a guess."""
-    own = user_profiles(environ)
-    signs = {name: detect_of(name) for name in built_in() if name not in own}
-    signs.update({name: site_from_path(path).detect for name, path in own.items()})
+    own, signs = user_profiles(environ), signs_of_sites(environ)
     by_cluster = [name for name, each in signs.items() if cluster and cluster in each.cluster]
-    by_host = [name for name, each in signs.items() if any(_fits(hostname, one) for one in each.hosts)]
-    for found, what in ((by_cluster, f"cluster {cluster}"), (by_host, f"host {hostname}")):
-        if len(found) > 1:
-            raise Problem(f"{what} belongs to several sites: {', '.join(sorted(found))}", "choose one with --site")
-        if found:
-            return load_site(found[0], environ)
+    by_host = [name for name, each in signs.items() if _fits(hostname, each.hosts)]
     by_variables = [name for name, each in signs.items() if each.variables and _all_set(each.variables, environ)]
     by_variables = [name for name in by_variables if name in own] or by_variables
-    if len(by_variables) > 1:
-        raise Problem(f"this job belongs to several sites: {', '.join(sorted(by_variables))}", "choose one with --site")
-    return load_site(by_variables[0] if by_variables else DEFAULT, environ)
+    for found, what in ((by_cluster, f"cluster {cluster}"), (by_host, f"host {hostname}"), (by_variables, "this job")):
+        if len(found) > 1:
+            raise SeveralSites(what, sorted(found))
+        if found:
+            return load_site(found[0], environ)
+    return load_site(DEFAULT, environ)
 
 
-def _fits(hostname: str, pattern: str) -> bool:
-    return any(fnmatch.fnmatchcase(hostname, one) for one in host_patterns(pattern, "detect.hosts"))
+class SeveralSites(Problem):
+    """A machine or job that several profiles claim."""
+
+    def __init__(self, what: str, names: Sequence[str]) -> None:
+        super().__init__(f"{what} belongs to several sites: {', '.join(names)}", "choose one with --site")
+        self.names = names
+
+
+def signs_of_sites(environ: Mapping[str, str]) -> Dict[str, Detect]:
+    """Return the signs of every site; a profile of the user replaces a built-in one of that name."""
+    signs = {name: detect_of(name) for name in built_in()}
+    return {**signs, **{name: site_from_path(path).detect for name, path in user_profiles(environ).items()}}
+
+
+def claimed_too(site: Site, environ: Mapping[str, str]) -> List[str]:
+    """Return the other sites that claim a cluster or hosts of this one, with what both of them name."""
+    own = {*site.detect.cluster, *site.detect.hosts}
+    others = {name: own & {*each.cluster, *each.hosts} for name, each in signs_of_sites(environ).items()}
+    return [f"{name} ({', '.join(sorted(both))})" for name, both in others.items() if both and name != site.name]
+
+
+def _fits(hostname: str, hosts: Sequence[str]) -> bool:
+    patterns = (pattern for each in hosts for pattern in host_patterns(each, "detect.hosts"))
+    return any(fnmatch.fnmatchcase(hostname, pattern) for pattern in patterns)
 
 
 def _all_set(variables: Iterable[str], environ: Mapping[str, str]) -> bool:

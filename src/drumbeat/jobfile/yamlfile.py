@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import stat
 from dataclasses import field
-from typing import Any, Dict, Iterator, List, NoReturn, Optional, Tuple, Union
+from typing import Any, Dict, Iterator, NoReturn, Optional, Tuple, Union
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.problem import Problem
@@ -103,7 +103,7 @@ def load_text(text: str, name: str, what: str) -> Table:
     if bad:
         line = text.count("\n", 0, bad.start()) + 1
         raise Problem(f"{name}:{line}: a control character ({bad.group()!r}) is not allowed in {what}")
-    root = _Builder(name).build(_events(text, name))
+    root = _Builder(name, _events(text, name)).root()
     if root is None or (isinstance(root, Text) and root.missing):
         raise Problem(f"{name}: is empty, not {what}")
     if not isinstance(root, Table):
@@ -156,44 +156,47 @@ def _events(text: str, name: str) -> Iterator[Any]:
 
 
 class _Builder:
-    """Turns the parser's events into nodes with a stack of its own, so that depth cannot exhaust Python's."""
+    """Turns the parser's events into nodes."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, events: Iterator[Any]) -> None:
+        self.name, self.events = name, events
         self.count = 0
 
-    def build(self, events: Iterator[Any]) -> Optional[Node]:
+    def root(self) -> Optional[Node]:
         import yaml
 
         root: Optional[Node] = None
-        stack: List[_Open] = []
         documents = 0
-        for event in events:
+        for event in self.events:
             line = event.start_mark.line + 1
-            done: Optional[Node] = None
             if isinstance(event, yaml.DocumentStartEvent):
                 documents += 1
                 if documents > 1:
                     self._refuse(line, "a second document ('---') is not allowed")
             elif isinstance(event, yaml.NodeEvent):
-                self._refuse_features(event, line)
-                if isinstance(event, yaml.ScalarEvent):
-                    done = Text(event.value, line, event.style is not None)
-                else:
-                    if len(stack) >= MAX_DEPTH:
-                        self._refuse(line, f"nested deeper than {MAX_DEPTH} levels")
-                    stack.append(_Open(line, isinstance(event, yaml.MappingStartEvent)))
-            elif isinstance(event, yaml.CollectionEndEvent):
-                done = stack.pop().close()
-            if done is None:
-                continue
-            if not stack:
-                root = done
-            elif stack[-1].is_table:
-                self._into_table(stack[-1], done)
-            else:
-                stack[-1].values.append(done)
+                root = self._node(event, 0)
         return root
+
+    def _node(self, event: Any, depth: int) -> Node:
+        """Return the node that begins with this event, inside `depth` others."""
+        import yaml
+
+        line = event.start_mark.line + 1
+        self._refuse_features(event, line)
+        if isinstance(event, yaml.ScalarEvent):
+            return Text(event.value, line, event.style is not None)
+        if depth >= MAX_DEPTH:
+            self._refuse(line, f"nested deeper than {MAX_DEPTH} levels")
+        inner = self._inner(depth + 1)
+        return self._table(inner, line) if isinstance(event, yaml.MappingStartEvent) else Items(tuple(inner), line)
+
+    def _inner(self, depth: int) -> Iterator[Node]:
+        import yaml
+
+        for event in self.events:
+            if isinstance(event, yaml.CollectionEndEvent):
+                return
+            yield self._node(event, depth)
 
     def _refuse_features(self, event: Any, line: int) -> None:
         import yaml
@@ -208,37 +211,21 @@ class _Builder:
         if event.tag is not None:
             self._refuse(line, f"tags ({shown(event.tag)}) are not allowed")
 
-    def _into_table(self, table: _Open, node: Node) -> None:
-        if table.key is not None:
-            table.entries[table.key.value] = node
-            table.lines[table.key.value] = table.key.line
-            table.key = None
-            return
-        if not isinstance(node, Text):
-            self._refuse(node.line, f"a key must be a word, got {kind_of(node)}")
-        if node.missing:
-            self._refuse(node.line, "a key is missing before ':'")
-        if node.value == "<<" and not node.quoted:
-            self._refuse(node.line, "merge keys ('<<') are not allowed; write the values out")
-        if node.value in table.entries:
-            first = table.lines[node.value]
-            self._refuse(node.line, f"key {shown(node.value)} is given twice, first on line {first}")
-        table.key = node
+    def _table(self, nodes: Iterator[Node], line: int) -> Table:
+        """Return the table of `nodes`, which are keys and values in turn."""
+        table = Table({}, {}, line)
+        for key in nodes:
+            if not isinstance(key, Text):
+                self._refuse(key.line, f"a key must be a word, got {kind_of(key)}")
+            if key.missing:
+                self._refuse(key.line, "a key is missing before ':'")
+            if key.value == "<<" and not key.quoted:
+                self._refuse(key.line, "merge keys ('<<') are not allowed; write the values out")
+            if key.value in table.entries:
+                first = table.lines[key.value]
+                self._refuse(key.line, f"key {shown(key.value)} is given twice, first on line {first}")
+            table.entries[key.value], table.lines[key.value] = next(nodes), key.line
+        return table
 
     def _refuse(self, line: int, what: str) -> NoReturn:
         raise Problem(f"{self.name}:{line}: {what}")
-
-
-class _Open:
-    """A list or mapping that is still being read."""
-
-    def __init__(self, line: int, is_table: bool) -> None:
-        self.line = line
-        self.is_table = is_table
-        self.values: List[Node] = []
-        self.entries: Dict[str, Node] = {}
-        self.lines: Dict[str, int] = {}
-        self.key: Optional[Text] = None
-
-    def close(self) -> Node:
-        return Table(self.entries, self.lines, self.line) if self.is_table else Items(tuple(self.values), self.line)

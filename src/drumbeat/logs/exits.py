@@ -229,8 +229,7 @@ def _signal_of_code(exit_code: Optional[int]) -> Optional[int]:
 
 
 def _from_rule(code: str, evidence: Tuple[Evidence, ...] = ()) -> Finding:
-    match = Match(rule_of_code(code), {})
-    return Finding(code, ERROR, match.title, match.cause, match.fix(False), tuple(Evidence(e.text) for e in evidence))
+    return Match(rule_of_code(code), {}).finding(tuple(Evidence(each.text) for each in evidence))
 
 
 def _by_signal(signal: int, lines: Sequence[str], known: Optional[Finding]) -> Finding:

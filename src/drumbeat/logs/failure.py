@@ -30,7 +30,6 @@ EARLIER = "earlier-attempt"  # the code of a note: an attempt before the last on
 class Log:
     """Everything read besides the events; it decides what an event means."""
 
-    lines: int = 0
     ends: Mapping[str, int] = field(default_factory=dict)  # file -> number of its last line
     good_ends: GoodEnds = field(default_factory=GoodEnds)
     places: Mapping[str, Places] = field(default_factory=dict)  # code -> its lines

@@ -42,7 +42,18 @@ from drumbeat.logs.read.progress import CODE as NAN_LOSS
 from drumbeat.logs.read.progress import NOT_FINITE, nan_among_the_last
 from drumbeat.logs.read.tracebacks import CUT_OFF
 from drumbeat.logs.read.units import Units
-from drumbeat.logs.tiers import BARE, SAID, UNEXPLAINED, WAITED, WARNED, Tiers, is_own_failure, most_specific, of_tool
+from drumbeat.logs.tiers import (
+    BARE,
+    SAID,
+    UNEXPLAINED,
+    WAITED,
+    WARNED,
+    Nearby,
+    Tiers,
+    is_own_failure,
+    most_specific,
+    of_tool,
+)
 
 # How events are shown: one finding per event, or one per code for many events, with lines of several ranks as evidence.
 
@@ -54,47 +65,28 @@ MET_BEFORE = "it stands before the cancellation, and no step follows it"
 
 def finding_of(event: Event, ranks: RankOf, first: bool = True) -> Finding:
     """Return the finding for an event. `first`: no other rank is known to have reported the same earlier."""
-    rank = ranks.rank(event) if first and not (event.match and event.match.rule.blames == JOB) else None
-    advice = event.advice
-    own_fix = f"{advice}, {OWN_WORDS}" if advice else ""
+    rank = ranks.rank(event) if first and _blames(event) != JOB else None
+    known = event.match or (Match(rule_of_code(event.sense), {}) if event.sense else None)
+    advice, located = event.advice, bool(event.raised_at)
+    cause = "; ".join(filter(None, (known.cause if known and not advice else "", event.raised_at)))
+    fix = f"{advice}, {OWN_WORDS}" if advice else known.fix(located) if known else ""
+    where = (event.evidence, *event.beside)
     if event.match is None:
-        known = Match(rule_of_code(event.sense), {}) if event.sense else None
-        cause = "; ".join(filter(None, (known.cause if known and not advice else "", event.raised_at)))
-        fix = own_fix or (known.fix(bool(event.raised_at)) if known else "")
-        where, sure = (event.evidence, *event.beside), LIKELY if event.sense else CERTAIN
         own = not known or known.rule.blames == SELF and known.rule.role in (CAUSE, SYMPTOM)
         gone = missed(event.exception)[1] if event.said else None
         rank = gone if gone is not None else rank_in(event.exception) if event.said and rank is None and own else rank
-        title = message(event.exception) if event.said else event.whole
-        return Finding(
-            event.code,
-            ERROR,
-            title,
-            cause,
-            fix,
-            where,
-            host=event.host,
-            rank=rank,
-            confidence=sure,
-            guessed=event.guessed,
-        )
+        title, sure = message(event.exception) if event.said else event.whole, LIKELY if event.sense else CERTAIN
+        found = Finding(event.code, ERROR, title, cause, fix, where, host=event.host, rank=rank)
+        return replace(found, confidence=sure, guessed=event.guessed)
     rule = event.match.rule
-    of_task = event.unit if rank is None and first and rule.blames != JOB else None
-    severity = rule.severity if rule.role != CONSEQUENCE else INFO
+    severity = INFO if rule.role == CONSEQUENCE else rule.severity
     severity = WARNING if rule.role == NOTE and severity == ERROR else severity
-    finding = Finding(
-        rule.code,
-        severity,
-        event.match.title,
-        "; ".join(filter(None, (event.match.cause if not advice else "", event.raised_at))),
-        own_fix or event.match.fix(bool(event.raised_at)),
-        (event.evidence, *event.beside),
-        host=event.host if first else None,
-        rank=rank,
-        local=ranks.local(event) and rank is not None,
-        task=of_task,
+    finding = Finding(rule.code, severity, event.match.title, cause, fix, where, host=event.host if first else None)
+    finding = replace(
+        finding, rank=rank, local=ranks.local(event) and rank is not None,
+        task=event.unit if rank is None and first and rule.blames != JOB else None,
         confidence=LIKELY if rule.role != CAUSE else event.match.confidence,
-    )
+    )  # fmt: skip
     if rule.blames != OTHER or not first:
         return finding
     seen_by = " on ".join(part for part in (f"rank {rank}" if rank is not None else "", event.host or "") if part)
@@ -263,20 +255,17 @@ def by_label(finding: Finding, labels: Labels) -> Finding:
     file, number = where.file or "", where.line or 0
     if finding.code in NOBODYS_FAULT or labels.label(file) is None:
         return finding
-    speaker, blamed, named = (
-        labels.speaker(file, number),
-        labels.blamed(file, number - BESIDE),
-        labels.named(file, number),
-    )
+    speaker, blamed = labels.speaker(file, number), labels.blamed(file, number - BESIDE)
+    named = labels.named(file, number)
     meant = named.pop() if len(named) == 1 else None
     if meant is None and labels.blamed(file, number - BESIDE, fewest=2) is None:
         meant = missed(where.text)[1]
     waits = finding.code in CONSEQUENCES or kind_of(finding.code, "") in WAITS
     order = (meant, blamed) if finding.code in WAITED else (blamed, meant) if waits else ()
     rank = next((each for each in (*order, finding.rank, speaker, meant, blamed) if each is not None), None)
-    return (
-        replace(finding, rank=rank, host=None if rank != speaker else finding.host) if rank != finding.rank else finding
-    )
+    if rank == finding.rank:
+        return finding
+    return replace(finding, rank=rank, host=finding.host if rank == speaker else None)
 
 
 def _task(event: Event) -> Optional[int]:
@@ -403,20 +392,19 @@ def judge(
     seen: Whole,
     state: Communicators,
     first: Optional[FirstFailure],
-    extra: Sequence[Finding] = (),
-    unfinished: Sequence[Finding] = (),
-    log: Optional[Log] = None,
+    extra: Sequence[Finding],
+    unfinished: Sequence[Finding],
+    log: Log,
 ) -> Failure:
     """Judge a log. `extra` are findings that rest on many lines (absent ranks, desync, flight recorders); `unfinished` are
     communicators that never completed: a log that just ends there shows no failure."""
-    log = log or Log()
     held = (event for event in events if event.match is None or holds(event.match.rule, seen, event))
     held = (event for event in held if event.code in NOBODYS_FAULT or not log.is_of_failed_tests(event.evidence))
     live = [with_settings(event, seen) for event in held]
     first = None if first is not None and log.is_of_failed_tests(first.evidence) else first
     rules = tuple(sorted({event.match.rule.id for event in live if event.match}))
-    judged = _Judge(most_specific(_met(live, log)), RankOf.of(state, first), first, list(extra), list(unfinished), log)
-    failure = without_itself(judged.failure())
+    judged = _Judge(most_specific(_met(live, log)), RankOf.of(state, first), first, extra, log)
+    failure = without_itself(judged.failure(unfinished))
     if failure.finding is not None:
         failure = replace(failure, finding=by_label(failure.finding, log.labels))
     failure = with_latecomers(failure, live, judged.ranks, log)
@@ -534,29 +522,35 @@ def _with_silent(failure: Failure, unheard: Tuple[int, ...], log: Log, waiting: 
     return replace(failure, finding=replace(found, title=title, rank=unheard[0], cause=f"{silent}; {found.cause}"))
 
 
+def _answer(rest: Failure, finding: Finding, why: str, event: Optional[Event] = None, sure: bool = False) -> Failure:
+    """Return the failure with this answer. `event`: the line that decided."""
+    rule = event.match.rule if event is not None and event.match else None
+    named = (rule.id, rule.source) if rule else ("", "")
+    return replace(
+        rest, answer=finding.code, confidence=CERTAIN if sure else LIKELY, rule=named[0], source=named[1],
+        finding=finding, why_first=why,
+    )  # fmt: skip
+
+
+def _unknown(rest: Failure, why: str, finding: Optional[Finding] = None) -> Failure:
+    return replace(rest, answer=NOT_KNOWN, confidence=UNKNOWN, finding=finding, why_first=why)
+
+
 class _Judge:
     """One judgement; holds the state that its steps share."""
 
     def __init__(
-        self,
-        live: List[Event],
-        ranks: RankOf,
-        first: Optional[FirstFailure],
-        extra: List[Finding],
-        unfinished: List[Finding],
-        log: Log,
+        self, live: List[Event], ranks: RankOf, first: Optional[FirstFailure], extra: Sequence[Finding], log: Log
     ) -> None:
         self.live, self.ranks, self.first, self.extra, self.log = live, ranks, first, extra, log
         self.tiers = Tiers(live, ranks, first, extra, log)
         self.named = NamedRank(live, self.tiers, ranks, first, log)
-        raised = [event for event in self.tiers[UNEXPLAINED] if event.match is None]
-        failed = any(self.tiers[tier] for tier in (CAUSE, SYMPTOM, REPORT, CONSEQUENCE)) or raised or extra
-        self.unfinished = unfinished
-        if failed:
-            self.extra = [*extra, *unfinished]
 
-    def failure(self) -> Failure:
-        notes = (*self._merged(self.tiers[NOTE]), *(() if self.extra else self.unfinished))
+    def failure(self, unfinished: Sequence[Finding]) -> Failure:
+        raised = [event for event in self.tiers[UNEXPLAINED] if event.match is None]
+        if self.extra or raised or any(self.tiers[tier] for tier in (CAUSE, SYMPTOM, REPORT, CONSEQUENCE)):
+            self.extra = [*self.extra, *unfinished]
+        notes = (*self._merged(self.tiers[NOTE]), *(() if self.extra else unfinished))
         if self.log.nan_value is not None and not any(note.code in NOT_FINITE for note in notes):
             notes = (*notes, nan_among_the_last(self.log.nan_value))
         sure = (
@@ -599,10 +593,9 @@ class _Judge:
         if self.log.nan_from is not None:
             return self._of_nan(rest, self.log.nan_from)
         if not self.log.of_a_run:
-            return replace(rest, answer=NOT_KNOWN, confidence=UNKNOWN, why_first="nothing here is about a run")
+            return _unknown(rest, "nothing here is about a run")
         if not self.log.worked:
-            why = "no error, but also no step, no measured value and no word of how it ended"
-            return replace(rest, answer=NOT_KNOWN, confidence=UNKNOWN, why_first=why)
+            return _unknown(rest, "no error, but also no step, no measured value and no word of how it ended")
         return rest
 
     def _reported_by_logger(self, rest: Failure, error: Evidence) -> Failure:
@@ -612,7 +605,7 @@ class _Judge:
         why = "the log ends with an error that no rule knows"
         if behind > 0:
             why = f"an error that no rule knows, {behind} line{'s' if behind > 1 else ''} before the end of the log"
-        return replace(rest, answer=NOT_KNOWN, confidence=UNKNOWN, finding=finding, why_first=why)
+        return _unknown(rest, why, finding)
 
     def _of_nan(self, rest: Failure, first: Optional[Evidence], end: Optional[Event] = None) -> Failure:
         """Report a loss that stays NaN to the end if nothing else failed: such a run trains nothing. `end`: the error with which
@@ -627,14 +620,8 @@ class _Judge:
             why = "every training loss from this line on is NaN, and the program ended itself"
             finding = replace(finding, rank=self.ranks.rank(end), evidence=(first, end.evidence))
             finding = self.named.by_launcher(finding, [end])
-        return replace(
-            rest,
-            answer=finding.code,
-            confidence=LIKELY,
-            finding=finding,
-            why_first=why,
-            notes=tuple(note for note in rest.notes if note.code != NAN_LOSS),
-        )
+        notes = tuple(note for note in rest.notes if note.code != NAN_LOSS)
+        return _answer(replace(rest, notes=notes), finding, why)
 
     def _earliest(self, causes: List[Event], symptoms: List[Event]) -> Tuple[First, Optional[Event]]:
         """Return the earliest of these events; None if it is a death that only the launcher's record shows."""
@@ -654,11 +641,9 @@ class _Judge:
         rule = rule_of_signal(abs(first.exit_code or 0) % 128)
         if rule is None:
             return self._reported_only(rest, first)
-        match = Match(rule, {})
-        died = Finding(rule.code, ERROR, match.title, match.cause, match.fix(False), (first.evidence,), rank=first.rank)
+        died = replace(Match(rule, {}).finding((first.evidence,)), rank=first.rank, host=first.host or None)
         why = f"{first.who} saw rank {first.rank} fail first"
-        died = replace(died, host=first.host or None, confidence=LIKELY)
-        return replace(rest, answer=rule.code, confidence=LIKELY, rule=rule.id, finding=died, why_first=why)
+        return replace(_answer(rest, replace(died, confidence=LIKELY), why), rule=rule.id)
 
     def _of_causes(self, rest: Failure, causes: List[Event], event: Event, found: First) -> Failure:
         gave_up = self._of_nan(replace(rest, others=self._merged(causes) + rest.others), self.log.nan_from, event)
@@ -669,9 +654,8 @@ class _Judge:
         event = self._surest(event, alike)
         finding = with_evidence(self.named.finding(event, alike, sure), alike)
         alone = len({(cause.code, cause.exception.split(":")[0]) for cause in causes}) == 1
-        rule = event.match.rule if event.match else None
         sure_words = any(cause.match and cause.match.confidence == CERTAIN for cause in alike)
-        named = sure_words and not self._may_follow(event) if rule else self._ended(event)
+        named = sure_words and not self._may_follow(event) if event.match else self._ended(event)
         named = named and not all(map(self.tiers.may_have_passed, alike)) and not self.tiers.passed_over
         named = named and not self.tiers.trained_behind() and not found.unexplained
         if found.unexplained:
@@ -685,16 +669,8 @@ class _Judge:
             finding = replace(
                 finding, rank=other.rank, host=other.host or None, evidence=(*finding.evidence, other.evidence)
             )
-        return replace(
-            rest,
-            answer=finding.code,
-            confidence=CERTAIN if named and (sure or alone) else LIKELY,
-            rule=rule.id if rule else "",
-            source=rule.source if rule else "",
-            finding=self.named.by_launcher(finding, alike),
-            why_first=why,
-            others=others + tuple(self.extra) + rest.others,
-        )
+        rest = replace(rest, others=others + tuple(self.extra) + rest.others)
+        return _answer(rest, self.named.by_launcher(finding, alike), why, event, bool(named and (sure or alone)))
 
     def _surest(self, event: Event, alike: List[Event]) -> Event:
         """Return the line of the same failure that names the cause, where this one only makes it likely: the same rank's, within
@@ -723,17 +699,13 @@ class _Judge:
         return waits and any(lost.code == "peer-lost" for lost in self.tiers[CONSEQUENCE])
 
     def _ended(self, event: Event) -> bool:
-        """Return True if this exception ended its process: a launcher says so, or little was written after it."""
-        if event.caught or event.sense or not (names_itself(event.exception) or self._seen_to_end(event)):
+        """Return True if this exception ended its process: a launcher says so, or little was written after it. One whose name
+        does not say what is wrong counts only where drumbeat saw its rank end first, as an uncaught exception does."""
+        first, last = self.first, self.log.after(event) <= AT_THE_END
+        seen = first is not None and (first.who, first.exit_code, first.rank) == ("drumbeat", 1, self.ranks.rank(event))
+        if event.caught or event.sense or not (names_itself(event.exception) or seen and last):
             return False
-        return bool(self.first or self.tiers[REPORT]) or self.log.after(event) <= AT_THE_END
-
-    def _seen_to_end(self, event: Event) -> bool:
-        """Return True if drumbeat saw this rank end first, with the exit code of an uncaught exception, right after this line."""
-        first = self.first
-        by_drumbeat = first is not None and first.who == "drumbeat" and first.exit_code == 1
-        same = by_drumbeat and first is not None and self.ranks.rank(event) == first.rank
-        return same and self.log.after(event) <= AT_THE_END
+        return last or bool(first or self.tiers[REPORT])
 
     def _of_symptoms(self, rest: Failure, event: Optional[Event], found: First) -> Failure:
         why = "no line names a cause; this is what can be seen of it"
@@ -744,7 +716,7 @@ class _Judge:
             others = tuple(each for each in self.extra if each is not finding) + self._merged(symptoms) + rest.others
             known = finding.confidence if differs and event else LIKELY
             why = "the ranks' calls differ, so they wait for each other" if differs else why
-            return replace(rest, answer=finding.code, confidence=known, finding=finding, why_first=why, others=others)
+            return _answer(replace(rest, others=others), finding, why, sure=known == CERTAIN)
         telling = [event for event in symptoms if event.code not in BARE]
         unexplained = [event for event in self.tiers[UNEXPLAINED] if event.match is None]
         if not telling and unexplained and {event.code for event in symptoms} <= {"aborted"}:
@@ -760,16 +732,9 @@ class _Judge:
         named = named and not unexplained and not self._may_follow(event) and not all(e.mention for e in alike)
         named = named and not self.tiers.trained_behind() and not found.unexplained
         named = named and not all(map(self.tiers.may_have_been_outlived, alike)) and event.code not in WAITED
-        return replace(
-            rest,
-            answer=finding.code,
-            confidence=CERTAIN if named else LIKELY,
-            rule=rule.id if rule else "",
-            source=rule.source if rule else "",
-            finding=self.named.by_launcher(blame(finding, self.extra), alike),
-            why_first=why if not named else why_first,
-            others=tuple(self.extra) + self._merged([e for e in symptoms if e.code != finding.code]) + rest.others,
-        )
+        others = tuple(self.extra) + self._merged([e for e in symptoms if e.code != finding.code]) + rest.others
+        finding = self.named.by_launcher(blame(finding, self.extra), alike)
+        return _answer(replace(rest, others=others), finding, why_first if named else why, event, named)
 
     def _says_why(self, said: Event, death: Event) -> bool:
         """Return True if plain words before a death name a cause, or what the process that aborted had waited for."""
@@ -783,8 +748,11 @@ class _Judge:
         warned = [event for event in self.tiers[WARNED] if event.match and event.match.rule.role == CAUSE]
         lost = [event for event in self.tiers[CONSEQUENCE] if event.code == "peer-lost"]
         if exceptions and all(CUT_OFF in event.exception for event in exceptions):
-            above = [event for event in (*warned, *lost) if self._stands_above(event, exceptions)]
-            exceptions = exceptions if not above else []
+            near = Nearby([*warned, *lost])
+            above = any(
+                near.between(each.evidence.file, each.number - ABOVE_CUT, each.number - 1) for each in exceptions
+            )
+            exceptions = [] if above else exceptions
         for events, why in (
             (exceptions, "an exception without its traceback; nothing else names a cause"),
             (self._said(), WORDS),
@@ -799,30 +767,17 @@ class _Judge:
         if lost:  # a line that names the lost peer says more than one that refers to the other logs
             named = [each for each in lost if each.match and {"rank", "peer"} & set(each.match.groups)]
             event = self._first_of(named or lost)
-            return replace(
-                rest,
-                answer=event.code,
-                confidence=LIKELY,
-                rule=event.match.rule.id if event.match else "",
-                source=event.match.rule.source if event.match else "",
-                finding=self.named.by_launcher(with_evidence(self.named.finding(event, lost), lost), [event]),
-                why_first="another rank ended first; its own log is not here, or says nothing",
-                consequences=tuple(item for item in rest.consequences if item.code != event.code),
-            )
+            rest = replace(rest, consequences=tuple(item for item in rest.consequences if item.code != event.code))
+            finding = self.named.by_launcher(with_evidence(self.named.finding(event, lost), lost), [event])
+            return _answer(rest, finding, "another rank ended first; its own log is not here, or says nothing", event)
         shown = [*rest.others, *self._merged(self.tiers[UNEXPLAINED]), *rest.consequences]
         if first and first.tells_of(shown[0]):
             return self._reported_only(rest, first, shown[0].evidence)
         # A rank that warned or lost a peer need not be the one that failed; a rank that a launcher reports is.
         reported = shown[0] if rest.others else replace(shown[0], rank=None, local=False)
-        return replace(
-            rest,
-            answer=NOT_KNOWN,
-            confidence=UNKNOWN,
-            finding=self.named.by_launcher(reported),
-            others=rest.others[1:],
-            notes=rest.notes + tuple(item for item in shown[1:] if item not in rest.others + rest.consequences),
-            why_first="nothing here names a cause; the rank that failed first is not in these logs, or said nothing",
-        )
+        notes = rest.notes + tuple(item for item in shown[1:] if item not in rest.others + rest.consequences)
+        why = "nothing here names a cause; the rank that failed first is not in these logs, or said nothing"
+        return _unknown(replace(rest, others=rest.others[1:], notes=notes), why, self.named.by_launcher(reported))
 
     def _said(self) -> List[Event]:
         """Return plain-word events of a cause; those of a lost peer only if no rule's line reports one."""
@@ -830,25 +785,10 @@ class _Judge:
         lost = any(event.code == "peer-lost" for event in self.tiers[CONSEQUENCE])
         return said or ([] if lost else self.tiers[SAID])
 
-    def _stands_above(self, said: Event, exceptions: List[Event]) -> bool:
-        """Return True if the event is right before one of these cut-off tracebacks."""
-        return any(
-            said.evidence.file == cut.evidence.file and 0 < cut.number - said.number <= ABOVE_CUT for cut in exceptions
-        )
-
     def _likely(self, rest: Failure, events: List[Event], why: str) -> Failure:
         event = self._first_of(events)
         finding = with_evidence(finding_of(event, self.ranks), [e for e in events if e.code == event.code])
-        rule = event.match.rule if event.match else None
-        return replace(
-            rest,
-            answer=finding.code,
-            confidence=LIKELY,
-            rule=rule.id if rule else "",
-            source=rule.source if rule else "",
-            finding=self.named.by_launcher(finding, [event]),
-            why_first=why,
-        )
+        return _answer(rest, self.named.by_launcher(finding, [event]), why, event)
 
     def _reported_only(self, rest: Failure, first: FirstFailure, more: Tuple[Evidence, ...] = ()) -> Failure:
         """Answer when the launcher's own table is all there is: it names the rank that failed but not the reason."""
@@ -857,7 +797,7 @@ class _Judge:
         finding = Finding("child-failed", ERROR, title, "", first.fix, evidence, host=host, rank=first.rank)
         why = "nothing here names a cause; the log of that rank is not here, or says nothing"
         others = tuple(other for other in rest.others if other.code != finding.code)
-        return replace(rest, answer=NOT_KNOWN, confidence=UNKNOWN, finding=finding, why_first=why, others=others)
+        return _unknown(replace(rest, others=others), why, finding)
 
     def _first_of(self, events: List[Event]) -> Event:
         return self._earliest(events, [])[1] or min(events, key=lambda event: event.sequence)

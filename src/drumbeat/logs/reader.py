@@ -16,14 +16,15 @@ from typing import Deque, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from drumbeat.findings.model import ERROR, INFO, UNKNOWN, WARNING, Evidence, Finding, PastedDump, clipped, worst
 from drumbeat.logs.events import Event, Events, RankOf
-from drumbeat.logs.failure import EARLIER, NO_FAILURE, NOT_KNOWN, with_unseen
-from drumbeat.logs.judge import finding_of
+from drumbeat.logs.failure import AT_THE_END, EARLIER, NO_FAILURE, NOT_KNOWN, Log, with_unseen
+from drumbeat.logs.judge import finding_of, judge
+from drumbeat.logs.meaning.conditions import whole
 from drumbeat.logs.meaning.grammar import BARE_SIGNS, FOREIGN_WORDS, NAMES, is_bare, may_be_bare
-from drumbeat.logs.meaning.rules import CAUSE, NOTE, OTHER, REPORT, SHAPE, SYMPTOM, Prefilter, Rulebook, rulebook
+from drumbeat.logs.meaning.rules import CAUSE, NOTE, OTHER, REPORT, SHAPE, SYMPTOM, Match, Prefilter, Rulebook, rulebook
 from drumbeat.logs.meaning.senses import sense
-from drumbeat.logs.nccl import communicators, grammar
+from drumbeat.logs.nccl import communicators, grammar, missing, transport
 from drumbeat.logs.nccl.communicators import Communicators
-from drumbeat.logs.nccl.transport import Transport, judge
+from drumbeat.logs.nccl.transport import Transport
 from drumbeat.logs.read.attempts import GOOD_ENDS, GoodEnds, Runs, is_good_end, speaker
 from drumbeat.logs.read.attempts import WORDS as RUN_WORDS
 from drumbeat.logs.read.flight import Dump, compare
@@ -69,9 +70,10 @@ from drumbeat.logs.read.tracebacks import (
     Crashes,
     Raised,
     Tracebacks,
+    survived,
 )
-from drumbeat.logs.recorded import Recorded
-from drumbeat.logs.report import Report, make_report
+from drumbeat.logs.recorded import Recorded, with_record
+from drumbeat.logs.report import Report, all_quoted
 from drumbeat.logs.tiers import is_own_failure
 
 # Tracebacks whose end is not in the log: read by what their last frame was about to raise, where that is shown.
@@ -311,7 +313,7 @@ class Reader:
         """Return the transport as known so far; more lines can be fed afterwards."""
         state = copy.deepcopy(self.communicators)
         state.finish()
-        return judge(state)
+        return transport.judge(state)
 
     def report(self) -> Report:
         """Return the final report on everything that was fed."""
@@ -327,30 +329,7 @@ class Reader:
             self.work.seen = self.work.seen or bool(self.steps.last[file])
         if self.recorded is None:
             self._read_ends(begins)
-        extra = tuple(compare(self.dumps))
-        report = make_report(
-            self.rules,
-            self.lines,
-            self.communicators,
-            self.events,
-            self.timeouts,
-            self.elastic,
-            extra,
-            self._ends,
-            self._good_ends,
-            tuple(self.pasted),
-            self.of_a_run,
-            self.work.seen,
-            self.recorded,
-            begins,
-            self.losses.stayed(),
-            self._unknown,
-            self.steps,
-            self.losses.last_value(self._ends),
-            self._failed,
-            self._last_lines(),
-            self._tests,
-        )
+        report = self._judged(begins)
         failure = replace(report.failure, notes=(*report.failure.notes, *earlier))
         if failure.answer == NO_FAILURE and not self._good_ends and self.recorded is None:
             last = clipped(clean(self._last_work()).text.strip(), MAX_TEXT)
@@ -365,6 +344,51 @@ class Reader:
             failure = replace(failure, answer=NOT_KNOWN, confidence=UNKNOWN, why_first=why, in_progress="")
         unseen = [*self._unseen, *self._several_jobs()]
         return replace(report, failure=with_unseen(failure, unseen, self.runs.mixed or self.runs.is_guess))
+
+    def _judged(self, begins: Mapping[str, int]) -> Report:
+        """Judge everything that was read."""
+        state, events, good_ends = self.communicators, self.events, self._good_ends
+        state.of_gloo = not state.spoke and any("gloo" in event.evidence.text.lower() for event in events.kept)
+        verdict = transport.judge(state)
+        nranks = verdict.nranks or events.labels.units.world() or None
+        seen = whole(state, verdict, events)
+        hanging, unfinished = missing.incomplete(state, good_ends)
+        dumped = compare(self.dumps)
+        extra = [*dumped, *self.timeouts.findings(nranks), *missing.different_networks(state), *hanging]
+        log = Log(
+            ends=self._ends,
+            good_ends=good_ends,
+            places=events.places,
+            missing_ranks=transport.missing_ranks(state),
+            several_runs=self.elastic.several_runs and self.recorded is None,
+            survived=survived(events.tracebacks, self._ends, AT_THE_END),
+            begins=begins,
+            nan_from=self.losses.stayed(),
+            unknown=self._unknown,
+            steps=self.steps,
+            nan_value=self.losses.last_value(self._ends),
+            raised=events.raised,
+            by_launcher=events.by_launcher,
+            connects_last=state.connects_last,
+            nranks=verdict.nranks,
+            world=nranks,
+            late=self.timeouts.late_ranks(nranks),
+            heard=frozenset(self.timeouts.heard),
+            of_a_run=self.of_a_run or bool(events.kept or good_ends or self.pasted or dumped or state.spoke),
+            worked=self.work.seen or bool(good_ends or self.pasted or state.processes or self.recorded),
+            failed=self._failed,
+            labels=events.labels,
+            last_lines=self._last_lines(),
+            tests=self._tests,
+        )
+        # Rules without a line of their own speak about the log as a whole.
+        shown = next(iter(verdict.path.evidence), Evidence(""))
+        wholes = [Event(0, shown, Match(rule, {})) for rule in self.rules.rules if rule.when and not rule.find]
+        failure = judge([*events.kept, *wholes], seen, state, self.elastic.first, extra, unfinished, log)
+        failure = all_quoted(failure) if state.no_gpus else failure
+        failure = with_record(failure, self.recorded) if self.recorded is not None else failure
+        settings = (*missing.differences(state), *missing.lone_worlds(state))
+        return Report(self.lines, verdict, failure, settings, state.dropped, tuple(self.pasted))
 
     def _last_lines(self) -> Dict[int, Evidence]:
         """Return rank -> the last line of the file that only this rank writes."""
@@ -435,8 +459,8 @@ class Reader:
             self._say(file, *said)
 
     def _is_known(self, text: str) -> bool:
-        """Return True for a line of a rule or an exception: it is an event already."""
-        return is_bare(text) or any(not match.rule.fallback for match in self.rules.match(text))
+        """Return True for an exception, or a line of a rule that asks for nothing else: it is an event already."""
+        return is_bare(text) or any(not (it.rule.fallback or it.rule.conditional) for it in self.rules.match(text))
 
     def _several_jobs(self) -> List[str]:
         several = {file: jobs for file, jobs in self.runs.jobs.items() if len(jobs) > 1}

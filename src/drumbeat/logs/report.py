@@ -3,24 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import AbstractSet, List, Mapping, Optional, Sequence, Tuple
+from typing import Sequence, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
-from drumbeat.findings.model import UNKNOWN, Evidence, Finding, PastedDump
-from drumbeat.logs.events import Event, Events
-from drumbeat.logs.failure import AT_THE_END, NO_FAILURE, Failure, Log, with_unseen
-from drumbeat.logs.judge import judge
-from drumbeat.logs.meaning.conditions import Whole, whole
-from drumbeat.logs.meaning.rules import Match, Rulebook
-from drumbeat.logs.nccl import missing, transport
-from drumbeat.logs.nccl.communicators import Communicators
+from drumbeat.findings.model import UNKNOWN, Finding, PastedDump
+from drumbeat.logs.failure import NO_FAILURE, Failure, with_unseen
 from drumbeat.logs.nccl.transport import Transport
-from drumbeat.logs.read.attempts import GoodEnds
-from drumbeat.logs.read.launchers import ElasticSummary, Timeouts
-from drumbeat.logs.read.progress import Steps
-from drumbeat.logs.read.testing import TestRun
-from drumbeat.logs.read.tracebacks import survived
-from drumbeat.logs.recorded import Recorded, with_record
 
 # Words about a GPU on nodes that have none: they are quoted, and never believed.
 
@@ -107,83 +95,3 @@ def of_jobs(jobs: Sequence[JobReport]) -> Report:
     failure = replace(worst.failure, unseen=(*worst.failure.unseen, *others))
     shown = (*reversed(failed), *(job for job in reversed(jobs) if job.failure.answer == NO_FAILURE))
     return Report(worst.lines, worst.transport, failure, worst.environment, worst.dropped, worst.dumps, jobs=shown)
-
-
-def make_report(
-    rules: Rulebook,
-    lines: int,
-    state: Communicators,
-    events: Events,
-    timeouts: Timeouts,
-    elastic: ElasticSummary,
-    extra: Tuple[Finding, ...] = (),
-    ends: Optional[Mapping[str, int]] = None,
-    good_ends: Optional[GoodEnds] = None,
-    pasted: Tuple[PastedDump, ...] = (),
-    of_a_run: bool = True,
-    worked: bool = True,
-    recorded: Optional[Recorded] = None,
-    begins: Optional[Mapping[str, int]] = None,
-    nan_from: Optional[Evidence] = None,
-    unknown: Optional[Mapping[str, Sequence[Tuple[Evidence, Optional[int]]]]] = None,
-    steps: Optional[Steps] = None,
-    nan_value: Optional[Evidence] = None,
-    ended_badly: AbstractSet[str] = frozenset(),
-    last_lines: Optional[Mapping[int, Evidence]] = None,
-    tests: Optional[Mapping[str, TestRun]] = None,
-) -> Report:
-    state.of_gloo = not state.spoke and any("gloo" in event.evidence.text.lower() for event in events.kept)
-    good_ends = GoodEnds() if good_ends is None else good_ends
-    verdict = transport.judge(state)
-    nranks = verdict.nranks or events.labels.units.world() or None
-    seen = whole(state, verdict, events)
-    hanging, unfinished = missing.incomplete(state, good_ends)
-    more = [*extra, *timeouts.findings(nranks), *missing.different_networks(state), *hanging]
-    log = Log(
-        lines,
-        ends or {},
-        good_ends,
-        events.places,
-        transport.missing_ranks(state),
-        elastic.several_runs and recorded is None,
-        survived(events.tracebacks, ends or {}, AT_THE_END),
-        begins or {},
-        nan_from,
-        unknown or {},
-        steps or Steps(),
-        nan_value,
-        events.raised,
-        events.by_launcher,
-        state.connects_last,
-        verdict.nranks,
-        nranks,
-        timeouts.late_ranks(nranks),
-        frozenset(timeouts.heard),
-        of_a_run or bool(events.kept or good_ends or pasted or extra or state.spoke),
-        worked or bool(good_ends or pasted or state.processes or recorded),
-        ended_badly,
-        events.labels,
-        last_lines or {},
-        tests or {},
-    )
-    failed = judge(
-        [*events.kept, *_of_the_whole(rules, seen)],
-        seen,
-        state,
-        elastic.first,
-        more,
-        unfinished,
-        log,
-    )
-    if state.no_gpus:
-        failed = all_quoted(failed)
-    if recorded is not None:
-        failed = with_record(failed, recorded)
-    settings = (*missing.differences(state), *missing.lone_worlds(state))
-    return Report(lines, verdict, failed, settings, state.dropped, pasted)
-
-
-def _of_the_whole(rules: Rulebook, seen: Whole) -> List[Event]:
-    """Return events for rules without a line of their own, whose conditions hold for the log as a whole."""
-    evidence = next(iter(seen.transport.path.evidence), Evidence(""))
-    return [Event(0, evidence, Match(rule, {})) for rule in rules.rules if rule.when and not rule.find]

@@ -80,6 +80,13 @@ class Tiers:
     def __getitem__(self, tier: str) -> List[Event]:
         return self.tiers[tier]
 
+    def _set_aside(self, tier: str, events: Sequence[Event], to: str = NOTE) -> None:
+        """Move events of this tier to another one; among the notes only rules' words are kept."""
+        moved = set(map(id, events))
+        here = self.tiers[tier]
+        self.tiers[tier] = [event for event in here if id(event) not in moved]
+        self.tiers[to] += [event for event in here if id(event) in moved and (event.match or to != NOTE)]
+
     def _restarts(self, live: List[Event]) -> Dict[Optional[str], int]:
         """File -> the last line on which torchrun says that a rank failed, where training goes on behind it and no table
         follows: it has started the ranks again. What stands before belongs to an attempt that is over."""
@@ -96,9 +103,8 @@ class Tiers:
         for tier in (CAUSE, SYMPTOM, WARNED, UNEXPLAINED):
             pairs = [(event, self.in_order(event, tier)) for event in self.tiers[tier]]
             others = (each for event, each in pairs if event.code != "oom-kill")  # which says why
-            behind = consequences([self.record, *others], NOTICED)
-            self.tiers[tier] = [event for event, each in pairs if each not in behind]
-            self.tiers[CONSEQUENCE] += [event for event, each in pairs if each in behind]
+            behind = set(map(id, consequences([self.record, *others], NOTICED)))
+            self._set_aside(tier, [event for event, each in pairs if id(each) in behind], CONSEQUENCE)
 
     def _put_behind_what_went_on(self) -> None:
         """Ignore a death that no launcher reports of a rank if hundreds of lines or steps follow before another failure: it
@@ -113,8 +119,7 @@ class Tiers:
             next_one = min((lines for lines in behind if lines >= 0), default=None)
             quiet = self.log.after(event) if next_one is None else next_one
             if quiet > MANY_LINES or next_one is None and self.past.trains(event):
-                self.tiers[SYMPTOM].remove(event)
-                self.tiers[NOTE].append(event)
+                self._set_aside(SYMPTOM, [event])
                 self.lived_through = True
 
     def may_have_been_outlived(self, event: Event) -> bool:
@@ -130,9 +135,7 @@ class Tiers:
         """Mark events as consequences of Slurm's time limit if they come after it, or in the seconds before it."""
         limits = [event for event in self.tiers[SYMPTOM] if _TIME_LIMIT in event.evidence.text]
         for tier in (CAUSE, UNEXPLAINED, SAID) if limits else ():
-            behind = [event for event in self.tiers[tier] if any(_ended_by(event, limit) for limit in limits)]
-            self.tiers[tier] = [event for event in self.tiers[tier] if event not in behind]
-            self.tiers[NOTE] += [event for event in behind if event.match]
+            self._set_aside(tier, [each for each in self.tiers[tier] if any(_ended_by(each, end) for end in limits)])
 
     def _put_behind_its_cause(self) -> None:
         """Mark an exception about another member as a consequence if other lines explain what happened to that member."""
@@ -146,8 +149,7 @@ class Tiers:
                 and event.code in (PROGRAM, *CONSEQUENCES)
                 and (self._tells_of(event) - {self.ranks.rank(event)}) & explained_ones
             ]
-            self.tiers[tier] = [event for event in self.tiers[tier] if event not in told]
-            self.tiers[CONSEQUENCE] += told
+            self._set_aside(tier, told, CONSEQUENCE)
 
     def _tells_of(self, event: Event) -> Set[int]:
         """Return the members that the event names, else the rank that wrote it."""
@@ -184,7 +186,10 @@ class Tiers:
             return CONSEQUENCE  # the launcher had seen another rank fail, and ended this one
         if rule.severity != ERROR and rule.role in (CAUSE, SYMPTOM):
             return NOTE
-        if rule.fallback and (self.past.went_on(event) or self._connects_after(event)):
+        connects = self.log.connects_last.get(
+            event.evidence.file or "", 0
+        )  # NCCL warned, and its ranks went on to connect
+        if rule.fallback and (self.past.went_on(event) or connects > event.number):
             return NOTE
         if rule.fallback and rule.role == NOTE:
             return UNEXPLAINED
@@ -196,32 +201,18 @@ class Tiers:
             return NOISE if rule.role in (REPORT, CONSEQUENCE) else NOTE
         if (rule.role == CONSEQUENCE or event.code == "terminated") and self._done_before(event):
             return NOISE
-        if event.code == "killed" and self._killed_by_srun(event):
-            return CONSEQUENCE
+        step_end = self._step_ends.get(event.evidence.file)
+        if event.code == "killed" and step_end is not None and "srun: " in event.evidence.text:
+            return CONSEQUENCE if step_end < event.number else rule.role  # srun had begun to end the step
         return rule.role
-
-    def _killed_by_srun(self, event: Event) -> bool:
-        """Return True if srun reports a killed task after it began to end the step."""
-        ended = self._step_ends.get(event.evidence.file)
-        return ended is not None and ended < event.number and "srun: " in event.evidence.text
 
     def survived(self, event: Event) -> Optional[Survived]:
         """The traceback in which it stands, if its process printed that and went on to fail otherwise."""
         if self.first is not None and self.first.exit_code not in (None, 1):  # an uncaught exception ends Python with 1
             return None
-        inside = (each for each in self.log.survived if event.evidence.file == each.span.file)
-        return next(
-            (
-                each
-                for each in inside
-                if each.span.first <= event.number <= each.span.last and event.rank == each.span.rank
-            ),
-            None,
-        )
-
-    def _connects_after(self, event: Event) -> bool:
-        """NCCL warned, and its ranks went on to connect."""
-        return self.log.connects_last.get(event.evidence.file or "", 0) > event.number
+        where = event.evidence.file, event.rank
+        inside = (each for each in self.log.survived if where == (each.span.file, each.span.rank))
+        return next((each for each in inside if each.span.first <= event.number <= each.span.last), None)
 
     def _ends(self, event: Event) -> bool:
         """Return True for the last word of a file that never says that its work was done; a warning is none."""
@@ -254,18 +245,16 @@ class Tiers:
 
     def _ended_otherwise(self, event: Event) -> bool:
         """Return True if the file continues long after this exception and ends with a cancel or a time limit."""
-        ends = [
-            symptom
-            for symptom in self.tiers[SYMPTOM]
-            if symptom.code in NOBODYS_FAULT and symptom.evidence.file == event.evidence.file
-        ]
         return any(
-            self.log.after(symptom) <= AT_THE_END and symptom.number - event.number > MANY_LINES for symptom in ends
-        )
+            end.code in NOBODYS_FAULT and end.evidence.file == event.evidence.file
+            and self.log.after(end) <= AT_THE_END and end.number - event.number > MANY_LINES
+            for end in self.tiers[SYMPTOM]
+        )  # fmt: skip
 
-    def _without_trained_on(self, causes: List[Event]) -> List[Event]:
+    def _put_behind_training(self) -> None:
         """An error behind which training went on, step by step, did not end it: one of the same rank at the end did, or any
         where no rank is known and no traceback ends there (whose words may come before what was printed earlier)."""
+        causes = self.tiers[CAUSE]
         in_order = sorted(causes, key=lambda each: each.number)
         last = {(each.evidence.file, rank): each for each in in_order for rank in (each.rank, None)}
         passed = [
@@ -279,8 +268,7 @@ class Tiers:
             and self.log.trained_between(event, end)
         ]  # fmt: skip
         self.passed_over = self.passed_over or bool(passed)
-        self.tiers[NOTE] += [event for event in passed if event.match]
-        return [event for event in causes if event not in passed]
+        self._set_aside(CAUSE, passed)
 
     def _of_reporter(self, event: Event) -> bool:
         """An exception of a launcher; or a traceback of nobody, cut off, that begins behind the report of a failure: whoever
@@ -316,10 +304,10 @@ class Tiers:
         rest = [event for event in causes if event.match or not (event.of_helper and may_follow(event.exception))]
         return rest if rest or self.tiers[SYMPTOM] else causes
 
-    def _without_script_lines(self, causes: List[Event]) -> List[Event]:
+    def _put_behind_the_program(self) -> None:
         """A shell goes on behind a line that failed: what failed after it, in the program, ended the job. Where srun numbers
         the lines of tasks, those without a number are the script's."""
-        by_number = sorted(causes, key=lambda each: each.number)
+        by_number = sorted(self.tiers[CAUSE], key=lambda each: each.number)
         ends = {event.evidence.file: event.number for event in by_number if not _survivable(event)}
         for event in self.tiers[SYMPTOM]:
             if event.code in NOBODYS_FAULT:  # it was still running when somebody ended it
@@ -328,7 +316,7 @@ class Tiers:
         named = {event.evidence.file: event.number for event in by_number if _is_certain(event)}
         passed = [
             event
-            for event in causes
+            for event in by_number
             if _survivable(event)
             and event.number < ends.get(event.evidence.file, 0)
             or _survivable(event)
@@ -339,8 +327,7 @@ class Tiers:
             and _kind(event, CAUSE) != order.HARDWARE
             and event.number < of_tasks.get(event.evidence.file, 0)
         ]
-        self.tiers[NOTE] += [event for event in passed if event.match]
-        return [event for event in causes if event not in passed]
+        self._set_aside(CAUSE, passed)
 
     def _forget_what_was_lived_through(self) -> None:
         """Behind its last word of a failure every file goes on long and says in the end that the work was done: a run that
@@ -351,8 +338,7 @@ class Tiers:
         if all(self.past.is_over(event, self.tiers[REPORT]) for event in last.values()):
             self.lived_through = True
             for tier in _FAILING:
-                self.tiers[NOTE] += [event for event in self.tiers[tier] if event.match]
-                self.tiers[tier] = []
+                self._set_aside(tier, self.tiers[tier])
 
     def met_before(self, end: Event) -> List[Event]:
         """Return errors that stand before this cancellation, without a step between: whoever cancelled the run may have
@@ -383,23 +369,26 @@ class Tiers:
         self._put_behind_the_time_limit()
         ends = [event for event in tiers[SYMPTOM] if event.code in NOBODYS_FAULT and event.code != "terminated"]
         if ends:
-            killed = [event for event in tiers[SYMPTOM] if event.code == "killed" and _is_behind(event, ends)]
-            behind = [*killed, *(event for event in tiers[SYMPTOM] if event.code == "terminated")]
-            tiers[CONSEQUENCE] += behind
-            tiers[SYMPTOM] = [event for event in tiers[SYMPTOM] if event not in behind]
+            last = {end.evidence.file: end.number for end in sorted(ends, key=lambda each: -each.number)}
+            killed = [each for each in tiers[SYMPTOM] if each.code == "killed" and each.evidence.file in last]
+            killed = [each for each in killed if each.number > last[each.evidence.file]]
+            told = [event for event in tiers[SYMPTOM] if event.code == "terminated"]
+            self._set_aside(SYMPTOM, [*killed, *told], CONSEQUENCE)
         self._put_behind_its_cause()
         known = [event for event in tiers[CAUSE] if event.match and not event.mention]
         near = Nearby(known)
         for tier in (CAUSE, UNEXPLAINED):
             tiers[tier] = [event for event in tiers[tier] if event.match or event.advice or not explained(event, near)]
         tiers[CAUSE] = self._without_helpers(without_reraised(self._with_message_below(tiers[CAUSE])))
-        tiers[CAUSE] = self._without_script_lines(self._with_words(tiers[CAUSE]))
+        tiers[CAUSE] = self._with_words(tiers[CAUSE])
+        self._put_behind_the_program()
         better = [event for event in (*known, *tiers[SYMPTOM]) if event.match]
         absorbed = {(event.evidence.file, code) for event in better if event.match for code in event.match.rule.absorbs}
         if absorbed:
             for tier in (CAUSE, SYMPTOM, UNEXPLAINED):
                 tiers[tier] = [event for event in tiers[tier] if (event.evidence.file, event.code) not in absorbed]
-        tiers[CAUSE] = self._without_trained_on(without_survived(tiers[CAUSE]))
+        tiers[CAUSE] = without_survived(tiers[CAUSE])
+        self._put_behind_training()
         tiers[CAUSE] = [event for event in tiers[CAUSE] if event.match or not self._ended_otherwise(event)]
         if self.first or any(tiers[tier] for tier in (CAUSE, SYMPTOM, REPORT, CONSEQUENCE)):
             tiers[UNEXPLAINED] = [event for event in tiers[UNEXPLAINED] if not self._of_reporter(event)]
@@ -407,18 +396,16 @@ class Tiers:
             event for event in tiers[CONSEQUENCE] if not (event.match and event.match.rule.quiet) or self._ends(event)
         ]
         if not (loud or self.extra or self.first or any(tiers[tier] for tier in (CAUSE, SYMPTOM, REPORT, UNEXPLAINED))):
-            tiers[NOISE] += tiers[CONSEQUENCE]
-            tiers[CONSEQUENCE] = []
+            self._set_aside(CONSEQUENCE, tiers[CONSEQUENCE], NOISE)
         self._forget_what_was_lived_through()
         named = {id(event) for event in known}
         for tier in (CAUSE, CAUSE, UNEXPLAINED, SAID):  # twice: causes that were handled are none beside the others
             if not self.nobody_else():
                 break
             alone = named.isdisjoint(map(id, tiers[CAUSE]))
-            each = [(event, self.past.passed(event, self.tiers[REPORT], alone)) for event in tiers[tier]]
-            tiers[tier] = [event for event, passed in each if not passed]
-            tiers[NOTE] += [event for event, passed in each if passed and event.match]
-            self.lived_through = self.lived_through or tier != SAID and len(tiers[tier]) < len(each)
+            passed = [event for event in tiers[tier] if self.past.passed(event, self.tiers[REPORT], alone)]
+            self._set_aside(tier, passed)
+            self.lived_through = self.lived_through or tier != SAID and bool(passed)
 
 
 def _record(first: FirstFailure, live: Sequence[Event]) -> order.Event:
@@ -460,10 +447,6 @@ def _ended_by(event: Event, limit: Event) -> bool:
     if event.time is not None and limit.time is not None:
         return limit.time - event.time <= TEARDOWN
     return limit.number - event.number <= AT_THE_END and bool(_TEARDOWN.search(event.exception))
-
-
-def _is_behind(event: Event, ends: Sequence[Event]) -> bool:
-    return any(event.evidence.file == end.evidence.file and event.number > end.number for end in ends)
 
 
 def of_tool(event: Event) -> bool:

@@ -1,4 +1,4 @@
-"""What the numbers of a line are, where its words do not say it and the same numbers of the lines before it do.
+"""Meaning of a line's numbers from the same numbers in the lines before it, where its words do not tell.
 
 A number that grows evenly counts, one that falls unevenly beside it learns, and one that stays beside a counter may be its total.
 """

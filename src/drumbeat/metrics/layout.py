@@ -1,4 +1,4 @@
-"""What the lines of one rank are together: records, each with its step.
+"""Records from the lines of one rank, each with its step.
 
 A counter counts once it has been seen to advance; a heading (`Epoch 1/3`, `step: 100`) belongs to the values below it; a bar
 without values and a dictionary without a step belong together. What the lines are not known to be waits until later ones show

@@ -33,7 +33,10 @@ class Judgement:
 
 def judge(kind: str, results: Sequence[Result], gpu_gib: Optional[float] = None) -> Judgement:
     """Judge the trials. `gpu_gib` is a GPU's memory, if it is known."""
-    fits = _fitting(results)
+    bad = {each.point for each in results if each.outcome != OK}  # a point whose trials disagree does not count
+    fits = [
+        *{each.point: each for each in results if each.point not in bad}.values()
+    ]  # the last trial is the longer one
     if not fits:
         return Judgement(why="no trial went well")
     known = [each for each in fits if each.speed is not None]
@@ -74,20 +77,11 @@ def _simplest(fastest: Result, known: Sequence[Result], first: Result, kind: str
             faster = f"{fastest.point.says()} was {_slower_by(each, fastest):.1%} faster"
             limit = f"{_noise_words(each, fastest)} is what these trials can tell apart"
             return each, f"no difference above the noise: {faster}, and {limit}"
-    return fastest, "the fastest" + _against(fastest, first, kind)
-
-
-def _against(fastest: Result, first: Result, kind: str) -> str:
-    """Compare the loss with that of the first trial: a hook that sends less may train worse."""
-    if kind != "hooks" or fastest.point == first.point or fastest.loss is None or first.loss is None:
-        return ""
-    return f"; its loss is {fastest.loss:.4f} where {first.point.hook} has {first.loss:.4f} after the same steps"
-
-
-def _fitting(results: Sequence[Result]) -> Tuple[Result, ...]:
-    """Return the last trial of each point, which is the longer one. A point whose trials disagree does not count."""
-    bad = {each.point for each in results if each.outcome != OK}
-    return tuple({each.point: each for each in results if each.point not in bad}.values())
+    words = "the fastest"
+    if kind == "hooks" and fastest.point != first.point and fastest.loss is not None and first.loss is not None:
+        # A hook that sends less may train worse.
+        words += f"; its loss is {fastest.loss:.4f} where {first.point.hook} has {first.loss:.4f} after the same steps"
+    return fastest, words
 
 
 def _with_margin(fastest: Result, known: Sequence[Result], gpu_gib: Optional[float], end: str) -> Tuple[Result, str]:
@@ -109,9 +103,8 @@ def _with_margin(fastest: Result, known: Sequence[Result], gpu_gib: Optional[flo
 
 # Reasons for the end of a trial: enough steps were seen, its time was up, no step came any more, the loss is not a number,
 # memory ran out though its process stayed, its ranks ended by themselves, somebody ended the tuning.
-STEPS, TIME, SILENCE, NOT_FINITE, NO_MEMORY, ENDED, INTERRUPTED = (
-    "steps", "time", "silence", "not finite", "no memory", "ended", "interrupted",
-)  # fmt: skip
+STEPS, TIME, SILENCE, NOT_FINITE = "steps", "time", "silence", "not finite"
+NO_MEMORY, ENDED, INTERRUPTED = "no memory", "ended", "interrupted"
 
 OUT_OF_MEMORY = frozenset({"gpu-out-of-memory", "host-out-of-memory", "oom-kill"})
 WAITED = frozenset({"collective-timeout", "dataloader-stuck"})
@@ -277,7 +270,10 @@ class Observed:
             found = [_standard_error(self.rates[min(self.warm_up, len(self.rates) // 2) :])]
         else:
             parts = [part for part in map(self._after_warm_up, self.reports.values()) if part is not None]
-            found = [_standard_error(_step_seconds(ref, after)) for ref, after in parts]
+            pairs = [
+                [(a, b) for a, b in zip([ref, *after], after) if b.t > a.t and b.step > a.step] for ref, after in parts
+            ]
+            found = [_standard_error([(b.t - a.t) / (b.step - a.step) for a, b in each]) for each in pairs]
         return max((error for error in found if error is not None), default=None)
 
     def _after_warm_up(self, seen: List[TrialReport]) -> Optional[Tuple[TrialReport, List[TrialReport]]]:
@@ -287,11 +283,6 @@ class Observed:
         ref = next((report for report in seen if report.step >= first), seen[0])
         after = [report for report in seen if report.step > ref.step and report.t > ref.t]
         return (ref, after) if after else None
-
-
-def _step_seconds(ref: TrialReport, after: List[TrialReport]) -> List[float]:
-    pairs = zip([ref, *after], after)
-    return [(new.t - old.t) / (new.step - old.step) for old, new in pairs if new.t > old.t and new.step > old.step]
 
 
 def _standard_error(values: List[float]) -> Optional[float]:

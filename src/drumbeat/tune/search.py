@@ -153,18 +153,14 @@ def most_trials(candidates: Sequence[int], start: int) -> int:
 
 
 def _count(candidates: Sequence[int], start: int, limit: int) -> int:
-    history: Tuple[Tried, ...] = ()
-    while True:
+    """Count the trials of a search in which `limit` is the largest that fits, smaller ones to compare with included."""
+    history: List[Tried] = []
+    answer = next_batch(candidates, start, history)
+    while isinstance(answer, Next):
+        history.append(Tried(answer.batch, OK if answer.batch <= limit else OOM, answer.long))
         answer = next_batch(candidates, start, history)
-        if isinstance(answer, Done):
-            return len(history) + _compared(candidates, answer.largest, [tried.batch for tried in history])
-        history += (Tried(answer.batch, OK if answer.batch <= limit else OOM, answer.long),)
-
-
-def _compared(candidates: Sequence[int], largest: Optional[int], tried: List[int]) -> int:
-    """Count the smaller batches that are compared with the largest."""
-    count = 0
-    while largest is not None and (below := smaller(candidates, largest, tried)) is not None:
+    tried, count = [each.batch for each in history], len(history)
+    while answer.largest is not None and (below := smaller(candidates, answer.largest, tried)) is not None:
         tried.append(below)
         count += 1
     return count

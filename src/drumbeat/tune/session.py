@@ -149,20 +149,17 @@ def _one(tuning: Tuning, trial: Trial, shown: Shown, interruption: Interruption)
     seen = watched.seen
     must = recipe or bool(asked.rate) or any(each.steps for each in tuning.results)
     outcome, why = classify(ended, seen, must, asked.silence)
-    speed, unit = seen.speed(_samples(tuning.plan, trial)) or (None, "")
+    plan, samples = tuning.plan, None
+    if (
+        plan.kind == "batch" and plan.global_batch is None
+    ):  # a step's samples grow with the batch: steps compare nothing
+        samples = float((trial.point.batch or 0) * (plan.data_ranks or 0))
+    speed, unit = seen.speed(samples) or (None, "")
     return Result(
         trial.point, outcome, why, round(time.monotonic() - begun, 1), seen.steps, seen.measured, speed, unit,
         seen.loss_after(limits.steps), seen.memory_gib or _used_gib(watched.run), watched.run.path if watched.run else "",
         trial.long, seen.spread(),
     )  # fmt: skip
-
-
-def _samples(plan: Plan, trial: Trial) -> Optional[float]:
-    """Return the samples of one step for a program that counts none: if they grow with the batch, steps alone compare
-    nothing."""
-    if plan.kind != "batch" or plan.global_batch is not None:
-        return None
-    return float((trial.point.batch or 0) * (plan.data_ranks or 0))
 
 
 def trial_job(tuning: Tuning, trial: Trial) -> Job:
@@ -321,17 +318,12 @@ def table(kind: str, results: Sequence[Result], refused: Sequence[Result]) -> Li
         memory = f"{each.memory_gib:.1f} GiB" if each.memory_gib is not None else "-"
         outcome = each.outcome + (", longer" if each.long else "")
         speed = speed_text(each).replace("speed ", "") if each.outcome == OK else "-"
-        losses = _losses(each, results[0]) if loss else ()
+        known, first_loss = each.loss, results[0].loss
+        differs = "-" if known is None or first_loss is None else f"{known - first_loss:+.4f}"
+        losses = ("-" if known is None else f"{known:.4f}", differs) if loss else ()
         rows.append((*said, outcome, speed, memory, *losses, f"{each.seconds:.0f}", os.path.basename(each.run) or "-"))
-    known = [column for column in zip(*rows) if set(column[1:]) != {"-"}]
-    return columns(list(zip(*known))) + _reasons([*results, *refused])
-
-
-def _losses(result: Result, first: Result) -> Tuple[str, ...]:
-    """Return the loss after the trial's steps, and its difference from the first trial's."""
-    if result.loss is None:
-        return "-", "-"
-    return f"{result.loss:.4f}", "-" if first.loss is None else f"{result.loss - first.loss:+.4f}"
+    filled = [column for column in zip(*rows) if set(column[1:]) != {"-"}]
+    return columns(list(zip(*filled))) + _reasons([*results, *refused])
 
 
 def _reasons(results: Sequence[Result]) -> List[str]:

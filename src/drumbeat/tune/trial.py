@@ -12,6 +12,7 @@ import re
 import signal
 import sys
 import time
+from contextlib import suppress
 from dataclasses import field
 from typing import Callable, List, Optional, Tuple
 
@@ -27,18 +28,7 @@ from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.follow import LINES, METRICS, Follower, Record
 from drumbeat.runfolder.records import Line, Metric
 from drumbeat.runfolder.run import Log, Run
-from drumbeat.tune.judge import (
-    ENDED,
-    INTERRUPTED,
-    NO_MEMORY,
-    NOT_FINITE,
-    SILENCE,
-    STEPS,
-    TIME,
-    Ended,
-    Observed,
-    out_of_memory,
-)
+from drumbeat.tune import judge
 
 # The reason of a trial's end, from its run folder: the last lines of their logs, and who ended before anybody was
 # asked to.
@@ -122,7 +112,7 @@ class Interruption:
 class Watched:
     """A trial while it runs, and what was seen of it."""
 
-    seen: Observed
+    seen: judge.Observed
     rate: Optional[re.Pattern[str]] = None
     follower: Optional[Follower] = None  # once it has a run folder
     problem: Optional[Tuple[str, str]] = None
@@ -145,12 +135,9 @@ class Watched:
             if not (self.rate and record.printed):
                 self.seen.add(record)
         elif isinstance(record, Line) and self.rate:
-            found = self.rate.search(record.text[:_MAX_LINE])
-            if found:
-                try:
-                    self.seen.add_rate(float(found.group(1).replace(",", "")), "")
-                except (TypeError, ValueError):
-                    pass
+            for found in self.rate.findall(record.text[:_MAX_LINE])[:1]:
+                with suppress(ValueError):
+                    self.seen.add_rate(float(found.replace(",", "")), "")
 
     @property
     def run(self) -> Optional[Run]:
@@ -172,14 +159,14 @@ class Watched:
                 self.problem = (said["what"], said["fix"])
 
 
-Progress = Callable[[Observed, float], None]
+Progress = Callable[[judge.Observed, float], None]
 
 
 def run_trial(
     job: Job, limits: Limits, rate: Optional[re.Pattern[str]], output: str, interruption: Interruption, progress: Progress
-) -> Tuple[Ended, Watched]:  # fmt: skip
+) -> Tuple[judge.Ended, Watched]:  # fmt: skip
     """Start, watch and end a trial; a Problem if it could not be started at all."""
-    watched = Watched(Observed(limits.warm_up, by_rate=rate is not None), rate)
+    watched = Watched(judge.Observed(limits.warm_up, by_rate=rate is not None), rate)
     begun = watched.last_step = time.monotonic()
     pid, pipe = _fork(job, output)
     why, status, stopped = "", None, None
@@ -195,7 +182,7 @@ def run_trial(
             why = _reason(watched, limits, interruption, now, begun)
             if not why and now - max(watched.last_step, looked) > _QUIET and watched.run:
                 looked = now
-                why = NO_MEMORY if out_of_memory(*in_logs(watched.run)) else ""
+                why = judge.NO_MEMORY if judge.out_of_memory(*in_logs(watched.run)) else ""
             if why:
                 stopped = now
                 os.kill(pid, signal.SIGTERM)
@@ -203,48 +190,44 @@ def run_trial(
             os.kill(pid, signal.SIGKILL)  # its guards end the ranks; whoever comes to us is swept
         time.sleep(_EVERY)
     os.close(pipe)
-    _nobody_left()
-    if watched.problem:
-        raise Problem(*watched.problem)
-    return _ended(why or ENDED, watched, limits, time.monotonic() - begun, status), watched
-
-
-def _nobody_left() -> None:
     try:
         sweep()
     except TimeoutError as error:
         raise Problem(f"{error}: the next trial would share its devices with them", "look at this machine") from None
+    if watched.problem:
+        raise Problem(*watched.problem)
+    return _ended(why or judge.ENDED, watched, limits, time.monotonic() - begun, status), watched
 
 
 def _reason(watched: Watched, limits: Limits, interruption: Interruption, now: float, begun: float) -> str:
     seen = watched.seen
     if interruption:
-        return INTERRUPTED
+        return judge.INTERRUPTED
     if seen.not_finite:
-        return NOT_FINITE
+        return judge.NOT_FINITE
     if seen.measured >= limits.steps:
-        return STEPS
+        return judge.STEPS
     if now - begun > limits.seconds:
-        return TIME
+        return judge.TIME
     if seen.reporting and now - watched.last_step > limits.silence:
-        return SILENCE
+        return judge.SILENCE
     return ""
 
 
-def _ended(why: str, watched: Watched, limits: Limits, seconds: float, status: Optional[int]) -> Ended:
+def _ended(why: str, watched: Watched, limits: Limits, seconds: float, status: Optional[int]) -> judge.Ended:
     run, seen = watched.run, watched.seen
     summary = run.summary() if run else None
     code = summary.exit_code if summary else None
     if code is None and status is not None:
         code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
-    if why == ENDED and seen.measured >= limits.steps and code == 0:
-        why = STEPS
-    elif why in (STEPS, TIME, SILENCE) and run and failed_before_stop(run):
-        why = ENDED  # another rank had reported all of its steps, or nobody could tell yet
-    failure = summary.failure if summary and why == ENDED else None
-    others = in_logs(run) if run and why != INTERRUPTED else ()
-    said = refusal(run) if run and why == ENDED and code == 2 else ""
-    return Ended(why, round(seconds, 1), code, failure, others, said, summary.outcome if summary else "")
+    if why == judge.ENDED and seen.measured >= limits.steps and code == 0:
+        why = judge.STEPS
+    elif why in (judge.STEPS, judge.TIME, judge.SILENCE) and run and failed_before_stop(run):
+        why = judge.ENDED  # another rank had reported all of its steps, or nobody could tell yet
+    failure = summary.failure if summary and why == judge.ENDED else None
+    others = in_logs(run) if run and why != judge.INTERRUPTED else ()
+    said = refusal(run) if run and why == judge.ENDED and code == 2 else ""
+    return judge.Ended(why, round(seconds, 1), code, failure, others, said, summary.outcome if summary else "")
 
 
 def _fork(job: Job, output: str) -> Tuple[int, int]:

@@ -27,22 +27,7 @@ from drumbeat.machine.vendors import detect
 from drumbeat.train.parallel import Layout
 from drumbeat.train.refusal import Refusal
 from drumbeat.train.settings import BATCHES
-from drumbeat.tune.search import (
-    HOOKS,
-    REFUSED,
-    Cost,
-    Done,
-    Point,
-    Result,
-    Tried,
-    cost,
-    divisors,
-    most_trials,
-    next_batch,
-    ranked,
-    smaller,
-    too_large,
-)
+from drumbeat.tune import search
 from drumbeat.tune.trial import Limits
 
 # The ways in which a command takes a trial's values: our recipes by `--set` and `--layout`, any other by `{batch}` and the
@@ -116,14 +101,20 @@ class Tunable:
     world: int
     ranks_per_node: int
 
-    def filled(self, point: Point, steps: int, report_every: int, global_batch: Optional[int]) -> Tuple[str, ...]:
+    def filled(
+        self, point: search.Point, steps: int, report_every: int, global_batch: Optional[int]
+    ) -> Tuple[str, ...]:
         if self.recipe:
-            tried = replace(point, hook=_from_the_start(point.hook))
+            hook = point.hook or ""
+            if hook.startswith("powersgd") and hook.count(":") == 1:
+                # By default it sends plain gradients for longer than a trial lasts. It needs at least 2 steps.
+                hook += ":2"
+            tried = replace(point, hook=hook or None)
             words = ["--set", *_OFF, f"steps={steps}", f"report_every={report_every}", *self._sets(tried, global_batch)]
             return (*self.command, *map(literal, words), *(("--layout", point.layout) if point.layout else ()))
         return fill(self.command, {name: literal(value) for name, value in self.values(point).items()})
 
-    def values(self, point: Point) -> Dict[str, str]:
+    def values(self, point: search.Point) -> Dict[str, str]:
         """Map every placeholder of the command to its value in this trial."""
         values = dict(self.given)
         values.update((name, str(value)) for name, value in vars(point).items() if value is not None)
@@ -132,7 +123,7 @@ class Tunable:
             values.update({name: str(getattr(layout, name)) for name in DEGREES})
         return {name: values[name] for name in self.places if name in values}
 
-    def _sets(self, point: Point, global_batch: Optional[int]) -> List[str]:
+    def _sets(self, point: search.Point, global_batch: Optional[int]) -> List[str]:
         """Return the recipe's settings. Its `batch` is that of all ranks together, so a rank's batch is set by
         `accumulate`."""
         assert self.recipe
@@ -141,19 +132,13 @@ class Tunable:
         sets += [f"accumulate={point.accumulate}"] if point.accumulate is not None else []
         return sets + ([f"hook={point.hook}"] if point.hook is not None else [])
 
-    def words(self, point: Point, global_batch: Optional[int]) -> str:
+    def words(self, point: search.Point, global_batch: Optional[int]) -> str:
         """Return the command's text for the job."""
         if self.recipe:
             sets = self._sets(point, global_batch)
             words = [*(["--set", *sets] if sets else []), *(["--layout", point.layout] if point.layout else [])]
             return " ".join(words)
         return ", ".join(f"{{{name}}} -> {value}" for name, value in self.values(point).items())
-
-
-def _from_the_start(hook: Optional[str]) -> Optional[str]:
-    """Make PowerSGD start at once: by default it sends plain gradients for longer than a trial lasts. It needs at
-    least 2 steps."""
-    return f"{hook}:2" if hook and hook.startswith("powersgd") and hook.count(":") == 1 else hook
 
 
 def tunable(
@@ -250,7 +235,7 @@ FREE_LARGEST = 1 << 16  # memory ends the search long before, but for toys
 
 @dataclass(frozen=True)
 class Trial:
-    point: Point
+    point: search.Point
     long: bool = False
 
 
@@ -264,12 +249,12 @@ class Plan:
     global_batch: Optional[int]  # samples per step, of all ranks; none: not held, or not known
     start: int = 0
     batches: Sequence[int] = ()
-    points: Tuple[Point, ...] = ()
+    points: Tuple[search.Point, ...] = ()
     wanted: int = 0  # trials that are not refused
-    refused: Tuple[Result, ...] = field(default=())  # known to be impossible without a trial
+    refused: Tuple[search.Result, ...] = field(default=())  # known to be impossible without a trial
     own_batch: Optional[int] = None  # that the script takes by itself, where it is known
 
-    def changes(self, best: Optional[Result]) -> str:
+    def changes(self, best: Optional[search.Result]) -> str:
         """Say what else changes with the recommended batch; empty if a step's samples stay the same."""
         if self.kind != "batch" or self.global_batch is not None or best is None or self.data_ranks is None:
             return ""
@@ -278,42 +263,40 @@ class Plan:
         was = f" (it was {self.own_batch * self.data_ranks})" if self.own_batch else ""
         return f"Global batch becomes {(best.point.batch or 0) * self.data_ranks}{was}: retune the learning rate."
 
-    def next(self, results: Sequence[Result]) -> Union[Trial, Done]:
+    def next(self, results: Sequence[search.Result]) -> Union[Trial, search.Done]:
         if self.kind == "batch":
-            tried = [Tried(each.point.batch or 0, each.outcome, each.long) for each in results]
-            answer = next_batch(self.batches, self.start, tried)
-            if not isinstance(answer, Done):
+            tried = [search.Tried(each.point.batch or 0, each.outcome, each.long) for each in results]
+            answer = search.next_batch(self.batches, self.start, tried)
+            if not isinstance(answer, search.Done):
                 return self._cut(Trial(self.point(answer.batch), answer.long), results)
-            below = self._smaller(answer.largest, results)
+            # Smaller ones are compared with the largest, if there are speeds to compare.
+            compares = answer.largest is not None and any(each.speed for each in results)
+            below = (
+                search.smaller(self.batches, answer.largest or 0, [each.batch for each in tried]) if compares else None
+            )
             return self._cut(Trial(self.point(below)), results) if below else answer
-        counted = sum(each.outcome != REFUSED for each in results)
+        counted = sum(each.outcome != search.REFUSED for each in results)
         if counted >= self.wanted or len(results) >= len(self.points):
-            return Done("all were tried" if len(results) >= len(self.points) else f"{counted} were tried")
+            return search.Done("all were tried" if len(results) >= len(self.points) else f"{counted} were tried")
         return self._cut(Trial(self.points[len(results)]), results)
 
-    def _smaller(self, largest: Optional[int], results: Sequence[Result]) -> Optional[int]:
-        """Return one of two batches to compare with the largest, if there are speeds to compare."""
-        if largest is None or not any(each.speed for each in results):
-            return None
-        return smaller(self.batches, largest, [each.point.batch or 0 for each in results])
-
-    def _cut(self, trial: Trial, results: Sequence[Result]) -> Union[Trial, Done]:
+    def _cut(self, trial: Trial, results: Sequence[search.Result]) -> Union[Trial, search.Done]:
         """Cut the plan so that the cost that was shown holds: a longer trial counts as two."""
         spent = sum(1 + each.long for each in results) + 1 + trial.long
-        return trial if spent <= self.most + self.long else Done(f"{self.most} trials are spent")
+        return trial if spent <= self.most + self.long else search.Done(f"{self.most} trials are spent")
 
     @property
     def long(self) -> int:
         """Count the longer trials in the estimate."""
         return 1 if self.kind == "batch" else 0
 
-    def point(self, batch: int) -> Point:
+    def point(self, batch: int) -> search.Point:
         if self.global_batch is None or self.data_ranks is None:
-            return Point(batch=batch)
-        return Point(batch=batch, accumulate=self.global_batch // self.data_ranks // batch)
+            return search.Point(batch=batch)
+        return search.Point(batch=batch, accumulate=self.global_batch // self.data_ranks // batch)
 
-    def cost(self, asked: Asked, order: Order, gpus: Optional[int]) -> Cost:
-        return cost(self.most, self.long, asked.seconds, order.nodes, order.world_size, gpus)
+    def cost(self, asked: Asked, order: Order, gpus: Optional[int]) -> search.Cost:
+        return search.cost(self.most, self.long, asked.seconds, order.nodes, order.world_size, gpus)
 
 
 def make_plan(
@@ -323,7 +306,7 @@ def make_plan(
     if not order.world_size:
         raise Problem("the number of ranks per node is not known", "add --ranks-per-node M")
     if asked.kind == "hooks":
-        points = tuple(Point(hook=hook) for hook in asked.hooks)
+        points = tuple(search.Point(hook=hook) for hook in asked.hooks)
         return Plan("hooks", len(points), None, None, points=points, wanted=len(points))
     if asked.kind == "batch":
         return _batches(asked, tunable, order, own_batch)
@@ -356,9 +339,9 @@ def _batches(asked: Asked, tunable: Tunable, order: Order, own: Optional[int]) -
         if total % ranks:
             words = f"{total} samples per step cannot be split evenly over {ranks} data ranks"
             raise Problem(words, f"try --global-batch {-(-total // ranks) * ranks}")
-        batches = tuple(each for each in divisors(total // ranks) if each <= (asked.largest or total))
+        batches = tuple(each for each in search.divisors(total // ranks) if each <= (asked.largest or total))
         start = _start(asked, tunable, batches, total // ranks, own)
-    return Plan("batch", most_trials(batches, start), ranks, total, start, batches, own_batch=own)
+    return Plan("batch", search.most_trials(batches, start), ranks, total, start, batches, own_batch=own)
 
 
 def _start(asked: Asked, tunable: Tunable, batches: Sequence[int], share: int, own: Optional[int]) -> int:
@@ -400,11 +383,11 @@ def _layouts(asked: Asked, tunable: Tunable, order: Order, gpu_gib: Optional[flo
     if order.launcher == "once":
         raise Problem("the command starts its ranks itself, so which layouts they could have is not known")
     named = [read_layout(text, order.world_size, order.ranks_per_node) for text in asked.layouts]
-    layouts = named or ranked(order.world_size, order.ranks_per_node)
+    layouts = named or search.ranked(order.world_size, order.ranks_per_node)
     both = [(layout, _layout_point(layout, tunable, total)) for layout in layouts]
-    judged = [(point, why or too_large(each, asked.parameters, gpu_gib)) for each, (point, why) in both]
+    judged = [(point, why or search.too_large(each, asked.parameters, gpu_gib)) for each, (point, why) in both]
     points = [point for point, why in judged if not why]
-    refused = [Result(point, REFUSED, why, 0.0) for point, why in judged if why]
+    refused = [search.Result(point, search.REFUSED, why, 0.0) for point, why in judged if why]
     if not points:
         raise Problem(f"none of {len(refused)} layouts is possible: {refused[0].point.says()}: {refused[0].why}")
     wanted = min(asked.candidates, len(points))
@@ -412,20 +395,16 @@ def _layouts(asked: Asked, tunable: Tunable, order: Order, gpu_gib: Optional[flo
     return Plan("layout", most, None, total, points=tuple(points), wanted=wanted, refused=tuple(refused))
 
 
-def _layout_point(layout: Layout, tunable: Tunable, total: Optional[int]) -> Tuple[Point, str]:
+def _layout_point(layout: Layout, tunable: Tunable, total: Optional[int]) -> Tuple[search.Point, str]:
     """Return the point of a layout, and why it is impossible if a step's samples do not divide."""
-    text, ranks = layout_text(layout), layout.data_ranks
-    if total is None:
-        return Point(layout=text), ""
-    if tunable.recipe:
-        pieces = ranks * (tunable.recipe.number("accumulate") or 1)
-        return Point(layout=text), f"{total} samples per step do not divide by {pieces}" if total % pieces else ""
-    if "batch" not in tunable.places or "batch" in tunable.given:
-        return Point(layout=text), ""
-    accumulate = int(tunable.given.get("accumulate", "1"))
-    if total % (ranks * accumulate):
-        return Point(layout=text), f"{total} samples per step do not divide by {ranks * accumulate}"
-    return Point(batch=total // ranks // accumulate, accumulate=accumulate, layout=text), ""
+    point, recipe = search.Point(layout=layout_text(layout)), tunable.recipe
+    if total is None or not recipe and ("batch" not in tunable.places or "batch" in tunable.given):
+        return point, ""
+    accumulate = recipe.number("accumulate") or 1 if recipe else int(tunable.given.get("accumulate", "1"))
+    pieces = layout.data_ranks * accumulate
+    if total % pieces:
+        return point, f"{total} samples per step do not divide by {pieces}"
+    return point if recipe else replace(point, batch=total // pieces, accumulate=accumulate), ""
 
 
 # The place of the trials and the job's size there: worked out once, before the first trial.
@@ -500,7 +479,7 @@ class Asked:
     global_batch: Optional[int] = None
     data_ranks: Optional[int] = None
     rate: str = ""
-    hooks: Tuple[str, ...] = HOOKS
+    hooks: Tuple[str, ...] = search.HOOKS
     candidates: int = 6
     layouts: Tuple[str, ...] = ()  # to try, in this order; none: the likeliest by rule
     parameters: Optional[float] = None  # of the model

@@ -7,6 +7,7 @@ cost of a record does not grow.
 from __future__ import annotations
 
 from collections import deque
+from contextlib import suppress
 from dataclasses import replace
 from typing import Callable, Deque, Dict, Iterable, List, Mapping, Optional, Tuple
 
@@ -276,7 +277,8 @@ class RunView(RunState):
         elif isinstance(record, Event):
             self._event(record)
         elif isinstance(record, SoFar):
-            self._so_far(record)
+            with suppress(RecordError):
+                self._parts[record.node] = Progress.restored(record.progress)
         else:
             assert isinstance(record, Line), record
 
@@ -342,8 +344,7 @@ class RunView(RunState):
         t = metric.t + offset
         if self._impossible(t) or metric.rank >= MOST_RANKS:
             return
-        if t > self.now:
-            self.now = t
+        self.now = max(self.now, t)
         part = self._parts.get(metric.node)
         if part is None:
             part = self._parts[metric.node] = Progress()
@@ -362,12 +363,6 @@ class RunView(RunState):
             self.reported_rate.add(t, metric.rate)
         if metric.rank == self._reporter:
             self._reported(metric, rank, t)
-
-    def _so_far(self, record: SoFar) -> None:
-        try:
-            self._parts[record.node] = Progress.restored(record.progress)
-        except RecordError:
-            return
 
     def _reported(self, metric: Metric, rank: RankView, t: float) -> None:
         """Take a report in; the lowest rank speaks for the run."""
@@ -508,7 +503,7 @@ def head_of(view: RunView, standing: Standing, now: float) -> Head:
         word=said.word,
         severity=said.severity,
         detail=said.detail or (view.phase if said.word == RUNNING and view.phase not in ("training", "ended") else ""),
-        phase=_phase(view, standing),
+        phase=("ending" if view.phase == "ended" else view.phase) if standing.state == RUNNING else standing.state,
         attempt=view.attempt,
         step=progress.step,
         steps=progress.steps,
@@ -549,14 +544,6 @@ def head_of(view: RunView, standing: Standing, now: float) -> Head:
         updated=view.now or None,
         predicted=standing.predicted,
     )
-
-
-def _phase(view: RunView, standing: Standing) -> str:
-    if standing.state == QUEUED:
-        return "queued"
-    if standing.state == RUNNING:
-        return view.phase if view.phase != "ended" else "ending"
-    return standing.state
 
 
 def _elapsed(view: RunView, standing: Standing, now: float) -> Optional[float]:

@@ -68,30 +68,17 @@ class Curve:
         if self.begin is None:
             return []
         first = max(0, int((since - self.begin) / self.width)) if since > self.begin else 0
-        return [self._point(slot) for slot in range(first, len(self._count)) if self._count[slot]]
-
-    def _point(self, slot: int) -> Point:
-        total, count = self._total[slot], self._count[slot]
-        return Point(self._last[slot], total / count, self._low[slot], self._high[slot], total)
+        slots = list(zip(self._last, self._count, self._low, self._high, self._total))[first:]
+        return [Point(last, total / count, low, high, total) for last, count, low, high, total in slots if count]
 
     def _halve(self) -> None:
         """Merge each two neighbouring slots into one of twice the width."""
-        pairs = range(0, len(self._count), 2)
-        merged = [self._merged(slot, min(slot + 1, len(self._count) - 1)) for slot in pairs]
-        self._count = array("L", (each[0] for each in merged))
-        self._total, self._last = array("d", (each[1] for each in merged)), array("d", (each[2] for each in merged))
-        self._low, self._high = array("f", (each[3] for each in merged)), array("f", (each[4] for each in merged))
+        pairs = [range(slot, min(slot + 2, len(self._count))) for slot in range(0, len(self._count), 2)]
+        taken = [[slot for slot in pair if self._count[slot]] or pair[:1] for pair in pairs]
+        columns: List[Tuple[Any, Any]] = [(self._total, sum), (self._last, max), (self._low, min), (self._high, max)]
+        for values, merge in [*columns, (self._count, sum)]:  # the counts last: `taken` is read from them
+            values[:] = array(values.typecode, (merge(values[slot] for slot in slots) for slots in taken))
         self.width *= 2
-
-    def _merged(self, first: int, second: int) -> Tuple[int, float, float, float, float]:
-        taken = [slot for slot in sorted({first, second}) if self._count[slot]] or [first]
-        return (
-            sum(self._count[slot] for slot in taken),
-            sum(self._total[slot] for slot in taken),
-            max(self._last[slot] for slot in taken),
-            min(self._low[slot] for slot in taken),
-            max(self._high[slot] for slot in taken),
-        )
 
 
 def rates(points: List[Point], together: float = 0.0) -> List[Point]:
@@ -168,19 +155,16 @@ class NodeView:
         self.memory_used, self.memory_total = _whole(sample.memory.get("used")), _whole(sample.memory.get("total"))
         self.gpus = sample.gpus or self.gpus  # where vendor tools are asked, not every sample has them
         self.sampled, self._cpu, self._network = t, sample.cpu, sample.network
-        self.means = self._means()
-        self.slowed = sum(1 for gpu in self.gpus if gpu.throttle)
-        for name, value in self.means.items():
-            if value is not None:
-                self.curves[name].add(t, value)
-
-    def _means(self) -> Dict[str, Optional[float]]:
-        return {
+        self.means = {
             "gpu_use": mean_of([gpu.busy for gpu in self.gpus]),
             "power": sum_of([gpu.power for gpu in self.gpus]),
             "memory": mean_of([memory_percent(gpu) for gpu in self.gpus]),
             "network": sum_of([self.received, self.sent]),
         }
+        self.slowed = sum(1 for gpu in self.gpus if gpu.throttle)
+        for name, value in self.means.items():
+            if value is not None:
+                self.curves[name].add(t, value)
 
     @property
     def throttle(self) -> Tuple[str, ...]:

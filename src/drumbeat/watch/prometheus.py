@@ -199,13 +199,6 @@ class Publisher:
         self._over, self._next = True, 0.0
         self.update()
 
-    def _remove_old(self) -> None:
-        """Remove files of runs that ended some time ago: a run that goes on writes its own all the time."""
-        for old in glob.glob(os.path.join(glob.escape(os.path.dirname(self.path)), "drumbeat-*.prom")):
-            with contextlib.suppress(OSError):
-                if time.time() - os.stat(old).st_mtime > _KEPT:
-                    os.unlink(old)
-
     def _try(self, what: str, pass_on: Callable[[Head], None], head: Head) -> None:
         try:
             pass_on(head)
@@ -219,8 +212,11 @@ class Publisher:
 
     def _open(self) -> Run:
         run = Run.open(self.run_path)
-        if self.path:
-            self._remove_old()
+        others = os.path.join(glob.escape(os.path.dirname(self.path)), "drumbeat-*.prom")
+        for old in glob.glob(others) if self.path else ():
+            with contextlib.suppress(OSError):  # a run that goes on writes its own all the time
+                if time.time() - os.stat(old).st_mtime > _KEPT:
+                    os.unlink(old)
         order = run.order()
         self.whole = order is None or order.nodes <= _ALL_NODES
         self.view = RunView(order)

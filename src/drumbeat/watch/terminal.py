@@ -13,38 +13,16 @@ from textual.containers import VerticalScroll
 from textual.screen import Screen
 from textual.widgets import DataTable, Footer, Input, Static
 
+from drumbeat.watch import text as words
 from drumbeat.watch.node_view import NodeView
 from drumbeat.watch.session import Session
-from drumbeat.watch.text import (
-    COLUMNS,
-    FIRST,
-    GPU_COLUMNS,
-    GPU_FIRST,
-    RANK_COLUMNS,
-    clock,
-    column_widths,
-    cut_row,
-    fitting,
-    glance,
-    gpu_rows,
-    matching,
-    node_cells,
-    rank_rows,
-    spark,
-    wrapped,
-)
 
 _EVERY = 1.0
 _SCROLLBAR = 4  # columns of the screen that a table cannot use: the scroll bar, the edges of its first and last cell
 _ROOMY = 36  # lines: from here on events and small curves are shown too
 _LABELS = {
-    "failed": "bold red",
-    "doubt": "bold red",
-    "error": "bold red",
-    "warning": "yellow",
-    "fix": "green",
-    "unknown": "dim",
-}
+    **dict.fromkeys(("failed", "doubt", "error"), "bold red"), "warning": "yellow", "fix": "green", "unknown": "dim",
+}  # fmt: skip
 _HEAT = ((95.0, "on #12607a"), (80.0, "on #155269"), (60.0, "on #1b4457"), (30.0, "on #4a4320"), (0.0, "on #5a2a2a"))
 
 
@@ -54,7 +32,7 @@ class Lines(Static):
     def show(self, lines: Sequence[Tuple[str, str]]) -> None:
         shown = Text(no_wrap=True, overflow="ellipsis")
         colour = ""
-        for number, (label, text) in enumerate(wrapped(lines, self.app.size.width - 2)):
+        for number, (label, text) in enumerate(words.wrapped(lines, self.app.size.width - 2)):
             colour = _LABELS.get(label, "") if label else colour  # a line without a label goes on with the one before
             shown.append("\n" if number else "")
             shown.append(f"{label:<10} ", _LABELS.get(label, "cyan"))
@@ -84,8 +62,8 @@ class Rows(DataTable[Any]):
     def show(self, rows: Sequence[Tuple[str, ...]]) -> None:
         names = [row[0] for row in rows]
         width = self.app.size.width - _SCROLLBAR
-        rows = [cut_row(self.all_titles, row, width) for row in rows]
-        places = fitting(self.all_titles, self._widest(rows, width), width, self.first)
+        rows = [words.cut_row(self.all_titles, row, width) for row in rows]
+        places = words.fitting(self.all_titles, self._widest(rows, width), width, self.first)
         titles = [self.all_titles[place] for place in places]
         rows = [tuple(row[place] for place in places) for row in rows]
         if names != self._names or titles != self.titles:
@@ -110,7 +88,7 @@ class Rows(DataTable[Any]):
 
     def _widest(self, rows: Sequence[Tuple[str, ...]], width: int) -> List[int]:
         """Return the greatest width of each column so far: columns must not come and go with the length of their numbers."""
-        widths = column_widths(self.all_titles, rows)
+        widths = words.column_widths(self.all_titles, rows)
         if self._widths[0] == width:
             widths = [max(pair) for pair in zip(widths, self._widths[1])]
         self._widths = (width, widths)
@@ -120,7 +98,9 @@ class Rows(DataTable[Any]):
         cells = [Text(_printable(cell), no_wrap=True) for cell in row]
         if "use" in self.titles:
             place = self.titles.index("use")
-            cells[place].stylize(_heat(row[place]))
+            share = row[place].split()[0] if row[place] else ""
+            if share.isdecimal():
+                cells[place].stylize(next(colour for limit, colour in _HEAT if float(share) >= limit))
         for title in ("slowed by", "end"):
             if title in self.titles and row[self.titles.index(title)] not in ("", "-", "nothing", "exit code 0"):
                 cells[self.titles.index(title)].stylize("yellow")
@@ -168,8 +148,8 @@ class NodeScreen(Screen[None]):
     def compose(self) -> ComposeResult:
         yield Static(id="title", classes="title", markup=False)
         if self._node().gpus:
-            yield Rows(GPU_COLUMNS, "gpus", GPU_FIRST)
-        yield Rows(RANK_COLUMNS, "ranks")
+            yield Rows(words.GPU_COLUMNS, "gpus", words.GPU_FIRST)
+        yield Rows(words.RANK_COLUMNS, "ranks")
         yield Footer()
 
     def on_mount(self) -> None:
@@ -182,8 +162,8 @@ class NodeScreen(Screen[None]):
         lost = f", lost: {node.lost}" if node.lost else ""
         self.query_one("#title", Static).update(Text(_printable(f"node {node.node}  {node.host}{lost}")))
         for rows in self.query("#gpus").results(Rows):
-            rows.show(gpu_rows(node))
-        self.query_one("#ranks", Rows).show(rank_rows(node, self.session.view.now))
+            rows.show(words.gpu_rows(node))
+        self.query_one("#ranks", Rows).show(words.rank_rows(node, self.session.view.now))
 
     @on(DataTable.RowSelected, "#ranks")
     def open_rank(self, event: DataTable.RowSelected) -> None:
@@ -222,7 +202,7 @@ class WatchApp(App[None]):
     def compose(self) -> ComposeResult:
         yield Lines(id="glance", markup=False)
         yield Input(placeholder="node, host or trouble; Escape shows all", id="filter", compact=True)
-        yield Rows(COLUMNS, "nodes", FIRST)
+        yield Rows(words.COLUMNS, "nodes", words.FIRST)
         yield Static(id="events", markup=False)
         yield Footer(show_command_palette=False)
 
@@ -243,12 +223,12 @@ class WatchApp(App[None]):
 
     def show_run(self) -> None:
         view = self.session.view
-        self.query_one("#glance", Lines).show(glance(self.session.head(), view) + self._sparks())
+        self.query_one("#glance", Lines).show(words.glance(self.session.head(), view) + self._sparks())
         nodes = [view.nodes[number] for number in sorted(view.nodes)]
-        shown = matching(nodes, self.wanted) if self.wanted else nodes
-        self.query_one("#nodes", Rows).show([node_cells(node) for node in shown])
+        shown = words.matching(nodes, self.wanted) if self.wanted else nodes
+        self.query_one("#nodes", Rows).show([words.node_cells(node) for node in shown])
         marks = sorted(view.marks, key=lambda mark: mark.t)[-11:]
-        text = Text("\n", no_wrap=True).join(Text(_printable(f"{clock(mark.t)}  {mark.text}")) for mark in marks)
+        text = Text("\n", no_wrap=True).join(Text(_printable(f"{words.clock(mark.t)}  {mark.text}")) for mark in marks)
         self.query_one("#events", Static).update(text)
 
     def _sparks(self) -> List[Tuple[str, str]]:
@@ -259,7 +239,7 @@ class WatchApp(App[None]):
         view = self.session.view
         shown = {"loss": view.loss.points(), "speed": view.throughput()}
         curves = [(label, [point.mean for point in points]) for label, points in shown.items() if len(points) > 1]
-        lines = [(label, f"{spark(each, width)}  {min(each):,.4g} to {max(each):,.4g}") for label, each in curves]
+        lines = [(label, f"{words.spark(each, width)}  {min(each):,.4g} to {max(each):,.4g}") for label, each in curves]
         return [("", ""), *lines] if lines else []
 
     def check_action(self, action: str, parameters: Tuple[object, ...]) -> Optional[bool]:
@@ -303,11 +283,3 @@ def watch_terminal(session: Session) -> int:
 def _printable(text: str) -> str:
     """Remove escape sequences from a host name or a line of a rank."""
     return "".join(letter if letter.isprintable() else "?" for letter in text.expandtabs())
-
-
-def _heat(cell: str) -> str:
-    try:
-        share = float(cell.split()[0])
-    except (ValueError, IndexError):
-        return ""
-    return next((colour for limit, colour in _HEAT if share >= limit), "")

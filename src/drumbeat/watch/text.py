@@ -21,16 +21,7 @@ COLUMNS = ("node", "host", "GPU", "use", "mem", "power", "clock", "temp", "slowe
 # Columns by importance: without room for all of them, the last of these go first.
 FIRST = ("node", "host", "use", "slowed by", "mem", "power", "temp", "in", "out", "GPU", "cpu", "clock")
 _GAP = 2  # between two columns
-_WRAPPED = (
-    "run",
-    "nodes",
-    "failed",
-    "doubt",
-    "error",
-    "warning",
-    "fix",
-    "cause",
-)  # lines that must be readable to the end
+_WRAPPED = ("run", "nodes", "failed", "doubt", "error", "warning", "fix", "cause")  # that must be readable to the end
 _MOST_WRAPPED = 3  # lines of one of them
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _STEADY = 0.02  # a change of speed below this is none
@@ -45,7 +36,8 @@ def glance(head: Head, view: RunView) -> List[Tuple[str, str]]:
         lines.append(("predicted", head.predicted))
     lines.append(("nodes", _nodes(head)))
     if head.gpus:
-        lines.append(("GPUs", _gpus(head)))
+        words = GpuUse(head.gpus, head.gpu_use, head.gpu_memory, head.power, head.throttled).words
+        lines.append(("GPUs", words + (f", {head.energy / 3.6e6:.3g} kWh" if head.energy else "")))
     if head.slowest and (head.slowest.stands_out or head.quiet is None):
         lines.append(("slowest", slowest_words(head)))
     shown = [check for check in head.checks if check.answer != "unknown"]
@@ -106,8 +98,7 @@ def trend(head: Head) -> str:
 
 
 def _nodes(head: Head) -> str:
-    here = f"{head.nodes_here:,} of {count(head.nodes, 'node')}" if head.nodes else "unknown"
-    parts = [here]
+    parts = [f"{head.nodes_here:,} of {count(head.nodes, 'node')}" if head.nodes else "unknown"]
     if head.world:
         parts.append(count(head.world, "rank") + (f", {head.ranks_ended} ended" if head.ranks_ended else ""))
     if head.received is not None or head.sent is not None:
@@ -115,11 +106,6 @@ def _nodes(head: Head) -> str:
     elif head.network_why:
         parts.append(f"network {head.network_why}")
     return "  ".join(parts)
-
-
-def _gpus(head: Head) -> str:
-    words = GpuUse(head.gpus, head.gpu_use, head.gpu_memory, head.power, head.throttled).words
-    return words + (f", {head.energy / 3.6e6:.3g} kWh" if head.energy else "")
 
 
 def slowest_words(head: Head) -> str:
@@ -232,10 +218,12 @@ def rank_rows(node: NodeView, now: float) -> List[Tuple[str, ...]]:
 
 def matching(nodes: Sequence[NodeView], wanted: str) -> List[NodeView]:
     """Return nodes whose number, host or trouble (`lost`, `temperature`) contains the text."""
-    wanted = wanted.strip().lower()
-    words = ((node, f"lost: {node.lost}" if node.lost else "") for node in nodes)
-    texts = ((node, " ".join((str(node.node), node.host, lost, node.idle, *node.throttle))) for node, lost in words)
-    return [node for node, text in texts if wanted in text.lower()]
+
+    def text(node: NodeView) -> str:
+        lost = f"lost: {node.lost}" if node.lost else ""
+        return " ".join((str(node.node), node.host, lost, node.idle, *node.throttle)).lower()
+
+    return [node for node in nodes if wanted.strip().lower() in text(node)]
 
 
 def percent(value: Optional[float]) -> str:

@@ -17,20 +17,8 @@ import socket
 import statistics
 import sys
 import time
-from typing import (
-    Any,
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Dict,
-    FrozenSet,
-    List,
-    Mapping,
-    MutableMapping,
-    Optional,
-    Set,
-    Tuple,
-)
+from collections.abc import AsyncIterator, Awaitable, MutableMapping
+from typing import Any, Callable, Dict, FrozenSet, List, Mapping, Optional, Set, Tuple
 
 import uvicorn
 from starlette.applications import Starlette
@@ -111,8 +99,8 @@ def curves(session: Session, own: Mapping[str, List[int]], since: Optional[float
 def heat_map(session: Session, show: str) -> Dict[str, Any]:
     """Return one value per node and GPU, or per node and rank; None is unknown."""
     label, unit, limits, value_of = HEAT[show]
-    hang, failure = session.view.course.hang, session.head().failure
-    bad = hang.finding if hang else failure
+    hang, head = session.view.course.hang, session.head()
+    bad = hang.finding if hang else head.failure
     nodes = [session.view.nodes[number] for number in sorted(session.view.nodes)]
     ranks = show == "step"
     things = [[node.ranks[rank] for rank in sorted(node.ranks)] if ranks else node.gpus for node in nodes]
@@ -122,7 +110,7 @@ def heat_map(session: Session, show: str) -> Dict[str, Any]:
     low, high = limits or scale(known)
     return {
         "show": show,
-        "label": label,
+        "label": label.replace("step", head.step_is or "step"),
         "unit": unit,
         "low": low,
         "high": high,
@@ -272,10 +260,8 @@ class Guard:
             return None
         scheme, _, given = headers.get("authorization", b"").partition(b" ")
         if scheme.lower() != b"bearer" or not hmac.compare_digest(given.strip(), self._token):
-            return (
-                401,
-                "the token is missing or wrong: open the address that drumbeat printed, including the part after #",
-            )
+            why = "the token is missing or wrong: open the address that drumbeat printed, including the part after #"
+            return 401, why
         return None
 
     def _is_ours(self, host: str) -> bool:

@@ -10,20 +10,7 @@ from contextlib import suppress
 from typing import Any, Callable, FrozenSet, List, Mapping, Optional, Sequence, Set, Tuple
 
 from drumbeat.backends.contract import FAILED, UNKNOWN, Backend, Request, Status, Unreachable, text_of
-from drumbeat.backends.kubernetes.client import (
-    MORE_MEMORY,
-    Cluster,
-    Pod,
-    decoded,
-    handle_of,
-    judge,
-    of_run,
-    problem_of,
-    read_handle,
-    read_job,
-    read_pods,
-    reasons_for_pending,
-)
+from drumbeat.backends.kubernetes import client
 from drumbeat.backends.kubernetes.options import Settings, settings_of
 from drumbeat.backends.kubernetes.pod import (
     CONTAINER,
@@ -72,7 +59,7 @@ class About:
 class SubmittedJob:
     def __init__(self, handle: str, environ: Mapping[str, str]) -> None:
         self.handle = handle
-        self.cluster, self.name = read_handle(handle, environ)
+        self.cluster, self.name = client.read_handle(handle, environ)
 
     def about(self) -> Optional[About]:
         """Return the description; None for a job that no longer exists."""
@@ -81,8 +68,8 @@ class SubmittedJob:
         if f'configmaps "{self.name}" not found' in stderr:
             return None
         if done.returncode != 0:
-            raise problem_of(stderr, self.cluster.namespace)
-        notes = decoded(done.stdout).get("metadata", {}).get("annotations") or {}
+            raise client.problem_of(stderr, self.cluster.namespace)
+        notes = client.decoded(done.stdout).get("metadata", {}).get("annotations") or {}
         return About(
             kind=str(notes.get("drumbeat/kind", "job")),
             nodes=int(notes.get("drumbeat/nodes", 1)),
@@ -91,30 +78,25 @@ class SubmittedJob:
             python=str(notes.get("drumbeat/python", "python3")),
         )
 
-    def pods(self) -> List[Pod]:
-        return read_pods(self.cluster.list("pods", "-l", f"{RUN_LABEL}={self.name}"))
+    def pods(self) -> List[client.Pod]:
+        return client.read_pods(self.cluster.list("pods", "-l", f"{RUN_LABEL}={self.name}"))
 
     def status(self) -> Status:
         about = self.about()
         if about is None:
             return Status(self.handle, UNKNOWN, "it is not in the cluster any more")
-        job = read_job(self.cluster.list(RESOURCE[about.kind], "-l", f"{RUN_LABEL}={self.name}"))
+        job = client.read_job(self.cluster.list(RESOURCE[about.kind], "-l", f"{RUN_LABEL}={self.name}"))
         pods = self.pods()
         waiting = len([pod for pod in pods if pod.ready]) < about.nodes
-        events = self._events() if waiting else []
-        status = judge(self.handle, about.nodes, job, pods, events)
+        events: List[Mapping[str, Any]] = []
+        with suppress(Problem):  # a user who may not read events
+            events = client.of_run(self.name, self.cluster.list("events")) if waiting else []
+        status = client.judge(self.handle, about.nodes, job, pods, events)
         if status.state == FAILED:
             came = {pod.name for pod in pods if pod.exit_code is not None}
-            pending = "; ".join(reasons_for_pending(self.name, events, came)[:3])
+            pending = "; ".join(client.reasons_for_pending(events, came)[:3])
             return Status(self.handle, FAILED, "; ".join(filter(None, (status.detail, pending))), status.exit_code)
         return status
-
-    def _events(self) -> List[Mapping[str, Any]]:
-        """Return the cluster's events about the run's objects; nothing for a user who may not read events."""
-        try:
-            return of_run(self.name, self.cluster.list("events"))
-        except Problem:
-            return []
 
     def shell(self, host: str, command: Sequence[str] = ()) -> List[str]:
         about = self.about()
@@ -187,19 +169,15 @@ class PodFiles(FetchedFiles):
         for pod in pods:
             if pod.node is not None and pod.ready and (pod.node == 0 or not about.shared):
                 found.append(Source(_exchange(self.job, about, pod), f"nodes/{pod.node}" if pod.node else ""))
-        if not any(not source.under for source in found):
-            self._keep_output(about, pods)
-        return found
-
-    def _keep_output(self, about: About, pods: List[Pod]) -> None:
-        """Keep the output of pods that ended before anybody fetched their files."""
-        for pod in pods:
+        for pod in () if any(not source.under for source in found) else pods:
+            # It ended before anybody fetched its files: its output is kept.
             if pod.phase in ("Succeeded", "Failed") and pod.node is not None and pod.name not in self.kept:
                 words = ("logs", pod.name, "-c", about.container, f"--limit-bytes={_LOG_LIMIT}")
                 done = self.job.cluster.try_call(*words, seconds=_ANSWER)
                 if done.returncode == 0:
                     self.kept.add(pod.name)
                     self.keep_output(pod.node, done.stdout)
+        return found
 
     def _all_here(self) -> None:
         self._name_pending()
@@ -220,7 +198,7 @@ class PodFiles(FetchedFiles):
             told = ""
         code = ended_with(self.folder)
         killed = (
-            f": killed, as a memory limit does it ({MORE_MEMORY})"
+            f": killed, as a memory limit does it ({client.MORE_MEMORY})"
             if code == _KILLED and "OOMKilled" not in told
             else ""
         )
@@ -238,17 +216,17 @@ class PodFiles(FetchedFiles):
         if failure.get("code") != "muster-timeout":
             return
         try:
-            events = of_run(self.job.name, self.job.cluster.list("events"))
+            events = client.of_run(self.job.name, self.job.cluster.list("events"))
             came = {pod.name for pod in self.job.pods() if pod.exit_code is not None or pod.node == 0}
         except Problem:
             return
-        pending = reasons_for_pending(self.job.name, events, came)[:3]
+        pending = client.reasons_for_pending(events, came)[:3]
         if pending:
             failure["cause"] = "; ".join(filter(None, (str(failure.get("cause") or ""), *pending)))
             replace_json(path, {**summary, "failure": failure})
 
 
-def _exchange(job: SubmittedJob, about: About, pod: Pod) -> Callable[[bytes], Optional[bytes]]:
+def _exchange(job: SubmittedJob, about: About, pod: client.Pod) -> Callable[[bytes], Optional[bytes]]:
     words: Tuple[str, ...] = ("exec", "-i", pod.name, "-c", about.container, "--", about.python, "-I", "-S")
     words += (f"{LOCAL}/drumbeat.pyz", "_files", about.folder)
 
@@ -286,15 +264,16 @@ class Choice:
     version: Tuple[int, int]
 
 
-def ask(cluster: Cluster) -> Offer:
+def ask(cluster: client.Cluster) -> Offer:
     version = server_version(cluster)
     names = frozenset(cluster.call("api-resources", "-o", "name", "--verbs=create").decode().split())
     present = [kind for kind in _OPERATORS if RESOURCE[kind] in names]
-    allowed = frozenset(kind for kind in present if _may_create(cluster, RESOURCE[kind]))
+    may = {kind: cluster.try_call("auth", "can-i", "create", RESOURCE[kind]).stdout.strip() for kind in present}
+    allowed = frozenset(kind for kind in present if may[kind] == b"yes")
     return Offer(version, names, allowed)
 
 
-def server_version(cluster: Cluster) -> Tuple[int, int]:
+def server_version(cluster: client.Cluster) -> Tuple[int, int]:
     try:
         server = json.loads(cluster.call("version", "-o", "json")).get("serverVersion") or {}
     except Problem as problem:
@@ -307,17 +286,21 @@ def server_version(cluster: Cluster) -> Tuple[int, int]:
     return int(numbers[0].group()), int(numbers[1].group())  # type: ignore[union-attr]
 
 
-def _may_create(cluster: Cluster, resource: str) -> bool:
-    return cluster.try_call("auth", "can-i", "create", resource).stdout.strip() == b"yes"
-
-
 def choose(settings: Settings, offer: Offer) -> Choice:
     """Choose the kind: the job's or site's own choice wins; otherwise an operator that the cluster has, because it starts
     all pods or none."""
-    version = offer.version
-    shown = f"{version[0]}.{version[1]}"
+    version, shown = offer.version, _dotted(offer.version)
     if settings.kind:
-        _check_offered(settings.kind, offer, shown)
+        if settings.kind == "job" and version < INDEXED_SINCE:
+            raise Problem(
+                f"--kind=job needs Indexed Jobs, and this API server is {shown}: it silently drops completionMode",
+                "--kind=jobs makes one Job per node; or leave it out",
+            )
+        if settings.kind in _OPERATORS and RESOURCE[settings.kind] not in offer.resources:
+            raise Problem(
+                f"--kind={settings.kind}, but this cluster has no {RESOURCE[settings.kind]}",
+                "leave it out, or --kind=job",
+            )
         return Choice(settings.kind, f"as --kind says; the API server is {shown}", version)
     for kind in _OPERATORS:
         if kind in offer.allowed:
@@ -332,16 +315,6 @@ def choose(settings: Settings, offer: Offer) -> Choice:
         f"{none}, and {shown} is older than {_dotted(INDEXED_SINCE)}, which has Indexed Jobs: one Job per node",
         version,
     )
-
-
-def _check_offered(kind: str, offer: Offer, shown: str) -> None:
-    if kind == "job" and offer.version < INDEXED_SINCE:
-        raise Problem(
-            f"--kind=job needs Indexed Jobs, and this API server is {shown}: it silently drops completionMode",
-            "--kind=jobs makes one Job per node; or leave it out",
-        )
-    if kind in _OPERATORS and RESOURCE[kind] not in offer.resources:
-        raise Problem(f"--kind={kind}, but this cluster has no {RESOURCE[kind]}", "leave it out, or --kind=job")
 
 
 def _dotted(version: Tuple[int, int]) -> str:
@@ -390,7 +363,7 @@ class Kubernetes(Backend):
     def render(self, order: Order) -> Request:
         check(order)
         settings = settings_of(order)
-        cluster = Cluster(os.environ, settings.context, settings.namespace)
+        cluster = client.Cluster(os.environ, settings.context, settings.namespace)
         chosen = choose(settings, ask(cluster))
         return render(order, chosen.kind, chosen.why, chosen.version)
 
@@ -404,7 +377,9 @@ class Kubernetes(Backend):
 
     def handle(self, order: Order, environ: Mapping[str, str]) -> str:
         settings = settings_of(order)
-        return handle_of(Cluster(environ, settings.context, settings.namespace).settled(), object_name(order.run_id))
+        return client.handle_of(
+            client.Cluster(environ, settings.context, settings.namespace).settled(), object_name(order.run_id)
+        )
 
     def submit(self, request: Request, environ: Mapping[str, str]) -> str:
         return submit(request, environ)

@@ -8,19 +8,7 @@ import subprocess
 from typing import Any, Collection, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 from urllib.parse import quote, unquote
 
-from drumbeat.backends.contract import (
-    FAILED,
-    FINISHED,
-    QUEUED,
-    RUNNING,
-    Handle,
-    Status,
-    advised,
-    ask_tool,
-    complaint,
-    parse_handle,
-    text_of,
-)
+from drumbeat.backends import contract
 from drumbeat.backends.kubernetes.options import check_namespace
 from drumbeat.backends.kubernetes.pod import NODE_LABEL
 from drumbeat.base.light_dataclass import dataclass
@@ -52,7 +40,7 @@ class Cluster:
         """Call kubectl and return its standard output; raise a Problem with its error message if it fails."""
         done = self.try_call(*words, stdin=stdin, seconds=seconds)
         if done.returncode != 0:
-            raise problem_of(text_of(done.stderr), self.namespace)
+            raise problem_of(contract.text_of(done.stderr), self.namespace)
         return done.stdout
 
     def try_call(
@@ -60,7 +48,7 @@ class Cluster:
     ) -> subprocess.CompletedProcess[bytes]:
         silent = "is the cluster reachable from here? try again"
         missing = "install it, or put it on your PATH"
-        return ask_tool(self.argv(*words), self.environ, missing, silent, seconds, input=stdin or b"")
+        return contract.ask_tool(self.argv(*words), self.environ, missing, silent, seconds, input=stdin or b"")
 
     def get(self, *words: str) -> Dict[str, Any]:
         """Get an object or a list of them."""
@@ -73,14 +61,11 @@ class Cluster:
     def settled(self) -> Cluster:
         """Fill in kubectl's current defaults, so that a handle still means the same cluster tomorrow."""
         context = self.context or self.call("config", "current-context").decode().strip()
-        namespace = self.namespace or check_namespace(self._default_namespace(context)) or "default"
-        return Cluster(self.environ, context, namespace)
-
-    def _default_namespace(self, context: str) -> str:
-        for entry in decoded(self.call("config", "view", "-o", "json")).get("contexts") or ():
+        namespace = self.namespace
+        for entry in () if namespace else decoded(self.call("config", "view", "-o", "json")).get("contexts") or ():
             if isinstance(entry, dict) and entry.get("name") == context:
-                return str((entry.get("context") or {}).get("namespace") or "")
-        return ""
+                namespace = check_namespace(str((entry.get("context") or {}).get("namespace") or ""))
+        return Cluster(self.environ, context, namespace or "default")
 
 
 def decoded(data: bytes) -> Dict[str, Any]:
@@ -94,11 +79,11 @@ def decoded(data: bytes) -> Dict[str, Any]:
 
 def handle_of(cluster: Cluster, name: str) -> str:
     """Return kubernetes://NAMESPACE@CONTEXT/NAME; contexts may hold any character."""
-    return str(Handle("kubernetes", f"{cluster.namespace}@{quote(cluster.context, safe='')}", name))
+    return str(contract.Handle("kubernetes", f"{cluster.namespace}@{quote(cluster.context, safe='')}", name))
 
 
 def read_handle(handle: str, environ: Mapping[str, str]) -> tuple[Cluster, str]:
-    parsed = parse_handle(handle)
+    parsed = contract.parse_handle(handle)
     if parsed is None or "@" not in parsed.cluster:
         raise Problem(f"{handle!r} is not a job of Kubernetes", "it looks like kubernetes://NAMESPACE@CONTEXT/NAME")
     namespace, _, context = parsed.cluster.partition("@")
@@ -107,7 +92,7 @@ def read_handle(handle: str, environ: Mapping[str, str]) -> tuple[Cluster, str]:
 
 def problem_of(stderr: str, namespace: str = "") -> Problem:
     """Turn kubectl's complaint into one line with what to do."""
-    text = complaint(stderr, _NOISE)
+    text = contract.complaint(stderr, _NOISE)
     for pattern, words, fix in _COMPLAINTS:
         match = re.search(pattern, text, re.IGNORECASE | re.DOTALL)
         if match:
@@ -225,7 +210,11 @@ def read_pod(item: Plain) -> Pod:
     ended = _terminated(status)
     running = [each for each in status.get("containerStatuses") or () if "running" in _at(each, "state")]
     going = bool(meta.get("deletionTimestamp"))
-    if running and not words and not going and _unanswered(status):
+    # Our pods have no probe: one whose container runs is not ready only if the cluster has lost contact with it.
+    unready = [
+        each for each in status.get("conditions") or () if each.get("type") == "Ready" and each.get("status") != "True"
+    ]
+    if running and not words and not going and unready:
         running, words, fix = [], f"does not answer: its node {spec.get('nodeName') or ''} is not ready", _LOST_FIX
     return Pod(
         name=str(meta.get("name", "?")),
@@ -252,12 +241,6 @@ def _node(meta: Plain) -> Optional[int]:
     if kind and index.isdigit():
         return int(index) + (kind == "worker")
     return None
-
-
-def _unanswered(status: Plain) -> bool:
-    """Return true if the cluster has lost contact with a pod whose container was running: our pods have no probe, so nothing else
-    makes a running pod unready."""
-    return any(each.get("type") == "Ready" and each.get("status") != "True" for each in status.get("conditions") or ())
 
 
 def _trouble(status: Plain) -> Tuple[str, str]:
@@ -290,7 +273,7 @@ def _trouble(status: Plain) -> Tuple[str, str]:
     for condition in status.get("conditions") or ():
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             message = condition.get("message")
-            return f"is pending: {_short(message) or condition.get('reason')}", advised(str(message), _ADVICE)
+            return f"is pending: {_short(message) or condition.get('reason')}", contract.advised(str(message), _ADVICE)
     return ("is pending: the scheduler has not looked at it yet", "") if status.get("phase") == "Pending" else ("", "")
 
 
@@ -376,7 +359,7 @@ def _conditions(item: Plain) -> Dict[str, str]:
     return found
 
 
-def judge(handle: str, nodes: int, job: Job, pods: Sequence[Pod], events: Sequence[Plain]) -> Status:
+def judge(handle: str, nodes: int, job: Job, pods: Sequence[Pod], events: Sequence[Plain]) -> contract.Status:
     """Determine a job's status. `events` are those of the namespace; only those about this run's objects are used."""
     lead = next((pod for pod in pods if pod.node == 0), None)
     running = [pod for pod in pods if pod.ready and not pod.going]
@@ -386,19 +369,21 @@ def judge(handle: str, nodes: int, job: Job, pods: Sequence[Pod], events: Sequen
     told = "; ".join(lines[:3]) + (f"; and {len(lines) - 3} more" if len(lines) > 3 else "")
     if job.failed or (lead and lead.phase == "Failed" and not job.present):
         code = lead.exit_code if lead else None
-        return Status(handle, FAILED, told or job.failed, code)
+        return contract.Status(handle, contract.FAILED, told or job.failed, code)
     if job.finished or (lead and lead.phase == "Succeeded"):
-        return Status(handle, FINISHED, exit_code=0)
+        return contract.Status(handle, contract.FINISHED, exit_code=0)
     if running or any(pod.phase == "Running" for pod in pods):
         lacking = f"{len(running)} of {nodes} pods run" if len(running) < nodes else ""
-        return Status(handle, RUNNING, "; ".join(filter(None, (lacking, told))))
+        return contract.Status(handle, contract.RUNNING, "; ".join(filter(None, (lacking, told))))
     if job.suspended:
-        return Status(handle, QUEUED, "suspended: its queue has not admitted it yet")
+        return contract.Status(handle, contract.QUEUED, "suspended: its queue has not admitted it yet")
     created = _creation_trouble(events)
     if not pods and created:
-        return Status(handle, QUEUED, created)
-    return Status(
-        handle, QUEUED, told or (f"no pod of {nodes} has been made yet" if not pods else "its pods are starting")
+        return contract.Status(handle, contract.QUEUED, created)
+    return contract.Status(
+        handle,
+        contract.QUEUED,
+        told or (f"no pod of {nodes} has been made yet" if not pods else "its pods are starting"),
     )
 
 
@@ -430,25 +415,20 @@ def taken_away(events: Sequence[Plain], there: Collection[str]) -> List[str]:
     return list(found.values())
 
 
-def reasons_for_pending(name: str, events: Sequence[Plain], came: Collection[str]) -> List[str]:
-    """Return the scheduler's last message about each pod of the run that is not in `came` (names of pods), from events that
+def reasons_for_pending(events: Sequence[Plain], came: Collection[str]) -> List[str]:
+    """Return the scheduler's last message about each pod that is not in `came` (names of pods), from the run's events, which
     outlive the pods. Such a pod may have been placed after all: there is room once other pods have given up."""
     found: Dict[str, str] = {}
     for event in events:
         pod = str(_at(event, "involvedObject").get("name", ""))
-        own = pod == name or pod.startswith(name + "-")
-        if event.get("reason") == "FailedScheduling" and own and pod not in came:
+        if event.get("reason") == "FailedScheduling" and pod not in came:
             found[pod] = _short(event.get("message"))
     return [f"{pod} was pending: {message}" for pod, message in sorted(found.items())]
 
 
 def of_run(name: str, events: Iterable[Plain]) -> List[Plain]:
     """Return events about the run's own objects, the oldest first."""
-    own = []
-    for event in events:
-        about = str(_at(event, "involvedObject").get("name", ""))
-        if about == name or about.startswith(name + "-"):
-            own.append(event)
+    own = [each for each in events if f"{_at(each, 'involvedObject').get('name', '')}-".startswith(name + "-")]
     return sorted(own, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""))
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from dataclasses import field, fields
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+from dataclasses import field
+from typing import Any, Callable, Dict, List, Mapping, NoReturn, Optional, Sequence, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import Option, Order
@@ -113,41 +113,21 @@ def settings_of(order: Order) -> Settings:
     """Parse the options. A Problem names the option that cannot be understood."""
     request = order.resources
     once, several = _sorted(request.options)
-    values: Dict[str, object] = {}
-    names = {"runtime", "service-account", "scheduler", "runtime-class"}
-    for name, (text, whole) in once.items():
-        key = name.replace("-", "_")
-        if name in names:
-            values[key] = _checked(text, whole, _NAME.pattern, f"--{name}=NAME: small letters, digits, - and .")
-        elif name == "context":
-            values[key] = _checked(
-                text, whole, r"[^\x00-\x1f\x7f]{1,250}", "--context=NAME, as kubectl config get-contexts says"
-            )
-        elif name == "kind":
-            if text not in KINDS:
-                raise _wrong(whole, f"one of {', '.join(KINDS)}")
-            values[key] = text
-        elif name == "shm":
-            values[key] = quantity(text, whole)
-        elif name == "user":
-            user, _, group = text.partition(":")
-            if not re.fullmatch(r"[0-9]{1,10}(:[0-9]{1,10})?", text) or max(map(int, text.split(":"))) > _LARGEST_ID:
-                raise _wrong(whole, "--user=1000 or --user=1000:100")
-            values["user"], values["group"] = int(user), int(group) if group else None
-        elif name == "run-folder":
-            values[key] = _path(text, whole)
-        else:
-            try:
-                values[key] = parse_duration(text)
-            except ValueError as error:
-                raise Problem(f"{whole[:120]!r}: {error}") from None
-            if name == "muster" and not values[key]:
-                raise _wrong(whole, "a time above zero: pods need some to find each other")
-    volcano = values.get("scheduler") == _VOLCANO
+    values = {name.replace("-", "_"): _READERS[name](text, whole) for name, (text, whole) in once.items()}
+    values["user"], values["group"] = values.get("user", (None, None))
+    priority, volcano = request.specific.get("qos", ""), values.get("scheduler") == _VOLCANO
+    amounts = _pairs(several["resource"])
+    for name, amount in amounts.items():
+        if not _QUANTITY.fullmatch(amount):
+            raise Problem(f"{amount[:40]!r} is not a number of {name}", f"--resource {name}=1")
+    if priority and not _NAME.fullmatch(priority):
+        raise Problem(
+            f"qos: {priority[:80]!r} cannot be the name of a priority class", "kubectl get priorityclasses lists them"
+        )
     return Settings(
-        **{name: value for name, value in values.items() if name in _FIELDS},  # type: ignore[arg-type]
+        **values,
         namespace=check_namespace(request.account),
-        priority=_priority(request.specific.get("qos", "")),
+        priority=priority,
         annotations=_pairs(several["annotation"]),
         labels=_labels(several["label"], "" if volcano else request.partition),
         queue=_checked(request.partition, f"partition: {request.partition}", _NAME.pattern, "a queue of Volcano")
@@ -155,14 +135,13 @@ def settings_of(order: Order) -> Settings:
         else "",
         node_selector=_with_values(_pairs(several["node-selector"]), "node selector"),
         tolerations=tuple(_toleration(*each) for each in several["toleration"]),
-        resources={name: _count(count, name) for name, count in _pairs(several["resource"]).items()},
+        resources=amounts,
         claims=tuple(_claim(*each) for each in several["pvc"]),
         capabilities=tuple(_checked(*each, r"[A-Z_]{1,40}", "--capability IPC_LOCK") for each in several["capability"]),
         pull_secrets=tuple(_checked(*each, _NAME.pattern, "--pull-secret NAME") for each in several["pull-secret"]),
     )
 
 
-_FIELDS = {each.name for each in fields(Settings)}
 _Words = List[Tuple[str, str]]  # the value, and the whole option for messages
 
 
@@ -215,20 +194,12 @@ def check_namespace(name: str) -> str:
     return name
 
 
-def _priority(name: str) -> str:
-    if name and not _NAME.fullmatch(name):
-        raise Problem(
-            f"qos: {name[:80]!r} cannot be the name of a priority class", "kubectl get priorityclasses lists them"
-        )
-    return name
-
-
 def _pairs(given: _Words) -> Dict[str, str]:
     found: Dict[str, str] = {}
     for text, whole in given:
         name, equals, value = text.partition("=")
         if not equals or not _KEY.fullmatch(name):
-            raise _wrong(whole, f"{whole.split('=')[0].split(' ')[0]} NAME=VALUE")
+            _wrong(whole, f"{whole.split('=')[0].split(' ')[0]} NAME=VALUE")
         if name.startswith(_OWN):
             raise Problem(f"{whole[:120]!r}: {name} is drumbeat's own", "a run is found by it: take another name")
         found.setdefault(name, value)
@@ -239,7 +210,7 @@ def _toleration(text: str, whole: str) -> Toleration:
     rest, _, effect = text.partition(":")
     key, equals, value = rest.partition("=")
     if not _KEY.fullmatch(key) or not _VALUE.fullmatch(value) or (effect and effect not in _EFFECTS):
-        raise _wrong(whole, f"--toleration KEY[=VALUE][:EFFECT], EFFECT one of {', '.join(_EFFECTS)}")
+        _wrong(whole, f"--toleration KEY[=VALUE][:EFFECT], EFFECT one of {', '.join(_EFFECTS)}")
     return Toleration(key, value if equals else None, effect)
 
 
@@ -247,37 +218,68 @@ def _claim(text: str, whole: str) -> Claim:
     name, _, rest = text.partition(":")
     path, _, mode = rest.partition(":")
     if not _NAME.fullmatch(name) or not path or mode not in ("", "ro"):
-        raise _wrong(whole, "--pvc CLAIM:/PATH, with :ro at the end where it is only read")
+        _wrong(whole, "--pvc CLAIM:/PATH, with :ro at the end where it is only read")
     return Claim(name, _path(path, whole), mode == "ro")
 
 
 def _path(text: str, whole: str) -> str:
     if not re.fullmatch(r"/[\w./+@%-]*", text) or ".." in text.split("/"):
-        raise _wrong(whole, "an absolute path without blanks")
+        _wrong(whole, "an absolute path without blanks")
     return text.rstrip("/") or "/"
-
-
-def _count(text: str, name: str) -> str:
-    if not _QUANTITY.fullmatch(text):
-        raise Problem(f"{text[:40]!r} is not a number of {name}", f"--resource {name}=1")
-    return text
 
 
 def quantity(text: str, whole: str) -> str:
     """Format memory as Kubernetes writes it: 440G and 440GB are 440G, 64Gi stays."""
     match = _MEMORY.fullmatch(text.strip())
     if not match:
-        raise _wrong(whole, "a size such as 64Gi or 440G")
+        _wrong(whole, "a size such as 64Gi or 440G")
     number, unit, binary, _ = match.groups()
     unit = unit.upper()
     return f"{number}{'k' if unit == 'K' and not binary else unit}{binary if unit else ''}"
 
 
+def _name(text: str, whole: str) -> str:
+    return _checked(text, whole, _NAME.pattern, f"{re.split('[ =]', whole)[0]}=NAME: small letters, digits, - and .")
+
+
+def _context(text: str, whole: str) -> str:
+    return _checked(text, whole, r"[^\x00-\x1f\x7f]{1,250}", "--context=NAME, as kubectl config get-contexts says")
+
+
+def _kind(text: str, whole: str) -> str:
+    return text if text in KINDS else _wrong(whole, f"one of {', '.join(KINDS)}")
+
+
+def _user(text: str, whole: str) -> Tuple[int, Optional[int]]:
+    user, _, group = text.partition(":")
+    if not re.fullmatch(r"[0-9]{1,10}(:[0-9]{1,10})?", text) or max(map(int, text.split(":"))) > _LARGEST_ID:
+        _wrong(whole, "--user=1000 or --user=1000:100")
+    return int(user), int(group) if group else None
+
+
+def _seconds(text: str, whole: str) -> int:
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise Problem(f"{whole[:120]!r}: {error}") from None
+
+
+def _muster(text: str, whole: str) -> int:
+    return _seconds(text, whole) or _wrong(whole, "a time above zero: pods need some to find each other")
+
+
 def _checked(text: str, whole: str, pattern: str, right: str) -> str:
     if not re.fullmatch(pattern, text):
-        raise _wrong(whole, right)
+        _wrong(whole, right)
     return text
 
 
-def _wrong(whole: str, right: str) -> Problem:
-    return Problem(f"{whole[:120]!r} cannot be understood", f"write {right}")
+def _wrong(whole: str, right: str) -> NoReturn:
+    raise Problem(f"{whole[:120]!r} cannot be understood", f"write {right}")
+
+
+# Option of ONCE -> what reads its value.
+_READERS: Dict[str, Callable[[str, str], Any]] = {
+    "context": _context, "kind": _kind, "runtime": _name, "shm": quantity, "user": _user, "service-account": _name,
+    "scheduler": _name, "runtime-class": _name, "run-folder": _path, "linger": _seconds, "keep": _seconds, "muster": _muster,
+}  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import os
 import shlex
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
 
 from drumbeat import __version__
 from drumbeat.backends.kubernetes.options import Settings, Toleration, quantity
@@ -292,23 +292,18 @@ def storage(order: Order, settings: Settings, name: str) -> Tuple[List[Plain], L
         places.append((f"claim-{number}", claim.path, claim.read_only, held))
     for number, (host, inside, read_only) in enumerate(binds(order)):
         places.append((f"host-{number}", inside, read_only, {"hostPath": {"path": host}}))
-    mounts = [
+    mounts: List[Plain] = [
         {"name": volume, "mountPath": path, **({"readOnly": True} if read_only else {})}
         for volume, path, read_only, _ in places
     ]
-    _check_places(mounts)
-    return mounts, [{"name": volume, **source} for volume, _, _, source in places]
-
-
-def _check_places(mounts: Sequence[Plain]) -> None:
-    """Check mount points: Kubernetes refuses two volumes at one place, and one at / would hide the image."""
-    taken: Dict[str, str] = {}
+    taken: Dict[str, str] = {}  # Kubernetes refuses two volumes at one place, and one at / would hide the image
     for mount in mounts:
         path = mount["mountPath"].rstrip("/") or "/"
         if path in ("/", *taken):
             why = "would hide the whole image" if path == "/" else f"is taken by {taken[path]}"
             raise Problem(f"a volume cannot be mounted at {path}: it {why}", "mount it at another path in the pod")
         taken[path] = "drumbeat itself" if mount["name"] in _OWN_VOLUMES else "another volume of this job"
+    return mounts, [{"name": volume, **source} for volume, _, _, source in places]
 
 
 def program_name(name: str) -> str:

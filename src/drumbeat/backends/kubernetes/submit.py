@@ -14,32 +14,9 @@ import yaml
 
 from drumbeat import __version__
 from drumbeat.backends.contract import Request
+from drumbeat.backends.kubernetes import pod
 from drumbeat.backends.kubernetes.client import Cluster, decoded, handle_of, problem_of
 from drumbeat.backends.kubernetes.options import Settings, settings_of
-from drumbeat.backends.kubernetes.pod import (
-    LOCAL,
-    PACKED,
-    POD_GROUP,
-    RESOURCE,
-    RUN_LABEL,
-    SCRIPT,
-    TOKEN,
-    Plain,
-    PodRequest,
-    check_code,
-    deadline_of,
-    file_secrets,
-    inside,
-    labels_of,
-    manifest,
-    objects,
-    pieces_of,
-    pod_folder,
-    pod_script,
-    program_name,
-    python_of,
-    secrets_of,
-)
 from drumbeat.base.order import FUNCTION, Order, dump_order
 from drumbeat.base.problem import Problem
 from drumbeat.bundle.build import cached_bundle, cached_payload
@@ -71,7 +48,7 @@ def render(order: Order, kind: str, why: str, version: Tuple[int, int]) -> Reque
     settings = settings_of(order)
     name = object_name(order.run_id)
     documents = [
-        _files(order, settings, name, kind), *objects(PodRequest(order, settings, name, kind, version))
+        _files(order, settings, name, kind), *pod.objects(pod.PodRequest(order, settings, name, kind, version))
     ]  # fmt: skip
     for document in documents if settings.namespace else ():
         document["metadata"] = {"namespace": settings.namespace, **document["metadata"]}
@@ -98,38 +75,38 @@ def check(order: Order) -> None:
         raise Problem("arrays are not submitted to Kubernetes", "submit the job once for each value")
     if order.modules:
         raise Problem("a pod has no environment modules", "put what they bring into the image; leave modules out")
-    check_code(order)
+    pod.check_code(order)
 
 
 def sent_order(order: Order, settings: Settings) -> Order:
     """Return the order for pods: with their path of the run folder, and a muster timeout that leaves time to pull images."""
     timing = dataclasses.replace(order.timing, muster=float(settings.muster))
-    workdir = inside(order, LOCAL) if order.code == "sync" else order.workdir
-    return dataclasses.replace(order, folder=pod_folder(order, settings), workdir=workdir, timing=timing)
+    workdir = pod.inside(order, pod.LOCAL) if order.code == "sync" else order.workdir
+    return dataclasses.replace(order, folder=pod.pod_folder(order, settings), workdir=workdir, timing=timing)
 
 
-def _files(order: Order, settings: Settings, name: str, kind: str) -> Plain:
+def _files(order: Order, settings: Settings, name: str, kind: str) -> pod.Plain:
     """Return the config map with the order and the script; its annotations are what status, logs and cancel need later."""
     notes = {
         "drumbeat/kind": kind,
         "drumbeat/nodes": str(order.nodes),
-        "drumbeat/folder": pod_folder(order, settings),
-        "drumbeat/shared": "yes" if settings.claim_of(pod_folder(order, settings)) else "no",
-        "drumbeat/python": python_of(order),
+        "drumbeat/folder": pod.pod_folder(order, settings),
+        "drumbeat/shared": "yes" if settings.claim_of(pod.pod_folder(order, settings)) else "no",
+        "drumbeat/python": pod.python_of(order),
     }
-    data = {"order.json": dump_order(sent_order(order, settings)), SCRIPT: pod_script(order, settings)}
-    made = manifest("ConfigMap", name, labels_of(name), data=data)
+    data = {"order.json": dump_order(sent_order(order, settings)), pod.SCRIPT: pod.pod_script(order, settings)}
+    made = pod.manifest("ConfigMap", name, pod.labels_of(name), data=data)
     made["metadata"]["annotations"] = notes
     return made
 
 
 def _header(order: Order, name: str, kind: str, why: str) -> str:
-    secrets = ", ".join((TOKEN, *order.passed))
-    deadline = deadline_of(order, settings_of(order))
+    secrets = ", ".join((pod.TOKEN, *order.passed))
+    deadline = pod.deadline_of(order, settings_of(order))
     lines = [
         f"Written by drumbeat {__version__} for run {order.run_id}: `drumbeat submit` sends exactly this text.",
         f"kind {kind}: {why}",
-        f"Made at submit and not shown: Secret {name} ({secrets}), ConfigMap {program_name(name)} ({PACKED}).",
+        f"Made at submit and not shown: Secret {name} ({secrets}), ConfigMap {pod.program_name(name)} ({pod.PACKED}).",
         *_about_code(order, name),
         *([f"Also Secret {name}-call: the function and its arguments."] if FUNCTION in order.brings else []),
         *([f"activeDeadlineSeconds {deadline[0]}: {deadline[1]}."] if deadline and kind != "trainjob" else []),
@@ -139,7 +116,7 @@ def _header(order: Order, name: str, kind: str, why: str) -> str:
 
 
 def _about_code(order: Order, name: str) -> List[str]:
-    pieces = pieces_of(order)
+    pieces = pod.pieces_of(order)
     if not pieces:
         return []
     last = f" to {name}-{pieces[-1]}" if len(pieces) > 1 else ""
@@ -165,11 +142,11 @@ def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 _Dumper.add_representer(str, _text)
 
 
-def dump(document: Plain) -> str:
+def dump(document: pod.Plain) -> str:
     return yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=4000, allow_unicode=True)
 
 
-def documents_of(text: str) -> List[Plain]:
+def documents_of(text: str) -> List[pod.Plain]:
     return [document for document in yaml.safe_load_all(text) if document]
 
 
@@ -183,7 +160,15 @@ def submit(request: Request, environ: Mapping[str, str]) -> str:
     cluster = Cluster(environ, settings.context, settings.namespace).settled()
     name = object_name(order.run_id)
     text = request.text.encode()
-    parts = [_secret(order, name, environ), _program(name, environ), *file_secrets(order, name)]
+    labels = pod.labels_of(name)
+    # The token by which the agents of this run authenticate each other. It is sent through a pipe, never as an argument.
+    values = {pod.TOKEN: secrets.token_hex(32), **passed_values(order, environ)}
+    program = {pod.PACKED: base64.b64encode(cached_payload(cached_bundle(environ), environ)).decode()}
+    parts = [
+        pod.manifest("Secret", name, labels, type="Opaque", stringData=values),
+        pod.manifest("ConfigMap", pod.program_name(name), labels, binaryData=program),
+        *pod.file_secrets(order, name),
+    ]
     sent = [json.dumps(part).encode() for part in parts]
     check_claims(cluster, order, settings)
     cluster.call("create", "--dry-run=server", "-f", "-", stdin=text)  # if this is refused, nothing has been created
@@ -192,18 +177,25 @@ def submit(request: Request, environ: Mapping[str, str]) -> str:
         for part in sent:
             cluster.call("create", "-f", "-", stdin=part, seconds=_SENDING)
         created = _items(cluster.call("create", "-f", "-", "-o", "json", stdin=text, seconds=_SENDING))
-        _check_kept(created)
+        for item in created:  # the API server silently drops fields that it does not know
+            spec = item.get("spec", {})
+            if item.get("kind") == "Job" and spec.get("completions", 1) > 1 and spec.get("completionMode") != "Indexed":
+                raise Problem(
+                    "this API server has dropped completionMode from the Job: it knows no Indexed Jobs",
+                    "--kind=jobs makes one Job per node",
+                )
     except Problem as refused:
-        raise _take_back(cluster, name, refused) from None
+        try:
+            remove(cluster, name)
+        except Problem as left:
+            by_hand = (
+                f"kubectl delete jobs,services,configmaps,secrets -n {cluster.namespace} -l {pod.RUN_LABEL}={name}"
+            )
+            words = f"{refused.what}; what was sent before could not be removed ({left.what})"
+            raise Problem(words, f"later: {by_hand}") from None
+        raise
     _adopt(cluster, created, name, order)
     return handle_of(cluster, name)
-
-
-def _secret(order: Order, name: str, environ: Mapping[str, str]) -> Plain:
-    """Return the secret with the token by which the agents of this run authenticate each other. It is sent through a pipe, never
-    as an argument."""
-    values = {TOKEN: secrets.token_hex(32), **passed_values(order, environ)}
-    return manifest("Secret", name, labels_of(name), type="Opaque", stringData=values)
 
 
 def passed_values(order: Order, environ: Mapping[str, str]) -> Dict[str, str]:
@@ -218,14 +210,9 @@ def passed_values(order: Order, environ: Mapping[str, str]) -> Dict[str, str]:
     return {variable: environ[variable] for variable in order.passed}
 
 
-def _program(name: str, environ: Mapping[str, str]) -> Plain:
-    data = {PACKED: base64.b64encode(cached_payload(cached_bundle(environ), environ)).decode()}
-    return manifest("ConfigMap", program_name(name), labels_of(name), binaryData=data)
-
-
 def check_claims(cluster: Cluster, order: Order, settings: Settings) -> None:
     """Check that every claim exists, and that the one with the run folder is writable from all nodes."""
-    folder = pod_folder(order, settings)
+    folder = pod.pod_folder(order, settings)
     holder = settings.claim_of(folder)
     if settings.run_folder and holder is None:
         raise Problem(
@@ -249,18 +236,7 @@ def check_claims(cluster: Cluster, order: Order, settings: Settings) -> None:
             )
 
 
-def _check_kept(created: Sequence[Plain]) -> None:
-    """Check that the API server kept all fields: it silently drops those that it does not know."""
-    for item in created:
-        spec = item.get("spec", {})
-        if item.get("kind") == "Job" and spec.get("completions", 1) > 1 and spec.get("completionMode") != "Indexed":
-            raise Problem(
-                "this API server has dropped completionMode from the Job: it knows no Indexed Jobs",
-                "--kind=jobs makes one Job per node",
-            )
-
-
-def _adopt(cluster: Cluster, created: Sequence[Plain], name: str, order: Order) -> None:
+def _adopt(cluster: Cluster, created: Sequence[pod.Plain], name: str, order: Order) -> None:
     """Make the run's objects belong to the job, so that deleting it deletes them. Without the right to change objects,
     `drumbeat cancel` and the end of the run delete them."""
     owners = [item for item in created if item.get("kind") not in ("ConfigMap", "Service", "PodGroup")]
@@ -270,11 +246,11 @@ def _adopt(cluster: Cluster, created: Sequence[Plain], name: str, order: Order) 
     reference = {key: owner[key] for key in ("apiVersion", "kind")}
     reference.update((key, owner["metadata"][key]) for key in ("name", "uid"))
     patch = json.dumps({"metadata": {"ownerReferences": [reference]}})
-    own = [f"configmap/{name}", f"configmap/{program_name(name)}", f"secret/{name}"]
-    own += [f"secret/{secret}" for secret in secrets_of(order, name)]
+    own = [f"configmap/{name}", f"configmap/{pod.program_name(name)}", f"secret/{name}"]
+    own += [f"secret/{secret}" for secret in pod.secrets_of(order, name)]
     own += [f"service/{name}" for item in created if item.get("kind") == "Service"]
-    own += [f"{POD_GROUP}/{name}" for item in created if item.get("kind") == "PodGroup"]
-    own += [f"{RESOURCE['jobs']}/{item['metadata']['name']}" for item in owners[1:]]
+    own += [f"{pod.POD_GROUP}/{name}" for item in created if item.get("kind") == "PodGroup"]
+    own += [f"{pod.RESOURCE['jobs']}/{item['metadata']['name']}" for item in owners[1:]]
     cluster.try_call("patch", *own, "--type=merge", "-p", patch)
 
 
@@ -282,10 +258,10 @@ def remove(cluster: Cluster, name: str) -> bool:
     """Delete everything that carries the run's label; pods are deleted with the objects that made them. Return true if there was
     anything; raise a Problem if the cluster does not allow deletion."""
     known = set(cluster.try_call("api-resources", "-o", "name", "--verbs=delete").stdout.decode().split())
-    others = dict.fromkeys((*RESOURCE.values(), POD_GROUP))
-    kinds = [RESOURCE["job"], *(kind for kind in others if kind in known - {RESOURCE["job"]})]
+    others = dict.fromkeys((*pod.RESOURCE.values(), pod.POD_GROUP))
+    kinds = [pod.RESOURCE["job"], *(kind for kind in others if kind in known - {pod.RESOURCE["job"]})]
     what = ",".join((*kinds, "services", "configmaps", "secrets"))
-    words = ("-l", f"{RUN_LABEL}={name}", "--ignore-not-found", "--wait=false", "-o", "name")
+    words = ("-l", f"{pod.RUN_LABEL}={name}", "--ignore-not-found", "--wait=false", "-o", "name")
     done = [cluster.try_call("delete", what, *words)]
     if done[0].returncode != 0:  # a kind that may not be deleted must not keep the other kinds
         done = [cluster.try_call("delete", kind, *words) for kind in what.split(",")]
@@ -294,20 +270,10 @@ def remove(cluster: Cluster, name: str) -> bool:
     return any(each.stdout.strip() for each in done)
 
 
-def _take_back(cluster: Cluster, name: str, refused: Problem) -> Problem:
-    """Remove what a refused job left behind; if that fails too, say how to do it by hand."""
-    try:
-        remove(cluster, name)
-    except Problem as left:
-        by_hand = f"kubectl delete jobs,services,configmaps,secrets -n {cluster.namespace} -l {RUN_LABEL}={name}"
-        return Problem(f"{refused.what}; what was sent before could not be removed ({left.what})", f"later: {by_hand}")
-    return refused
-
-
-def _items(answer: bytes) -> List[Plain]:
+def _items(answer: bytes) -> List[pod.Plain]:
     """Yield the objects in kubectl's output: one object, a List, or several objects in a row."""
     text, decoder = answer.decode("utf-8", "replace").strip(), json.JSONDecoder()
-    found: List[Plain] = []
+    found: List[pod.Plain] = []
     while text:
         try:
             item, end = decoder.raw_decode(text)

@@ -174,7 +174,8 @@ class RunAi(Backend):
         order = request.order
         name, cluster = object_name(order.run_id), _cluster(order.resources.account, environ)
         _, folder, linger = _split(order)
-        sent = dump_order(_sent(order, folder))
+        timing = dataclasses.replace(order.timing, muster=_MUSTER)
+        sent = dump_order(dataclasses.replace(order, folder=run_folder(order, folder), timing=timing))
         values = secret_values(order, sent, run_folder(order, folder), linger, cached_bundle(environ), environ)
         secret = manifest("Secret", name, {}, type="Opaque", stringData=values)
         path = os.path.join(order.folder, SCRIPT_FILE)
@@ -306,21 +307,17 @@ class RunaiPodFiles(FetchedFiles):
             program = (python_of(self.order), "-I", "-S", f"{LOCAL}/drumbeat.pyz", "_files", self.inside)
             try:
                 done = self.job.run(self.job.cli.execute, "--pod", pod, "--stdin", "--", *program, stdin=request)
-                if done.returncode != 0 and pod not in self.kept:
-                    self._keep_output(pod, node)
+                if done.returncode != 0 and pod not in self.kept:  # it may have ended: its output is kept
+                    output = self.job.run(self.job.cli.logs, "--pod", pod)
+                    if output.returncode == 0 and output.stdout:
+                        self.keep_output(node, output.stdout)
+                        if client.read_status("", self.job.run(self.job.cli.describe, "-o", "json")).state != RUNNING:
+                            self.kept.add(pod)
             except Problem:
                 return None  # `status` says why Run:ai does not answer
             return done.stdout if done.returncode == 0 else None
 
         return exchange
-
-    def _keep_output(self, pod: str, node: int) -> None:
-        """Keep the output of a pod that cannot be asked and may have ended."""
-        done = self.job.run(self.job.cli.logs, "--pod", pod)
-        if done.returncode == 0 and done.stdout:
-            self.keep_output(node, done.stdout)
-            if client.read_status("", self.job.run(self.job.cli.describe, "-o", "json")).state != RUNNING:
-                self.kept.add(pod)
 
     def remove(self) -> None:
         self.job.remove()
@@ -347,11 +344,6 @@ def _namespace(project: str) -> str:
 
 def _cluster(project: str, environ: Mapping[str, str]) -> Cluster:
     return Cluster(environ, "", _namespace(project) if project else "")
-
-
-def _sent(order: Order, folder: str) -> Order:
-    timing = dataclasses.replace(order.timing, muster=_MUSTER)
-    return dataclasses.replace(order, folder=run_folder(order, folder), timing=timing)
 
 
 def _split(order: Order) -> Tuple[Tuple[Option, ...], str, int]:

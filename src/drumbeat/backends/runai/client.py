@@ -9,19 +9,7 @@ import re
 import subprocess
 from typing import Any, Dict, FrozenSet, Iterator, List, Mapping, Optional, Tuple
 
-from drumbeat.backends.contract import (
-    FAILED,
-    FINISHED,
-    QUEUED,
-    RUNNING,
-    UNKNOWN,
-    Status,
-    Unreachable,
-    advised,
-    ask_tool,
-    complaint,
-    text_of,
-)
+from drumbeat.backends import contract
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import Order
 from drumbeat.base.problem import Problem
@@ -50,16 +38,8 @@ class Cli:
 
 
 CLI_1 = Cli(
-    1,
-    ("submit-dist", "pytorch"),
-    ("describe", "job"),
-    ("delete", "job"),
-    ("logs",),
-    ("exec",),
-    ("bash",),
-    "--cpu",
-    "--memory",
-)
+    1, ("submit-dist", "pytorch"), ("describe", "job"), ("delete", "job"), ("logs",), ("exec",), ("bash",), "--cpu", "--memory"
+)  # fmt: skip
 _2 = ("training", "pytorch")
 CLI_2 = Cli(
     2, (*_2, "submit"), (*_2, "describe"), (*_2, "delete"), (*_2, "logs"), (*_2, "exec"), (*_2, "bash"),
@@ -147,11 +127,12 @@ def words_of(text: str) -> Tuple[str, ...]:
 
 _SECONDS = 60.0
 _STATES = {
-    "pending": QUEUED, "creating": QUEUED, "initializing": QUEUED, "resuming": QUEUED, "suspended": QUEUED, "preempted": QUEUED,
-    "containercreating": QUEUED, "running": RUNNING, "degraded": RUNNING, "updating": RUNNING, "terminating": RUNNING,
-    "deleting": RUNNING, "succeeded": FINISHED, "completed": FINISHED, "failed": FAILED, "error": FAILED, "timedout": FAILED,
-    "stopped": FAILED,
-}  # fmt: skip
+    **dict.fromkeys(("pending", "creating", "initializing", "containercreating"), contract.QUEUED),
+    **dict.fromkeys(("resuming", "suspended", "preempted"), contract.QUEUED),
+    **dict.fromkeys(("running", "degraded", "updating", "terminating", "deleting"), contract.RUNNING),
+    **dict.fromkeys(("succeeded", "completed"), contract.FINISHED),
+    **dict.fromkeys(("failed", "error", "timedout", "stopped"), contract.FAILED),
+}
 _KEYS = ("phase", "status", "jobStatus", "workloadPhase", "state")
 
 
@@ -160,16 +141,17 @@ def call(
 ) -> subprocess.CompletedProcess[bytes]:
     silent = "try again; runai login may be needed"
     missing = "your Run:ai control plane has its installer (docs page runai)"
-    return ask_tool(argv, environ, missing, silent, seconds, input=stdin or b"")
+    return contract.ask_tool(argv, environ, missing, silent, seconds, input=stdin or b"")
 
 
 def find_cli(environ: Mapping[str, str]) -> Tuple[Cli, str]:
     """Find the installed generation, and the reason. Both use version numbers such as 2.18, so its commands decide."""
     try:
-        version = _first_number(text_of(call(["runai", "version"], environ).stdout))
+        numbers = re.search(r"\d+\.\d+[\w.+-]*", contract.text_of(call(["runai", "version"], environ).stdout))
     except Problem as problem:
-        raise Unreachable(problem.what, problem.fix) from None
-    shown = text_of(call(["runai", "--help"], environ).stdout)
+        raise contract.Unreachable(problem.what, problem.fix) from None
+    version = numbers.group() if numbers else "of an unknown version"
+    shown = contract.text_of(call(["runai", "--help"], environ).stdout)
     if re.search(r"^\s+submit-dist\b", shown, re.MULTILINE):
         return CLI_1, f"runai {version} has submit-dist (CLI 1)"
     if re.search(r"^\s+(training|pytorch)\b", shown, re.MULTILINE):
@@ -181,19 +163,17 @@ def find_cli(environ: Mapping[str, str]) -> Tuple[Cli, str]:
 
 def with_flags(cli: Cli, environ: Mapping[str, str]) -> Cli:
     """Add the options that the help of its `submit` lists to the CLI."""
-    shown = text_of(call(["runai", *cli.submit, "--help"], environ).stdout)
+    shown = contract.text_of(call(["runai", *cli.submit, "--help"], environ).stdout)
     return dataclasses.replace(
         cli, flags=frozenset(re.findall(r"^\s+(?:-\w, )?(--[a-z][a-z0-9-]+)", shown, re.MULTILINE))
     )
 
 
-def _first_number(text: str) -> str:
-    found = re.search(r"\d+\.\d+[\w.+-]*", text)
-    return found.group() if found else "of an unknown version"
-
-
 def said(done: subprocess.CompletedProcess[bytes]) -> str:
-    return complaint(text_of(done.stderr or done.stdout).partition("\nUsage")[0])[:400] or "it does not say why"
+    return (
+        contract.complaint(contract.text_of(done.stderr or done.stdout).partition("\nUsage")[0])[:400]
+        or "it does not say why"
+    )
 
 
 _ADVICE = (
@@ -206,7 +186,7 @@ _ADVICE = (
 
 
 def refusal(done: subprocess.CompletedProcess[bytes], what: str) -> Problem:
-    fix = advised(said(done), _ADVICE, "drumbeat plan --render JOB.yaml shows the command")
+    fix = contract.advised(said(done), _ADVICE, "drumbeat plan --render JOB.yaml shows the command")
     return Problem(f"Run:ai {what}: {said(done)}", fix)
 
 
@@ -215,11 +195,13 @@ def is_gone(done: subprocess.CompletedProcess[bytes]) -> bool:
     return bool(re.search(r"not found|does not exist|no such", said(done), re.IGNORECASE))
 
 
-def read_status(handle: str, done: subprocess.CompletedProcess[bytes]) -> Status:
+def read_status(handle: str, done: subprocess.CompletedProcess[bytes]) -> contract.Status:
     """Read the status from `describe -o json`; its layout is not documented, so the first word that is a state counts."""
-    text = text_of(done.stdout)
+    text = contract.text_of(done.stdout)
     if done.returncode != 0:
-        return Status(handle, UNKNOWN, "Run:ai no longer knows this job" if is_gone(done) else said(done))
+        return contract.Status(
+            handle, contract.UNKNOWN, "Run:ai no longer knows this job" if is_gone(done) else said(done)
+        )
     try:
         words = list(_words(json.loads(text)))
     except ValueError:
@@ -227,8 +209,10 @@ def read_status(handle: str, done: subprocess.CompletedProcess[bytes]) -> Status
     for word in words:
         state = _STATES.get(word.lower().replace(" ", ""))
         if state:
-            return Status(handle, state, word.lower())
-    return Status(handle, UNKNOWN, f"Run:ai answered with an unknown state: {', '.join(words[:3]) or 'none'}")
+            return contract.Status(handle, state, word.lower())
+    return contract.Status(
+        handle, contract.UNKNOWN, f"Run:ai answered with an unknown state: {', '.join(words[:3]) or 'none'}"
+    )
 
 
 def _words(value: Any) -> Iterator[str]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import Callable, List, Mapping, Optional, Sequence, Set, Tuple
+from contextlib import suppress
+from typing import Callable, List, Mapping, Optional, Set, Tuple
 
 from drumbeat.base.order import Order
 from drumbeat.base.problem import Problem
@@ -11,6 +12,7 @@ from drumbeat.base.ranges import HostlistError, expand
 from drumbeat.base.regex import regex
 from drumbeat.commands.launch import find_launcher
 from drumbeat.commands.program import script_of
+from drumbeat.containers import started_by_launcher
 from drumbeat.jobfile.resources import flag_of
 
 SPECIFIC = ("qos", "constraint", "reservation", "dependency", "mail", "gpus-as")
@@ -128,6 +130,12 @@ def notes(order: Order) -> List[str]:
             f"{request.gpus} GPUs per node, and no number of cores: most clusters then give 1 core for all ranks; "
             "add cpus: N, or exclusive: true"
         )
+    used = order.container
+    if request.gpus and used and not used.vendor and not started_by_launcher(order):
+        said.append(
+            f"{used.runtime} is started without the GPUs (--nv, --rocm), as site profile {order.site} names no vendor of theirs: "
+            "container: {runtime: ..., vendor: nvidia} in a profile of your own does (drumbeat site new)"
+        )
     local = next((path for path in (order.workdir, order.folder) if _LOCAL.match(path)), "")
     if local and order.nodes > 1:
         said.append(
@@ -177,6 +185,7 @@ def directives(order: Order, requeue: bool = True) -> List[Tuple[str, str]]:
     request = order.resources
     job = "%A_%a" if request.array else "%j"
     specific = request.specific
+    nodes = f"{(order.fewest_nodes or 0) + order.spares}-{order.members}" if order.has_range else order.members
     made = [
         (f"--job-name={order.name}", ""),
         *((f"--{name}={value}", "") for name, value in (
@@ -185,7 +194,7 @@ def directives(order: Order, requeue: bool = True) -> List[Tuple[str, str]]:
             ("dependency", specific.get("dependency")), ("array", request.array),
         ) if value),
         (f"--chdir={order.workdir}", ""),
-        (f"--nodes={_nodes(order)}", f"{order.nodes}, and {order.spares} spare" if order.spares else ""),
+        (f"--nodes={nodes}", f"{order.nodes}, and {order.spares} spare" if order.spares else ""),
         *_tasks(order),
     ]  # fmt: skip
     if order.survives_loss:
@@ -217,10 +226,6 @@ def directives(order: Order, requeue: bool = True) -> List[Tuple[str, str]]:
     return made + [(option.text, option.why) for option in request.options if flag_of(option.text) not in given]
 
 
-def _nodes(order: Order) -> str:
-    return f"{(order.fewest_nodes or 0) + order.spares}-{order.members}" if order.has_range else str(order.members)
-
-
 def without_it(order: Order) -> str:
     """Say how the job goes on without a lost node."""
     return "a spare takes its place" if order.spares else f"the job needs at least {order.fewest_nodes}"
@@ -232,16 +237,12 @@ def _exclude(order: Order) -> List[Tuple[str, str]]:
     if not request.avoided:
         return []
     own = [each.text.partition("=")[2] for each in request.options if flag_of(each.text) == "--exclude"]
-    hosts = [*filter(None, own), *(node.host for node in request.avoided if node.host not in _names(own))]
+    named: Set[str] = set()
+    with suppress(HostlistError):  # for example, the name of a file
+        named = {name for text in own for name in expand(text)}
+    hosts = [*filter(None, own), *(node.host for node in request.avoided if node.host not in named)]
     why = ", ".join(f"{node.host}: {node.why}" for node in request.avoided[:4])
     return [(f"--exclude={','.join(hosts)}", f"drumbeat nodes: {why[:300]}")]
-
-
-def _names(lists: Sequence[str]) -> Set[str]:
-    try:
-        return {name for text in lists for name in expand(text)}
-    except HostlistError:
-        return set()  # for example, the name of a file
 
 
 def _tasks(order: Order) -> List[Tuple[str, str]]:

@@ -15,32 +15,8 @@ import time
 from contextlib import suppress
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from drumbeat.backends.contract import (
-    CANCELLED,
-    FAILED,
-    FINISHED,
-    RUNNING,
-    UNKNOWN,
-    Backend,
-    Request,
-    Status,
-    parse_handle,
-)
+from drumbeat.backends import contract
 from drumbeat.backends.ssh import connection
-from drumbeat.backends.ssh.connection import (
-    ANSWER_SECONDS,
-    Notice,
-    Sessions,
-    Waiting,
-    ask,
-    check_container,
-    container_script,
-    handle_of,
-    host_python,
-    key_of,
-    node_requests,
-    pack,
-)
 from drumbeat.base.folders import state_folder
 from drumbeat.base.order import Order, dump_order
 from drumbeat.base.problem import Problem
@@ -51,37 +27,30 @@ from drumbeat.runfolder.mirror import Mirror, Source, is_complete
 # The start on each host, for a person to read. The order itself goes to every host as it stands below.
 
 
-def _container_lines(order: Order) -> List[str]:
-    if order.container is None:
-        return []
-    return ["# On each host this shell starts the container with the node's agent; node 0's is:", *(
-        f"#   {line}" for line in container_script(order, 0).splitlines()
-    )]  # fmt: skip
-
-
-def _needed(order: Order) -> str:
-    return f"{order.members - order.dispensable} of them" if order.dispensable else "all of them"
-
-
-def render(order: Order) -> Request:
-    command = connection.remote_command(host_python(order))
+def render(order: Order) -> contract.Request:
+    command = connection.remote_command(connection.host_python(order))
+    needed = f"{order.members - order.dispensable} of them" if order.dispensable else "all of them"
+    container = connection.container_script(order, 0).splitlines() if order.container else []
+    if container:
+        container.insert(0, "On each host this shell starts the container with the node's agent; node 0's is:")
     lines = [
-        f"# {order.run_id}: one agent on each of {len(order.hosts)} hosts, nothing is started unless {_needed(order)} answer.",
+        f"# {order.run_id}: one agent on each of {len(order.hosts)} hosts, nothing is started unless {needed} answer.",
         "# drumbeat.pyz (where a host does not have it), this order, the run's token and passed variables go in on standard",
         "# input. Node 0 leads; the others reach it by the address under which ssh reached it.",
         *(f"# node {node}: ssh -o BatchMode=yes -- {host} {command}" for node, host in enumerate(order.hosts)),
-        *_container_lines(order),
+        *(f"#   {line}" if number else f"# {line}" for number, line in enumerate(container)),
         dump_order(order).rstrip(),
     ]
-    return Request("ssh", order, "\n".join(lines) + "\n")
+    return contract.Request("ssh", order, "\n".join(lines) + "\n")
 
 
-_ENDS = {"finished": FINISHED, "cancelled": CANCELLED, "requeue": CANCELLED}  # every other outcome is a failure
+# every other outcome is a failure
+_ENDS = {"finished": contract.FINISHED, "cancelled": contract.CANCELLED, "requeue": contract.CANCELLED}
 _PREPARED = 60.0  # seconds for the hosts to make their folders
 _STARTED = 30.0  # seconds for the hosts to say that their agents run
 
 
-class Ssh(Backend):
+class Ssh(contract.Backend):
     name = "ssh"
     title = "ssh"
     default_site = "ssh"
@@ -107,7 +76,7 @@ class Ssh(Backend):
                     f"{where(key)}: hosts reached by ssh have no {key}",
                     {"modules": "load them in setup: module load ..."}.get(key, "leave it out"),
                 )
-        check_container(order, where("container-runtime"))
+        connection.check_container(order, where("container-runtime"))
         if order.launcher == "tasks":
             raise Problem(
                 f"{where('launcher')}: tasks need a scheduler, and there is none",
@@ -120,27 +89,27 @@ class Ssh(Backend):
         names += [option.text for option in asked.options]
         return [f"no scheduler on ssh hosts, so these have no effect: {', '.join(names)}"] if names else []
 
-    def render(self, order: Order) -> Request:
+    def render(self, order: Order) -> contract.Request:
         return render(order)
 
     def handle(self, order: Order, environ: Mapping[str, str]) -> str:
-        return handle_of(order)
+        return connection.handle_of(order)
 
-    def submit(self, request: Request, environ: Mapping[str, str]) -> str:
+    def submit(self, request: contract.Request, environ: Mapping[str, str]) -> str:
         """Start an agent on every host and leave them to themselves. Nothing is started unless all hosts are ready."""
         order = request.order
-        sessions = Sessions(order.hosts, cached_bundle(environ), host_python(order), environ)
+        sessions = connection.Sessions(order.hosts, cached_bundle(environ), connection.host_python(order), environ)
         try:
-            notice = Notice(len(order.hosts), lambda text: print(f"{'waiting':<9} {text}", file=sys.stderr))
+            notice = connection.Notice(len(order.hosts), lambda text: print(f"{'waiting':<9} {text}", file=sys.stderr))
             start(sessions, order, secrets.token_hex(32), environ, detach=True, waiting=notice)
         except Problem:
             self._stop_started(sessions, order, environ)
             raise
         finally:
             sessions.kill()
-        return handle_of(order)
+        return connection.handle_of(order)
 
-    def _stop_started(self, sessions: Sessions, order: Order, environ: Mapping[str, str]) -> None:
+    def _stop_started(self, sessions: connection.Sessions, order: Order, environ: Mapping[str, str]) -> None:
         """Stop the agents on the other hosts after one failed at the last moment, including hosts that have not answered yet."""
         if all(session.reply("prepared") is not None for session in sessions.all):  # else none was told to start
             until = time.monotonic() + _STARTED
@@ -148,21 +117,23 @@ class Ssh(Backend):
                 session.over or session.reply("started") or session.reply("error") for session in sessions.all
             ):
                 sessions.turn(0.1)
-        words = {"do": "stop", "word": "CANCEL", "why": "another host could not start", "key": key_of(order)}
+        words = {"do": "stop", "word": "CANCEL", "why": "another host could not start", "key": connection.key_of(order)}
         for session in sessions.all:
             if session.reply("started"):
                 with suppress(Problem):
-                    ask(session.host, words, cached_bundle(environ), host_python(order), environ)
+                    connection.ask(session.host, words, cached_bundle(environ), connection.host_python(order), environ)
 
-    def status(self, handle: str, environ: Mapping[str, str]) -> Status:
+    def status(self, handle: str, environ: Mapping[str, str]) -> contract.Status:
         said = self._ask(handle, {"do": "status"}, environ)[0]
         if not said.get("known"):
-            return Status(handle, UNKNOWN, f"{_host(handle)} does not know this run")
+            return contract.Status(handle, contract.UNKNOWN, f"{_host(handle)} does not know this run")
         if said.get("alive"):
-            return Status(handle, RUNNING, f"on {_host(handle)}")
+            return contract.Status(handle, contract.RUNNING, f"on {_host(handle)}")
         if said.get("outcome"):
-            return Status(handle, _ENDS.get(said["outcome"], FAILED), said["outcome"], said.get("exit_code"))
-        return Status(handle, FAILED, "its agent is gone, and it left no summary")
+            return contract.Status(
+                handle, _ENDS.get(said["outcome"], contract.FAILED), said["outcome"], said.get("exit_code")
+            )
+        return contract.Status(handle, contract.FAILED, "its agent is gone, and it left no summary")
 
     def cancel(self, handle: str, environ: Mapping[str, str]) -> None:
         """Ask the lead to end its run. If no lead runs, as after a submit that was killed half way, ask every host: one
@@ -213,38 +184,38 @@ class Ssh(Backend):
         self, handle: str, words: Dict[str, Any], environ: Mapping[str, str], host: str = ""
     ) -> Tuple[Dict[str, Any], bytes]:
         """Ask the lead, or `host`."""
-        parsed = parse_handle(handle)
+        parsed = contract.parse_handle(handle)
         if parsed is None or not parsed.cluster:
             raise Problem(f"{handle!r} is not a run on ssh hosts", "it looks like ssh://HOST/KEY")
         host = host or parsed.cluster
         connection.check_host(host, handle)
         python = str(_remembered(handle, environ).get("python", ""))
-        return ask(host, {**words, "key": parsed.job}, cached_bundle(environ), python, environ)
+        return connection.ask(host, {**words, "key": parsed.job}, cached_bundle(environ), python, environ)
 
 
 def start(
-    sessions: Sessions,
+    sessions: connection.Sessions,
     order: Order,
     token: str,
     environ: Mapping[str, str],
     detach: bool,
-    waiting: Optional[Waiting] = None,
+    waiting: Optional[connection.Waiting] = None,
 ) -> None:
     """Start agents on every host, through sessions that were just opened. Hosts that do not answer are left out where the
     run can do without them: spares, and those beyond the least of a range."""
-    sessions.load(ANSWER_SECONDS, waiting, order.dispensable)
+    sessions.load(connection.ANSWER_SECONDS, waiting, order.dispensable)
     for problem in sessions.left_out:
         print(f"{'left out':<10} {problem}", file=sys.stderr)
     here = tuple(session.host for session in sessions.all)
     nodes = min(order.nodes, len(here))
     wanted = order.nodes if nodes < order.nodes else None
     order = dataclasses.replace(order, hosts=here, nodes=nodes, spares=len(here) - nodes, wanted_nodes=wanted)
-    for session, words in zip(sessions.all, node_requests(order, sessions.all, token, environ, detach)):
+    for session, words in zip(sessions.all, connection.node_requests(order, sessions.all, token, environ, detach)):
         session.request(words)
     sessions.wait_for("prepared", _PREPARED)
     remember(order, sessions, environ)
     away = [session for session in sessions.all if not session.reply("shared")]
-    parcel = pack(order.folder) if away else b""
+    parcel = connection.pack(order.folder) if away else b""
     for session in away:
         session.send(f"{len(parcel)}\n".encode() + parcel)
     for session in sessions.all:
@@ -253,24 +224,26 @@ def start(
 
 
 def _host(handle: str) -> str:
-    parsed = parse_handle(handle)
+    parsed = contract.parse_handle(handle)
     return parsed.cluster if parsed else handle
 
 
 def _record(handle: str, environ: Mapping[str, str]) -> str:
-    parsed = parse_handle(handle)
+    parsed = contract.parse_handle(handle)
     return state_folder(environ, "ssh", f"{parsed.job if parsed else ''}.json")
 
 
-def remember(order: Order, sessions: Sessions, environ: Mapping[str, str]) -> None:
+def remember(order: Order, sessions: connection.Sessions, environ: Mapping[str, str]) -> None:
     """Record what the handle does not contain: the name by which each host is reached, its Python, and whether the desk sees the
     lead's folder."""
     names = {str(session.reply("host")): session.host for session in sessions.all}
     shared = bool(sessions.all[0].reply("shared"))
-    path = _record(handle_of(order), environ)
+    path = _record(connection.handle_of(order), environ)
     with suppress(OSError):  # a full home directory costs this record, not the run
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        replace_json(path, {"hosts": names, "order": order.hosts, "python": host_python(order), "shared": shared})
+        replace_json(
+            path, {"hosts": names, "order": order.hosts, "python": connection.host_python(order), "shared": shared}
+        )
 
 
 def _remembered(handle: str, environ: Mapping[str, str]) -> Dict[str, Any]:

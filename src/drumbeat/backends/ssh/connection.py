@@ -357,15 +357,11 @@ class Session:
         )
         return Problem(f"{self.host}: {why}", advice)
 
-    def close(self) -> None:
-        """Close our side: whatever runs for us on the host then ends."""
+    def kill(self) -> None:
+        """Cut the connection; the host's own side notices, and ends what it started."""
         if self.process.stdin and not self.process.stdin.closed:
             with suppress(OSError):
                 self.process.stdin.close()
-
-    def kill(self) -> None:
-        """Cut the connection; the host's own side notices, and ends what it started."""
-        self.close()
         if self.code is None:
             self.process.send_signal(signal.SIGKILL)
             self.process.wait()
@@ -483,19 +479,12 @@ class Sessions:
     def load(self, seconds: float = ANSWER_SECONDS, waiting: Optional[Waiting] = None, dispensable: int = 0) -> None:
         """Make sure that every host has drumbeat.pyz: it is sent only to those that do not have it yet."""
         self.wait_for("python", seconds, waiting, dispensable)
-        lacking = [session for session in self.all if not session.reply("have")]
-        for session in lacking:
-            session.send(f"{len(self.bundle)}\n".encode() + self.bundle)
-        deadline = time.monotonic() + seconds
-        while any(session.reply("kept") is None for session in lacking):
-            failed = [session for session in lacking if session.failure() and session.reply("kept") is None]
-            if failed or time.monotonic() > deadline:
-                raise _without(failed or [each for each in lacking if each.reply("kept") is None], (), seconds)
-            self.turn(0.2)
-
-    def close(self) -> None:
         for session in self.all:
-            session.close()
+            if session.reply("have"):
+                session.replies.append({"kept": True})
+            else:
+                session.send(f"{len(self.bundle)}\n".encode() + self.bundle)
+        self.wait_for("kept", seconds)
 
     def kill(self) -> None:
         for session in self.all:

@@ -16,7 +16,6 @@ import sys
 import tarfile
 from typing import List, Sequence
 
-from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import Order, read_order
 from drumbeat.base.problem import Problem
 from drumbeat.base.record import RecordError
@@ -29,14 +28,6 @@ _MOST_FILES = 50_000
 _SHOWN = 3
 
 
-@dataclass(frozen=True)
-class Packed:
-    data: bytes
-    digest: str
-    files: int
-    size: int  # bytes of the files
-
-
 def with_code(order: Order, kind: str) -> Order:
     """Return the order whose command runs in the run's own copy of the code."""
     if kind == "image" and order.container is None:
@@ -46,13 +37,14 @@ def with_code(order: Order, kind: str) -> Order:
     root = os.path.realpath(_git(order.workdir, "rev-parse", "--show-toplevel").strip())
     inside = os.path.relpath(os.path.realpath(order.workdir), root)
     copy = os.path.normpath(os.path.join(RunFolder(order.folder).code_copy, inside))
-    packed = pack(root, order.folder)
+    data = pack(root, order.folder)
+    digest = hashlib.sha256(data).hexdigest()
     return dataclasses.replace(
-        order, code="sync", code_root=root, code_digest=packed.digest, code_bytes=len(packed.data), workdir=copy
+        order, code="sync", code_root=root, code_digest=digest, code_bytes=len(data), workdir=copy
     )
 
 
-def pack(root: str, folder: str) -> Packed:
+def pack(root: str, folder: str) -> bytes:
     """Pack the working tree, without the run's own `folder`."""
     names = [name for name in _listed(root) if not _of_a_run(root, name, folder)]
     if not names:
@@ -75,8 +67,7 @@ def pack(root: str, folder: str) -> Packed:
     ):
         for name in names:
             _add(archive, os.path.join(root, name), name)
-    data = buffer.getvalue()
-    return Packed(data, hashlib.sha256(data).hexdigest(), len(names), total)
+    return buffer.getvalue()
 
 
 _LESS = "name what is not code in .gitignore, or use storage that the nodes share: code: shared"
@@ -127,15 +118,15 @@ def put_into(order: Order) -> None:
     """Write the archive, and the unpacked copy in which the job runs, into the new run folder."""
     if order.code != "sync":
         return
-    packed = pack(order.code_root, order.folder)
-    if packed.digest != order.code_digest:
+    data = pack(order.code_root, order.folder)
+    if hashlib.sha256(data).hexdigest() != order.code_digest:
         raise Problem(
             f"the code in {order.code_root} is not the one that this order was made for (sha256 {order.code_digest[:12]}…)",
             "make the order again",
         )
     folder = RunFolder(order.folder)
-    create_private(folder.code_archive, packed.data)
-    unpack(packed.data, folder.code_copy)
+    create_private(folder.code_archive, data)
+    unpack(data, folder.code_copy)
 
 
 def _add(archive: tarfile.TarFile, path: str, name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import heapq
 import os
@@ -95,7 +96,9 @@ def create_run(
         _put_bundle(bundle, folder, environ)
         os.mkdir(folder.at("nodes"))
         replace(folder.stop, "")  # there from the start: opening a file that exists sees others' writes at once on NFS
-        write_run_record(folder, _run_record(order, handle))  # last: a folder with a run.json is whole
+        desk = Desk(socket.gethostname(), os.getpid(), start_time(os.getpid()))
+        record = RunRecord(order.run_id, name=order.name, created=order.created, version=__version__, desk=desk)
+        write_run_record(folder, dataclasses.replace(record, handle=handle or own_handle()))  # last: then it is whole
     except (Problem, OSError) as error:
         shutil.rmtree(folder.path, ignore_errors=True)
         raise no_place(folder.path, error) if isinstance(error, OSError) else error from None
@@ -145,17 +148,6 @@ def _linked(other: str, bundle: str, path: str) -> bool:
 
 def no_place(path: str, error: OSError) -> Problem:
     return Problem(f"cannot write {path}: {error.strerror}", "choose another place with --runs")
-
-
-def _run_record(order: Order, handle: str) -> RunRecord:
-    return RunRecord(
-        run_id=order.run_id,
-        name=order.name,
-        created=order.created,
-        handle=handle or own_handle(),
-        version=__version__,
-        desk=Desk(socket.gethostname(), os.getpid(), start_time(os.getpid())),
-    )
 
 
 def forget_run(order: Order, environ: Mapping[str, str]) -> None:

@@ -202,7 +202,9 @@ def _attached(work: Callable[[], int], grace: float, silence: float) -> int:
     code = _listen(child, grace, silence)
     deadline = time.monotonic() + grace + _LEFT  # agents whose desk was killed save first and then end by themselves
     while children() and time.monotonic() < deadline:
-        _reap()
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
         time.sleep(0.1)
     sweep()
     return code
@@ -237,12 +239,6 @@ def _listen(child: int, grace: float, silence: float) -> int:
 def _send(pid: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
-
-
-def _reap() -> None:
-    with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
 
 
 def _daemon(work: Callable[[], int], output: str) -> int:

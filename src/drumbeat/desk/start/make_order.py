@@ -106,7 +106,12 @@ def _make_order(job: Job, site: Site, place: Place, environ: Mapping[str, str]) 
     here = _here(job, place, environ)
     order = resolve(job, site, here)
     if place.kind == HERE:
-        _check_no_tasks(job, order)
+        if order.launcher == "tasks":  # no scheduler starts them
+            asked = f"--preset {job.preset}" if job.preset else f"-- {shlex.join(order.command)}"
+            raise Problem(
+                f"{job.where('launcher')}: each task is one rank, but neither a scheduler nor mpirun started this one",
+                f"mpirun -np {order.nodes * (order.ranks_per_node or 1)} drumbeat run {asked} (docs page mpi)",
+            )
         return order
     if _ranks_unknown(job, site, here, order):
         order = dataclasses.replace(order, ranks_per_node=0)  # decided at the muster, when the GPUs are known
@@ -208,16 +213,6 @@ def _ranks_unknown(job: Job, site: Site, here: Here, order: Order) -> bool:
 def _check_tasks(order: Order) -> None:
     if order.launcher == "tasks" and not order.ranks_per_node:
         raise Problem("one task per rank, but the number of ranks per node is not known", "add --ranks-per-node M")
-
-
-def _check_no_tasks(job: Job, order: Order) -> None:
-    """Refuse `launcher: tasks` here, where no scheduler starts the tasks."""
-    if order.launcher == "tasks":
-        asked = f"--preset {job.preset}" if job.preset else f"-- {shlex.join(order.command)}"
-        raise Problem(
-            f"{job.where('launcher')}: each task is one rank, but neither a scheduler nor mpirun started this one",
-            f"mpirun -np {order.nodes * (order.ranks_per_node or 1)} drumbeat run {asked} (docs page mpi)",
-        )
 
 
 def _one_task_per_rank(job: Job, place: Place) -> Job:

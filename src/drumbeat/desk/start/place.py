@@ -162,7 +162,7 @@ def look_around(environ: Mapping[str, str], master: str = "", **given: Any) -> H
         hostname=socket.gethostname(),
         cwd=os.getcwd(),
         environ={"USER": _user(), **environ},  # cron, CI and containers have none
-        cpus=_cores(),
+        cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,  # all, on a Mac
         gpus=count_shown(environ, len([gpu for gpu in gpus if not gpu.integrated])) or None,
         user=_user(),
         now=time.time(),
@@ -172,11 +172,6 @@ def look_around(environ: Mapping[str, str], master: str = "", **given: Any) -> H
         script=script_at,
     )
     return dataclasses.replace(here, **given)
-
-
-def _cores() -> int:
-    """Count the cores that this process may use; outside Linux, all cores."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _programs(order: Order) -> List[str]:

@@ -21,7 +21,7 @@ from drumbeat.backends.contract import FAILED, FINISHED, job_handle
 from drumbeat.backends.local import Queue, own_process
 from drumbeat.backends.ssh import start
 from drumbeat.backends.ssh.connection import BEAT_EVERY, Notice, Session, Sessions, handle_of, host_python
-from drumbeat.base.order import Container, Order, load_order
+from drumbeat.base.order import Order, load_order
 from drumbeat.base.problem import Problem
 from drumbeat.base.proc import children
 from drumbeat.base.processes import become_subreaper, fork, redacting
@@ -31,21 +31,11 @@ from drumbeat.bundle.build import cached_bundle
 from drumbeat.bundle.pinned import pinned
 from drumbeat.containers import RUNTIMES
 from drumbeat.containers.image import check_image
+from drumbeat.desk.console import put
 from drumbeat.desk.foreground import EVERY, Foreground, guard_rank, joined
+from drumbeat.desk.start import place as places
 from drumbeat.desk.start.create import create_run, forget_run, fresh_token, users_token
 from drumbeat.desk.start.make_order import make_order, named_in_command, on_hosts, site_of
-from drumbeat.desk.start.place import (
-    ALLOCATION,
-    HERE,
-    INSIDE,
-    Place,
-    check_all_nodes,
-    check_command,
-    check_joinable,
-    check_not_login,
-    check_scheduler_here,
-    find_place,
-)
 from drumbeat.jobfile.job import Job
 from drumbeat.jobfile.site import Site
 from drumbeat.machine.gather import read_container
@@ -83,8 +73,8 @@ class Hosts:
             for early in self.signals:
                 self._pass_on(early)
             self._follow(sessions)
-        except _Interrupted as error:
-            return 128 + error.number
+        except _Interrupted:
+            return 128 + self.signals[0]
         finally:
             sessions.kill()
         return self._end(sessions.all[0], environ)
@@ -130,16 +120,11 @@ class Hosts:
     def _print(self, session: Session, name: str, line: bytes) -> None:
         if name == "err" and session.code == 255:
             session.complaint += line.decode("utf-8", "replace")
-        stream = sys.stdout if name == "out" else sys.stderr
-        try:
-            stream.buffer.write(line)
-            stream.flush()
-        except OSError:  # a reader that went away costs the view, never the run
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        put(sys.stdout if name == "out" else sys.stderr, line.decode("utf-8", "replace"))
 
     def _waiting(self, hosts: List[str]) -> None:
         if self.signals:
-            raise _Interrupted(self.signals[0])
+            raise _Interrupted
         self.notice(hosts)
 
     # -- signals -----------------------------------------------------------------------------------------------------
@@ -160,10 +145,6 @@ class Hosts:
 class _Interrupted(Exception):
     """Raised when asked to stop before anything was started."""
 
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
-
 
 def _say(label: str, text: str) -> None:
     print(f"{label:<10} {text}", file=sys.stderr)
@@ -176,13 +157,13 @@ def _say(label: str, text: str) -> None:
 Create = Callable[..., RunFolder]  # arguments: an order, its bundle and its handle
 
 
-def start_in_allocation(order: Order, place: Place, environ: Mapping[str, str], create: Create) -> int:
+def start_in_allocation(order: Order, place: places.Place, environ: Mapping[str, str], create: Create) -> int:
     """Start in an allocation: the backend reaches the nodes, and the run folder is created here."""
     backends.get(order.backend).check_allocation(place.identity, environ)
     if order.container:
         check_image(order)
     else:
-        check_command(order, environ)
+        places.check_command(order, environ)
     handle = job_handle(place.identity)
     bundle = cached_bundle(environ)
     order = pinned(order, bundle)
@@ -220,17 +201,22 @@ def _fan_out(order: Order, folder: RunFolder, environ: Mapping[str, str]) -> int
 # Inside a scheduler's step, an MPI task or a pod: join the job as one of its nodes.
 
 
-def join(job: Job, site: Site, place: Place, environ: Mapping[str, str], create: Create) -> int:
+def join(job: Job, site: Site, place: places.Place, environ: Mapping[str, str], create: Create) -> int:
     """Run this node's part of a job that a launcher or scheduler has started on all nodes."""
     identity = place.identity
     if environ.get("NODE_RANK", "").isdigit():  # exported variables win
         identity = dataclasses.replace(identity, node_rank=int(environ["NODE_RANK"]))
-    check_joinable(identity)
+    places.check_joinable(identity)
     order = make_order(job, site, dataclasses.replace(place, identity=identity), environ)
     check_inside(order)
     _check_on_start(order)
-    check_command(order, environ)
-    token = _token(identity, environ)
+    places.check_command(order, environ)
+    if identity.own_home and not environ.get("DRUMBEAT_TOKEN"):
+        raise Problem(
+            "pods share no home, so they share no token by which the nodes of this run could know each other",
+            "give all of them the same secret: DRUMBEAT_TOKEN",
+        )
+    token = users_token(environ)
     node = identity.node_rank
     assert node is not None
     if order.launcher == "tasks" and identity.local_id:
@@ -248,10 +234,11 @@ def check_inside(order: Order) -> None:
     """Check that a joining node is already in the job's container; otherwise its ranks would silently run outside it."""
     used = order.container
     if used and read_container(LiveHost()).runtime not in RUNTIMES[used.runtime].inside:
+        by_hand = f"put it before: {used.runtime} exec {used.image} python3 drumbeat.pyz run ...; or "
         raise Problem(
             f"the job names the container {used.image}, but this is not inside it",
-            f"{_by_hand(used)}leave it out with --container none; drumbeat submit starts it itself, and so does drumbeat "
-            "run in an allocation",
+            f"{by_hand if RUNTIMES[used.runtime].lines else ''}leave it out with --container none; drumbeat submit starts it "
+            "itself, and so does drumbeat run in an allocation",
         )
 
 
@@ -263,26 +250,10 @@ def _check_on_start(order: Order) -> None:
         )
 
 
-def _by_hand(used: Container) -> str:
-    """Say how to get inside the container; some runtimes can only be started by a scheduler."""
-    if RUNTIMES[used.runtime].lines is None:
-        return ""
-    return f"put it before: {used.runtime} exec {used.image} python3 drumbeat.pyz run ...; or "
-
-
 def job_name(identity: Identity) -> str:
     if identity.step_id:
         return f"step {identity.job_id}.{identity.step_id}"
     return f"{identity.scheduler} job {identity.job_id}" if identity.job_id else f"a job of {identity.scheduler}"
-
-
-def _token(identity: Identity, environ: Mapping[str, str]) -> str:
-    if identity.own_home and not environ.get("DRUMBEAT_TOKEN"):
-        raise Problem(
-            "pods share no home, so they share no token by which the nodes of this run could know each other",
-            "give all of them the same secret: DRUMBEAT_TOKEN",
-        )
-    return users_token(environ)
 
 
 def run_job(
@@ -304,31 +275,31 @@ def run_job(
         return folder
 
     if job.hosts and node_rank is None:  # here --master is the address by which the other hosts reach the first
-        place = dataclasses.replace(find_place(LiveHost()), master=master)
+        place = dataclasses.replace(places.find_place(LiveHost()), master=master)
     else:
-        place = find_place(LiveHost(), node_rank, master, nodes)
+        place = places.find_place(LiveHost(), node_rank, master, nodes)
     site = site_of(job, place, environ)
     if on_hosts(job, site):
         return _run_on_hosts(job, site, place, create)
-    check_not_login(place, site)
-    if place.kind not in (ALLOCATION, INSIDE):
+    places.check_not_login(place, site)
+    if place.kind not in (places.ALLOCATION, places.INSIDE):
         by_hand = place.node_rank, place.master, place.nodes
         if place.node_rank is None:
             by_hand = named_in_command(job, environ, nodes)
-        place = Place(HERE, place.identity, "", *by_hand)
-        check_all_nodes(place, job.site)
-        check_scheduler_here(place, site)
-    if place.kind == INSIDE:
+        place = places.Place(places.HERE, place.identity, "", *by_hand)
+        places.check_all_nodes(place, job.site)
+        places.check_scheduler_here(place, site)
+    if place.kind == places.INSIDE:
         return join(job, site, place, environ, create)
     order = make_order(job, site, place, environ)
-    if place.kind == ALLOCATION:
+    if place.kind == places.ALLOCATION:
         return start_in_allocation(order, place, environ, create)
     return _run_here(order, place, create)
 
 
-def _run_on_hosts(job: Job, site: Site, place: Place, create: Create) -> int:
-    if place.kind == INSIDE or place.node_rank is not None:
-        who = place.identity.scheduler if place.kind == INSIDE else "--node-rank"
+def _run_on_hosts(job: Job, site: Site, place: places.Place, create: Create) -> int:
+    if place.kind == places.INSIDE or place.node_rank is not None:
+        who = place.identity.scheduler if place.kind == places.INSIDE else "--node-rank"
         raise Problem(
             f"{job.where('hosts')}: hosts are named, but {who} says that this is one node already",
             "leave hosts out, or type it elsewhere",
@@ -345,7 +316,7 @@ def _run_on_hosts(job: Job, site: Site, place: Place, create: Create) -> int:
             forget_run(order, os.environ)
 
 
-def _run_here(order: Order, place: Place, create: Create) -> int:
+def _run_here(order: Order, place: places.Place, create: Create) -> int:
     """Run all nodes on this machine, or only this machine's node if the command is typed by hand on several."""
     environ: Mapping[str, str] = os.environ
     node_rank = place.node_rank
@@ -353,7 +324,7 @@ def _run_here(order: Order, place: Place, create: Create) -> int:
         print(f"drumbeat run: {note}", file=sys.stderr)
     order = dataclasses.replace(order, resources=dataclasses.replace(order.resources, array=""))
     check_inside(order)
-    check_command(order, environ)
+    places.check_command(order, environ)
     if node_rank is not None and node_rank >= order.members:
         raise Problem(f"node rank {node_rank} of {order.members} nodes: ranks count from 0 to {order.members - 1}")
     bundle = cached_bundle(environ)
@@ -410,12 +381,8 @@ def after_on_start(
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # processes that it left in the background
         code = 128 + came[0] if came else process.returncode if process.returncode >= 0 else 128 - process.returncode
-        why = (
-            f"on-start was stopped by {signal.Signals(came[0]).name}"
-            if came
-            else f"on-start ended the job (exit {code})"
-        )
-        raise Problem(f"{why}; no rank was started", exit_code=code)
+        why = f"was stopped by {signal.Signals(came[0]).name}" if came else f"ended the job (exit {code})"
+        raise Problem(f"on-start {why}; no rank was started", exit_code=code)
     return {name: value for name, _, value in pairs if name != "_"}
 
 
@@ -475,12 +442,11 @@ def _become(command: Sequence[str], folder: str, order: Order, queue: Queue, tic
     """Wait for the turn and run the command as this very process, whose handle and place in the queue it keeps."""
     for number in STOPS:
         signal.signal(number, lambda number, frame: sys.exit(128 + number))
-    environ = None
     try:
+        environ = _turn(order, queue, ticket)
         while environ is None:
+            time.sleep(_EVERY)
             environ = _turn(order, queue, ticket)
-            if environ is None:
-                time.sleep(_EVERY)
     except SystemExit:
         with contextlib.suppress(RecordError):  # cancelled before its desk had written run.json
             _record(order, cancelled=True)
@@ -493,14 +459,13 @@ def _become(command: Sequence[str], folder: str, order: Order, queue: Queue, tic
 def _in_turn(order: Order, queue: Queue, ticket: str) -> int:
     foreground = Foreground(order, range(order.members), cached_bundle(os.environ), fresh_token())
     foreground.heed()
-    waited, environ = False, None
+    environ = _turn(order, queue, ticket)
+    waits = environ is None
     while environ is None and not foreground.signals:
+        time.sleep(_EVERY)
         environ = _turn(order, queue, ticket)
-        if environ is None:
-            waited = True
-            time.sleep(_EVERY)
-    if environ is not None:
-        if waited:  # else what has passed was the start
+    if environ is not None and not foreground.signals:
+        if waits:  # else what has passed was the start
             environ["DRUMBEAT_BEGAN"] = str(int(time.time()))
         try:
             with open(redacting(2), "wb") as pipe:
@@ -509,11 +474,8 @@ def _in_turn(order: Order, queue: Queue, ticket: str) -> int:
         except Problem as problem:  # on-start did not reach its end
             os.write(2, f"{problem}\n".encode())
             if not foreground.signals:
-                ended = {
-                    "last_state": FAILED if problem.exit_code else FINISHED,
-                    "last_detail": f"{problem}; desk.log has what it printed",
-                }
-                _record(order, **ended)
+                state = FAILED if problem.exit_code else FINISHED
+                _record(order, last_state=state, last_detail=f"{problem}; desk.log has what it printed")
                 return problem.exit_code
     _record(order, cancelled=True)  # cancelled before it began
     return 143

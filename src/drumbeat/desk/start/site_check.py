@@ -43,7 +43,7 @@ class Checked(NamedTuple):
 
 
 def check_site(path: str, environ: Mapping[str, str]) -> Checked:
-    table = load_file(path, "a site profile")
+    environ, table = look_around(environ, gpus=None).environ, load_file(path, "a site profile")
     file, name = shown_path(path), re.sub(r"\.ya?ml$", "", path.rpartition("/")[2])
     assumed = sorted(name for name in _variables(table) if name not in environ)
     full = {**{variable: f"/{variable}" for variable in assumed}, **environ}
@@ -113,7 +113,10 @@ def _without(table: Table, file: str, words: str) -> Table:
 def _of_values(site: Site, environ: Mapping[str, str], render: bool) -> List[Problem]:
     """Check the values as a job would use them: its order, the backend's request, and the rules for its variables."""
     backend = backends.get(site.backend, site.where("backend"))
-    found = [_problem(site, each) for each in _of_variables(site)]
+    found: List[Problem] = []
+    for finding in _of_variables(site):
+        line = next((each.line for each in finding.evidence if each.line), 1)
+        found.append(Problem(f"{site.where(f'env.{list(site.env)[line - 1]}')}: {finding.title}", finding.fix))
     for image in (None, "registry.example.org/any:1"):  # a pod needs one, of the job or the site
         try:
             about = {key: value for key, value in _ANY.items() if key in (*_EVERYWHERE, *backend.specific)}
@@ -145,8 +148,3 @@ def _of_variables(site: Site) -> List[Finding]:
     names = list(site.env)
     script = "".join(f"export {name}={shlex.quote(site.env[name].value)}\n" for name in names)
     return [each for each in lint(script, "site.sh").findings if each.severity in (ERROR, WARNING)]
-
-
-def _problem(site: Site, finding: Finding) -> Problem:
-    line = next((each.line for each in finding.evidence if each.line), 1)
-    return Problem(f"{site.where(f'env.{list(site.env)[line - 1]}')}: {finding.title}", finding.fix)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from contextlib import suppress
 from dataclasses import replace
 from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
@@ -164,7 +165,10 @@ def prepare(
     environ = with_any_value(job, environ)
     hosts: List[Host] = [] if run else [open_host(root) for root in roots] or [open_host(None)]
     facts = facts_of_run(run) if run else [gather(host) for host in hosts]
-    if run and _was_emulated(run):  # all its nodes were one machine, which is meant again
+    emulated = False
+    with suppress(OSError, RecordError):
+        emulated = bool(run) and read_order(RunFolder(run or "").order).emulated
+    if emulated:  # all its nodes were one machine, which is meant again
         job = dataclasses.replace(job, nodes=job.nodes or len(facts))
         facts, run = facts[:1], None
     elsewhere = bool(roots or run)
@@ -181,7 +185,10 @@ def prepare(
         facts = facts * order.nodes
     unknown = not elsewhere and facts[0].identity.node_rank is None
     away = order.backend != "local" and (place.kind == LOGIN or unknown)
-    return Ready(order, tuple(facts), _peers(facts), hosts[0] if hosts else None, away, site)
+    peers = Peers(
+        tuple(Peer(node, each.host, "", each) for node, each in enumerate(facts)), "", 0
+    )  # none was contacted
+    return Ready(order, tuple(facts), peers, hosts[0] if hosts else None, away, site)
 
 
 def facts_of_run(path: str) -> List[Facts]:
@@ -197,15 +204,3 @@ def facts_of_run(path: str) -> List[Facts]:
     if not found:
         raise Problem(f"{path} holds no facts of a node", f"a run folder has {folder.node(0).facts}")
     return found
-
-
-def _was_emulated(run: str) -> bool:
-    try:
-        return read_order(RunFolder(run).order).emulated
-    except (OSError, RecordError):
-        return False
-
-
-def _peers(facts: Sequence[Facts]) -> Peers:
-    """Return peers without addresses: no node was contacted."""
-    return Peers(tuple(Peer(node, each.host, "", each) for node, each in enumerate(facts)), "", 0)

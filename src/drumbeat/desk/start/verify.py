@@ -10,7 +10,6 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 from drumbeat.base.problem import Problem
 from drumbeat.base.record import to_plain
 from drumbeat.desk.start.run import run_job
-from drumbeat.findings.model import Verdict
 from drumbeat.jobfile.job import Job
 from drumbeat.machine.model import Facts, Peer, Peers
 from drumbeat.runfolder.files import replace, replace_json
@@ -62,7 +61,8 @@ def judged(folder: RunFolder) -> Tuple[Optional[Dict[str, Any]], Optional[Judgem
         return None, None
     results = _with_nics(run, results)
     judgement = judge(results, peers, order.floors, order.emulated)
-    return results, dataclasses.replace(judgement, verdicts=(*_transport(run), *judgement.verdicts))
+    transport = {each.answer: each for each in reversed(run.verdicts()) if each.check == "transport"}  # each one once
+    return results, dataclasses.replace(judgement, verdicts=(*transport.values(), *judgement.verdicts))
 
 
 def peers_of(run: Run) -> Peers:
@@ -82,12 +82,6 @@ def _with_nics(run: Run, results: Dict[str, Any]) -> Dict[str, Any]:
         slots.update({(node, slot.get("local_rank")): slot.get("nic") for slot in planned.get("slots") or ()})
     ranks = [{**each, "nic": slots.get((each["node"], each["local_rank"]))} for each in results["ranks"]]
     return {**results, "ranks": ranks}
-
-
-def _transport(run: Run) -> Tuple[Verdict, ...]:
-    """Return the transport verdicts of all nodes, without repetition."""
-    verdicts = [verdict for verdict in run.verdicts() if verdict.check == "transport"]
-    return tuple({verdict.answer: verdict for verdict in reversed(verdicts)}.values())
 
 
 def write_verdict(folder: RunFolder, plain: Dict[str, Any], results: Dict[str, Any], judgement: Judgement) -> None:

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from dataclasses import replace
-from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Mapping, Sequence, Set, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.findings.model import Evidence
 from drumbeat.logs.events import Event, Events
-from drumbeat.logs.meaning.rules import NEAR, Rule, RuleError
+from drumbeat.logs.meaning.rules import NEAR, Rule
 from drumbeat.logs.nccl.communicators import Communicators
 from drumbeat.logs.nccl.transport import Transport
 
 MAX_VALUES = 3  # values of one setting shown in an answer
-
-# fmt: off
-KEYS = (
-    "transport", "selected", "link", "provider", "network", "gdr", "partial_gdr", "nodes", "env", "device", "interface",
-    "link_local",
-)
-# fmt: on
 
 
 @dataclass(frozen=True)
@@ -62,89 +56,56 @@ def with_settings(event: Event, seen: Whole) -> Event:
     return replace(event, match=replace(event.match, groups={**event.match.groups, **values}), beside=tuple(beside))
 
 
-def holds(rule: Rule, seen: Whole, event: Optional[Event] = None) -> bool:
+def holds(rule: Rule, seen: Whole, event: Event) -> bool:
     """Return True if a rule's conditions hold. Unknown is no: a rule that asks for a version does not match a log without one."""
     if not rule.conditional:
         return True
     if any(mark not in seen.marks for mark in rule.seen) or any(mark in seen.marks for mark in rule.unseen):
         return False
-    if event is not None and any(_beside(mark, event, seen) for mark in rule.not_near):
+    lines = (seen.mark_lines.get((mark, event.evidence.file or ""), ()) for mark in rule.not_near)
+    if any(abs(number - event.number) <= NEAR for numbers in lines for number in numbers):
         return False
     if rule.library and rule.library not in seen.transport.library:
         return False
-    if rule.versions and not _version_holds(rule.versions, seen.transport.versions):
+    found = list(filter(None, map(_numbers, seen.transport.versions)))  # every part of `>=2.22 <2.27` must hold for one
+    if rule.versions and not any(all(_compare(part, each) for part in rule.versions.split()) for each in found):
         return False
-    return all(_holds(key, value, seen, rule) for key, value in (rule.when or {}).items())
+    return all(CONDITIONS[key](value, seen) for key, value in (rule.when or {}).items())
 
 
-def _holds(key: str, value: Any, seen: Whole, rule: Rule) -> bool:
-    path = seen.transport.path
-    if key == "transport":
-        return path.answer in _list(value)
-    if key == "selected":
-        return any(name in _list(value) for name in seen.transport.selected)
-    if key == "link":
-        return path.link in _list(value)
-    if key == "provider":
-        return path.provider.split(";")[0] in _list(value)
-    if key == "network":
-        return any(re.search(pattern, path.network) for pattern in _list(value))
-    if key == "partial_gdr":
-        return path.partial_gdr is value
-    if key == "gdr":
-        return path.gdr is value
-    if key == "nodes":
-        return seen.transport.nnodes is not None and _compare(str(value), (seen.transport.nnodes,))
-    if key == "device":
-        return any(re.search(pattern, device) for pattern in _list(value) for device in seen.transport.devices)
-    if key == "interface":
-        names = (*seen.transport.interfaces, *seen.transport.sockets)
-        return any(re.search(pattern, name) for pattern in _list(value) for name in names)
-    if key == "link_local":
-        return seen.link_local is value
-    if key == "env":
-        return all(_setting(name, str(pattern), seen) for name, pattern in dict(value).items())
-    raise RuleError(f"{rule.file}: rule {rule.id}: 'when' has unknown key '{key}'; known: {', '.join(KEYS)}")
+CONDITIONS: Mapping[str, Callable[[Any, Whole], bool]] = {
+    "transport": lambda value, seen: seen.transport.path.answer in _list(value),
+    "selected": lambda value, seen: any(name in _list(value) for name in seen.transport.selected),
+    "link": lambda value, seen: seen.transport.path.link in _list(value),
+    "provider": lambda value, seen: seen.transport.path.provider.split(";")[0] in _list(value),
+    "network": lambda value, seen: _any_matches(value, (seen.transport.path.network,)),
+    "partial_gdr": lambda value, seen: seen.transport.path.partial_gdr is value,
+    "gdr": lambda value, seen: seen.transport.path.gdr is value,
+    "nodes": lambda value, seen: bool(seen.transport.nnodes) and _compare(value, (seen.transport.nnodes or 0,)),
+    "device": lambda value, seen: _any_matches(value, seen.transport.devices),
+    "interface": lambda value, seen: _any_matches(value, (*seen.transport.interfaces, *seen.transport.sockets)),
+    "link_local": lambda value, seen: seen.link_local is value,
+    "env": lambda value, seen: all(_any_matches(each, seen.settings.get(name, ())) for name, each in value.items()),
+}
 
 
-def _beside(mark: str, event: Event, seen: Whole) -> bool:
-    numbers = seen.mark_lines.get((mark, event.evidence.file or ""), ())
-    return any(abs(number - event.number) <= NEAR for number in numbers)
-
-
-def _setting(name: str, pattern: str, seen: Whole) -> bool:
-    return any(re.search(pattern, value) for value in seen.settings.get(name, ()))
+def _any_matches(patterns: Any, texts: Iterable[str]) -> bool:
+    return any(re.search(pattern, text) for text in texts for pattern in _list(patterns))
 
 
 def _list(value: Any) -> Tuple[str, ...]:
     return tuple(map(str, value)) if isinstance(value, (list, tuple)) else (str(value),)
 
 
-def _version_holds(ranges: str, versions: Tuple[str, ...]) -> bool:
-    """Return True if every part of `>=2.22 <2.27` holds for one of the versions seen."""
-    return any(
-        all(_compare(part, numbers) for part in ranges.split()) for numbers in map(_numbers, versions) if numbers
-    )
-
-
-def _numbers(version: str) -> Optional[Tuple[int, ...]]:
+def _numbers(version: str) -> Tuple[int, ...]:
     match = re.match(r"\d+(?:\.\d+)*", version)
-    return tuple(int(part) for part in match[0].split(".")) if match else None
+    return tuple(int(part) for part in match[0].split(".")) if match else ()
 
 
-_COMPARISON = re.compile(r"(<=|>=|<|>|=)(\d+(?:\.\d+)*)$")
+_SIGNS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "=": operator.eq}
 
 
-def _compare(condition: str, numbers: Optional[Tuple[int, ...]]) -> bool:
-    match = _COMPARISON.match(condition)
-    if not match or numbers is None:
-        raise RuleError(f"'{condition}' is not a comparison such as <2.21 or >=2")
-    bound = tuple(int(part) for part in match[2].split("."))
-    given = numbers[: len(bound)]  # 2.21.5 counts as 2.21 where the rule says 2.21
-    return {
-        "<": given < bound,
-        "<=": given <= bound,
-        ">": given > bound,
-        ">=": given >= bound,
-        "=": given == bound,
-    }[match[1]]
+def _compare(condition: str, numbers: Tuple[int, ...]) -> bool:
+    sign = condition.rstrip("0123456789.")
+    bound = _numbers(condition[len(sign) :])
+    return bool(_SIGNS[sign](numbers[: len(bound)], bound))  # 2.21.5 counts as 2.21 where the rule says 2.21

@@ -11,15 +11,14 @@ from __future__ import annotations
 import functools
 import re
 import signal as signals
-from dataclasses import fields
-from typing import Any, Dict, FrozenSet, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, FrozenSet, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.base.data import load, names
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.causes.events import fault_in
-from drumbeat.findings.model import ERROR, SEVERITIES
+from drumbeat.findings.model import ERROR, Evidence, Finding
 from drumbeat.logs.meaning.grammar import is_exception, is_in_prose, is_quoted, is_talk
-from drumbeat.logs.meaning.senses import CODE_OF_SIGNAL, READERS, owned, senses, words_of
+from drumbeat.logs.meaning.senses import CODE_OF_SIGNAL, READERS, owned, words_of
 
 # Find which literals a line holds; fast for lines with none, which are nearly all. Each literal has one word that is checked
 # first: a line is split into words, and one set operation tells if any of them is such a word. Only then are the literals
@@ -120,10 +119,6 @@ _OPTIONAL = re.compile(r"\[([^\[\]]*\{\w+\}[^\[\]]*)\]")  # `[ to {peer}]`
 _SIGNALS = frozenset(map(int, signals.Signals))
 
 
-class RuleError(ValueError):
-    """Error in a rule file; the message names file, rule and key."""
-
-
 @dataclass(frozen=True)
 class Rule:
     id: str
@@ -187,6 +182,10 @@ class Match:
         """Return the fix. `located`: the log shows where in the program it happened, so advice on finding that is left out."""
         find_out = f"{self.rule.locate}; " if self.rule.locate and not located else ""
         return find_out + self._filled(self.rule.fix)
+
+    def finding(self, evidence: Tuple[Evidence, ...]) -> Finding:
+        """Return the finding in the rule's own words."""
+        return Finding(self.rule.code, ERROR, self.title, self.cause, self.fix(False), evidence)
 
     def _filled(self, text: str) -> str:
         """Fill in the pattern's groups. A part in square brackets is dropped if one of its groups is empty."""
@@ -285,92 +284,31 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 def rulebook() -> Rulebook:
     """The rules that come with drumbeat."""
     package = "drumbeat.logs.rules"
-    rules = [rule for name in names(package) for rule in check(load(package, name), f"{name}.yaml")]
+    rules = [rule for name in names(package) for rule in rules_of(load(package, name), f"{name}.yaml")]
     return Rulebook([*rules, *_removed_apis(load("drumbeat.lint", "removed"))])
 
 
 def _removed_apis(entries: Any) -> List[Rule]:
     """Make rules from the removed APIs in `lint`'s table."""
-    rules = []
+    words = ("cannot import name", "No module named", "has no attribute")
+    source, over, file = "release notes of the package", ("P8", "P92", "M11"), "lint/removed.yaml"
+    return [
+        Rule(
+            entry["id"], "removed-api", entry["title"], entry["reason"], entry["fix"], source, find=words, over=over, file=file,
+            pattern=(f"Error: .*(?:{'|'.join(words)}).{{0,120}}(?:{entry['python']})",),
+        )
+        for entry in entries
+    ]  # fmt: skip
+
+
+LISTS = ("find", "pattern", "mentions", "seen", "unseen", "not_near", "over", "absorbs")
+
+
+def rules_of(entries: Sequence[Mapping[str, Any]], file: str) -> Iterator[Rule]:
+    """Yield the rules of a file; tests/logs/test_rules.py checks its keys and values."""
     for entry in entries:
-        missing = "(?:cannot import name|No module named|has no attribute)"
-        rules.append(
-            Rule(
-                id=entry["id"],
-                code="removed-api",
-                title=entry["title"],
-                cause=entry["reason"],
-                fix=entry["fix"],
-                source="release notes of the package",
-                find=("cannot import name", "No module named", "has no attribute"),
-                pattern=(f"Error: .*{missing}.{{0,120}}(?:{entry['python']})",),
-                over=("P8", "P92", "M11"),
-                file="lint/removed.yaml",
-            )
-        )
-    return rules
-
-
-def check(entries: Any, file: str) -> List[Rule]:
-    """Return the rules of a file, every key checked."""
-    if not isinstance(entries, list):
-        raise RuleError(f"{file}: expected a list of rules")
-    return [_rule(entry, file, number) for number, entry in enumerate(entries, 1)]
-
-
-_NAMES = {field.name for field in fields(Rule)} - {"file"}
-_LISTS = ("find", "pattern", "mentions", "seen", "unseen", "not_near", "over", "absorbs")
-_FLAGS = ("fallback", "any_level", "survivable", "quiet", "names_itself")
-
-
-def _rule(entry: Any, file: str, number: int) -> Rule:
-    if not isinstance(entry, dict):
-        raise RuleError(f"{file}: rule {number} is not a mapping")
-    where = f"{file}: rule {entry.get('id', number)}"
-    unknown = set(entry) - _NAMES
-    if unknown:
-        raise RuleError(f"{where}: unknown key {sorted(map(str, unknown))}; known: {', '.join(sorted(_NAMES))}")
-    values: Dict[str, Any] = {"file": file}
-    for name, value in entry.items():
-        if name in _LISTS:
-            items = value if isinstance(value, list) else [value]
-            if not all(isinstance(item, str) and item for item in items):
-                raise RuleError(f"{where}: '{name}' must be text or a list of texts")
-            values[name] = tuple(items)
-        elif name == "when":
-            if not isinstance(value, dict):
-                raise RuleError(f"{where}: 'when' must be a mapping")
-            values[name] = value
-        elif name in _FLAGS:
-            if not isinstance(value, bool):
-                raise RuleError(f"{where}: '{name}' must be true or false")
-            values[name] = value
-        elif not isinstance(value, str):
-            raise RuleError(f"{where}: '{name}' must be text")
-        else:
-            values[name] = value
-    missing = [name for name in ("id", "code", "title", "cause", "fix", "source") if not values.get(name)]
-    if missing:
-        raise RuleError(f"{where}: lacks {', '.join(missing)}")
-    rule = Rule(**values)
-    if (
-        rule.role not in ROLES
-        or rule.severity not in SEVERITIES
-        or rule.confidence not in ("certain", "likely")
-        or rule.blames not in (SELF, OTHER, JOB)
-        or rule.reads not in ("", *READERS)
-    ):
-        raise RuleError(
-            f"{where}: role is one of {', '.join(ROLES)}, severity one of {', '.join(SEVERITIES)}, "
-            f"confidence certain or likely, blames self, other or job, reads one of {', '.join(READERS)}"
-        )
-    marks = rule.find + rule.seen + rule.unseen + rule.not_near
-    short = [literal for literal in marks if len(word_of(literal)) < SHORTEST]
-    if short:
-        raise RuleError(f"{where}: '{short[0]}' needs a word of {SHORTEST} letters")
-    if not (rule.find or rule.when or rule.reads) and rule.code not in senses():
-        raise RuleError(f"{where}: lacks 'find'")
-    return rule
+        lists = {key: (each,) if isinstance(each, str) else tuple(each) for key, each in entry.items() if key in LISTS}
+        yield Rule(**{**entry, **lists}, file=file)
 
 
 def rule_of_code(code: str) -> Rule:

@@ -18,7 +18,7 @@ from drumbeat.logs.meaning.essence import essence
 from drumbeat.logs.meaning.grammar import is_quoted
 from drumbeat.logs.meaning.likely import likely_sense
 from drumbeat.logs.meaning.model import guess, likely
-from drumbeat.logs.meaning.senses import STATUS, sense
+from drumbeat.logs.meaning.senses import STATUS, is_about, sense
 from drumbeat.logs.read.prefixes import Line, clean, decode
 
 MAX_LINES = 5_000  # lines: a terminal copy is rarely longer
@@ -480,12 +480,14 @@ def telling(
     worked = max(works, default=-1) + 1
     workers = {speaker(texts[place][0]) for place in works}
     late = {speaker(texts[place][0]) for place in works if place >= worked - BEFORE} | {None}
-    last_words = _statements(texts[worked:] if worked else texts[-TOLD:])
-    texts = _statements(each for place, each in enumerate(texts) if place not in works)
-    ended, behind = outcome(
-        [text for _, text in last_words],
-        lambda place: speaker(last_words[place][0]) is not None or clean(last_words[place][1]).rank is not None,
-    )
+    behind_work = texts[worked:] if worked else texts[-TOLD:]
+    for items in (_of_items(texts), set()):  # failed items of a list count only where the rest ends badly
+        last_words = _statements(each for each in behind_work if each[0] not in items)
+        told_by = [speaker(number) is not None or clean(text).rank is not None for number, text in last_words]
+        ended, behind = outcome([text for _, text in last_words], told_by.__getitem__)
+        if ended in ("", GOOD):
+            break
+    texts = _statements(each for place, each in enumerate(texts) if place not in works and each[0] not in items)
     ended = "" if reached == DONE and ended == STOPPED else ended
     blamed = blame(last_words[0][0]) if last_words else None
     tag = _tag([text for _, text in texts])
@@ -555,6 +557,16 @@ def _tag(texts: Sequence[str]) -> str:
     return name if count > 2 and count * 2 > len(texts) else ""
 
 
+# A line about one item of many, with the word before its number; words whose numbers count something else.
+_ITEM = regex(
+    r"(?P<head>\D{0,60}?\b(?P<word>[a-z][a-z_]+)(?: |[#=:]| #| no\.? )[\[(]?)(?P<number>\d{1,9})(?=[\s:;,.)\]-])"
+)
+_NO_ITEM = regex(
+    r"(?:attempt|tr(?:y|ie)|retr(?:y|ie)|step|epoch|iter(?:ation)?|code|status|errno|signal|exit|port)s?|\w{1,4}"
+)
+_FEWEST_ITEMS = 3
+
+
 def _is_uneasy(text: str) -> bool:
     """Return True for a statement that healthy runs do not end with: it shows trouble, but not the kind."""
     said = _SAID_WORD.findall(text)
@@ -566,6 +578,21 @@ def _is_uneasy(text: str) -> bool:
     told_of = next((code for code in found if code in ("vague", "aftermath")), "")
     share, evidence = found.get(told_of, (0.0, 0.0))
     return share >= _MOSTLY and evidence >= _MUCH
+
+
+def _of_items(texts: Sequence[Tuple[int, str]]) -> Set[int]:
+    """Return the lines that report a failed item of a list (`Error executing query 19: ...`): the same words stood before other
+    numbers, so the program went on behind each, and something else ends the log. A number of a rank, a node or an attempt
+    counts no items."""
+    found: Dict[str, Dict[str, int]] = {}  # words before the number -> numbers and their last lines
+    for number, text in texts:
+        item = _ITEM.match(clean(text).text)
+        counts = item and not _NO_ITEM.fullmatch(item["word"])
+        if item and counts and not any(is_about(each, item["word"]) for each in ("member", "node", "gpu")):
+            found.setdefault(item["head"], {})[item["number"]] = number
+    end = texts[-LAST_LINES:][0][0] if texts else 0
+    several = (places for places in found.values() if len(places) >= _FEWEST_ITEMS and max(places.values()) < end)
+    return {number for places in several for number in places.values()}
 
 
 def _words(

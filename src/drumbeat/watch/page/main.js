@@ -60,6 +60,10 @@ function take(message) {
     chart.setMarks(message.marks);
   }
   const head = latest;
+  if (head.step_is) { // what the script counts: epochs
+    setText(charts.step_seconds.box.querySelector("h2"), `Time per ${head.step_is}`);
+    setText($("shows").querySelector("[data-show=step]"), `${head.step_is} time`);
+  }
   setText(charts.loss.now, head.loss_not_finite ? head.loss_not_finite : head.loss === null ? "" : String(Number(head.loss.toPrecision(4))));
   setText(charts.rate.now, head.rate === null ? "" : scaled(head.rate, ` ${head.rate_unit}`).join(""));
   showHead(head);
