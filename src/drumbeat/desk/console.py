@@ -18,6 +18,7 @@ from drumbeat.base.regex import regex
 from drumbeat.base.text import count, duration, folded, some
 from drumbeat.causes.table import HARDWARE
 from drumbeat.findings.model import Finding
+from drumbeat.metrics.trackers import shown_tracker
 from drumbeat.plan.argv import replaced_flags
 from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.events import Event
@@ -202,7 +203,12 @@ class Console:
         for text in order.track:
             tracker, _, place = text.partition("=")
             place = near(place or RunFolder(order.folder).at(tracker))
-            self.say("tracker", f"tensorboard --logdir {shlex.quote(place)}" if tracker == "tensorboard" else text)
+            self.say(
+                "tracker",
+                f"tensorboard --logdir {shlex.quote(place)}"
+                if tracker == "tensorboard"
+                else shown_tracker(text, order),
+            )
 
     def logs_at(self, node: int, path: str) -> None:
         """Follow node-local logs: this node's ranks write there."""
