@@ -140,7 +140,7 @@ def _print(name: str, review: Any) -> None:
         documented = source.get(finding.code)
         print(f"{shown}:{f'{place.line}:' if place.line else ''} {finding.severity}: {finding.title}  [{finding.code}]")
         if place.text:
-            print(f"    {place.text}")
+            print(f"    {place.text}{'...' * (len(place.text) == MAX_SHOWN)}")
         if finding.cause:
             print(f"    why  {finding.cause}{f' ({documented})' if documented else ''}")
         if finding.fix:

@@ -203,12 +203,8 @@ class Console:
         for text in order.track:
             tracker, _, place = text.partition("=")
             place = near(place or RunFolder(order.folder).at(tracker))
-            self.say(
-                "tracker",
-                f"tensorboard --logdir {shlex.quote(place)}"
-                if tracker == "tensorboard"
-                else shown_tracker(text, order),
-            )
+            board = f"tensorboard --logdir {shlex.quote(place)}"
+            self.say("tracker", board if tracker == "tensorboard" else shown_tracker(text, order))
 
     def logs_at(self, node: int, path: str) -> None:
         """Follow node-local logs: this node's ranks write there."""

@@ -257,7 +257,7 @@ def part_words(name: str, parts: Mapping[str, float], counts: str = "step") -> s
     epoch has trained for most of the time until then."""
     counts = counts if counts == "epoch" else "step"
     if name == FIRST_STEP:  # a program may report every tenth step alone
-        return "first report" if counts == "step" else f"until the first {counts} was reported (includes it)"
+        return "first report" if counts == "step" else f"through the first {counts}"
     if name != UNKNOWN:
         return name
     return f"after the last {counts}" if parts.get(TRAINING) else f"without a reported {counts}"
