@@ -205,7 +205,7 @@ def _of_variables(job: Any, table: Any, lines: Sequence[str], name: str) -> List
     """Lint the job's variables as a script that exports them, and compare them with the network that the job expects."""
     own = {each: value for each, value in job.env.items() if value is not None and value.isprintable()}
     at = [table.entries["env"].lines[each] for each in own]
-    script = [f"#SBATCH --nodes={int(job.nodes or 1)}", *(f"export {each}={shlex.quote(own[each])}" for each in own)]
+    script = [f"export NNODES={int(job.nodes or 1)}", *(f"export {each}={shlex.quote(own[each])}" for each in own)]
     found, settled = [], {rule.id for rule in rules() if rule.converted}
     for finding in lint("\n".join(script), "job.sh").findings if own else ():
         line = at[(finding.evidence[0].line or 2) - 2]
