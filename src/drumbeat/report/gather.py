@@ -57,6 +57,7 @@ from drumbeat.runfolder.state import (
     ranks_seen,
     refutes,
     seconds_of,
+    stood_still,
     training_share,
     verdicts_of,
     withdrawn,
@@ -593,6 +594,8 @@ def _notes(
         elif isinstance(event, kinds.NodeLost) and event.spare:
             found.append(Note(WARNING, f"lost {event.words}"))
     stalls = {(event.attempt, event.rank): event.seconds for event in events if isinstance(event, kinds.Stalled)}
+    still = stood_still(events)
+    found += [Note(WARNING, still)] if still else []
     found += [Note(INFO, f"the others waited {duration(lost)} for rank {rank}") for (_, rank), lost in stalls.items()]
     return list(dict.fromkeys(found))
 
