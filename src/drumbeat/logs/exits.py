@@ -224,7 +224,7 @@ def _from_rule(code: str, evidence: Tuple[Evidence, ...] = ()) -> Finding:
     return Match(rule_of_code(code), {}).finding(tuple(Evidence(each.text) for each in evidence))
 
 
-_SAYS_ALL = {signals.SIGKILL: "killed", signals.SIGINT: "interrupted", signals.SIGXCPU: "cpu-limit"}
+_SAYS_ALL: Dict[int, str] = {signals.SIGKILL: "killed", signals.SIGINT: "interrupted", signals.SIGXCPU: "cpu-limit"}
 
 
 def _by_signal(signal: int, lines: Sequence[str], known: Optional[Finding]) -> Finding:

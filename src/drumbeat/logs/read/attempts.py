@@ -274,9 +274,9 @@ class Runs:
 MAX_SPEAKERS = 20_000
 GOOD_ENDS = (
     "Out of bounds values", "Avg bus bandwidth", "train_runtime", "predict_runtime", "metrics *****", "max_epochs", "max_steps",
-    "Training complete", "raining finished", "inished training", "Done training", "Training done", "inetuning", "ine-tuning",
-    "Successfully completed", "worker group finished (", "worker group successfully finished", "Job completed",
-    '"status": "success"',
+    "Training complete", "Training finished", "training finished", "Finished training", "finished training", "Done training",
+    "Training done", "Finetuning", "finetuning", "Fine-tuning", "fine-tuning", "Successfully completed",
+    "worker group finished (", "worker group successfully finished", "Job completed", '"status": "success"',
 )  # fmt: skip
 _PATTERN = re.compile(
     r"Out of bounds values : 0 OK"

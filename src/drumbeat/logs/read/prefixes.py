@@ -32,7 +32,7 @@ def _patterns(*patterns: str) -> Tuple[re.Pattern[str], ...]:
 
 
 # A label of one kind of parallelism, whose number is the rank: SGLang's [2026-01-02 03:04:05 TP3], vLLM's (Worker_TP3 pid=7).
-_PARALLEL = r"(?:[TPDECS]P)[ _=]?(?P<rank>\d{1,5})"
+_PARALLEL = r"(?:[TPECS]P)[ _=]?(?P<rank>\d{1,5})"
 # Keyed by the first character of the remaining line; applied repeatedly until none matches.
 _BRACKET = _patterns(
     r"\[(?:\d+,)?(?P<task>\d+)\]\s?<std(?:out|err|diag)>: ?",  # mpirun --tag-output, horovodrun
