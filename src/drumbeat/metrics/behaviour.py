@@ -51,7 +51,8 @@ def _by_slots(
                 shapes.improving = all(vocab.PHYSICS.isdisjoint(each.words) for each in items)
         elif names[at]:  # a counter that stays or falls beside a growing one is a quantity
             beside = growing not in ([], [at])
-            new = "quantity" if names[at] == "step" and not item.total and beside and (slot.still or slot.turns) else ""
+            stuck = slot.still or slot.turns and names[at] == "step"
+            new = "quantity" if names[at] in ("step", "batch") and not item.total and beside and stuck else ""
         elif slot.doubles and not item.total:
             new = "quantity"  # sizes that are tried
         elif item.total and slot.grows and "epoch" in names and item.words and not meaning_of(item, items)[0]:
@@ -75,7 +76,7 @@ def _by_slots(
 def _sole_loss(items: List[Item]) -> bool:
     """Return true if one value is the loss; `mse_y mse_u mse_v` of a video are not."""
     kinds = [{*item.words} & vocab.LOSSES for item in items if item.of_loss]
-    return (len(kinds) == 1 or {"loss"} in kinds) and any(meaning_of(item, items)[0] == "loss" for item in items)
+    return (len(kinds) == 1 or {"loss"} in kinds) and any(item.of_loss and meaning_of(item, items)[0] == "loss" for item in items)
 
 
 def _is_error(item: Item) -> bool:
