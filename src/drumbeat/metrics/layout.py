@@ -262,7 +262,11 @@ class Layout:
             return []
         found: List[Record] = []
         # An accuracy below a heading is one of training, unless the line says that it is of a validation.
-        of_block = below and self._trains and not (line.validation or {"validation", "val_accuracy"} & {*line.values})
+        of_block = (
+            below
+            and self._trains
+            and not (line.validation or line.measures or {"validation", "val_accuracy"} & {*line.values})
+        )
         for record in records_of(line):
             if record["kind"] == "step" and line.samples[1] and not {"step", "batch"} & {*record}:
                 count, total = line.samples
@@ -316,7 +320,9 @@ class Layout:
         before, self._losses = self._losses, self.shapes.losses
         values = dict(line.values)
         if self._left > 0 and not self._under:  # one counter per line: `step : 300`, `epoch : 7`
-            above = {name: value for name, value in self._heading.items() if "epoch" not in values or "batch" not in name}
+            above = {
+                name: value for name, value in self._heading.items() if "epoch" not in values or "batch" not in name
+            }
             values = {**above, **values}
         goes_on = set(self._heading) & set(line.values) and _place(values) > _place(self._heading)
         trains = {"epoch", "batch", "batches"} <= {*line.values}
