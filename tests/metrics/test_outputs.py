@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drumbeat.base.data import parse_yaml
+from drumbeat.metrics import vocab
 from drumbeat.metrics.printed import Reader
-from drumbeat.metrics.vocab import COUNTERS
 
 OUTPUTS = parse_yaml((Path(__file__).parent / "outputs.yaml").read_bytes())
 NAMES = ("step", "loss", "accuracy", "val_loss", "val_accuracy")
@@ -73,7 +73,7 @@ def last(text):
     values = {}
     for record in reader.feed(text.encode()) + reader.close():
         if record["kind"] == "validation":
-            values.update((f"val_{name}", value) for name, value in record.items() if name not in COUNTERS)
+            values.update((f"val_{name}", value) for name, value in record.items() if name not in vocab.COUNTERS)
         elif record["kind"] in ("step", "throughput"):
             values.update(record)
     return values

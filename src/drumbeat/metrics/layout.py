@@ -45,9 +45,9 @@ def read(
     if len(text) > LONGEST:
         return None
     for rule in rules():
-        record = rule.read(text) if rule.rule.has in text else None
+        record = rule.read(text) if rule.has in text else None
         if record is not None:
-            return [_with_unit(record, next(iter(rule.rule.per.values()), "unknown"))] if record else []
+            return [_with_unit(record, next(iter(rule.per.values()), "unknown"))] if record else []
     line = parse(text, shapes, tabled, validating)
     return line._replace(whose=owner_of(text)) if line and line.whose == "unknown" else line
 

@@ -236,6 +236,7 @@ _FORMS: Tuple[Tuple[str, Any, Any], ...] = (  # a text that each of these forms 
     ("it [", regex(r"^(?=.*(?:oss|acc))(.*?(?<![\w.]))(\d{1,12})it (?=\[)"), r"\1batch \2 "),
     ("] = [", regex(r"(?<=\]) = (?=\[)"), ": "),
     ("]: [", regex(r"\[([A-Za-z][^\[\]\d]*)\]: \[([-+\d.,eE naif]+)\]"), _in_pairs),  # `[loss, acc]: [0.5, 0.9]`
+    (" of the ", regex(r"(?i)\b(average|mean) of the (?=(?:train(?:ing)? )?loss)"), r"\1 "),
     (" last ", regex(r"(?i) (?:over|of|for|in) (?:the )?last \d+ [a-z]+(?=\s?(?:is |was |[=:]))"), ""),
     ("]\t", regex(r"^(?:\S{1,40} )?\[(\d{1,9})\]\t(?=[^\t:]{1,60}[-'][^\t:]{1,60}:)"), "step \\1\t"),  # `[7]\ttrain-auc:0.9`
     ("it/", regex(r"\b(\d[\d.]{0,9}[kM]?)it/(\d[\d.]{0,9}[kM]?)it\b"), _in_steps),  # `212it/10.0kit`

@@ -84,7 +84,7 @@ VALIDATION = _set("val valid validation eval evaluation evaluate evaluating test
 TEST = _set("test testing")  # the set beside the one for validation
 # Words that do not change what a key names.
 NOISE = _set(
-    "the so far info debug main root current cur train training trainer learner global completed end of perf de du des di en na "
+    "so far info debug main root current cur train training trainer learner global completed end of perf de du des di en na "
     "на в"
 )
 BEFORE = _set("at after")  # the words before them belong to something else: `loss at iteration`
