@@ -271,7 +271,7 @@ def figures_of(run: Run, now: Optional[float] = None) -> Figures:
         gpus=gpus,
         cores=_cores(run) if nodes_here and len(nodes_here) <= _MANY else None,
         threads=_threads(run) if nodes_here and len(nodes_here) <= _MANY else None,
-        one_world=not state.world and certain and not seen.findings,
+        one_world=bool(seen and certain and not (state.world or seen.findings)),
         world=state.world.title if state.world else "",
         world_unproven=seen.summary if seen and not (state.world or certain or seen.unseen) else "",
         emulated=bool(order and order.nodes_emulated),
