@@ -133,9 +133,8 @@ def _with_loss(columns: Iterable[str]) -> bool:
 def header(text: str) -> List[List[str]]:
     """Return the columns if this line is a table header, one list per way to split its words; [] for any other line."""
     small = text.lower()
-    counts = (
-        "loss" in small or any(word in small for word in _COUNTS) or text.lstrip(" |#")[:3].rstrip(" |") in ("E", "ep")
-    )
+    counts = any(word in small for word in _COUNTS) or text.lstrip(" |#")[:3].rstrip(" |") in ("E", "ep")
+    counts = counts or "loss" in small and any(sign in text for sign in ("|", "\t", "   "))
     if len(text) > 400 or not counts or _ALONE.search(text) or _PLURAL.search(text):
         return []
     found = []
