@@ -51,7 +51,6 @@ from drumbeat.runfolder.records import Metric, Sample, parse_metric
 from drumbeat.runfolder.run import Run, lead_now
 from drumbeat.runfolder.state import (
     QUEUE,
-    Condition,
     Hang,
     hangs_of,
     ranks_seen,
@@ -256,6 +255,9 @@ def figures_of(run: Run, now: Optional[float] = None) -> Figures:
     slowest, no_slowest = _slowest(reports)
     phases = Phases() if progress.laps or progress.rough else _phases(reports, speed, batch, progress.seconds)
     nodes = summary.nodes if summary else (order.nodes if order else None)
+    seen = next(reversed(verdicts_of("world", events)), None)
+    certain = seen is not None and seen.confidence == CERTAIN
+    cut_short = state.condition.detail and state.condition.detail == progress.short_words
     unused = () if not (order and order.emulated) else ("traffic",) if gpus else ("traffic", "transport")
     made = [(max(0.0, step.t - run.record.created), float(number)) for number, step in reports.steps.items()]
     return Figures(
@@ -270,9 +272,9 @@ def figures_of(run: Run, now: Optional[float] = None) -> Figures:
         gpus=gpus,
         cores=_cores(run) if nodes_here and len(nodes_here) <= _MANY else None,
         threads=_threads(run) if nodes_here and len(nodes_here) <= _MANY else None,
-        one_world=not state.world and _seen_as_one(events),
+        one_world=bool(seen and certain and not (state.world or seen.findings)),
         world=state.world.title if state.world else "",
-        world_unproven="" if state.world else _unproven(events),
+        world_unproven=seen.summary if seen and not (state.world or certain or seen.unseen) else "",
         emulated=bool(order and order.nodes_emulated),
         seconds=seconds,
         gpu_hours=gpus * seconds / 3600 if gpus and seconds is not None else None,
@@ -301,7 +303,7 @@ def figures_of(run: Run, now: Optional[float] = None) -> Figures:
         foreseen=compared(order, facts.get(0), nodes, gpus, phases, ledger),
         notes=(
             *_unread(run),
-            *_short(state.condition, progress),
+            *([Note(WARNING, f"finished, but {state.condition.detail}")] if cut_short else ()),
             *_notes(events, state.failure, hangs_of(events), unused),
         ),
         setting=setting,
@@ -349,11 +351,6 @@ def _unread(run: Run) -> List[Note]:
     except RecordError as error:
         return [Note(WARNING, f"told from the run's events and metrics: {error}")]
     return []
-
-
-def _short(condition: Condition, progress: Progress) -> List[Note]:
-    short = condition.detail and condition.detail == progress.short_words
-    return [Note(WARNING, f"finished, but {condition.detail}")] if short else []
 
 
 # Large runs are read in part, so that a report costs about the same for any number of ranks: of metrics, the reports of the
@@ -548,17 +545,6 @@ def _phases(reports: Reports, speed: Optional[Speed], batch: Optional[float], se
     waiting = statistics.fmean(exposed.values()) - least if least is not None and len(exposed) > 1 else None
     how = "input: reported data_ms; communication: torch's profiler on single steps" if reports.sums or exposed else ""
     return Phases(step, reports.mean("data_ms"), least, waiting, how)
-
-
-def _seen_as_one(events: Sequence[Event]) -> bool:
-    said = verdicts_of("world", events)
-    return bool(said) and said[-1].confidence == CERTAIN and not said[-1].findings
-
-
-def _unproven(events: Sequence[Event]) -> str:
-    """Return the verdict about the last attempt's world if it is not certain; '' also if nothing could be observed."""
-    said = verdicts_of("world", events)
-    return said[-1].summary if said and said[-1].confidence != CERTAIN and not said[-1].unseen else ""
 
 
 def _notes(
