@@ -167,10 +167,10 @@ def main() -> None:
     verb.add_argument("out")
     verb.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
     verb.add_argument("--set", nargs="*", default=[], metavar="key=value")
-    verb.add_argument("--precision", default="fp8", help="fp8 or fp8-head")
+    verb.add_argument("--precision", default="fp8", help="what is compared with bf16-master")
     verb = verbs.add_parser("table")
     verb.add_argument("out")
-    verb.add_argument("--precision", default="fp8", help="fp8 or fp8-head")
+    verb.add_argument("--precision", default="fp8", help="what is compared with bf16-master")
     args = parser.parse_args()
     if args.verb == "tokens":
         tokens(args.text, args.out)

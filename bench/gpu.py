@@ -327,7 +327,6 @@ OURS: Dict[str, tuple[int, Case]] = {  # seconds beside the sustained ones, at m
     "llama 8 ours": (60, lambda s: llama_case(our_llama(8, "bf16-master"), 8, s, look=True)),
     "llama 2 ours fp8": (50, lambda s: llama_case(our_llama(2, "fp8"), 2, s)),
     "llama 8 ours fp8": (60, lambda s: llama_case(our_llama(8, "fp8"), 8, s, look=True)),
-    "llama 8 ours fp8-head": (60, lambda s: llama_case(our_llama(8, "fp8-head"), 8, s, look=True)),
     "llama 2 setup": (60, lambda s: llama_case(set_up_llama(2, "bf16-master"), 2, s)),
     "llama 8 setup": (70, lambda s: llama_case(set_up_llama(8, "bf16-master"), 8, s, look=True)),
     "llama 8 setup fp8": (70, lambda s: llama_case(set_up_llama(8, "fp8"), 8, s, look=True)),

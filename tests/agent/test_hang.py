@@ -704,6 +704,14 @@ def test_an_interpreter_that_computes_and_does_not_answer_is_said_to():
     world.run(60)
     (fact,) = [action for _, action in world.actions if isinstance(action, Emit)]
     assert "rank 2 is busy, and its interpreter does not answer" in fact.data["what"]
+    late = look(2, "R", cpu=1.0, asked=False, granted=0.2)
+    assert doing(late) == "busy, and its interpreter does not answer so far, on a crowded machine"
+
+
+def test_bytes_of_a_socket_are_not_said_to_be_read_or_written():
+    there = {"place": "ddp.py:27", "stack": ("ddp.py:27 main",)}
+    assert doing(look(0, io=8e6, carried=4e6, **there)) == "sending or receiving 4 MB/s at ddp.py:27"
+    assert doing(look(0, io=8e6, carried=1e6, **there)) == "reading or writing 8 MB/s at ddp.py:27"
 
 
 @pytest.mark.parametrize("spins,least", [(True, 0), (False, 1800)])

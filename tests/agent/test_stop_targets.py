@@ -14,6 +14,7 @@ def table(*rows):
     for pid, _, program, more in rows:
         known = {"program": program, "command": program.encode(), "rank": "", "handles": False, **more}
         known["handles"] = {True: lambda number: True, False: lambda number: False}[known["handles"]]
+        look._sockets[pid] = known.pop("sockets", None)
         vars(look.processes[pid]).update(known)
     return look
 
@@ -31,6 +32,20 @@ CASES = {
         [(1, 0, "python", {"command": PYTHON}),
          (2, 1, "python", {"command": b"python\0-c\0from multiprocessing.spawn import spawn_main", "handles": True})],
         [1],
+    ),
+    "a rank that waits for its compiler": (
+        [(1, 0, "python", {"command": PYTHON, "sockets": {"7": (1, 2)}}), (2, 1, "gcc", {"handles": True})],
+        [1],
+    ),
+    "a wrapper with a connection of its own": (
+        [(1, 0, "python", {"command": b"wrapper", "sockets": {"7": (1, 2)}}),
+         (2, 1, "python", {"command": PYTHON, "handles": True, "sockets": {"8": (3, 4)}})],
+        [2],
+    ),
+    "a wrapper with a connection of its own, before a shell": (
+        [(1, 0, "python", {"command": b"wrapper", "sockets": {"7": (1, 2)}}), (2, 1, "bash", {}),
+         (3, 2, "python", {"command": PYTHON, "handles": True, "sockets": {"8": (3, 4)}})],
+        [3],
     ),
     "behind a shell, past tee": (
         [(1, 0, "bash", {}), (2, 1, "python", {"command": PYTHON, "handles": True}), (3, 1, "tee", {})],

@@ -124,6 +124,8 @@ def test_all_node_modules_import(version, pyz):
         "for name in names:\n"
         "    if name.endswith(('__main__', 'launcher_driver')) or '.collective_test.' in name: continue\n"
         "    importlib.import_module(name)\n"
+        "from drumbeat.metrics.printed import read_line\n"
+        "assert read_line('step 7 loss 0.5')[0]['step'] == 7, 'what printed lines need came along'\n"
     )
     argv = [PYTHONS[version], "-I", "-S", "-c", code, str(pyz)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=150)

@@ -185,3 +185,16 @@ def test_more_ranks_of_a_launcher_than_gpus(tmp_path, lines, found):
     head = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --gpus-per-node=4\n"
     (tmp_path / "run.sbatch").write_text(head + lines + "\n")
     assert ("error: 8 ranks on a node share 4 GPUs" in drumbeat("run.sbatch", folder=tmp_path).stdout) is found
+
+
+def test_the_variables_of_a_job_file_are_linted_and_compared_with_what_it_expects(tmp_path):
+    job = tmp_path / "job.yaml"
+    text = "command: python train.py\nnodes: 2\nenv:\n  A_TOKEN: pass\n  NCCL_IB_DISABLE: '1'\n"
+    job.write_text(text)
+    done = drumbeat("job.yaml", folder=tmp_path)
+    assert done.returncode == 0 and "job.yaml:5: info: NCCL_IB_DISABLE=1 on 2 nodes" in done.stdout, done.stdout
+    job.write_text(text + "expect: {transport: ib}\n")
+    done = drumbeat("job.yaml", folder=tmp_path)
+    assert (
+        done.returncode == 1 and "job.yaml:5: warning: NCCL_IB_DISABLE=1 turns off what is expected (ib)" in done.stdout
+    )

@@ -106,6 +106,8 @@ def test_logs_in_an_archive_are_read_and_its_names_lead_nowhere(drumbeat, monkey
     assert sorted(each.name for each in drumbeat.folder.iterdir()) == ["mail0", "mail1", "mail2"]
     (drumbeat.folder / "cut.zip").write_bytes(zipped(files)[:-100])
     assert "cut.zip: damaged or locked" in drumbeat.here("diagnose", "cut.zip").stderr
+    (drumbeat.folder / "run.tgz").write_bytes(tarred({"run-1/run.json": b'{"run_id": "run-1"}'}, "w:gz"))
+    assert "unpack it (tar xf), and diagnose that folder" in drumbeat.here("diagnose", "run.tgz").stderr
     monkeypatch.setattr("drumbeat.desk.log_sources.MAX_UNPACKED", 1000)
     (drumbeat.folder / "bomb.zip").write_bytes(zipped({"a.log": b"x" * 5000}))
     refused = drumbeat.here("diagnose", "bomb.zip")

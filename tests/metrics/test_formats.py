@@ -12,7 +12,7 @@ from drumbeat.metrics.rows import WORDS
 from drumbeat.metrics.table import owners, rules
 from drumbeat.metrics.vocab import KINDS, VALUES, WHOSE
 
-RULES = {rule.rule.id: rule for rule in rules()}
+RULES = {rule.id: rule for rule in rules()}
 SHOWN = {each["id"]: each for each in parse_yaml((Path(__file__).parent / "rule_lines.yaml").read_bytes())}
 KNOWN = parse_yaml((Path(__file__).parent / "known_lines.yaml").read_bytes())
 
@@ -30,7 +30,7 @@ def test_a_known_line_gives_its_records(known):
 
 @pytest.mark.parametrize("name", RULES)
 def test_a_rule_gives_the_values_of_its_example_and_is_needed(name):
-    rule, shown = RULES[name].rule, SHOWN[name]
+    rule, shown = RULES[name], SHOWN[name]
     (record,) = read_line(shown["example"])
     assert record["kind"] == rule.kind and rule.kind in KINDS and set(shown["gives"]) <= set(VALUES)
     assert {value: record[value] for value in shown["gives"]} == {

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drumbeat.base.data import parse_yaml
+from drumbeat.metrics import vocab
 from drumbeat.metrics.printed import Reader
 
 OUTPUTS = parse_yaml((Path(__file__).parent / "outputs.yaml").read_bytes())
@@ -72,7 +73,7 @@ def last(text):
     values = {}
     for record in reader.feed(text.encode()) + reader.close():
         if record["kind"] == "validation":
-            values.update((f"val_{name}", record[name]) for name in ("loss", "accuracy") if name in record)
+            values.update((f"val_{name}", value) for name, value in record.items() if name not in vocab.COUNTERS)
         elif record["kind"] in ("step", "throughput"):
             values.update(record)
     return values

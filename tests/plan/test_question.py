@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from drumbeat.plan.exported import against_expected
 from drumbeat.plan.show import plan_node
 from drumbeat.plan.variables import steers
 from tests.plan.archetype import facts_of, order_of, peers_of
@@ -154,3 +155,21 @@ def test_openib_is_questioned_and_other_settings_of_open_mpi_are_left_alone():
     found = {value: [*_transport({"OMPI_MCA_btl": value}, here)] for value in ("openib,self", "^openib", "tcp,self")}
     assert [each.code for each in found["openib,self"]] == ["mpi-openib"]
     assert found["^openib"] == found["tcp,self"] == []
+
+
+@pytest.mark.parametrize(
+    "env, transport, gdr, named",
+    [
+        ({"NCCL_IB_DISABLE": "1"}, "ib", None, ["NCCL_IB_DISABLE"]),
+        ({"NCCL_IB_DISABLE": "1", "NCCL_NET": "Socket"}, "rdma", None, ["NCCL_IB_DISABLE", "NCCL_NET"]),
+        ({"NCCL_IB_DISABLE": "1", "FI_PROVIDER": "efa"}, "rdma", None, []),
+        ({"NCCL_IB_DISABLE": "1"}, "ofi", None, []),
+        ({"NCCL_NET": "Socket"}, "any", None, []),
+        ({"NCCL_NET_GDR_LEVEL": "LOC"}, "ib", True, ["NCCL_NET_GDR_LEVEL"]),
+        ({"NCCL_NET_GDR_LEVEL": "PHB"}, "ib", True, []),
+    ],
+)
+def test_a_variable_against_what_is_expected_is_questioned_before_any_node_is_known(env, transport, gdr, named):
+    found = against_expected(env, transport, gdr, 2)
+    assert [each.title.partition("=")[0] for each in found] == named
+    assert against_expected(env, transport, gdr, 1) == []

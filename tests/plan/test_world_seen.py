@@ -518,7 +518,9 @@ def test_ranks_that_say_nothing_and_compute_alone_are_copies():
     for at in range(1, 25, 5):
         count.add(0, rows(at), float(at))
         assert count.judge()[0] is None
-    assert count.at_end(False).answer == "unknown", "they might have connected"
+    stopped = count.at_end(False)
+    assert stopped.answer == "unknown", "they might have connected"
+    assert stopped.words == "unknown: none of 2 ranks was seen connected to another before they ended"
     verdict = count.at_end(True)
     assert (verdict.answer, verdict.findings[0].code) == ("separate copies", "ranks-never-joined")
     count = WorldCount(Planned(2, 1, True), "stop")

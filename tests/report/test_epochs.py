@@ -42,5 +42,5 @@ def test_the_page_names_the_parts_of_the_time_as_the_text_does(tmp_path):
     object.__setattr__(figures, "step_is", "epoch")
     object.__setattr__(figures, "ledger", {"first step": 24.0, "training": 5.0, "unknown": 3.4})
     told = dict(rows(figures))["time"]
-    assert told == "until the first epoch was reported (includes it) 24 s, training 5.0 s, after the last epoch 3.4 s"
+    assert told == "through the first epoch 24 s, training 5.0 s, after the last epoch 3.4 s"
     assert told.partition(" 24 s")[0] in page_of(figures)

@@ -50,7 +50,9 @@ def test_the_table_of_a_family_of_runs(family, capsys):
 def test_one_log(family, capsys):
     assert main(["report", family[2]]) == 0
     said = capsys.readouterr().out
-    assert "2 nodes, 8 ranks, 8 GPUs" in said and "63,190 samples/s" in said and "none set (accuracy 0.7082)" in said
+    assert (
+        "2 nodes, 8 ranks, 8 GPUs" in said and "63,190 samples/s" in said and "none set (last accuracy 0.7082)" in said
+    )
     assert "MFU        not measured" in said and "GPU use    not measured" in said
     assert max(map(len, said.splitlines())) <= 80
 

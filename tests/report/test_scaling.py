@@ -50,6 +50,8 @@ def test_variants_show_their_losses_and_nothing_of_scaling():
     found = compare([replace(first, loss=(3.0, 1.0), **told), replace(second, loss=(3.0, 0.5), **told)])
     assert found.losses["training loss"]["larger"] == [(10, 3.0), (90, 1.0)]
     assert found.losses["validation loss"]["run-2"] == [(50, 2.0), (90, 1.5)]
+    by_epoch = [replace(each, step_is="epoch", **told) for each in (first, second)]
+    assert (found.counts, compare(by_epoch).counts) == ("step", "epoch")
     shown = "\n".join([*said(found), *cells(found)[0], page(found)])
     assert "differs: batch of a step: 8 tokens (run-2); 16 tokens (larger)" in shown
     assert "lowest last loss: 0.5 (larger)" in shown and "Validation loss" in shown

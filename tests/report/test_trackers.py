@@ -1,5 +1,6 @@
 """Trackers while a run goes on: what any program prints arrives there, and nothing that a tracker does ends the run."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -8,10 +9,11 @@ import sys
 import pytest
 
 from drumbeat.agent.ranks.start import start as process_start
+from drumbeat.metrics.trackers import shown_tracker
 from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.tracker import Live
 from tests.conftest import wait_for
-from tests.runfolder.folders import make_run, metrics
+from tests.runfolder.folders import make_run, metrics, order
 
 # Goes on after step 3 only when somebody has seen step 1 in the tracker.
 PROGRAM = """
@@ -120,6 +122,7 @@ LIVE = """
 import sys
 from drumbeat.runfolder.tracker import Live
 from drumbeat.agent.ranks.start import start as process_start
+from drumbeat.metrics.trackers import shown_tracker
 from drumbeat.runfolder.run import Run
 live = Live(Run.open(sys.argv[1]), "wandb", "test")
 live.end()
@@ -135,7 +138,10 @@ def test_wandb_without_a_key_keeps_the_figures_for_later(tmp_path):
     run = make_run(tmp_path / "run")
     for steps in ([1, 2], [3, 4]):
         report(run, steps)
-        subprocess.run([sys.executable, "-c", LIVE, run.path], env=env, check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", LIVE, run.path], env=env, check=False, capture_output=True, text=True
+        )
+        assert done.stderr.splitlines()[-1].startswith(f"wandb: offline, kept in {tmp_path}/wandb/offline-run-")
     made = [path.name for path in tmp_path.glob("wandb/offline-run-*")]
     assert made and all(name.endswith(f"-drumbeat-{run.run_id}") for name in made)
 
@@ -147,3 +153,17 @@ def test_what_a_tracker_prints_is_kept_without_secrets(tmp_path):
     assert os.waitpid(pid, 0)[1] == 0
     wait_for(lambda: "HF_TOKEN=" in (tmp_path / "log").read_text(), what="all that was printed")
     assert sorted((tmp_path / "log").read_text().splitlines()) == ["HF_TOKEN=…", "api key: …", "plain"]
+
+
+def test_a_tracker_that_finds_no_key_here_is_said_to_be_in_doubt(tmp_path, monkeypatch):
+    for name in [*(name for name in os.environ if name.startswith("WANDB_")), "NETRC"]:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    plain = order(tmp_path)
+    assert (
+        "no key is seen here" in shown_tracker("wandb=p", plain)
+        and shown_tracker("tensorboard=", plain) == "tensorboard"
+    )
+    assert shown_tracker("wandb=p", dataclasses.replace(plain, passed=("WANDB_API_KEY",))) == "wandb=p"
+    (tmp_path / ".netrc").write_text("machine api.wandb.ai login user password 0\n")
+    assert shown_tracker("wandb=p", plain) == "wandb=p"

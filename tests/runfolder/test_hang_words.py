@@ -7,7 +7,7 @@ from drumbeat.base.record import to_plain
 from drumbeat.cli.status import going_on
 from drumbeat.desk.console import Console
 from drumbeat.desk.foreground import summary_without_lead
-from drumbeat.desk.state import state_of
+from drumbeat.desk.state import recorded_end, state_of
 from drumbeat.findings.model import WARNING, Finding
 from drumbeat.report.gather import figures_of
 from drumbeat.report.text import lines_of
@@ -196,3 +196,29 @@ def test_news_of_one_node_may_be_older_than_those_of_another():
     for seconds, behind in ((0.1, 0), (10.0, 2)):
         ranks = [RankPace(rank, rank, step, 10.0, seconds, None, True) for rank, step in ((0, 12), (1, 10))]
         assert slowest_rank(ranks).behind == behind
+
+
+def test_a_run_cancelled_before_a_verdict_keeps_what_the_last_look_saw(tmp_path):
+    look = {"seconds": 9.0, "what": "rank 1 is asleep at train.py:29", "stepped": True}
+    told = [
+        (0.0, STARTED),
+        (19.0, ("activity", look)),
+        (43.0, ("stopping", {"why": "node 0 was asked to stop by SIGTERM", "signal": 15, "grace": 60.0})),
+        (44.0, ("attempt-ended", {"outcome": "cancelled", "exit_code": 143, "progress": to_plain(made())})),
+    ]
+    run = hung(tmp_path / "run")
+    written = [json.dumps({"kind": kind, "t": 1000.0 + t, "attempt": 0, **data}) for t, (kind, data) in told]
+    with open(run.folder.events, "w") as file:
+        file.write("\n".join(written) + "\n")
+    run = Run.open(run.path)
+    end, parts = AttemptEnd(0, "cancelled", 143), ledger(1000.0, 1044.0, run.run_events())
+    write_summary(run.folder, summarize(order(tmp_path / "run"), [end], [], (), made(), parts))
+    wanted = "no step for 33 s when it was asked to stop; the last look: rank 1 is asleep at train.py:29"
+    assert dict(closing_lines(run, run.summary()))["stopped"] == wanted
+    assert wanted in " ".join(" ".join(lines_of(figures_of(run))).split())
+    assert wanted in [note.title for note in recorded_end(run).notes]
+    later = [written[0], written[1].replace("1019", "1009"), *written[2:]]  # a step followed that look
+    with open(run.folder.events, "w") as file:
+        file.write("\n".join(later) + "\n")
+    run = Run.open(run.path)
+    assert "stopped" not in dict(closing_lines(run, run.summary()))

@@ -70,22 +70,37 @@ def test_a_run_on_divided_experts_is_resumed_by_one_process(
     assert first[:3] + rest == pytest.approx(alone, rel=1e-5)
 
 
-def refusal(layout: str) -> str:
+def refusal(layout: str, experts: int) -> str:
     from drumbeat.train import Refusal
 
     try:
-        losses(layout, experts=6)
+        losses(layout, experts=experts)
     except Refusal as words:
         return str(words)
     return ""
 
 
 @pytest.mark.parametrize(
-    ("layout", "words"),
-    [("ep", "6 experts cannot be divided between 4 ranks"), ("pp=2,ep=2", "layout pp with experts")],
+    ("layout", "experts", "ranks", "words"),
+    [
+        ("ep", 6, 4, "6 experts cannot be divided between 4 ranks"),
+        ("ep=2,dp_shard=3", 4, 6, "matrices of 32 and 96 rows cannot be divided between 3 ranks"),
+        ("pp=2,ep=2", 6, 4, "layout pp with experts"),
+    ],
 )
-def test_what_cannot_be_divided_is_refused(world: GlooWorld, layout: str, words: str) -> None:
-    assert all(words in said for said in world.run(refusal, layout, size=4))
+def test_what_cannot_be_divided_is_refused(world: GlooWorld, layout: str, experts: int, ranks: int, words: str) -> None:
+    assert all(words in said for said in world.run(refusal, layout, experts, size=ranks))
+
+
+def test_experts_that_get_no_token_and_ranks_without_any_take_part(world: GlooWorld) -> None:
+    more = ("chosen=1", "length=1")  # each rank has four tokens, for sixteen experts
+    one = world.run(few_tokens, "ddp", *more, size=1)[0]
+    for values in world.run(few_tokens, "ep", *more):
+        assert values == pytest.approx(one, rel=1e-5)
+
+
+def few_tokens(layout: str, *more: str) -> List[float]:
+    return losses(layout, *more, experts=16)
 
 
 def test_uneven_use_costs_up_to_the_number_of_experts() -> None:

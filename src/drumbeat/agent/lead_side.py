@@ -340,7 +340,9 @@ class LeadSide:
         if self.agent.order.on_end:
             self._run_on_end()
         for log in self.tracking.wait(until, self.agent.beat) if self.tracking else ():
-            self.agent.complain(f"not all metrics reached a tracker: {log}; drumbeat report --export sends them again")
+            self.agent.complain(
+                f"not all metrics reached a tracker, {log} says why: drumbeat report --export sends them again"
+            )
 
     def _run_on_end(self) -> None:
         agent = self.agent

@@ -19,7 +19,7 @@ from drumbeat.commands.launch import find_launcher
 from drumbeat.commands.program import reader
 from drumbeat.commands.script import foreign_directives
 from drumbeat.findings.model import ERROR, WARNING, Evidence, Finding, worst
-from drumbeat.jobfile.check import keys_of, mistakes, required_keys
+from drumbeat.jobfile.check import check, keys_of, mistakes, required_keys
 from drumbeat.jobfile.job import Job, job_from_text
 from drumbeat.jobfile.site import Site
 from drumbeat.jobfile.yamlfile import Items, Text, load_text, shown_path
@@ -27,6 +27,7 @@ from drumbeat.lint.context import rules
 from drumbeat.lint.engine import MAX_SHOWN, Review, apply_edits, difference, lint
 from drumbeat.lint.pages import SCRIPTS
 from drumbeat.plan.binding import ranks_without_gpu
+from drumbeat.plan.exported import against_expected
 
 
 def add_arguments(parser: Any) -> None:
@@ -139,7 +140,7 @@ def _print(name: str, review: Any) -> None:
         documented = source.get(finding.code)
         print(f"{shown}:{f'{place.line}:' if place.line else ''} {finding.severity}: {finding.title}  [{finding.code}]")
         if place.text:
-            print(f"    {place.text}")
+            print(f"    {place.text}{'...' * (len(place.text) == MAX_SHOWN)}")
         if finding.cause:
             print(f"    why  {finding.cause}{f' ({documented})' if documented else ''}")
         if finding.fix:
@@ -196,7 +197,25 @@ def review_job_file(text: str, name: str) -> Any:
     found = [*(_finding(problem, file, name, text.splitlines()) for problem in problems), *shell]
     if not problems:
         found += [replace(each, evidence=(_gpus_line(text, name),)) for each in _without_gpu(text, file)]
+        found += _of_variables(check(Job, table, file, "the job"), table, text.splitlines(), name)
     return Review(text, False, tuple(found), (), LOOKED_AT)
+
+
+def _of_variables(job: Any, table: Any, lines: Sequence[str], name: str) -> List[Any]:
+    """Lint the job's variables as a script that exports them, and compare them with the network that the job expects."""
+    own = {each: value for each, value in job.env.items() if value is not None and value.isprintable()}
+    at = [table.entries["env"].lines[each] for each in own]
+    script = [f"export NNODES={int(job.nodes or 1)}", *(f"export {each}={shlex.quote(own[each])}" for each in own)]
+    found, settled = [], {rule.id for rule in rules() if rule.converted}
+    for finding in lint("\n".join(script), "job.sh").findings if own else ():
+        line = at[(finding.evidence[0].line or 2) - 2]
+        if finding.code not in settled:
+            found.append(replace(finding, evidence=(Evidence(lines[line - 1].strip(), name, line),)))
+    if job.expect:
+        for finding in against_expected(own, job.expect.transport, job.expect.gdr, int(job.nodes or 1)):
+            line = at[list(own).index(finding.evidence[0].text)]
+            found.append(replace(finding, evidence=(Evidence(lines[line - 1].strip(), name, line),)))
+    return found
 
 
 def _without_gpu(text: str, file: str) -> List[Any]:

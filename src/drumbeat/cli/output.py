@@ -49,9 +49,15 @@ def warn(order: Any) -> None:
     """Say which settings of an order the scheduler would accept but are probably mistakes."""
     from drumbeat import backends
     from drumbeat.plan.binding import requested_without_gpu
+    from drumbeat.plan.exported import against_expected
 
-    without = [f"{each.title}: {each.cause}; {each.fix}" for each in requested_without_gpu(order)]
-    for note in [*backends.get(order.backend).notes(order), *without]:
+    own = {variable.name: variable.value for variable in order.env if variable.source == "user"}
+    found = [
+        *requested_without_gpu(order),
+        *against_expected(own, order.expect.transport, order.expect.gdr, order.nodes),
+    ]
+    said = [f"{each.title}: {each.cause}; {each.fix}" for each in found]
+    for note in [*backends.get(order.backend).notes(order), *said]:
         print(f"{'warning':<9} {note}", file=sys.stderr)
 
 

@@ -23,6 +23,7 @@ from drumbeat.doctor.examine import compare, judged_plan
 from drumbeat.findings.model import ERROR, worst
 from drumbeat.jobfile.flags import about_preset, add_job_flags, load_job
 from drumbeat.jobfile.site import find_paths, site_lines
+from drumbeat.metrics.trackers import shown_tracker
 from drumbeat.plan.argv import AT_START, replaced_flags
 from drumbeat.plan.binding import requested_without_gpu
 from drumbeat.plan.show import (
@@ -215,7 +216,7 @@ def _headline(order: Any) -> List[str]:
     if replaced:
         lines.append(f"replaced  {replaced}: each node gets its own from the muster")
     lines += [f"{name:<9} {words}" for name, words in request_words(order).items()]
-    lines += [f"tracker   {each}" for each in order.track]
+    lines += [f"tracker   {shown_tracker(each, order)}" for each in order.track]
     return [part for line in lines for part in wrapped(line, _width())]
 
 

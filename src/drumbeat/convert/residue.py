@@ -143,7 +143,9 @@ class _Residue:
             elif is_secret(name, self.marks.shown(value)) and not MARK.fullmatch(value):
                 self.draft.env[name] = "pass"
                 self.in_env.add(name)
-                note = LeftOut(line, name, "looks secret, so it is handed on by name")
+                note = LeftOut(
+                    line, name, "looks secret, so it is handed on by name; it stood in plain text: revoke it"
+                )
                 if note not in self.draft.to_export:
                     self.draft.to_export.append(note)
             elif (

@@ -18,6 +18,7 @@ from drumbeat.base.regex import regex
 from drumbeat.base.text import count, duration, folded, some
 from drumbeat.causes.table import HARDWARE
 from drumbeat.findings.model import Finding
+from drumbeat.metrics.trackers import shown_tracker
 from drumbeat.plan.argv import replaced_flags
 from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.events import Event
@@ -202,7 +203,8 @@ class Console:
         for text in order.track:
             tracker, _, place = text.partition("=")
             place = near(place or RunFolder(order.folder).at(tracker))
-            self.say("tracker", f"tensorboard --logdir {shlex.quote(place)}" if tracker == "tensorboard" else text)
+            board = f"tensorboard --logdir {shlex.quote(place)}"
+            self.say("tracker", board if tracker == "tensorboard" else shown_tracker(text, order))
 
     def logs_at(self, node: int, path: str) -> None:
         """Follow node-local logs: this node's ranks write there."""
@@ -355,9 +357,8 @@ class Console:
         elif isinstance(event, kinds.VerdictGiven) and event.peer is not None:
             self._show_verdict(event)
         elif isinstance(event, kinds.Activity):
-            since = "for" if event.stepped else "recognised after"
             if event.what and event.what not in self._said:
-                self.say("waiting", f"no step {since} {duration(event.seconds)}: {event.what}")
+                self.say("waiting", event.words(event.seconds))
             self._said.add(event.what)
         elif isinstance(event, kinds.Resumed):
             self._hangs = False

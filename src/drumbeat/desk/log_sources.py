@@ -171,6 +171,10 @@ def _archive(path: str, found: Sources) -> None:
                 raise Problem(words, "unpack it, and give the logs themselves")
             if os.path.basename(name).startswith(".") or name.endswith(SKIPPED):
                 found.skipped += 1
+            elif os.path.basename(name) == "run.json" and b'"run_id"' in file.read(1 << 16):
+                raise Problem(
+                    f"{printable(path)}: a run folder is in it", "unpack it (tar xf), and diagnose that folder"
+                )
             else:
                 found.copy(file, printable(os.path.join(path, name.lstrip("/"))))
     except Problem:

@@ -30,6 +30,7 @@ from drumbeat.runfolder.state import (
     condition,
     last_attempt,
     replaced_nodes,
+    stood_still,
     verdicts_of,
     world_of,
 )
@@ -181,7 +182,9 @@ def recorded_end(run: Run) -> Recorded:
     # The last attempt's own check read NCCL's log and counters that are gone afterwards.
     seen = [each for each in verdicts_of("transport", last_attempt(events)) if each.answer != UNKNOWN][-1:]
     network = [find("transport-seen", answer=each.answer, summary=each.summary) for each in seen]
-    notes, summary = (*_earlier(run), *_warnings(events), *network), read_summary(run)
+    words = stood_still(events)
+    still = [find("stood-still", words=words)] if words else []
+    notes, summary = (*_earlier(run), *_warnings(events), *still, *network), read_summary(run)
     if summary is not None:
         cause = _cause(summary.failure, summary.hang)
         missing = _steps_missing(run, summary)

@@ -128,8 +128,9 @@ class Verdict:
 
     @property
     def words(self) -> str:
-        """Return answer and summary; only the summary if it begins with the answer."""
-        if not self.summary or self.summary.startswith(self.answer):
+        """Return answer and summary; only the summary if it begins with the answer, or if a good answer is not certain."""
+        unproven = self.answer == "as planned" and self.confidence != CERTAIN
+        if not self.summary or self.summary.startswith(self.answer) or unproven:
             return self.summary or self.answer
         return f"{self.answer}: {self.summary}"
 

@@ -391,6 +391,7 @@ def _look(
         waits_for=waits_for(waits_in, call, rank.main) if last == "D" else "",
         cpu=round(used.cpu / seconds, 3),
         io=round((used.moved + used.carried) / seconds),
+        carried=round(used.carried / seconds),
         wakes=round(used.wakes / seconds, 2),
         stack=(*called, *(_words(frame) for frame in stack[:_MOST_FRAMES])),
         place=_words(own) if own else "",

@@ -36,6 +36,7 @@ class RankLook:
     waits_for: str = ""  # in words: the kernel resource (state D), or whose answer over a pipe or a connection
     cpu: float = 0.0  # cores used by the rank and its helpers, or wanted by its main thread
     io: float = 0.0  # bytes per second, read and written, over TCP too
+    carried: float = 0.0  # of these, over TCP
     wakes: Optional[float] = None  # times per second that the main thread woke up; None: not known
     signs: str = ""  # why it may be working while it waits: it wakes, moves bytes, or waits for a reply or a busy child
     still: float = 0.0  # seconds without any sign of progress, as far as looks at this silence have shown

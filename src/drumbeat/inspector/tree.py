@@ -131,12 +131,13 @@ def of_user(matches: Callable[[Process], bool]) -> List[int]:
 
 # Which processes below a rank's main process get the stop signal: those that train, each once, and none of their helpers.
 # Shells do not pass signals on, and launchers end their ranks by deadlines of their own. So the signal goes past both, to
-# the processes that handle it. Where nothing handles it, the signal ends the shells and what they run.
+# the processes that handle it. Where nothing handles it, the signal ends the shells and what they run. A process that is
+# connected trains, and a child of it that is not, such as a compiler, is its helper, whatever it handles.
 
 
 class _StopTargets:
     def __init__(self, look: Snapshot, number: int) -> None:
-        self.number = number
+        self.look, self.number = look, number
         self.children: Dict[int, List[Process]] = {}
         for process in look.processes.values():
             self.children.setdefault(process.parent, []).append(process)
@@ -149,6 +150,8 @@ class _StopTargets:
             below = [child for child in below if self._ranks(child) - {""}]
         elif handles and not process.is_shell:
             return [process]
+        elif not process.is_shell and below and self.look.sockets(process.pid):
+            below = [child for child in below if any(map(self.look.sockets, self.look.below([child.pid])))]
         found = [each for child in below for each in self.handling(child)]
         return found or ([process] if handles else [])
 

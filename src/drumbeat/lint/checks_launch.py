@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import itertools
+import os
 import re
 from typing import Dict, Iterator, List, Mapping, Optional, Set, Tuple
 
@@ -59,6 +60,9 @@ def master_is_localhost(context: Context) -> Iterator[Hit]:
                 yield Hit(start.line, {"shown": found.said(name), "nodes": str(nodes)})
 
 
+# GPUs are shown to a container, or are AMD's.
+_SHOWN = regex(r"--nv\b|--nvccli\b|(?:APPTAINER|SINGULARITY)_NV|libcuda|(?i:rocm|\bhip|\bamd\b|\bmi[23]\d\d|\blumi\b)")
+_SIF = ("apptainer", "singularity")
 _SOCKETS = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 
 
@@ -122,6 +126,19 @@ def fabric_unset(context: Context) -> Iterator[Hit]:
     ):
         steps = (each for each in context.script.commands if "srun" in each.names and SUBSTITUTION not in each.within)
         yield from (Hit(each.line) for each in itertools.islice(steps, 1))
+
+
+def container_without_gpus(context: Context) -> Iterator[Hit]:
+    """Find programs in a container of apptainer that sees no GPU of the job, in a script that shows its GPUs to no container.
+    ROCm's libraries are in the image and its devices are there anyway; NVIDIA's driver must come from the node."""
+    script = context.script
+    for start in script.started_anywhere if script.gpus and not _SHOWN.search(script.text) else ():
+        words = [*start.before, *start.words]
+        at = next((place for place, word in enumerate(words) if os.path.basename(word) in _SIF), len(words))
+        options, known = words[at + 1 :], start.launcher or start.program
+        if known and {"exec", "run"} & set(options[:4]) and "$" not in " ".join(options[: len(start.before) - at - 1]):
+            yield Hit(start.line, {"name": os.path.basename(words[at]), "gpus": str(script.gpus)})
+            return
 
 
 def launcher_per_task(context: Context) -> Iterator[Hit]:
@@ -375,6 +392,7 @@ def secret(context: Context) -> Iterator[Hit]:
 CHECKS = by_name(
     launcher_per_task, deepspeed_on_every_node, more_tasks_than_gpus, not_distributed, gpus_unused, wait_returns_zero,
     port_fixed, master_is_localhost, localhost_after_failure, socket_on_loopback, ranks_unset, rendezvous_mixed,
-    rendezvous_missing, container_variable_twice, fabric_unset, value_unknown, dead, misspelt, left_on, too_many_sockets,
+    rendezvous_missing, container_variable_twice, container_without_gpus,
+    fabric_unset, value_unknown, dead, misspelt, left_on, too_many_sockets,
     rdma_off, sockets_without_tcp, visibility_twice, masks_unused, secret,
 )  # fmt: skip

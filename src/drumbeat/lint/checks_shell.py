@@ -11,7 +11,7 @@ from drumbeat.base.problem import Problem
 from drumbeat.base.regex import regex
 from drumbeat.commands.interpret import Shell
 from drumbeat.commands.launch import STARTERS
-from drumbeat.commands.script import CONTAINER, FILE, SUBSTITUTION, TASK, Command, last_number, runtime_at
+from drumbeat.commands.script import CONTAINER, FILE, SUBSTITUTION, TASK, Command, Script, last_number, runtime_at
 from drumbeat.commands.shell import Fault, Lexer
 from drumbeat.commands.starts import OF_LAUNCHERS, PER_TASK
 from drumbeat.commands.syntax import names_read, parse_loosely
@@ -294,6 +294,21 @@ def sbatch_misspelt(context: Context) -> Iterator[Hit]:
             yield Hit(comment.line, {"shown": comment.text.split()[0]})
 
 
+def _cores_said(script: Script) -> bool:
+    """Return true if something other than #SBATCH --cpus-per-task says how many cores its tasks get."""
+    steps = any(
+        each.flags.keys() & {"cpus-per-task", "cpus-per-gpu", "exclusive", "cpu-bind"} for each in script.starts
+    )
+    return steps or script.option("exclusive", "cpus-per-gpu", "ntasks-per-gpu") is not None
+
+
+def cores_for_many_tasks(context: Context) -> Iterator[Hit]:
+    script = context.script
+    asked, tasks = script.option("ntasks-per-node"), script.extent_of({}, script.nodes or 1).tasks_per_node
+    if asked and tasks and tasks > 1 and script.gpus and not (script.option("cpus-per-task") or _cores_said(script)):
+        yield Hit(asked.line, {"tasks": str(tasks)})
+
+
 def cores_for_one_task(context: Context) -> Iterator[Hit]:
     script, gpus = context.script, context.script.gpus
     said = [script.option(name) for name in ("cpus-per-task", "gpus-per-node", "gres", "ntasks-per-node", "ntasks")]
@@ -302,9 +317,7 @@ def cores_for_one_task(context: Context) -> Iterator[Hit]:
     if not any(said[3:]) or likely.tasks_per_node != 1 or gpus < 2 or "drumbeat.pyz" in script.text:
         return  # drumbeat's own script asks for what the site says
     cores = last_number(asked.value) if asked else None
-    elsewhere = script.option("exclusive", "cpus-per-gpu", "ntasks-per-gpu") or any(
-        each.flags.keys() & {"cpus-per-task", "cpus-per-gpu", "exclusive"} for each in script.starts
-    )
+    elsewhere = _cores_said(script)
     for node in context.settings["nodes"]:
         if gpus == node["gpus"] and re.search(node["signs"], context.script.text):
             if cores is not None and cores * 2 <= node["cores"]:
@@ -547,7 +560,8 @@ CHECKS = by_name(
     comment_in_command, blanks_around_equals, never_set, typographic, continuation, joined_lines, quote_unclosed,
     script_cut, carriage_returns, variable_as_command, missing_semicolon, exit_code_lost, dollar_escaped, placeholder,
     clone_then_cd, export_of_itself, export_of_prose, stops_all_containers, appended_to, interpreter_not_first,
-    submits_itself, beside_script, gpus_task_by_task, sbatch_late, sbatch_misspelt, cores_for_one_task, masks_overlap,
+    submits_itself, beside_script, gpus_task_by_task, sbatch_late, sbatch_misspelt,
+    cores_for_many_tasks, cores_for_one_task, masks_overlap,
     rank_frozen, not_exported, launched_on_one_node, monitor_on_one_node, staged_on_one_node,
     output_folder_too_late, output_folder_missing,
     not_waited_for, scontrol_in_container,

@@ -35,6 +35,8 @@ _REPORTED = re.compile(
     r"|process rank (?P<process>\d+) with PID \S+ on node (?P<node>\S+)"
     r"|\b[Rr]ank (?P<rank>\d+) (?:\(PID \d+\) )?(?:died from|(?:crashed|exited) with|exited on)"
     r"|\(exitcode: -?\d+\) local_rank: (?P<local>\d+)"
+    r"|\b[Pp]od(?:/| \"?)(?:[\w-]+/)?(?P<pod>[a-z][\w.]*-[\w.-]*\d)\b"
+    r"|\b(?:[Ww]orker|[Pp]eer|[Tt]ask|[Nn]ode) ?[\[(](?P<address>\d{1,3}(?:\.\d{1,3}){3})(?::\d+)?[\])]"
     r"|-- Process (?P<spawned>\d+) terminated with|\bprocess (?P<exited>\d+) terminated with (?:signal|exit code)"
 )
 
@@ -220,7 +222,7 @@ class Events:
             raised_at=raised.where,
             beside=(Evidence(raised.asserted, evidence.file, (evidence.line or 1) - 1),) if raised.asserted else (),
             rank=line.rank if line.rank is not None else owner[0],
-            host=line.host or owner[1],
+            host=line.host or _reported(evidence.text)[1] or owner[1],
             time=line.time,
             level=line.level,
             bare=bare,
@@ -336,7 +338,8 @@ def _reported(text: str) -> Tuple[Optional[int], str, bool]:
     rank = next(
         (found[name] for name in ("task", "process", "rank", "local", "spawned", "exited") if found[name]), None
     )
-    return (int(rank) if rank else None), found["host"] or found["node"] or "", found["local"] is not None
+    host = next(filter(None, found.group("host", "node", "pod", "address")), "")
+    return (int(rank) if rank else None), host, found["local"] is not None
 
 
 def _unit(text: str) -> Optional[int]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import signal as signals
 from dataclasses import replace
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Dict, Optional, Sequence, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.findings.catalog import Catalog
@@ -26,7 +26,7 @@ from drumbeat.findings.model import (
     clipped,
 )
 from drumbeat.logs.failure import NO_FAILURE, NOT_KNOWN, WORDS, Failure
-from drumbeat.logs.meaning.rules import CAUSE, CONSEQUENCE, Match, Rule, rule_of_code, rulebook
+from drumbeat.logs.meaning.rules import CAUSE, CONSEQUENCE, Match, rule_of_code, rulebook
 from drumbeat.logs.meaning.senses import CODE_OF_SIGNAL
 from drumbeat.logs.read.launchers import FirstFailure
 from drumbeat.logs.read.prefixes import clean
@@ -124,12 +124,8 @@ def explain_exit(
         seen = ("the kernel's count of out-of-memory kills",)
         sure = CERTAIN if given else LIKELY
         return replace(_from_rule("oom-kill", shown), seen=seen, confidence=sure)
-    if (
-        finding is not None
-        and one_process
-        and signal is None
-        and any(_OF_TABLE.match(e.text) for e in finding.evidence)
-    ):
+    in_table = finding is not None and any(_OF_TABLE.match(each.text) for each in finding.evidence)
+    if finding is not None and in_table and one_process and signal is None:
         return _own(_in_a_table(finding, exit_code))
     if finding is not None and role == CAUSE:
         if failure.why_first == WORDS and signal is None and exit_code is not None:
@@ -210,12 +206,8 @@ def _role(failure: Failure) -> str:
     """Return cause, symptom or consequence; empty if the streams name nothing."""
     if failure.finding is None or failure.answer in (NO_FAILURE, NOT_KNOWN):
         return ""
-    rule = _rule(failure.rule)
-    return rule.role if rule else CAUSE  # an exception is the rank's own
-
-
-def _rule(name: str) -> Optional[Rule]:
-    return next((rule for rule in rulebook().rules if rule.id == name), None)
+    # An exception, which has no rule, is the rank's own.
+    return next((rule.role for rule in rulebook().rules if rule.id == failure.rule), CAUSE)
 
 
 def _own(finding: Finding) -> Finding:
@@ -232,6 +224,9 @@ def _from_rule(code: str, evidence: Tuple[Evidence, ...] = ()) -> Finding:
     return Match(rule_of_code(code), {}).finding(tuple(Evidence(each.text) for each in evidence))
 
 
+_SAYS_ALL: Dict[int, str] = {signals.SIGKILL: "killed", signals.SIGINT: "interrupted", signals.SIGXCPU: "cpu-limit"}
+
+
 def _by_signal(signal: int, lines: Sequence[str], known: Optional[Finding]) -> Finding:
     name = _signal_name(signal)
     evidence = _last_words(lines)
@@ -241,16 +236,12 @@ def _by_signal(signal: int, lines: Sequence[str], known: Optional[Finding]) -> F
         if known is not None and known.code == code:
             return replace(_from_rule(code, known.evidence), cause=known.cause, fix=known.fix, seen=seen)
         return replace(_from_rule(code, evidence), seen=seen)
-    if signal == signals.SIGKILL:
-        return find("killed", evidence=evidence, seen=seen)
-    if signal == signals.SIGINT:
-        return find("interrupted", evidence=evidence, seen=seen)
+    if signal in _SAYS_ALL:
+        return find(_SAYS_ALL[signal], evidence=evidence, seen=seen)
     if signal in (signals.SIGTERM, signals.SIGHUP, signals.SIGUSR1, signals.SIGUSR2):
         if known is not None and known.code == "time-limit":
             return replace(_from_rule("time-limit", known.evidence), seen=seen)
         return find("terminated", signal=name, evidence=evidence, seen=seen)
-    if signal == signals.SIGXCPU:
-        return find("cpu-limit", evidence=evidence, seen=seen)
     return find("signal", signal=name, evidence=evidence, seen=seen)
 
 
@@ -272,12 +263,11 @@ def _signal_name(signal: int) -> str:
 def _by_code(
     exit_code: Optional[int], lines: Sequence[str], command: Sequence[str], known: Optional[Finding]
 ) -> Finding:
-    name = command[0] if command else "the command"
     evidence = _last_words(lines)
     seen = (f"exit code {exit_code}",) if exit_code is not None else ()
     if exit_code in (126, 127):
         finding = _from_rule("command-not-found" if exit_code == 127 else "not-executable", evidence)
-        title = f"{name}: {'not found' if exit_code == 127 else 'not executable'}"
+        title = f"{command[0] if command else 'the command'}: {'not found' if exit_code == 127 else 'not executable'}"
         return replace(finding, title=title, seen=seen)
     spawned = _SPAWNED.search(evidence[-1].text) if evidence else None
     if known is not None and not (spawned and known.evidence[-1:] and known.evidence[-1].text == evidence[-1].text):
@@ -291,15 +281,8 @@ def _by_code(
         how = _by_signal(signal, lines, None) if signal else None
         said = ("the last words of the program",)
         if how is None:
-            return find(
-                "exit-code",
-                "spawned",
-                process=spawned[1],
-                code=spawned[3],
-                evidence=evidence,
-                confidence=UNKNOWN,
-                seen=said,
-            )
+            which = {"process": spawned[1], "code": spawned[3]}
+            return find("exit-code", "spawned", **which, evidence=evidence, confidence=UNKNOWN, seen=said)
         title = f"process {spawned[1]} that the program spawned: {how.title}"
         return replace(how, title=title, evidence=evidence, seen=said)
     if evidence:  # its own last words (a refusal, a setup script's message) are better than none
@@ -315,9 +298,7 @@ def _last_words(lines: Sequence[str]) -> Tuple[Evidence, ...]:
     # A step of training says nothing about the program's end.
     spoken = (line for line in lines[-20:] if not any("step" in record for record in read_line(line)))
     cleaned = [line.text for line in map(clean, spoken) if line.level != "I" and line.text.strip()]
-    texts: List[str] = [text.strip() for text in cleaned if not text[:1].isspace()] or [
-        text.strip() for text in cleaned
-    ]
+    texts = [text.strip() for text in [text for text in cleaned if not text[:1].isspace()] or cleaned]
     telling = [text for text in texts[-8:] if _TELLING.search(text)]
     return tuple(Evidence(clipped(text, 500)) for text in (telling or texts)[-1:])
 

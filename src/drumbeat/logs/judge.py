@@ -38,6 +38,7 @@ from drumbeat.logs.meaning.senses import CODE_OF_SIGNAL, PROGRAM, missed, rank_i
 from drumbeat.logs.nccl.communicators import Communicators
 from drumbeat.logs.read.labels import Labels
 from drumbeat.logs.read.launchers import NOTICED, FirstFailure
+from drumbeat.logs.read.launchers import ranks as listed
 from drumbeat.logs.read.progress import CODE as NAN_LOSS
 from drumbeat.logs.read.progress import NOT_FINITE, nan_among_the_last
 from drumbeat.logs.read.tracebacks import CUT_OFF
@@ -73,8 +74,8 @@ def finding_of(event: Event, ranks: RankOf, first: bool = True) -> Finding:
     where = (event.evidence, *event.beside)
     if event.match is None:
         own = not known or known.rule.blames == SELF and known.rule.role in (CAUSE, SYMPTOM)
-        gone = missed(event.exception)[1] if event.said else None
-        rank = gone if gone is not None else rank_in(event.exception) if event.said and rank is None and own else rank
+        other = _spoken_of(event.code, event.exception, rank) if event.said or event.code in OF_OTHERS else None
+        rank = other if other is not None else rank_in(event.exception) if event.said and rank is None and own else rank
         title, sure = message(event.exception) if event.said else event.whole, LIKELY if event.sense else CERTAIN
         found = Finding(event.code, ERROR, title, cause, fix, where, host=event.host, rank=rank)
         return replace(found, confidence=sure, guessed=event.guessed)
@@ -91,6 +92,16 @@ def finding_of(event: Event, ranks: RankOf, first: bool = True) -> Finding:
         return finding
     seen_by = " on ".join(part for part in (f"rank {rank}" if rank is not None else "", event.host or "") if part)
     return replace(finding, title=f"{finding.title}, first seen by {seen_by}") if seen_by else finding
+
+
+# Codes of lines that blame another rank than the speaker.
+OF_OTHERS = CONSEQUENCES | {"collective-desync", "node-failure"}
+
+
+def _spoken_of(code: str, text: str, speaker: Optional[int]) -> Optional[int]:
+    """Return the rank that a line blames: the one that it says is gone, or the one that called something else."""
+    gone = missed(text)[1]
+    return rank_in(text, speaker) if gone is None and code == "collective-desync" and speaker is not None else gone
 
 
 def merged_findings(events: List[Event], ranks: RankOf) -> Tuple[Finding, ...]:
@@ -259,8 +270,8 @@ def by_label(finding: Finding, labels: Labels) -> Finding:
     named = labels.named(file, number)
     meant = named.pop() if len(named) == 1 else None
     if meant is None and labels.blamed(file, number - BESIDE, fewest=2) is None:
-        meant = missed(where.text)[1]
-    waits = finding.code in CONSEQUENCES or kind_of(finding.code, "") in WAITS
+        meant = _spoken_of(finding.code, where.text, speaker)
+    waits = finding.code in OF_OTHERS or kind_of(finding.code, "") in WAITS
     order = (meant, blamed) if finding.code in WAITED else (blamed, meant) if waits else ()
     rank = next((each for each in (*order, finding.rank, speaker, meant, blamed) if each is not None), None)
     if rank == finding.rank:
@@ -338,7 +349,7 @@ def with_record(
     `waiting`: ranks that waited for another one."""
     unseen = []
     if log.missing_ranks:
-        unseen.append(f"{_ranks(log.missing_ranks)}: no line of their communicator in these logs")
+        unseen.append(f"{listed(log.missing_ranks)}: no line of their communicator in these logs")
     unheard = tuple(rank for rank in unheard if rank not in log.missing_ranks)
     if unheard:
         absent = tuple(rank for rank in unheard if rank not in log.last_lines)
@@ -346,11 +357,11 @@ def with_record(
         silent = [
             f"rank {rank}: no line about this in {log.last_lines[rank].file}" for rank in unheard if rank not in absent
         ]
-        unseen += [f"{_ranks(absent)}: no line about this{maybe}"] * bool(absent) + silent[:MAX_NAMED]
+        unseen += [f"{listed(absent)}: no line about this{maybe}"] * bool(absent) + silent[:MAX_NAMED]
     told = {each.code for each in failure.others} & {"rank-behind", "rank-absent", "collective-desync"}
     all_wait = waiting and waiting == log.heard and not (unheard or told or log.world)
     if all_wait and failure.finding and failure.finding.rank is None:
-        unseen.append(f"whom they wait for: {_ranks(tuple(sorted(waiting)))} waited{MISSING}")
+        unseen.append(f"whom they wait for: {listed(waiting)} waited{MISSING}")
     if failure.answer == NO_FAILURE:
         seen = tuple(f"{file}:{log.begins.get(file, 1)}-{last}" for file, last in list(log.ends.items())[:64])
     elif failure.finding is None:
@@ -375,11 +386,6 @@ def with_record(
     if finding is not None:
         finding = replace(finding, confidence=confidence, seen=seen, unseen=tuple(unseen))
     return replace(failure, confidence=confidence, finding=finding, seen=seen, unseen=tuple(unseen))
-
-
-def _ranks(numbers: Tuple[int, ...]) -> str:
-    shown = ", ".join(map(str, numbers[:16])) + (f" and {len(numbers) - 16} more" if len(numbers) > 16 else "")
-    return f"rank{'s' if len(numbers) > 1 else ''} {shown}"
 
 
 _DEATHS = frozenset(CODE_OF_SIGNAL.values()) - {"aborted"}  # ways in which a process dies without printing anything
@@ -445,7 +451,10 @@ _OF_SLURM = re.compile(r"\bsacct(?: -\w+(?: [A-Z][\w,]*)?)*")  # `sacct -j JOB -
 
 
 def _fitting(failure: Failure, units: Units) -> Failure:
-    """Replace advice to ask Slurm where the log is of Kubernetes."""
+    """Add the only host of the job; replace advice to ask Slurm where the log is of Kubernetes."""
+    found = failure.finding
+    if found is not None and not found.host and found.code not in NOBODYS_FAULT and found.evidence:
+        failure = replace(failure, finding=replace(found, host=units.host(found.evidence[0].file or "")))
     if failure.finding is None or not units.of_kubernetes:
         return failure
     one, *others = (

@@ -110,18 +110,8 @@ _LEVELS = (
     "Error: ", "error: ", "Fatal: ", "fatal: ", "Aborting", "Exiting", "Giving up", "Exception has occurred", "Check failed: ",
 )  # fmt: skip
 _OWN = (
-    HEADER,
-    _FRAME,
-    _IPYTHON_FRAME,
-    FAILURES,
-    ROOT_CAUSE,
-    LOCAL_RANK,
-    _TEST_TABLE,
-    *_ENQUEUED,
-    FATAL,
-    STACK,
-    *_LEVELS,
-)
+    HEADER, _FRAME, _IPYTHON_FRAME, FAILURES, ROOT_CAUSE, LOCAL_RANK, _TEST_TABLE, *_ENQUEUED, FATAL, STACK, *_LEVELS,
+)  # fmt: skip
 _ARROW = ARROW.encode()
 _GLOG_ERROR = re.compile(rb"\b[EF]\d{4} \d\d:\d\d:\d\d")  # E0516 10:49:24.165000 10143 path.py:874]
 _GLOG_SHAPES = (b"E0000 00:00:00", b"F0000 00:00:00")
@@ -541,18 +531,10 @@ class Reader:
             self.steps.feed(file, number, raw)
         if found or self._pods.waits(file):
             self._pods.feed(file, number, decode(raw))
-        bare = (
-            few
-            and not found
-            and (_ARROW in raw or bool(_GLOG_ERROR.search(raw, 0, 80)) or (may_be_bare(raw) and self._is_bare(raw)))
-        )
-        if (
-            found
-            or bare
-            or self.elastic.open
-            or file in self._asks
-            or (self._tracebacks and self._tracebacks.get(file))
-        ):
+        told = few and not found
+        bare = told and (_ARROW in raw or _GLOG_ERROR.search(raw, 0, 80) or may_be_bare(raw) and self._is_bare(raw))
+        goes_on = self.elastic.open or file in self._asks or (self._tracebacks and self._tracebacks.get(file))
+        if found or bare or goes_on:
             self.of_a_run = True
             self.work.look((raw,))
             self._read(file, number, raw, found)

@@ -34,12 +34,9 @@ def all_quoted(failure: Failure) -> Failure:
     found = quoted(failure.finding) if failure.finding else None
     return replace(
         failure, finding=found, confidence=UNKNOWN if found != failure.finding else failure.confidence,
-        others=_each(failure.others), consequences=_each(failure.consequences), notes=_each(failure.notes),
+        others=tuple(map(quoted, failure.others)), consequences=tuple(map(quoted, failure.consequences)),
+        notes=tuple(map(quoted, failure.notes)),
     )  # fmt: skip
-
-
-def _each(findings: Tuple[Finding, ...]) -> Tuple[Finding, ...]:
-    return tuple(map(quoted, findings))
 
 
 SCHEMA = "1.2"

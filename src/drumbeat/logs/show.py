@@ -156,7 +156,7 @@ class _Screen:
                     self.put(label, words)
             self._evidence(finding.evidence)
             if failure.rule:
-                self.put("rule", f"{failure.rule} ({failure.source})")
+                self.put("rule", f"{failure.rule} of drumbeat diagnose --rules ({failure.source})")
         unseen = failure.unseen
         if failure.answer == NO_FAILURE and failure.confidence == CERTAIN and unseen:
             unseen = (*unseen, "the end that is seen is a good one, so this changes nothing")

@@ -50,6 +50,8 @@ _OF_TOOLS = re.compile(
     r"|slurmstepd: error: (?:Unable|Could not|Setting)\b|MIOpen\(\w+\): |Lustre(?:Error)?: |mlx[45]_core "
     r"|(?:curl|wget|tar|unzip|gzip|rsync|git|cp|mv|rm|ln|mkdir|rmdir|chmod|modprobe|ulimit|umount|mount): "
 )
+# Codes of a job's set-up, and of a program that lacks what it should have brought.
+_SET_UP, _NOT_LOADED = ("module-not-found", "extension-build"), ("import-error", "command-not-found")
 _ELASTIC_FAILED = re.compile(r"\bfailed \(exitcode: -?\d+\) local_rank: \d+")
 
 
@@ -329,6 +331,16 @@ class Tiers:
         ]
         self._set_aside(CAUSE, passed)
 
+    def _put_behind_the_set_up(self) -> None:
+        """What a program could not load follows from the failed step of the set-up that should have brought it."""
+        echoes = [event for event in self.tiers[CAUSE] if event.code in _NOT_LOADED and not _survivable(event)]
+        begin = {event.evidence.file: event.number for event in reversed(echoes)}
+        failed = [event for event in self.tiers[NOTE] if event.code in _SET_UP]
+        failed = [event for event in failed if event.number < begin.get(event.evidence.file, 0)]
+        if failed and len(echoes) == len(self.tiers[CAUSE]):
+            self._set_aside(CAUSE, echoes, CONSEQUENCE)
+            self._set_aside(NOTE, failed, CAUSE)
+
     def _forget_what_was_lived_through(self) -> None:
         """Behind its last word of a failure every file goes on long and says in the end that the work was done: a run that
         was started again, or one that went on."""
@@ -382,6 +394,7 @@ class Tiers:
         tiers[CAUSE] = self._without_helpers(without_reraised(self._with_message_below(tiers[CAUSE])))
         tiers[CAUSE] = self._with_words(tiers[CAUSE])
         self._put_behind_the_program()
+        self._put_behind_the_set_up()
         better = [event for event in (*known, *tiers[SYMPTOM]) if event.match]
         absorbed = {(event.evidence.file, code) for event in better if event.match for code in event.match.rule.absorbs}
         if absorbed:
@@ -431,12 +444,9 @@ def _kind(event: Event, tier: str) -> str:
 def is_own_failure(event: Event) -> bool:
     """Return True for a failure that needs no other rank's failure."""
     rule = event.match.rule if event.match else None
-    if (
-        event.level in ("I", "W")
-        or event.of_launcher
-        or rule
-        and (rule.severity != ERROR or rule.role not in (CAUSE, SYMPTOM))
-    ):
+    if event.level in ("I", "W") or event.of_launcher or CUT_OFF in event.exception:
+        return False
+    if rule and (rule.severity != ERROR or rule.role not in (CAUSE, SYMPTOM)):
         return False
     return _kind(event, rule.role if rule else CAUSE) in order.OWN
 

@@ -40,6 +40,10 @@ def _by_slots(
         for item, slot, count in zip(items, slots, counts)
     ]
     growing = [at for at, slot in enumerate(slots) if names[at] and slot.grows]
+    if lossy and not names[0] and _counts_on(items, slots):
+        names[0] = "step"
+        growing.append(0)
+        items = [items[0]._replace(words=("global", "step")), *items[1:]]
     single_total = sum(bool(item.total) for item in items) < 2
     changed: Dict[int, Dict[str, Any]] = {}
     for at, (item, slot) in enumerate(zip(items, slots)):
@@ -51,7 +55,8 @@ def _by_slots(
                 shapes.improving = all(vocab.PHYSICS.isdisjoint(each.words) for each in items)
         elif names[at]:  # a counter that stays or falls beside a growing one is a quantity
             beside = growing not in ([], [at])
-            new = "quantity" if names[at] == "step" and not item.total and beside and (slot.still or slot.turns) else ""
+            stuck = slot.still or slot.turns and names[at] == "step"
+            new = "quantity" if names[at] in ("step", "batch") and not item.total and beside and stuck else ""
         elif slot.doubles and not item.total:
             new = "quantity"  # sizes that are tried
         elif item.total and slot.grows and "epoch" in names and item.words and not meaning_of(item, items)[0]:
@@ -72,10 +77,23 @@ def _by_slots(
     return [item._replace(**changed[at]) if at in changed else item for at, item in enumerate(items)]
 
 
+def _counts_on(items: List[Item], slots: List[Slot]) -> bool:
+    """Return true if the first number goes on where the count of the epoch restarts: `1040 Epoch [3][80/480]`."""
+    first, slot = items[0], slots[0]
+    if first.words or first.total or first.unit or not first.text.isdigit() or not slot.grows:
+        return False
+    within = [at for at, item in enumerate(items) if item.total and {*item.words} <= vocab.NOISE and slots[at].ups]
+    return any(
+        slots[at].last <= slot.last and (slot.stride == slots[at].stride or slot.even and slot.ups > 1) for at in within
+    )
+
+
 def _sole_loss(items: List[Item]) -> bool:
     """Return true if one value is the loss; `mse_y mse_u mse_v` of a video are not."""
     kinds = [{*item.words} & vocab.LOSSES for item in items if item.of_loss]
-    return (len(kinds) == 1 or {"loss"} in kinds) and any(meaning_of(item, items)[0] == "loss" for item in items)
+    return (len(kinds) == 1 or {"loss"} in kinds) and any(
+        item.of_loss and meaning_of(item, items)[0] == "loss" for item in items
+    )
 
 
 def _is_error(item: Item) -> bool:

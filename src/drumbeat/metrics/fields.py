@@ -29,7 +29,7 @@ def strength_of(name: str, words: Set[str]) -> float:
     """Rank the keys for one value; the strongest wins: a global step over a step over an iteration; peak over current memory."""
     if name in ("loss", "validation"):
         parts = words & (vocab.LOSSES | vocab.OBJECTIVES | vocab.PARTS) - {"loss"}
-        own = words & (vocab.BATCH | vocab.EPOCH)
+        own = words & (vocab.BATCH | vocab.EPOCH | vocab.TEST)
         return 1 if parts else 1.5 if own else 2  # `batch_loss: 0.8, loss: 0.9`: the average
     if name == "step":
         if words & vocab.ROUNDS:
@@ -48,8 +48,8 @@ def meaning_of(item: Item, items: List[Item]) -> Tuple[str, Any]:
     if rate:
         still = "fps" in known and not any({*each.words} & _OF_RUN for each in items)  # of a video
         return ("", None) if still or known & vocab.VALIDATION else (rate, number(rate, item.text))
-    if unit in ("epoch", "batch", "batches") and not rest - {"epoch", "batch"}:
-        return unit[:5], number("batch", item.text)
+    if unit in ("batch", "batches") and not rest - {"epoch", "batch"}:
+        return "batch", number("batch", item.text)
     if unit.startswith("TFLOP"):
         return "tflops_per_device", number("tflops_per_device", item.text)
     if not words or unit.partition("/")[2]:
@@ -127,7 +127,7 @@ def _own(words: Tuple[str, ...]) -> Tuple[str, ...]:
 def counter_of(item: Item, rest: Set[str], known: Set[str]) -> Tuple[str, Any]:
     if (
         item.words[:1] == ("no",)  # `No Iterations 2`, of a solver
-        or item.unit.strip() not in ("", "epoch", "batch")
+        or item.unit.strip() not in ("", "batch")
         or not item.text.lstrip("-+")[:1].isdigit()
         and item.text[-3:].lower() not in ("nan", "inf")
     ):

@@ -70,6 +70,7 @@ class Line(NamedTuple):
     improves: bool = False  # it has a loss or a reward of any kind
     member: bool = False  # inside an open bracket: one setting, unless it repeats
     unnamed: bool = False  # what it counts is not known: a simulation counts, too
+    of_test: bool = False  # the set that its validation is on is called test
     measures: Mapping[str, float] = MappingProxyType({})  # a validation's own, by the names that are printed
 
 
@@ -200,7 +201,8 @@ def parse(text: str, shapes: Optional[Shapes] = None, tabled: bool = False, vali
         return None
     member = not bar and not tabled and not (shapes and shapes.changed) and bool(_MEMBER.fullmatch(text))
     improves = any(item.of_training or not vocab.IMPROVED.isdisjoint(item.words) for item in items)
-    judged = judged._replace(member=member, improves=improves)
+    of_test = "test" in small and not ("val" in small or "dev" in small)
+    judged = judged._replace(member=member, improves=improves, of_test=of_test)
     counted = next((item for item in unkeyed if item.opened == "[" and _PERCENT_BEHIND.match(line[item.end :])), None)
     if counted and counted.total and counted.text.isdigit() and "epoch" in values:
         samples = (int(counted.text), int(number("steps", counted.total)))

@@ -45,9 +45,9 @@ def read(
     if len(text) > LONGEST:
         return None
     for rule in rules():
-        record = rule.read(text) if rule.rule.has in text else None
+        record = rule.read(text) if rule.has in text else None
         if record is not None:
-            return [_with_unit(record, next(iter(rule.rule.per.values()), "unknown"))] if record else []
+            return [_with_unit(record, next(iter(rule.per.values()), "unknown"))] if record else []
     line = parse(text, shapes, tabled, validating)
     return line._replace(whose=owner_of(text)) if line and line.whose == "unknown" else line
 
@@ -94,9 +94,9 @@ class EpochSteps:
     """Convert batches of an epoch to steps: `Epoch [2/3], Step [5/30]` is step 35 of 90.
 
     One object handles one stream of one rank. Some programs count epochs from 0, others from 1: the first epoch in the stream
-    decides; if the program resumes in a later one, epochs count from 1 if their number is printed. A counter that continues
-    across epochs counts the steps of all epochs. If epochs differ in length, the step of the run cannot be known: from then on
-    the step is the epoch's own, as printed, and `step_of` says so.
+    decides. A counter that continues across epochs counts the steps of all epochs. If the stream begins later than the
+    numbering, or if epochs differ in length, the step of the run cannot be known: from then on the step is the epoch's own, as
+    printed, and `step_of` says so.
     """
 
     def __init__(self) -> None:
@@ -105,7 +105,7 @@ class EpochSteps:
         self._over_all = False  # the counter does not restart with each epoch
         self._per_epoch = False  # it does restart: seen, not guessed
         self._batches: Optional[int] = None  # number of batches in the last line
-        self._uneven = False  # epochs differ in length, or there are more of them than announced
+        self._within = False  # only the epoch's own step is known
 
     def counted(self, record: Record) -> Record:
         """Return the record with its step, and with the number of steps if that is certain."""
@@ -115,7 +115,7 @@ class EpochSteps:
         epoch = int(epoch)
         if batch is None:  # the epoch's mean comes with its last step
             known = self._batches and self._last[0] == epoch and self._last[1] < self._batches
-            mean = known and "loss" in record and not (self._uneven or self._over_all)
+            mean = known and "loss" in record and not (self._within or self._over_all)
             return (
                 {**record, "step": (max(0, epoch - (self._first or 0)) + 1) * (self._batches or 0)} if mean else record
             )
@@ -123,22 +123,21 @@ class EpochSteps:
             return {**record, "step": batch, "step_of": "epoch"}
         if epoch * batches + batch >= TOO_LARGE:
             return record
-        self._uneven = self._uneven or self._batches not in (None, batches)
+        self._within = self._within or self._batches not in (None, batches)
         self._batches = batches
         if self._first is None:
-            self._first = epoch if epoch < 2 else int(bool(epochs))
+            self._first = epoch
+            self._within = epoch > 1 or epoch == 1 and batches / 2 < batch < batches
         elif epoch > self._last[0]:
             self._over_all = not self._per_epoch and batch > self._last[1]
             self._per_epoch = not self._over_all
         self._last = (epoch, batch)
         before = max(0, epoch - self._first)  # epochs
-        self._uneven = self._uneven or (
-            not self._over_all and bool(epochs) and before * batches + batch > epochs * batches
-        )
-        if self._uneven:
-            return {**record, "step": batch, "steps": batches, "step_of": "epoch"}
         if self._over_all:
             return {**record, "step": batch, "steps": batches}
+        self._within = self._within or bool(epochs) and before * batches + batch > epochs * batches
+        if self._within:
+            return {**record, "step": batch, "steps": batches, "step_of": "epoch"}
         self._per_epoch = self._per_epoch or bool(epochs and batch * epochs > (before + 1) * batches)
         sure = epochs and (self._per_epoch or epochs == 1)
         planned = {"steps": epochs * batches} if sure else {}
@@ -168,6 +167,7 @@ class Layout:
         self._under: Set[str] = set()  # names of the values seen below it
         self._trains = False  # a value that training improves was read
         self._unproven: List[Record] = []  # held-back steps: they may not be training
+        self._validated = False  # a validation with a loss or an accuracy was read that is not of a test set
         self._validating = 0  # lines that the heading of a validation still applies to
         self._plans: Dict[str, int] = {}  # steps and epochs that the settings announce; 0: that number was no plan
         self._went_on = False  # the new heading is the previous one, some steps later
@@ -189,7 +189,7 @@ class Layout:
         elif isinstance(line, Line) and (line.bare or {"step", "batch", "epoch"} & {*line.values}):
             self._validating = _BLOCK if line.bare and line.validation and not line.bar else 0
         self.rows.every_line = self._validating > 0
-        if not line or isinstance(line, Line) and line.bare:
+        if not line or isinstance(line, Line) and (line.bare or self._waits(line)):
             shapes.unread(text)
             return self._read(line)
         found: List[Record] = []
@@ -199,6 +199,10 @@ class Layout:
                 found += self._read(read(older, shapes, tabled))
             shapes.replays = False
         return found + self._read(line)
+
+    def _waits(self, line: Line) -> bool:
+        """Return true for the first counter, whose loss may stand beside it in words that only the next lines explain."""
+        return "step" in line.values and not (self._trusted or self._held or line.measures or _WORTH & {*line.values})
 
     def _plan(self, text: str) -> None:
         """Take the planned number of steps or epochs from settings: `max_steps=6000`, `Num Epochs = 3`."""
@@ -258,7 +262,11 @@ class Layout:
             return []
         found: List[Record] = []
         # An accuracy below a heading is one of training, unless the line says that it is of a validation.
-        of_block = below and self._trains and not (line.validation or {"validation", "val_accuracy"} & {*line.values})
+        of_block = (
+            below
+            and self._trains
+            and not (line.validation or line.measures or {"validation", "val_accuracy"} & {*line.values})
+        )
         for record in records_of(line):
             if record["kind"] == "step" and line.samples[1] and not {"step", "batch"} & {*record}:
                 count, total = line.samples
@@ -275,6 +283,10 @@ class Layout:
                     record.update({name: self._heading[name] for name in ("epoch", "epochs") if name in self._heading})
                 elif line.batch or line.bar:
                     record.update({_OF_EPOCH[name]: record.pop(name) for name in ("step", "steps") if name in record})
+            if record["kind"] == "validation":
+                if line.of_test and self._validated:
+                    record = {name if name in _MARKS else f"test_{name}": value for name, value in record.items()}
+                self._validated = self._validated or not line.of_test and not {"loss", "accuracy"}.isdisjoint(record)
             if record["kind"] in ("step", "throughput") or of_block:
                 found += self._step(record, follows)
             else:
@@ -306,11 +318,17 @@ class Layout:
         if line.validation:
             return []
         before, self._losses = self._losses, self.shapes.losses
-        goes_on = set(self._heading) & set(line.values) and _place(line.values) > _place(self._heading)
+        values = dict(line.values)
+        if self._left > 0 and not self._under:  # one counter per line: `step : 300`, `epoch : 7`
+            above = {
+                name: value for name, value in self._heading.items() if "epoch" not in values or "batch" not in name
+            }
+            values = {**above, **values}
+        goes_on = set(self._heading) & set(line.values) and _place(values) > _place(self._heading)
         trains = {"epoch", "batch", "batches"} <= {*line.values}
         self._headings = self._headings + 1 if goes_on and (before < self._losses or trains) else 0
         self._went_on = bool(goes_on)
-        self._set_heading(line.values, _BLOCK)
+        self._set_heading(values, _BLOCK)
         counts = self._headings > ("steps" not in line.values)  # though no value below it is known
         if counts and not self._trusted and not line.member:
             record = {"kind": "step", **self._heading}

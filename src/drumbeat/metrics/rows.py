@@ -17,7 +17,7 @@ WORDS = (
     "loss", "cost", "/s", "_s", "/it", "persec=", "acc", "step", "ep ", "ep.", "poch", "iter", "complete", "%|", "atch",
     "time=", "rate", "lr", "training time:", "number of ", "gpus used:", "nll", "xent", "mse", "bpb", "objective", "update",
     "[l ", " l=", " l:", "ℒ", "learn", " ce", " l ", "norm", "memory", "tick ", "round ", "episode", "generation", "verl",
-    "perte", "perd", "strata", "valid", "eval", "-err", "fps ",
+    "train-", "perte", "perd", "strata", "valid", "eval", "-err", "fps ",
 )  # fmt: skip
 _WORDS = tuple(word.encode() for word in WORDS)
 _STRANGE = regex(rb"(?m)^\(\d|[\xc3-\xdf\xe0\xe1\xe3-\xed]")  # a tuple, or a letter that English has not
@@ -35,6 +35,7 @@ class Rows:
 
     def __init__(self) -> None:
         self.columns: List[List[str]] = []  # of the table whose header was seen
+        self._results: List[List[str]] = []  # columns of a validation's results, which are the next row
         self.box: Dict[str, str] = {}  # keys and values of `| loss | 0.5 |`, up to the border
         self._rows, self._others = 0, 0  # of the table, and the lines since the last one
         self.every_line = False  # is worth reading
@@ -44,7 +45,9 @@ class Rows:
         """Yield the lines worth reading: those with one of the known words, and all lines of a table."""
         place = 0
         for start, stop in (*_promising(data, end), (end, end)):
-            while place < start and (self.columns or self.box or self._section or self._cut or self.every_line):
+            while place < start and (
+                self.columns or self._results or self.box or self._section or self._cut or self.every_line
+            ):
                 after = data.find(b"\n", place, end)
                 after = end if after < 0 else after
                 yield plain(data[place:after].decode("utf-8", "replace"))
@@ -76,7 +79,11 @@ class Rows:
             return []
         box, self.box, self._section = self.box, {}, ""
         lines = [(", ".join(f"{key}: {value}" for key, value in box.items()), _with_loss(box))] if box else []
-        columns = header(text)
+        columns, results = header(text), self._results
+        self._results = results_header(text)
+        if results and not self._results:
+            line = row(text, results)
+            return [*lines, (line, False)] if line else [*lines, (text, False)]
         if columns:
             self.columns, self._rows, self._others = columns, 0, 0
         elif self.columns and (self._rows or not more_of_header(text, self.columns)):
@@ -127,6 +134,7 @@ def header(text: str) -> List[List[str]]:
     """Return the columns if this line is a table header, one list per way to split its words; [] for any other line."""
     small = text.lower()
     counts = any(word in small for word in _COUNTS) or text.lstrip(" |#")[:3].rstrip(" |") in ("E", "ep")
+    counts = counts or "loss" in small and any(sign in text for sign in ("|", "\t", "   "))
     if len(text) > 400 or not counts or _ALONE.search(text) or _PLURAL.search(text):
         return []
     found = []
@@ -136,9 +144,20 @@ def header(text: str) -> List[List[str]]:
         way = [_COLUMNS.get(cell, cell) for cell in way]
         items = [Item(words_of(cell), "1", "", "", 0, 0) for cell in way]
         meant = [meaning_of(item, items)[0] for item in items]
-        if {"step", "epoch", "batch"} & {*(meant if "loss" in meant else meant[:3])}:
+        named = "loss" in meant and len(way) > 2 and all(way) and way != text.split()
+        if named or {"step", "epoch", "batch"} & {*(meant if "loss" in meant else meant[:3])}:
             found.append(way)
     return found
+
+
+def results_header(text: str) -> List[List[str]]:
+    """Return the columns of a validation's results: those of a header without a counter that names the mean average precision."""
+    if "mAP" not in text[:400] or (bar := BAR.search(text)) is None and _ALONE.search(text):
+        return []
+    names = text[: bar.start() if bar else None].split()
+    return (
+        [[f"val {_NO_NAME.sub('_', name.rpartition('(')[2]).strip('_')}" for name in names]] if len(names) > 2 else []
+    )
 
 
 def more_of_header(text: str, ways: List[List[str]]) -> bool:
@@ -180,6 +199,7 @@ def _cells(text: str) -> List[List[str]]:
     return found if "|" in text else [*found, _WIDE.split(text), text.split()]
 
 
+_NO_NAME = regex(r"\W+")
 _PLURAL = regex(r"(?i)(?<![a-z_/])epochs(?![a-z_])")  # a table of results, one row per run
 _COUNTS = ("step", "epoch", " ep ", "iter", "batch", "update", "round", "tick", "itn")
 _LETTERS = regex(r"[^\W\d]")

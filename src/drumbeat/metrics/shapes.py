@@ -15,7 +15,7 @@ _KEPT = 8  # unread lines of one form
 class Slot:
     """One number of a form."""
 
-    __slots__ = ("first", "last", "ups", "inner", "stays", "turns", "stride", "even", "doubled", "moved")
+    __slots__ = ("first", "last", "ups", "inner", "stays", "turns", "stride", "even", "doubled", "moved", "learnt")
 
     def __init__(self, value: float) -> None:
         self.first = self.last = value
@@ -24,6 +24,7 @@ class Slot:
         self.stride, self.even = 0.0, True  # it always grows by the same amount
         self.doubled = 0
         self.moved = 0.0  # up and down in all
+        self.learnt = False  # it once went down much more than up
 
     @property
     def grows(self) -> bool:
@@ -39,7 +40,7 @@ class Slot:
 
     @property
     def falls(self) -> bool:
-        return self.last < self.first
+        return self.learnt or self.last < self.first
 
     @property
     def learns(self) -> bool:
@@ -63,6 +64,7 @@ class Slot:
             self.stays += 1
         elif not (others_grow and self.inner and value <= self.first):  # otherwise it has restarted
             self.turns += 1
+            self.learnt = self.learnt or self.learns
             self.even = self.even and (not self.stride or abs(self.stride - step) <= 1e-6 * abs(step))
             self.stride = step
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import field
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, Dict, Mapping, Optional, Pattern, Sequence, Tuple
 
 from drumbeat.base import data
@@ -31,48 +31,39 @@ class Rule:
     scale: Mapping[str, float] = field(default_factory=dict)  # from the line's unit to the record's
     per: Mapping[str, str] = field(default_factory=dict)  # owner of the rates: one of WHOSE
 
-
-class Compiled:
-    """A rule ready for use; its patterns are compiled when its plain text is first seen."""
-
-    def __init__(self, rule: Rule) -> None:
-        self.rule = rule
-        self._patterns: Tuple[Pattern[str], ...] = ()
-
     def read(self, line: str) -> Optional[Dict[str, Any]]:
         """Return the record of a line; None for another format, {} for this format with counts that are not whole numbers."""
-        if not self._patterns:
-            self._patterns = tuple(re.compile(pattern(text)) for text in (self.rule.find, *self.rule.also))
-        match = self._patterns[0].search(line)
+        match = pattern(self.find).search(line)
         if match is None:
             return None
         texts = match.groupdict()
-        for more in self._patterns[1:]:
-            found = more.search(line)
+        for more in self.also:
+            found = pattern(more).search(line)
             texts.update(found.groupdict() if found else {})
         values = {name: number(name, text) for name, text in texts.items() if text is not None}
         if any(isinstance(values.get(name), float) for name in WHOLE) or not abs(values.get("epoch", 0)) < 1e15:
             return {}
-        for name, factor in self.rule.scale.items():
+        for name, factor in self.scale.items():
             if name in values:
                 values[name] = round(values[name] * factor, 12)
-        record: Dict[str, Any] = {"kind": self.rule.kind}
+        record: Dict[str, Any] = {"kind": self.kind}
         record.update((name, values[name]) for name in VALUES if name in values)
-        if self.rule.kind == "target":
-            record["target_reached"] = self.rule.reached
+        if self.kind == "target":
+            record["target_reached"] = self.reached
         return record
 
 
-def pattern(text: str) -> str:
-    """A rule's pattern as a regular expression."""
+@cache
+def pattern(text: str) -> Pattern[str]:
+    """Compile a rule's pattern when its plain text is first seen."""
     text = text.replace("{N}", f"(?:{NUMBER})")
     text = re.sub(r"(?<!\(\?)(?<!\(\?P)<([a-z_]+)>", lambda found: f"(?P<{found.group(1)}>{NUMBER})", text)
-    return re.sub(r"(?<!\\) (?![*?+])", r"[ \\t]+", text)
+    return re.compile(re.sub(r"(?<!\\) (?![*?+])", r"[ \\t]+", text))
 
 
 @lru_cache(maxsize=1)
-def rules() -> Tuple[Compiled, ...]:
-    return tuple(Compiled(Rule(**entry)) for entry in data.load(FORMATS, "rules"))
+def rules() -> Tuple[Rule, ...]:
+    return tuple(Rule(**entry) for entry in data.load(FORMATS, "rules"))
 
 
 @lru_cache(maxsize=1)

@@ -40,7 +40,7 @@ _ITEM = regex(
     rf"(?:\s*(?:/|\(?(?:\bout )?\b(?:of|von|van|de|di|sur|из)\b)\s*(?P<total>\d[\d,]{{0,14}})(?:\.0+)?(?!\w|\.\d|\s*/))?"
     r"(?P<unit>\s?%|\s?(?:ms|us|s|sec)/(?:it|iter|step|batch|sample|epoch)\b|\s?TFLOPS?\b"
     r"|\s?(?:ms|us|s|sec|secs|seconds|[GM]i?B|[GM])(?![\w])(?!\s?/)"
-    r"|\s?[A-Za-z]{0,12}\s?(?:/|\bper\s)\s?s(?:ec(?:ond)?)?(?!\w|\s*[:=]\s*[-+.\d])(?:/\w+)?(?:\s?per\s?\w+)?|\s?batches\b(?!\s?[:=])|(?:batch|epoch)\b)?"
+    r"|\s?[A-Za-z]{0,12}\s?(?:/|\bper\s)\s?s(?:ec(?:ond)?)?(?!\w|\s*[:=]\s*[-+.\d])(?:/\w+)?(?:\s?per\s?\w+)?|\s?batches\b(?!\s?[:=])|batch\b)?"
 )
 BAR = regex(
     r"\d{1,3}\s*%\s*[|┣├▕](?=[^A-Za-z\d.]{0,200}\d?[^A-Za-z\d.]{0,200}(?:[|┫┤▏]|$))|[━╸╺]{4}|\|[█#=>]{2}[█▉▊▋▌▍▎▏#=> .-]{0,200}\|"
@@ -201,7 +201,7 @@ def spelled(text: str) -> str:
     for sign, form, plain in _FORMS:
         if sign in text:
             text = form.sub(plain, text)
-    return _GLUED_VALUE.sub(r"\1 \2", _ORDINAL.sub(r"\2 \1", _GLUED.sub(r"\1 \2", text))).replace("'s ", " ")
+    return _GLUED_VALUE.sub(r"\1 \2", _ORDINAL.sub(r"\2\3 \1", _GLUED.sub(r"\1 \2", text))).replace("'s ", " ")
 
 
 def _in_pairs(lists: Match[str]) -> str:
@@ -217,7 +217,7 @@ _GLUED = regex(
     r"(?i)(?<![\w/.-])(epoch|step|iter|iteration|batch|it|ep|upd|[ebis](?=\d{1,9}/\d))[_-]?(\d{1,12})(?=[\s:,;|)\]=/]|$)"
 )  # `step20`
 _GLUED_VALUE = regex(r"(?i)(?<![\w/.-])((?:train_?|val_?)?(?:loss|acc|lr))(\d{1,9}\.\d)")  # `loss0.059`
-_ORDINAL = regex(r"(?i)\b(\d{1,12})(?:st|nd|rd|th) (iteration|step|epoch|update)\b")
+_ORDINAL = regex(r"(?i)\b(\d{1,12})(?:(?:st|nd|rd|th) (iteration|step|update)|(?:(?:st|nd|rd|th) )?(epoch))\b")
 
 
 def _in_steps(counts: Match[str]) -> str:
@@ -236,5 +236,8 @@ _FORMS: Tuple[Tuple[str, Any, Any], ...] = (  # a text that each of these forms 
     ("it [", regex(r"^(?=.*(?:oss|acc))(.*?(?<![\w.]))(\d{1,12})it (?=\[)"), r"\1batch \2 "),
     ("] = [", regex(r"(?<=\]) = (?=\[)"), ": "),
     ("]: [", regex(r"\[([A-Za-z][^\[\]\d]*)\]: \[([-+\d.,eE naif]+)\]"), _in_pairs),  # `[loss, acc]: [0.5, 0.9]`
+    (" of the ", regex(r"(?i)\b(average|mean) of the (?=(?:train(?:ing)? )?loss)"), r"\1 "),
+    (" last ", regex(r"(?i) (?:over|of|for|in) (?:the )?last \d+ [a-z]+(?=\s?(?:is |was |[=:]))"), ""),
+    ("]\t", regex(r"^(?:\S{1,40} )?\[(\d{1,9})\]\t(?=[^\t:]{1,60}[-'][^\t:]{1,60}:)"), "step \\1\t"),  # `[7]\ttrain-auc:0.9`
     ("it/", regex(r"\b(\d[\d.]{0,9}[kM]?)it/(\d[\d.]{0,9}[kM]?)it\b"), _in_steps),  # `212it/10.0kit`
 )  # fmt: skip

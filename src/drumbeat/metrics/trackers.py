@@ -10,8 +10,10 @@ import os
 import re
 import sys
 import time
+from contextlib import suppress
 from typing import Any, Dict, Mapping, Optional
 
+from drumbeat.base.order import Order
 from drumbeat.base.problem import Problem
 
 MODULES = {"tensorboard": "tensorboard.summary.writer.event_file_writer", "wandb": "wandb", "mlflow": "mlflow"}
@@ -20,6 +22,8 @@ MODULES = {"tensorboard": "tensorboard.summary.writer.event_file_writer", "wandb
 class Tracker:
     """Base of the trackers. `identity` names the run, so that a later start continues it; '' leaves that to the tracker's
     variables."""
+
+    kept = ""  # the folder in which it keeps what it could not send
 
     def __init__(self, place: str, identity: str) -> None:
         raise NotImplementedError
@@ -81,6 +85,7 @@ class _WandB(Tracker):
                 raise
             print(f"wandb: offline: {error}", file=sys.stderr, flush=True)
             self._run = init(project=place, mode="offline", **same)
+            self.kept = os.path.dirname(self._run.dir)
         self._run.define_metric("*", step_metric="step")
 
     def _write(self, figures: Dict[str, float], step: int, t: float) -> None:
@@ -112,6 +117,18 @@ class _MLflow(Tracker):
 
 
 _TRACKERS = {"tensorboard": _TensorBoard, "wandb": _WandB, "mlflow": _MLflow}
+
+
+def shown_tracker(text: str, order: Order) -> str:
+    """Return `wandb=project`, with a doubt where wandb finds no key here."""
+    given = {*os.environ, *order.passed, *(variable.name for variable in order.env)}
+    if not text.startswith("wandb=") or given & {"WANDB_API_KEY", "WANDB_MODE", "WANDB_IDENTITY_TOKEN_FILE"}:
+        return text.rstrip("=")
+    host = re.sub(r"^\w+://|[:/].*", "", os.environ.get("WANDB_BASE_URL", "api.wandb.ai"))
+    with suppress(OSError), open(os.environ.get("NETRC") or os.path.expanduser("~/.netrc"), encoding="utf-8") as file:
+        if host in file.read():
+            return text
+    return f"{text} (no key is seen here: offline, unless node 0 has one; docs page metrics)"
 
 
 def open_tracker(name: str, place: str, identity: str = "") -> Tracker:

@@ -32,6 +32,9 @@ ALIASES = {
         "round": "runde ronde ronda rodada",
         "epoch": "epoka epok epocha epoche époque epoque época epoca эпоха pass durchlauf 轮次 轮数 轮 エポック 에포크",
         "iteration": "itération iteración iterazione итерация 迭代次数 迭代",
+        "logloss": "mlogloss",
+        "error": "merror",
+        "nll": "nloglik",
         "loss": "trainloss avgloss verlust trainingsverlust verlies strata kayıp "
         "perte pérdida perdida perda perdita потери потеря 损失值 损失 損失 손실",
         "lr": "lernrate 学习率 学習率 학습률",
@@ -43,7 +46,7 @@ ALIASES = {
         "mean": "mittlerer moyenne media média средние средняя 平均 평균",
         "train": "tr trn trainings entraînement entrenamiento treino addestramento обучение обучения обучении 训练 訓練 学習 "
         "훈련",
-        "val": "va vl vld validierung validación validação validazione валидация валидации проверке 验证 驗證 検証 검증",
+        "val": "va vl vld vali validierung validación validação validazione валидация валидации проверке 验证 驗證 検証 검증",
         "after": "nach",
     }.items()
     for word in words.split()
@@ -78,9 +81,11 @@ OBJECTIVES = _set(
 BATCH = _set("batch batches minibatch")
 EPOCH = _set("epoch epochs ep")
 VALIDATION = _set("val valid validation eval evaluation evaluate evaluating test testing dev validate cv holdout")
+TEST = _set("test testing")  # the set beside the one for validation
 # Words that do not change what a key names.
 NOISE = _set(
-    "info debug main root current cur train training trainer learner global completed end of perf de du des di en na на в"
+    "so far info debug main root current cur train training trainer learner global completed end of perf de du des di en na "
+    "на в"
 )
 BEFORE = _set("at after")  # the words before them belong to something else: `loss at iteration`
 LOSS = NOISE | _set(
@@ -88,7 +93,7 @@ LOSS = NOISE | _set(
     "binary all ema moving sum averaged last local pretrain losses token tok nll mse bce"
 )
 PARTS = _set("ce cross entropy")
-LR = _set("lr learning rate base optim group l r")
+LR = _set("lr learning rate base optim optimizer group groups param params pg g adam adamw sgd l r")
 MEMORY = _set("mem memory vram max peak gpu allocated alloc active gib gb mb")
 TFLOPS = _set("tflops tflop s per second sec model throughput") | _set("gpu gpus device chip worker")
 ACCURACY = NOISE | _set("top prec 1 sparse categorical binary avg average set approx")

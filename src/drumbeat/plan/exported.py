@@ -20,6 +20,7 @@ ALT_READ, NO_RDZV_GET = (
     "FI_CXI_RDZV_PROTO",
     "disable_rdzv_get",
 )  # the one takes effect only in a job started with the other
+_RDMA = ("ib", "roce", "ofi", "rdma")  # transports that a job may expect
 _NEAR = 0.92  # similarity from which an unknown name counts as a typo
 
 _OPEN_ENDED = ("OMPI_MCA_",)  # every component has names of its own, many of which differ by a letter
@@ -146,17 +147,37 @@ def _gid(mine: Mapping[str, str], here: Scene, facts: Facts) -> Iterator[Finding
                 )
 
 
+def against_expected(env: Mapping[str, str], transport: str, gdr: Optional[bool], nodes: int) -> List[Finding]:
+    """Question a job's variables against the network that the job or its site expects, before any node is known."""
+    if nodes < 2:
+        return []
+    plugin = transport == "ofi" or (transport == "rdma" and "FI_PROVIDER" in env)
+    names = _without_rdma(env, "slingshot" if plugin else "") if transport in _RDMA else []
+    names += [name for name in ("NCCL_NET_GDR_LEVEL",) if gdr and env.get(name, "").upper() in ("LOC", "0")]
+    wanted = transport if transport in _RDMA else "GPU-direct"
+    return [find("against-expected", name=name, value=env[name], wanted=wanted, evidence=[name]) for name in names]
+
+
+def _without_rdma(mine: Mapping[str, str], fabric: str) -> List[str]:
+    """Return the variables that make NCCL use TCP on a fabric."""
+    plugin = fabric in ("slingshot", "efa")  # it is no InfiniBand to NCCL
+    off = (("NCCL_IB_DISABLE", "1"), ("NCCL_NET", "socket"))[plugin:]
+    return [name for name, bad in off if mine.get(name, "").lower() == bad]
+
+
 def _transport(mine: Mapping[str, str], here: Scene) -> Iterator[Finding]:
     fast = here.fabric in ("infiniband", "roce", "slingshot", "efa")
     net = mine.get("NCCL_NET", "")
     if here.nodes == "many" and fast:
-        for name, bad in (("NCCL_IB_DISABLE", "1"), ("NCCL_NET", "socket")):
-            idle = name == "NCCL_IB_DISABLE" and here.fabric in ("slingshot", "efa")
-            if mine.get(name, "").lower() == bad and not idle:
-                yield find(
-                    "fast-network-off", name=name, value=mine[name], fabric=here.fabric, why=here.fabric_why,
-                    evidence=[name],
-                )  # fmt: skip
+        for name in _without_rdma(mine, here.fabric):
+            yield find(
+                "fast-network-off",
+                name=name,
+                value=mine[name],
+                fabric=here.fabric,
+                why=here.fabric_why,
+                evidence=[name],
+            )
     ofi = net.lower() in ("aws libfabric", "libfabric", "ofi")
     if ofi and here.nodes == "one" and here.fabric == "slingshot":
         yield find("ofi-on-one-node", net=net, evidence=[f"NCCL_NET={net}"])

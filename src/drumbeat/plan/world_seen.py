@@ -305,13 +305,16 @@ def _other_size(size: Optional[int], planned: Planned) -> Finding:
     return find("world-of-another-size", size=size or 0, planned=planned.world_size, each=each)
 
 
-def ended_early(rows: Sequence[Row], planned: Planned) -> str:
-    """Describe what was seen of ranks that ended before all were seen connected."""
+def ended_early(rows: Sequence[Row], planned: Planned, well: bool) -> str:
+    """Describe what was seen of ranks that ended before all were seen connected. `well`: by themselves, with 0."""
     ranks = _ranks(rows, planned) or rows
     most = max((len(group) for group in _groups(ranks)), default=0)
     total = max(len(ranks), planned.world_size)
     if most < 2:
-        return f"none of {total} ranks was seen connected to another: they ended too soon, or are copies that each train alone"
+        none = f"none of {total} ranks was seen connected to another"
+        return (
+            f"{none}: they ended too soon, or are copies that each train alone" if well else f"{none} before they ended"
+        )
     return f"the ranks ended before connections between all of them were seen ({most} of {total} were)"
 
 

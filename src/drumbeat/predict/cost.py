@@ -91,6 +91,7 @@ class Software:
     compiled: Number = 0  # element-wise work is fused by a compiler
     rotary_kept: Number = 0  # queries and keys are kept both before and after rotation
     groups: Number = 1  # communicators per kind of parallelism
+    head_too: Number = 0  # where products are in 8 bits, the head's are too
     stage_inputs: Number = 0  # copies of its input that a pipeline stage keeps beside its layers' inputs
 
 
@@ -229,8 +230,9 @@ def step(m: Model, w: Work, a: Layout, s: Software, h: Machine, c: Constants, x:
     waits = ((computing * computing + gathering * gathering) ** 0.5) ** 0.5 - hidden_layer
     # The head: its product and the loss over the logits, on the last stage only.
     head_columns = m.vocab * m.heads_out / t
+    head_flops = s.head_too * h.flops + (1 - s.head_too) * h.core_flops
     head = 3 * (
-        2 * tokens * m.hidden * head_columns / (h.core_flops * c.product)
+        2 * tokens * m.hidden * head_columns / (head_flops * c.product)
         + c.bytes * 2 * (m.hidden * head_columns + tokens * head_columns) / h.memory_rate
     ) + 16 * (1 - 0.6 * s.compiled) * tokens * head_columns / (h.memory_rate * c.memory)
     stage = layers * (hidden_layer + slowed + waits)
@@ -322,7 +324,9 @@ class States:
     fused_loss: Number = 0  # 1: the full logits are never stored
     late_grads: Number = 0  # 1: gradients are freed after each step, so they grow while activations shrink
     bucket: Number = 0  # bytes of the buffer that gradients are reduced from, where states are sharded
-    narrow: Number = 0  # 1: inputs of products are kept in 8 bits, and so is a copy of the blocks' weights
+    narrow: Number = (
+        0  # 1: inputs of products are kept in 8 bits, as are a copy of the blocks' weights and the head's gradient
+    )
 
 
 def in_flight(a: Layout, stage: Number, count: Number, x: Any) -> Number:
@@ -373,7 +377,10 @@ def parts(
     under_way = in_flight(a, stage, count, x)
     logits = last * m.heads_out * tokens * m.vocab / a.tp * 6.0
     # A loss that processes the logits in slices holds one slice, and the gradient of the head.
-    slice_bytes = last * m.heads_out * (x.minimum(SLICE, 2 * tokens * m.vocab) + 2 * m.hidden * m.vocab)
+    # In 8 bits also that slice's gradient both ways round, the weights without what they have in common, those both ways
+    # round, and a slice's share of the gradient.
+    one, matrix = x.minimum(SLICE, 2 * tokens * m.vocab), 2 * m.hidden * m.vocab
+    slice_bytes = last * m.heads_out * (one + matrix + states.narrow * (one + 3 * matrix))
     logits = x.where(states.fused_loss > 0, slice_bytes, logits)
     unit = (dense + routed) / x.maximum(layers, 1)
     table = m.vocab * m.hidden / a.tp

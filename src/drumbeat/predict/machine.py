@@ -150,7 +150,7 @@ def _row(name: str, software: Software, states: States, source: str, *more: Any)
 
 _ROWS = (
     Framework(
-        "drumbeat", Software(grad_bytes=2, compiled=1, rotary_kept=1), States(2, 2, 12, fused_loss=1, late_grads=1),
+        "drumbeat", Software(grad_bytes=2, compiled=1, rotary_kept=1, head_too=1), States(2, 2, 12, fused_loss=1, late_grads=1),
         Constants(product=0.965, core=0.585, memory=0.8, launch=2.5e-4, step=0.003), 0.95, 1.05,
         "drumbeat's own runtime on one H200 (measured/gpu.md)", (0, 3), ("tp", "pp", "cp"),
     ),

@@ -51,12 +51,12 @@ from drumbeat.runfolder.records import Metric, Sample, parse_metric
 from drumbeat.runfolder.run import Run, lead_now
 from drumbeat.runfolder.state import (
     QUEUE,
-    Condition,
     Hang,
     hangs_of,
     ranks_seen,
     refutes,
     seconds_of,
+    stood_still,
     training_share,
     verdicts_of,
     withdrawn,
@@ -255,6 +255,9 @@ def figures_of(run: Run, now: Optional[float] = None) -> Figures:
     slowest, no_slowest = _slowest(reports)
     phases = Phases() if progress.laps or progress.rough else _phases(reports, speed, batch, progress.seconds)
     nodes = summary.nodes if summary else (order.nodes if order else None)
+    seen = next(reversed(verdicts_of("world", events)), None)
+    certain = seen is not None and seen.confidence == CERTAIN
+    cut_short = state.condition.detail and state.condition.detail == progress.short_words
     unused = () if not (order and order.emulated) else ("traffic",) if gpus else ("traffic", "transport")
     made = [(max(0.0, step.t - run.record.created), float(number)) for number, step in reports.steps.items()]
     return Figures(
@@ -269,9 +272,9 @@ def figures_of(run: Run, now: Optional[float] = None) -> Figures:
         gpus=gpus,
         cores=_cores(run) if nodes_here and len(nodes_here) <= _MANY else None,
         threads=_threads(run) if nodes_here and len(nodes_here) <= _MANY else None,
-        one_world=not state.world and _seen_as_one(events),
+        one_world=bool(seen and certain and not (state.world or seen.findings)),
         world=state.world.title if state.world else "",
-        world_unproven="" if state.world else _unproven(events),
+        world_unproven=seen.summary if seen and not (state.world or certain or seen.unseen) else "",
         emulated=bool(order and order.nodes_emulated),
         seconds=seconds,
         gpu_hours=gpus * seconds / 3600 if gpus and seconds is not None else None,
@@ -300,7 +303,7 @@ def figures_of(run: Run, now: Optional[float] = None) -> Figures:
         foreseen=compared(order, facts.get(0), nodes, gpus, phases, ledger),
         notes=(
             *_unread(run),
-            *_short(state.condition, progress),
+            *([Note(WARNING, f"finished, but {state.condition.detail}")] if cut_short else ()),
             *_notes(events, state.failure, hangs_of(events), unused),
         ),
         setting=setting,
@@ -348,11 +351,6 @@ def _unread(run: Run) -> List[Note]:
     except RecordError as error:
         return [Note(WARNING, f"told from the run's events and metrics: {error}")]
     return []
-
-
-def _short(condition: Condition, progress: Progress) -> List[Note]:
-    short = condition.detail and condition.detail == progress.short_words
-    return [Note(WARNING, f"finished, but {condition.detail}")] if short else []
 
 
 # Large runs are read in part, so that a report costs about the same for any number of ranks: of metrics, the reports of the
@@ -549,17 +547,6 @@ def _phases(reports: Reports, speed: Optional[Speed], batch: Optional[float], se
     return Phases(step, reports.mean("data_ms"), least, waiting, how)
 
 
-def _seen_as_one(events: Sequence[Event]) -> bool:
-    said = verdicts_of("world", events)
-    return bool(said) and said[-1].confidence == CERTAIN and not said[-1].findings
-
-
-def _unproven(events: Sequence[Event]) -> str:
-    """Return the verdict about the last attempt's world if it is not certain; '' also if nothing could be observed."""
-    said = verdicts_of("world", events)
-    return said[-1].summary if said and said[-1].confidence != CERTAIN and not said[-1].unseen else ""
-
-
 def _notes(
     events: Sequence[Event], failure: Optional[Finding], hangs: Sequence[Hang], unused: Sequence[str] = ()
 ) -> List[Note]:
@@ -593,6 +580,8 @@ def _notes(
         elif isinstance(event, kinds.NodeLost) and event.spare:
             found.append(Note(WARNING, f"lost {event.words}"))
     stalls = {(event.attempt, event.rank): event.seconds for event in events if isinstance(event, kinds.Stalled)}
+    still = stood_still(events)
+    found += [Note(WARNING, still)] if still else []
     found += [Note(INFO, f"the others waited {duration(lost)} for rank {rank}") for (_, rank), lost in stalls.items()]
     return list(dict.fromkeys(found))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import statistics
-from typing import Any, Dict, List, Mapping, Optional
+from typing import Any, Dict, List, Optional
 
 from drumbeat.base.problem import Problem
 from drumbeat.metrics.printed import Reader
@@ -64,7 +64,10 @@ def figures_of_log(path: str) -> Figures:
             f"{path}: has no line with a metric that drumbeat knows",
             "docs page metrics says which lines are read; a run folder works too",
         )
-    gpus = _gpus(ends)
+    nodes, each = ends.get("nodes"), ends.get("gpus_per_node")
+    gpus = _whole(ends.get("gpus", nodes * each if nodes and each else None))
+    with open(path, encoding="utf-8", errors="replace") as file:
+        head = file.read(1 << 16)
     rates = [rate for _, rate in reports.stated.get(0, ())]
     if not (rates or "rate" in ends):
         rates, mean, unit = [1 / each for each in times], timed.mean, f"{progress.counts}s/s"
@@ -76,7 +79,7 @@ def figures_of_log(path: str) -> Figures:
         name=os.path.basename(path),
         source=path,
         outcome=NOT_RECORDED,
-        nodes=_whole(ends.get("nodes")),
+        nodes=_whole(nodes),
         ranks=gpus,
         gpus=gpus,
         training_s=ends.get("total_s"),
@@ -90,7 +93,7 @@ def figures_of_log(path: str) -> Figures:
         else None,
         no_utilisation="FLOPs are not in the output",
         phases=Phases(step=1e3 * statistics.fmean(times) if times else None),
-        setting=Setting(precision=precision_in(_head(path))),
+        setting=Setting(precision=precision_in(head)),
         curves={name: thinned(points) for name, points in curves.items() if len(points) > 1},
         steps_at=[] if progress.laps else thinned(made),
         **of_progress(progress),
@@ -124,16 +127,6 @@ def _records(path: str) -> List[Dict[str, Any]]:
         return records + reader.feed(b"", final=True)
     except OSError as error:
         raise Problem(f"{path}: {error.strerror}") from None
-
-
-def _head(path: str) -> str:
-    with open(path, encoding="utf-8", errors="replace") as file:
-        return file.read(1 << 16)
-
-
-def _gpus(ends: Mapping[str, float]) -> Optional[int]:
-    both = ends.get("nodes"), ends.get("gpus_per_node")
-    return _whole(ends.get("gpus", both[0] * both[1] if both[0] and both[1] else None))
 
 
 def _whole(value: Optional[float]) -> Optional[int]:

@@ -236,7 +236,9 @@ def _of_variants(made: Comparison, runs: Sequence[Figures]) -> Comparison:
         title: {name: each[kind] for name, each in curves.items() if kind in each}
         for title, kind in (("training loss", LOSS), (VALIDATION, VALIDATION))
     }
-    counts = "step" if all(len(run.steps_at) > 1 for run in runs) else "seconds since the command"
+    by_step = all(len(run.steps_at) > 1 for run in runs)
+    named = {run.step_is or "step" for run in runs} if by_step else {"seconds since the command"}
+    counts = named.pop() if len(named) == 1 else "step or epoch"
     shown = {title: each for title, each in losses.items() if each}
     return replace(made, rows=rows, questions=(), losses=shown, counts=counts)
 

@@ -18,7 +18,7 @@ from drumbeat.report.figures import LOSS, NOT_RECORDED, VALIDATION, Figures
 from drumbeat.report.printed_log import metrics_of_log
 from drumbeat.report.scaling import FINISHED, NOT, NOT_KNOWN, STRONG, WEAK, Comparison, Repeats, Row
 from drumbeat.report.text import end_words, rows, size_words, speed_words
-from drumbeat.runfolder.lines import part_words
+from drumbeat.runfolder.lines import near, part_words
 from drumbeat.runfolder.records import Metric
 from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.state import HANGING
@@ -343,8 +343,14 @@ def export(run: Run, where: str) -> List[str]:
     kind, _, place = where.partition("=")
     if kind not in ("csv", *MODULES) or not place:
         raise Problem(f"--export {where}: unknown", _PLACES)
-    count = _csv(_metrics_in_order(run), place) if kind == "csv" else _export(run, kind, place)
-    return _written(count, run.run_id, kind, place)
+    if kind == "csv":
+        return _written(_csv(_metrics_in_order(run), place), run.run_id, kind, place)
+    count, kept = _export(run, kind, place)
+    words = _written(count, run.run_id, kind, place)
+    if kept:
+        sends = f"not sent: kept in {near(kept)}; after `wandb login`, or with WANDB_API_KEY: wandb sync {near(kept)}"
+        words = [words[0].replace("written to", "written for"), sends]
+    return words
 
 
 def _written(count: int, name: str, kind: str, place: str) -> List[str]:
@@ -378,8 +384,9 @@ def _csv(metrics: List[Metric], path: str) -> int:
     return len(metrics)
 
 
-def _export(run: Run, kind: str, place: str) -> int:
-    """Export the lowest rank's metrics: it reports everything that all ranks share."""
+def _export(run: Run, kind: str, place: str) -> Tuple[int, str]:
+    """Export the lowest rank's metrics: it reports everything that all ranks share. Return their number, and the folder in which
+    the tracker keeps them if it could not send them."""
     metrics = _metrics_in_order(run)
     lowest = min((metric.rank for metric in metrics), default=0)
     metrics = [metric for metric in metrics if metric.rank == lowest and metric.step is not None and figures(metric)]
@@ -388,4 +395,4 @@ def _export(run: Run, kind: str, place: str) -> int:
         for metric in metrics:
             send(tracker, metric)
         tracker.close()
-    return len(metrics)
+    return len(metrics), tracker.kept if metrics else ""

@@ -124,7 +124,7 @@ def size_words(figures: Figures) -> str:
 
 
 def target_words(figures: Figures) -> str:
-    accuracy = f"accuracy {figures.accuracy:.4g}" if figures.accuracy is not None else ""
+    accuracy = f"last accuracy {figures.accuracy:.4g}" if figures.accuracy is not None else ""
     if figures.target_reached is None:
         return f"none set ({accuracy})" if accuracy else "none set"
     target = f" {figures.target:g}" if figures.target is not None else ""

@@ -12,6 +12,7 @@ from typing import Any, Dict, Mapping, Optional, Tuple, Type
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.record import RecordError, from_plain
+from drumbeat.base.text import duration
 from drumbeat.findings.model import Finding, Verdict
 from drumbeat.runfolder.progress import Progress
 
@@ -93,6 +94,10 @@ class Activity(Event, name="activity"):
     seconds: float  # since the attempt began, or since the last step
     what: str
     stepped: bool = False  # there were steps before
+
+    def words(self, seconds: float, when: str = "") -> str:
+        """Describe it after so many seconds without a step."""
+        return f"no step {'for' if self.stepped else 'recognised after'} {duration(seconds)}{when}: {self.what}"
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from drumbeat.findings.model import Finding, shown
 from drumbeat.runfolder.events import ORPHANED
 from drumbeat.runfolder.progress import AS_PRINTED, Progress, median, speed
 from drumbeat.runfolder.run import Log, Run, lost_spares
-from drumbeat.runfolder.state import FIRST_STEP, TRAINING, UNKNOWN, world_unproven
+from drumbeat.runfolder.state import FIRST_STEP, TRAINING, UNKNOWN, stood_still, world_unproven
 from drumbeat.runfolder.summary import Affected, Summary
 
 # Current use of a run's GPUs: one line for `status`.
@@ -144,6 +144,9 @@ def closing_lines(run: Run, summary: Summary, printed: Collection[int] = ()) -> 
     """Return at most MOST_LINES lines. `printed`: nodes whose output the user has already seen, so it is not repeated."""
     progress = summary.progress
     after: Lines = [("end", end_words(summary))]
+    still = stood_still(run.run_events())
+    if still:
+        after.append(("stopped", still))
     losses = loss_words(progress, run.losses())
     if losses:
         after.append(("loss", losses))
@@ -254,7 +257,7 @@ def part_words(name: str, parts: Mapping[str, float], counts: str = "step") -> s
     epoch has trained for most of the time until then."""
     counts = counts if counts == "epoch" else "step"
     if name == FIRST_STEP:  # a program may report every tenth step alone
-        return "first report" if counts == "step" else f"until the first {counts} was reported (includes it)"
+        return "first report" if counts == "step" else f"through the first {counts}"
     if name != UNKNOWN:
         return name
     return f"after the last {counts}" if parts.get(TRAINING) else f"without a reported {counts}"

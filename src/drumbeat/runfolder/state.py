@@ -98,6 +98,7 @@ class Course:
 QUEUED, WAITING, RUNNING, SAVING, FINISHED = "queued", "waiting for node", "running", "saving", "finished"
 HANGING, STOPPING, RESTARTING = "hanging", "stopping", "restarting"
 GOING_ON = (QUEUED, WAITING, RUNNING, SAVING, HANGING, STOPPING, RESTARTING)
+ASKED_TO_STOP = ("cancelled", "time-limit", "requeue")  # outcomes
 _SAY_MORE = ("doubtful", "time-limit")  # outcomes that say more than `finished` and `failed`
 _SEVERITY = {FINISHED: OK, "failed": ERROR, HANGING: ERROR, QUEUED: INFO, WAITING: INFO, RUNNING: OK, SAVING: OK}
 SAVES = "checkpoint"  # the kind of report with which a rank announces that it saves
@@ -204,6 +205,22 @@ def last_attempt(events: Iterable[Event]) -> List[Event]:
 def why_stopped(events: Iterable[Event]) -> str:
     """Return why the last attempt was first asked to stop; empty if it was not."""
     return next((event.why for event in last_attempt(events) if isinstance(event, kinds.Stopping)), "")
+
+
+def stood_still(events: Iterable[Event]) -> str:
+    """Say how long a run that was asked to stop had made no step then, and what the last look at its ranks saw; '' if steps came,
+    or if a hang had been reported, which says all that."""
+    course, last = Course(), last_attempt(events)
+    asked = next((event for event in last if isinstance(event, kinds.Stopping)), None)
+    ended = next((event for event in last if isinstance(event, kinds.AttemptEnded)), None)
+    if asked is None or ended is None or ended.outcome not in ASKED_TO_STOP:
+        return ""
+    for event in last[: last.index(asked)]:
+        course.add(event)
+    look = course.activity(ended.progress or Progress())
+    if course.hang or not (look and look.what):
+        return ""
+    return look.words(look.seconds + max(0.0, asked.t - look.t), " when it was asked to stop; the last look")
 
 
 def world_of(events: Iterable[Event]) -> Optional[Finding]:

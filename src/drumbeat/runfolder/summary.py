@@ -26,6 +26,7 @@ from drumbeat.runfolder.layout import SCHEMA, RunFolder
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.records import Member, is_count
 from drumbeat.runfolder.state import (
+    ASKED_TO_STOP,
     QUEUE,
     hangs_of,
     ranks_seen,
@@ -41,7 +42,6 @@ _MOST_ATTEMPTS = 24
 _MOST_EVIDENCE = 12
 _LONGEST = 400  # characters of a text
 _LONGEST_HOSTS = 8000
-_ASKED_TO_STOP = ("cancelled", "time-limit", "requeue")
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ def summarize(
             for each in attempts[-_MOST_ATTEMPTS:]
         ),
         failure=shortened(last.finding) if last.finding else None,
-        stopped=_cut(why_stopped(events)) if last.outcome in _ASKED_TO_STOP else "",
+        stopped=_cut(why_stopped(events)) if last.outcome in ASKED_TO_STOP else "",
         hang=shortened(hang) if hang and (last.finding is None or hang.code != last.finding.code) else None,
         hang_seconds=None if hung is None else round(hung, 1),
         world=shortened(world) if world and (last.finding is None or world.code != last.finding.code) else None,

@@ -82,6 +82,8 @@ class Live:
         try:
             for tracker in self._tracker:
                 tracker.close(failed=bool(summary and summary.exit_code))
+                if tracker.kept:
+                    raise OSError(f"offline, kept in {tracker.kept}: wandb sync sends it, drumbeat report --export too")
         except Exception as error:  # noqa: BLE001
             self._fail(error)
 

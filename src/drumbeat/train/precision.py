@@ -20,8 +20,8 @@ NAMES = {
     "bf16": "weights in fp32, computing in bf16: autocast, or FSDP2's policy",
     "bf16-master": "weights in bf16, fp32 masters in the optimizer: the fastest on one GPU and with DDP",
     "fp16": "weights in fp32, computing in fp16 with a scaled loss",
-    "fp8": "as bf16-master (or bf16 when sharded), linear layers in fp8",
-    "fp8-head": "as fp8, the head in fp8 too: faster, less exact",
+    "fp8": "as bf16-master (or bf16 when sharded), linear layers and the head in fp8",
+    "fp8-head": "another name of fp8, which had its head in bf16 for a time",
 }
 
 IN_8_BITS = ("fp8", "fp8-head")
@@ -62,7 +62,7 @@ class Precision:
             if blocks:
                 float8.fuse_mlps(model)
             head = getattr(model, "get_output_embeddings", lambda: getattr(model, "head", None))()
-            if self.name == "fp8-head" and isinstance(head, nn.Linear):
+            if isinstance(head, nn.Linear):
                 float8.mark(head)
 
     @property

@@ -32,6 +32,7 @@ from drumbeat.logs.read.collectives import Position, culprits
 find = Catalog("watchers")
 _BUSY = 0.15  # cores: a rank that computes gets at least this much, even on a crowded machine
 _MOVES = 64_000.0  # bytes per second read or written by a rank that is loading or saving
+_CROWDED = 0.5  # share of the time that it wants a core: with less, an answer may only be late
 _GPU_BUSY, _GPU_AT_WORK = 10.0, 0.4  # per cent of the time; share of the power cap: below it, a busy GPU only waits
 _SLEEPS = ("nanosleep", "clock_nanosleep")
 
@@ -94,11 +95,14 @@ def doing(look: RankLook) -> str:
         return f"compiling ({look.compiler})"
     if look.raised:
         return f"still alive after it raised {look.raised}{at and ','}{at}"
+    so_far = " so far, on a crowded machine" if had_core(look) < _CROWDED else ""
     if word == SILENT:
-        return "not answering"
+        return f"not answering{so_far}"
     if word == BUSY:
         if look.asked is False:
-            return "busy, and its interpreter does not answer"
+            return f"busy, and its interpreter does not answer{so_far}"
+        if 2 * look.carried >= look.io >= _MOVES:  # what is sent by `write` counts as written too
+            return f"sending or receiving {traffic(look.carried)}/s{at}"
         return f"reading or writing {traffic(look.io)}/s{at}" if look.io >= _MOVES else f"busy{at}"
     if word == LOOP:
         return f"busy in one place{at}"

@@ -457,7 +457,7 @@ class WorldCount:
             return None  # seen only once
         if verdict.answer == AS_PLANNED or all(row.rank is None for row in rows):
             return verdict
-        return replace(verdict, summary=ended_early(rows, self.planned))
+        return replace(verdict, summary=ended_early(rows, self.planned, well))
 
 
 def _rank_of(row: Row) -> Tuple[object, ...]:

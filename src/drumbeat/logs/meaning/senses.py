@@ -313,10 +313,10 @@ _MEMBER = regex(
 )
 
 
-def rank_in(text: str) -> Optional[int]:
-    """Return the only rank that an error names: `Worker 0 has failed`."""
-    numbers = set(_MEMBER.findall(text))
-    return int(numbers.pop()) if len(numbers) == 1 else None
+def rank_in(text: str, speaker: Optional[int] = None) -> Optional[int]:
+    """Return the only rank that an error names beside the one that speaks: `Worker 0 has failed`."""
+    numbers = set(map(int, _MEMBER.findall(text))) - {speaker}
+    return numbers.pop() if len(numbers) == 1 else None
 
 
 def missed(text: str) -> Tuple[bool, Optional[int]]:

@@ -273,31 +273,11 @@ class Runs:
 
 MAX_SPEAKERS = 20_000
 GOOD_ENDS = (
-    "Out of bounds values",
-    "Avg bus bandwidth",
-    "train_runtime",
-    "predict_runtime",
-    "metrics *****",
-    "max_epochs",
-    "max_steps",
-    "Training completed",
-    "Training complete",
-    "training finished",
-    "Training finished",
-    "Finished training",
-    "finished training",
-    "Done training",
-    "Training done",
-    "Finetuning",
-    "finetuning",
-    "Fine-tuning",
-    "fine-tuning",
-    "Successfully completed",
-    "worker group finished (",
-    "worker group successfully finished",
-    "Job completed",
-    '"status": "success"',
-)
+    "Out of bounds values", "Avg bus bandwidth", "train_runtime", "predict_runtime", "metrics *****", "max_epochs", "max_steps",
+    "Training complete", "Training finished", "training finished", "Finished training", "finished training", "Done training",
+    "Training done", "Finetuning", "finetuning", "Fine-tuning", "fine-tuning", "Successfully completed",
+    "worker group finished (", "worker group successfully finished", "Job completed", '"status": "success"',
+)  # fmt: skip
 _PATTERN = re.compile(
     r"Out of bounds values : 0 OK"
     r"|# Avg bus bandwidth *: *[\d.]+"

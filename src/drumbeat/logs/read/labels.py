@@ -152,12 +152,8 @@ class Labels:
                 long = [one for one in counts if word and one.startswith(word) and one != word]
                 world = max((counts[one] for one in counts if one in long or is_about("member", one)), default=0)
                 world = max(world, *numbers.of)
-                if (
-                    numbers.is_label(world)
-                    and not self.of_units(file, word)
-                    and not is_about("node", word)
-                    and not is_about("gpu", word)
-                ):
+                of_things = self.of_units(file, word) or is_about("node", word) or is_about("gpu", word)
+                if numbers.is_label(world) and not of_things:
                     ranks = frozenset(numbers.values)
                     names = frozenset({word, *(one[:-1] for one in long)})
                     strength = (word == "rank", is_about("member", word), numbers.lines)

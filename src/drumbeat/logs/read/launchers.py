@@ -6,7 +6,7 @@ import re
 import signal as signals
 from dataclasses import replace
 from datetime import datetime
-from typing import Dict, FrozenSet, List, Mapping, Optional, Set, Tuple
+from typing import Collection, Dict, FrozenSet, List, Mapping, Optional, Set, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.findings.catalog import Catalog
@@ -372,7 +372,7 @@ def _only(found: List[int]) -> Optional[int]:
     return found[0] if len(found) == 1 else None
 
 
-def ranks(numbers: List[int]) -> str:
+def ranks(numbers: Collection[int]) -> str:
     """`rank 3`, `ranks 1, 2, 5`."""
     shown = ", ".join(map(str, sorted(numbers)[:MAX_NAMED]))
     more = f" and {len(numbers) - MAX_NAMED} more" if len(numbers) > MAX_NAMED else ""

@@ -31,11 +31,14 @@ def _patterns(*patterns: str) -> Tuple[re.Pattern[str], ...]:
     return tuple(map(regex, patterns))
 
 
+# A label of one kind of parallelism, whose number is the rank: SGLang's [2026-01-02 03:04:05 TP3], vLLM's (Worker_TP3 pid=7).
+_PARALLEL = r"(?:[TPECS]P)[ _=]?(?P<rank>\d{1,5})"
 # Keyed by the first character of the remaining line; applied repeatedly until none matches.
 _BRACKET = _patterns(
     r"\[(?:\d+,)?(?P<task>\d+)\]\s?<std(?:out|err|diag)>: ?",  # mpirun --tag-output, horovodrun
     r"\[(?:rank|Rank|RANK)[ :=]{0,2}(?P<rank>\d+)\]:?\s?",  # torch, Lightning
     r"\[[A-Za-z_]\w{0,30}?(?P<local>\d+)\]:\s?",  # torchrun's role and local rank
+    r"\[(?:(?P<time>" + _DATE + r") )?" + _PARALLEL + r"\]:? ?",
     r"\[(?P<time>" + _DATE + r")\] ?",
     r"\[(?P<time>" + _DATE + r"): (?P<level>[IWEF]) [\w./-]{1,120}:\d+\] ?",  # Horovod
     r"\[(?P<time>" + _DATE + r") (?P<level>[IWEF]) \d{1,9} \d{1,9}\] ?",  # Ray's own processes
@@ -43,6 +46,7 @@ _BRACKET = _patterns(
     r"\[\d\d:\d\d:\d\d(?:[.,]\d+)?\] ?",
     r"\[" + _LEVELS + r"\s{0,4}\] ?",  # DeepSpeed: [2026-01-02 03:04:05,678] [ERROR] [launch.py:325:sigkill_handler]
     r"\[[\w./-]{1,80}\.py:\d+(?::[\w<>]{1,60})?\] ?",
+    r"\[(?P<host>(?![\w.-]+\.(?:cc?|cpp|cu|h|hpp|rs|go|jl):)[A-Za-z][\w.-]{0,60}):\d{3,9}\] (?=\S)",  # Open MPI
     r"\[ *\+?\d{1,9}\.\d{3,9}\] ",  # dmesg, seconds since boot
     r"\[[A-Z][a-z]{2} (?P<time>[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d) \d{4}\] ",  # dmesg -T
     r"\[\d{1,9}\.(?:\d{1,2}|batch|extern|interactive)\] (?=\w{1,20}: )",  # slurmd's own log, the step
@@ -51,7 +55,10 @@ _BRACKET = _patterns(
     r"\[(?P<task>\d{1,6})\] (?=Traceback \(most|\s+File \"|(?:\w+\.)*[A-Z]\w*(?:Error|Exception)\b)",  # hydra -l
     r"\[\d{1,9}\] (?=[\w.-]+:\d+:\d+ \[|\[)",  # hydra -l, line numbers of a log viewer
 )
-_ROUND = _patterns(r"\([^()=]{0,60}(?:\brank=(?P<rank>\d+) )?\bpid=\d+(?:, ip=(?P<host>[\w.:-]+))?\)\s?")  # Ray, vLLM
+_ROUND = _patterns(
+    r"\(\w{0,30}[_ ]" + _PARALLEL + r"(?: pid=\d+)?\)\s?",
+    r"\([^()=]{0,60}(?:\brank=(?P<rank>\d+) )?\bpid=\d+(?:, ip=(?P<host>[\w.:-]+))?\)\s?",  # Ray, vLLM
+)
 _DIGIT = _patterns(
     r"(?P<time>" + _DATE + r") (?:stdout|stderr) [FP] ",  # a container runtime's own log
     r"(?P<time>" + _DATE + r")(?: -|:|,)? (?:\| )?(?:" + _LEVELS + r"\s{0,5}[|:-]\s?)?",
@@ -128,7 +135,7 @@ _PYTHON_WARNING = regex(r"\b[A-Z]\w*Warning: ")
 _WARNED_AT = regex(r"/\S{1,300}\.py:\d+: (?!\w*(?:Error|Exception)\b)")  # warnings.warn, whatever the category's name
 # INFO: text; INFO     text; root - INFO - text
 _SAID_LEVEL = regex(
-    r"(?:\S{1,60} [-:|] )?(?:(INFO|DEBUG|TRACE)\s*[:|-]?\s|(WARNING|WARN|ERROR|CRITICAL|FATAL)\s{0,5}[:|-]\s)"
+    r"(?:\S{1,60} [-:|] )?(?:(INFO|DEBUG|TRACE|NOTE|NOTICE)\s*[:|-]?\s|(WARNING|WARN|ERROR|CRITICAL|FATAL)\s{0,5}[:|-]\s)"
     r"|wandb: (WARNING) "
     r"|[\w.]{1,100}: \[(INFO|DEBUG|WARNING|ERROR|CRITICAL)\] "  # torch elastic, 2.1
     r"|(?:[A-Za-z]\w{0,15} )?(INFO|DEBUG|WARNING|WARN|ERROR|CRITICAL|FATAL) \(?\d{4}-\d\d-\d\d[ T]"  # Paddle, submitit
@@ -150,23 +157,13 @@ _LEVEL_FIELD = regex(
     r"((?i:info|debug|trace|notice|warning|warn|error|err|critical|crit|fatal|alert))\b"
 )
 _LEVEL_BEHIND_TIME = regex(r"\[?(WARNING|WARN|ERROR|CRITICAL|FATAL)\b(?!\.|_)")
-_LEVEL_LETTER = {"I": "I", "W": "W", "E": "E", "F": "F"}
-_LEVEL_LETTER.update(
-    {
-        "INFO": "I",
-        "DEBUG": "I",
-        "TRACE": "I",
-        "WARNING": "W",
-        "WARN": "W",
-        "ERROR": "E",
-        "CRITICAL": "F",
-        "FATAL": "F",
-        "NOTICE": "I",
-        "ERR": "E",
-        "CRIT": "F",
-        "ALERT": "F",
-    }
-)
+_WORDS_OF_LEVELS = {
+    "I": "I INFO DEBUG TRACE NOTE NOTICE",
+    "W": "W WARN WARNING",
+    "E": "E ERR ERROR",
+    "F": "F CRIT CRITICAL FATAL ALERT",
+}
+_LEVEL_LETTER = {word: letter for letter, words in _WORDS_OF_LEVELS.items() for word in words.split()}
 _NAMES = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _MONTHS = {name: number for number, name in enumerate(_NAMES, 1)}
 _TORCH_RANK = regex(r"\[(?:PG (?:ID )?\S+(?: PG GUID \S+)? )?Rank (\d+)\]|, RankID:(\d+)\)")

@@ -277,7 +277,8 @@ _STATUS_AT_END = regex(
 _BAD_END = regex(
     r"(?i)\bnot ok\b|\b\w+['\"]?\s?[=:]\s?['\"]?(?:bad|failed|failure|expired|aborted|lost|dead|broken|false"
     r"|incomplete|(?:un|not )success\w*)\b\W{0,3}$"
-    r"|\b(?:no result|without (?:a )?result|nothing (?:was )?(?:saved|written|produced)|unfinished|prematurely"
+    r"|\b(?:no result|without (?:a )?result|nothing (?:was )?(?:saved|written|produced)|(?:nothing|no work) was done|unfinished"
+    r"|prematurely"
     r"|(?:did not|never|not) (?:finish(?:ed)?|complete(?:d)?)"
     r"|giv(?:ing|en) up|gave up|abnormal\w*|abort(?:ed|ing)|impossible|not able to (?:go on|continue)|nothing left to (?!do\b)"
     r"|(?:cannot|can not|could not) (?:go on|continue|proceed|be placed)"
@@ -529,15 +530,8 @@ def telling(
         cut = ended != BAD and _TABLE.search(line.text)  # a row of a launcher's table
         return (number, line, "") if not cut and not is_known(line.text) else None
     number, line = last_words[-1][0], clean(last_words[-1][1])
-    uneasy = (
-        worked
-        and not ended
-        and reached != DONE
-        and not line.level
-        and _is_uneasy(line.text)
-        and not is_known(line.text)
-    )
-    return (number, line, "") if uneasy else None
+    silent = worked and not ended and reached != DONE and not line.level
+    return (number, line, "") if silent and _is_uneasy(line.text) and not is_known(line.text) else None
 
 
 def _warns(last: Sequence[Tuple[int, str]]) -> bool:

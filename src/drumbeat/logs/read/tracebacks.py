@@ -154,7 +154,11 @@ class Tracebacks:
 
     def labelled(self, line: Line) -> Line:
         """Return the line without its label (`7:ValueError: x`) if that is a rank with an open traceback; it may be grep's
-        otherwise."""
+        otherwise. A logger's record has its rank on the first of its lines only."""
+        only, state = next(iter(self._open.items())) if len(self._open) == 1 else (None, None)
+        goes_on = line.rank is None and (line.text[:2] == "  " or BARE.match(line.text))
+        if goes_on and state is not None and state.prefix:
+            return replace(line, rank=only)
         label = _LABEL.match(line.text) if line.rank is None else None
         if label is None or int(label[1]) not in self._open:
             return line

@@ -29,6 +29,11 @@ _WORLD = re.compile(
 )
 _SIZED = re.compile(rb"(?i)world|joined")
 _NODES = re.compile(rb"\bnnodes['\"]?[=: ]{1,3}(?:\d{1,4}:)?(\d{1,4})\b")
+# The only host of a job, in its own batch file's or its scheduler's words.
+_HOST = re.compile(
+    rb"(?m)executed on host\(s\) <(?:\d+\*)?([\w.-]+)>, in queue|^\s*exec_host = ([\w.-]+?)(?:/[\d*,-]+)?\s*$"
+    rb"|\bSLURM_(?:JOB_|STEP_)?NODELIST['\"]?(?: ?[=:] ?| is )['\"]?([\w.-]+)['\"]?\s*$"
+)
 _PER_NODE = re.compile(rb"\bnproc[_-]per[_-]node['\"]?[=: ]{1,3}(\d{1,3})\b")
 # Ray says once which process is which rank: `(ip=10.0.0.5, pid=2902) world_rank=3`, `(Worker pid=811) ... [rank=0, world_size=3]`
 _PROCESS = r"pid=(?P<{pid}>\d{{1,9}})(?:, ip=(?P<{ip}>[\w.:-]{{1,60}}))?"
@@ -48,6 +53,7 @@ class Units:
         self._ranks: Dict[str, int] = {}  # file -> the highest rank that labels a line
         self._schedulers: Set[Tuple[bytes, ...]] = set()
         self._worlds: Dict[str, int] = {}  # file -> number of ranks that its lines give
+        self._hosts: Dict[str, Set[bytes]] = {}  # file -> hosts that were the only one of a job
         self._failing: Dict[str, Set[int]] = {}  # file -> ranks that label a line of an event
         self._of_process: Dict[str, Dict[str, Dict[str, int]]] = {}  # file -> process id -> address -> rank
 
@@ -67,6 +73,9 @@ class Units:
         world = max(world, int(nodes[1]) * int(per_node[1]) if nodes and per_node else 0)
         if world > self._worlds.get(file, 0) and len(self._worlds) < MAX_FILES:
             self._worlds[file] = world
+        hosts = _HOST.findall(text) if b"executed on" in text or b"exec_host" in text or b"NODELIST" in text else ()
+        if hosts and len(self._hosts) < MAX_FILES:
+            self._hosts.setdefault(file, set()).update(b"".join(each) for each in hosts)
         highest = max((int(found[1]) for found in _RANK.finditer(text)), default=-1) if b"ank" in text else -1
         if highest > self._ranks.get(file, -1) and len(self._ranks) < MAX_FILES:
             self._ranks[file] = highest
@@ -100,6 +109,11 @@ class Units:
         if found and found["ip"]:
             return ranks.get(found["ip"], ranks.get(""))
         return next(iter(ranks.values())) if len(ranks) == 1 else None  # a line of the driver's own node has no address
+
+    def host(self, file: str) -> Optional[str]:
+        """Return the host of a file's job if it ran on only one."""
+        hosts = self._hosts.get(file, set())
+        return next(iter(hosts)).decode() if len(hosts) == 1 else None
 
     def world(self, file: str = "") -> int:
         """Return the number of ranks that the lines of this file, or of any, give; 0 if none does."""

@@ -35,8 +35,9 @@ def linear_cross_entropy(hidden: Tensor, head: nn.Linear, targets: Tensor) -> Te
         return torch.stack(losses).sum()
     slices = [len(hidden[part]) for part in _slices(hidden, weight)]
     fits = all(size % 16 == 0 for size in (*slices, *weight.shape))  # what 8-bit products take
-    kind = _Float8CrossEntropy if float8.is_marked(head) and fits else _LinearCrossEntropy
-    return kind.apply(hidden, weight, targets)  # type: ignore[no-any-return]
+    if float8.is_marked(head) and fits:
+        return _Float8CrossEntropy.apply(hidden, weight, targets)  # type: ignore[no-any-return]
+    return _LinearCrossEntropy.apply(hidden, weight, targets)  # type: ignore[no-any-return]
 
 
 def cross_entropy_sum(logits: Tensor, targets: Tensor) -> Tensor:
@@ -77,36 +78,55 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 class _Float8CrossEntropy(_LinearCrossEntropy):
-    """The same with all three products in 8 bits; the logits themselves are written in 16.
+    """The same with products in 8 bits; the logits themselves are written in 16.
+
+    An error of rounding does harm only if it is the same in every row and batch: it is then a constant push. Two things make one.
 
     The gradient of a row of logits is its probabilities, less 1 at the target. There the two nearly cancel, or nearly do not, and
-    two bits of fraction would round both to the same few values in every row: an error that does not average out. So the
-    target's part stays in 16 bits: a row of the weight and a row of the input, times a number. The other probabilities go
-    through the 8-bit products; their rounding errors average out over the rows.
+    two bits of fraction would round both to the same few values in every row. So the target's part is a row of the weight and
+    a row of the input, times a number that stays in 16 bits; only the other probabilities go through the 8-bit products.
+
+    In the mean over all rows a word is the target as often as it is predicted. The gradient of the input is then the same sum
+    of words' rows twice, once exact with a minus, once rounded: what remains is the mean error of the rounded rows. That is large
+    where all words' rows have a part in common, which is rounded alike in all of them. But a softmax, and its gradient, stay
+    the same if every word's row loses the same vector. So the rows lose their mean, weighed by how often a word is the target,
+    before they are rounded; their errors are then smaller and differ from word to word. What all inputs have in common likewise
+    adds one number per word to the logits, which is computed in 16 bits.
     """
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
         total = torch.zeros((), device=hidden.device, dtype=torch.float32)
         at_target = torch.empty(len(hidden), 1, device=hidden.device, dtype=torch.float32)
-        d_hidden = torch.empty_like(hidden)
-        d_weight = weight  # replaced by the first slice's share
-        w8, w8_turned, w_scale = float8.quantize(weight, False)
+        d_hidden, d_weight = torch.empty_like(hidden), weight  # replaced by the first slice's share
+        at, counts = targets.clamp(min=0), targets != IGNORE
+        common_x = _mean(hidden, counts)
+        words = weight - _mean(weight[at], counts)
+        bias = words @ common_x
+        w8, w8_turned, w_scale = float8.quantize(words, False)
         for part in _slices(hidden, weight):
-            x8, x8_turned, x_scale = float8.quantize(hidden[part], False)
-            logits = float8.product(x8, w8, x_scale, w_scale, hidden.dtype, fast=False)
+            x8, _, scale = float8.quantize(hidden[part] - common_x, False)
+            logits = float8.product(x8, w8, scale, w_scale, hidden.dtype, fast=False, bias=bias)
             losses, at_target[part], odds8, odds8_turned, scale = float8.odds(logits, targets[part], IGNORE)
-            del logits  # before the next slice's are made
             total += losses.sum()
-            share = float8.product(odds8_turned, x8_turned, scale, x_scale, weight.dtype, fast=False)
-            d_weight = share if part.start == 0 else d_weight.add_(share)
+            del logits, x8  # before more is made: each of these is a large part of the memory
             d_hidden[part] = float8.product(odds8, w8_turned, scale, w_scale, hidden.dtype, fast=False)
-        at = targets.clamp(min=0)
+            del odds8
+            _, x8_turned, x_scale = float8.quantize(hidden[part], False)
+            share = float8.product(odds8_turned, x8_turned, scale, x_scale, weight.dtype, fast=False)
+            del odds8_turned, x8_turned
+            d_weight = share if part.start == 0 else d_weight.add_(share)
         at_target = at_target.to(hidden.dtype)
-        d_hidden.addcmul_(weight[at], at_target)
+        d_hidden.addcmul_(words[at], at_target)
         d_weight.add_(torch.ops.aten.embedding_dense_backward(hidden * at_target, at, len(weight), -1, False))
         ctx.save_for_backward(d_hidden, d_weight)
         return total
+
+
+def _mean(rows: Tensor, counts: Tensor) -> Tensor:
+    """Return the mean of the rows that count; zeros if none does."""
+    total = (rows * counts[:, None]).sum(0, dtype=torch.float32)
+    return (total / counts.sum().clamp(min=1)).to(rows.dtype)
 
 
 def _slices(hidden: Tensor, weight: Tensor) -> List[slice]:

@@ -37,7 +37,8 @@ class Context:
         self.why = counted if kind == "auto" else "as asked"
         pieces = ranks if self.kind == "ulysses" else 2 * ranks
         if length % pieces:
-            raise Refusal(f"context={self.kind} over {ranks} ranks: {length} tokens do not divide into {pieces} pieces")
+            what = f"context={self.kind} over {ranks} ranks: {length} tokens do not divide into {pieces} pieces"
+            raise Refusal(what, f"make sequences of a multiple of {pieces} tokens")
         self.attend: Callable[[Tensor, Tensor, Tensor], Tensor]
         if self.kind == "ulysses":
             places, self.attend = torch.arange(length).chunk(ranks)[mesh.get_local_rank()], Ulysses(mesh)

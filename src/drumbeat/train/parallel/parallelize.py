@@ -212,6 +212,12 @@ def apply_fsdp(model: nn.Module, meshes: Meshes, precision: Precision, blocks: s
     if apart is None:  # every rank has its own, and they have seen all of their tokens
         options["ignored_params"] = {p for module in experts for p in module.parameters()}
     for module in experts if apart is not None else ():
+        ranks, sizes = apart.size(-1), sorted({p.shape[1] for p in module.parameters()})  # type: ignore[union-attr]
+        if any(size % ranks for size in sizes):
+            what = (
+                f"an expert's matrices of {' and '.join(map(str, sizes))} rows cannot be divided between {ranks} ranks"
+            )
+            raise Refusal(what, "choose degrees of dp_shard and cp whose product divides them")
         fully_shard(module, **{**options, "mesh": apart}, shard_placement_fn=lambda _: Shard(1))
     units = [block for _, block in block_list(model, blocks)] if blocks else large_modules(model, how.smallest)
     for unit in units:

@@ -19,7 +19,7 @@ function css(name) {
 const at = (t) => t * 1000 - new Date(t * 1000).getTimezoneOffset() * 60000;
 
 // Time or step along the x axis, the same for all charts. A step belongs to a time by the curve of steps.
-export const along = { what: "time", steps: [] };
+export const along = { what: "time", steps: [], counts: "step" };
 function stepAt(t) {
   const steps = along.steps;
   let low = 0, high = steps.length - 1;
@@ -139,7 +139,7 @@ export class Chart {
       width: this.plot.clientWidth, height: this.plot.clientHeight, margin: { l: 58, r: 10, t: named && !this.compact ? 22 : 6, b: 40 }, paper_bgcolor: "transparent", plot_bgcolor: "transparent", shapes,
       font: { color: css("--quiet"), family: "system-ui, sans-serif", size: 11 }, hovermode: "x unified", showlegend: named && !this.compact,
       legend: { orientation: "h", yanchor: "bottom", y: 1, xanchor: "right", x: 1, font: { size: 11 }, bgcolor: "transparent" }, uirevision: "keep", hoverlabel: { bgcolor: css("--card"), bordercolor: css("--line"), font: { color: css("--text") } },
-      xaxis: { ...axis, title: { text: byStep ? "step" : "time of day", standoff: 4 }, type: byStep ? "linear" : "date", tickformat: ticks, dtick: byStep && span < 10 ? 1 + (span > 5) : undefined, hoverformat: byStep ? ",.0f" : "%H:%M:%S", nticks: span ? Math.max(2, Math.floor(this.plot.clientWidth / 90)) : 1, tickangle: 0, showgrid: false }, yaxis: { ...axis, title: { text: y, standoff: 6 }, nticks: 5, type: this.log ? "log" : "linear", exponentformat: "SI", rangemode: this.zero && !this.log ? "tozero" : "normal" },
+      xaxis: { ...axis, title: { text: byStep ? along.counts : "time of day", standoff: 4 }, type: byStep ? "linear" : "date", tickformat: ticks, dtick: byStep && span < 10 ? 1 + (span > 5) : undefined, hoverformat: byStep ? ",.0f" : "%H:%M:%S", nticks: span ? Math.max(2, Math.floor(this.plot.clientWidth / 90)) : 1, tickangle: 0, showgrid: false }, yaxis: { ...axis, title: { text: y, standoff: 6 }, nticks: 5, type: this.log ? "log" : "linear", exponentformat: "SI", rangemode: this.zero && !this.log ? "tozero" : "normal" },
     };
     if (this.range) layout.yaxis.range = this.range;
     if (!byStep && span < 2e3) layout.xaxis.range = [first - 2e3, last + 2e3]; // or no full second, and so no label, is on the axis

@@ -52,6 +52,8 @@ function take(message) {
   nameNodes(message.curves, latest.nodes_here || latest.nodes);
   const kept = message.curves.steps;
   along.steps = (kept.since === null ? [] : along.steps.filter((point) => point[0] < kept.since)).concat(kept.p);
+  along.counts = latest.step_is || "step";
+  setText($("along").lastElementChild, `by ${along.counts}`);
   $("along").hidden = along.steps.length < 2;
   for (const chart of Object.values(charts)) {
     for (const [name] of chart.names) if (message.curves[name]) chart.take(name, message.curves[name]);
