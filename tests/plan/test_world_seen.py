@@ -6,7 +6,7 @@ import pytest
 
 from drumbeat.agent.watchers.world import WorldCount
 from drumbeat.inspector.ranks import Identity, _versions, rows_of
-from drumbeat.inspector.record import Row
+from drumbeat.inspector.record import SHARED, Row
 from drumbeat.plan.world_seen import Planned, copies, judge, silent
 from drumbeat.runfolder.events import FindingMade, VerdictGiven
 from drumbeat.runfolder.state import CODES, world_of
@@ -178,6 +178,7 @@ def test_connections_to_strangers_do_not_make_one_world():
     rows = [replace(row, joined=False, links=((40000 + row.pid, 443),)) for row in world()]
     assert judge(rows, PLAN, False) is None and copies(rows, PLAN).code == "ranks-never-joined"
     assert judge(rows, PLAN, True).answer == "unknown"
+    assert copies([replace(row, hidden=SHARED) for row in rows], PLAN) is None, "they may train through it"
 
 
 def test_ranks_that_met_elsewhere_are_one_world_by_their_own_connections():

@@ -199,13 +199,15 @@ def mapped(pid: int) -> Set[str]:
 
 
 def shared_memory(pid: int) -> Set[str]:
-    """Return device and inode of each writable shared mapping of more than one page; a single page is only a lock."""
+    """Return device and inode of each writable shared mapping; a single page counts if it is of a file, else it is only a
+    lock."""
     lines = (_read(pid, "maps", -1) or b"").decode("utf-8", "replace").splitlines()
     fields = (line.split(None, 5) for line in lines)
     shared = (each for each in fields if len(each) > 4 and each[1].startswith("rw") and each[1].endswith("s"))
-    sized = ((each, [int(address, 16) for address in each[0].split("-")]) for each in shared if each[4] != "0")
+    sized = [(each, [int(address, 16) for address in each[0].split("-")]) for each in shared if each[4] != "0"]
     page = os.sysconf("SC_PAGE_SIZE")
-    return {f"{each[3]} {each[4]}" for each, (begin, end) in sized if end - begin > page}
+    files = {each[4] for each, _ in sized if len(each) > 5 and not each[5].startswith("/dev/")}
+    return {f"{each[3]} {each[4]}" for each, (begin, end) in sized if end - begin > page or each[4] in files}
 
 
 def network(pid: int) -> Optional[str]:

@@ -12,7 +12,7 @@ from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from drumbeat.base import proc
 from drumbeat.base.proc import Ports
-from drumbeat.inspector.record import Row
+from drumbeat.inspector.record import SHARED, Row
 from drumbeat.inspector.tree import Snapshot, above
 from drumbeat.machine.host import netlink, netlink_values
 
@@ -112,7 +112,7 @@ def _hidden(rows: Sequence[Row], owned: Mapping[int, Sequence[int]], seen: Snaps
         if device:
             found[pid] = f"they use {device}"
         elif any(shared[pid] & shared[each] for each in others):
-            found[pid] = "they share memory"
+            found[pid] = SHARED
         elif any((there - locals_[pid]) & locals_[each] - locals_[pid] for each in others):
             found[pid] = "they are connected by local sockets"
     return found

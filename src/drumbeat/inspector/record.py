@@ -79,6 +79,7 @@ class RankLook:
 
 
 ENOUGH = 4096  # bytes: more than ranks need for the rendezvous and a barrier or two
+SHARED = "they share memory"
 PLENTY = 1 << 20  # bytes: more than the figures for a log of a program that has just begun
 
 

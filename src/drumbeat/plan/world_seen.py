@@ -11,7 +11,7 @@ from drumbeat.base.ranges import named_ranks, ranges
 from drumbeat.base.text import count
 from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import CERTAIN, LIKELY, UNKNOWN, WARNING, Evidence, Finding, Verdict
-from drumbeat.inspector.record import ENOUGH, PLENTY, Row
+from drumbeat.inspector.record import ENOUGH, PLENTY, SHARED, Row
 
 find = Catalog("plan")
 AS_PLANNED, SEVERAL, REPEATED, OTHER_SIZE = "as planned", "separate worlds", "repeated ranks", "another size"
@@ -168,8 +168,8 @@ def copies(rows: Sequence[Row], planned: Planned, training: bool = True) -> Opti
     groups = len(sizes)
     if len(ranks) < 2 or groups < 2 or len(set(sizes)) > 1 or any(row.joined or row.alone is None for row in ranks):
         return None
-    if groups < len(ranks) and any(row.hidden for row in ranks):
-        return None  # groups may be connected in ways not visible here
+    if any(row.hidden == SHARED or row.hidden and groups < len(ranks) for row in ranks):
+        return None  # they may be connected in ways not visible here
     smaller = (("--nodes 1", planned.nodes > 1), ("--ranks-per-node 1", planned.world_size > planned.nodes))
     alone = " ".join(flag for flag, differs in smaller if differs)
     loaded = sorted({row.framework for row in ranks if row.framework})

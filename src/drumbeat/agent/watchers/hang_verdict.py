@@ -355,14 +355,18 @@ def _stands(look: RankLook, word: str, silence: Silence) -> bool:
     progress."""
     if moves(look):
         return False
-    core = 1.0 if look.granted is None else look.granted  # on a crowded machine work takes longer
     asks = look.signs.endswith(activity.ANSWER) and not in_collective(look)
     if asks or not silence.steps and (look.signs and word != INPUT or not silence.again):
-        return silence.seconds * core >= _BUSY_PATIENCE
+        return silence.seconds * had_core(look) >= _BUSY_PATIENCE
     stood = silence.seconds if in_collective(look) else look.still
-    worked = silence.seconds * (core if word == BUSY else 1.0)
+    worked = silence.seconds * (had_core(look) if word == BUSY else 1.0)
     long = worked >= max(_BUSY_PATIENCE, _TIMES_LONGEST * silence.longest)
     return long or (word != BUSY and stood >= PATIENCE)
+
+
+def had_core(look: RankLook) -> float:
+    """Return the share of its time that a rank that wants to compute had a core: on a crowded machine work takes longer."""
+    return 1.0 if look.granted is None else look.granted
 
 
 def _raised(looks: Sequence[RankLook], silence: Silence) -> Optional[RankLook]:
