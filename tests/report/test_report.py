@@ -272,7 +272,7 @@ def test_a_target_in_the_command_is_compared_with_the_accuracy(tmp_path):
     write_summary(run.folder, summary)
     figures = figures_of(run)
     assert figures.target == 0.95 and figures.target_reached is False
-    assert any("not reached 0.95 (accuracy 0.7082)" in line for line in lines_of(figures))
+    assert any("not reached 0.95 (last accuracy 0.7082)" in line for line in lines_of(figures))
 
 
 def test_export(tmp_path, capsys):

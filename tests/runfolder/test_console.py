@@ -52,7 +52,8 @@ def test_what_several_nodes_find_while_they_run_is_said_once_per_attempt(tmp_pat
     assert capsys.readouterr().err.count("rdma is expected") == 1
 
 
-def test_the_place_of_tensorboards_files_is_said(tmp_path, capsys):
+def test_the_place_of_tensorboards_files_is_said(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", "0")
     view = console(tmp_path, track=("tensorboard=", "wandb=mine"))
     view.begin()
     said = capsys.readouterr().err

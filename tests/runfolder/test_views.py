@@ -356,7 +356,7 @@ CAUSES = {
     "/runs/x/job.sh: 45: exec: apptainer: not found": "a node has no apptainer",
     'FATAL:   "python3": executable file not found in $PATH': "the container image has no python3",
     "FATAL:   could not open image /p/x.sif: image format not recognized": "the container image cannot be opened /p/x.sif",
-    "drumbeat: node 0: [Errno 28] No space left on device; ending": "the file system is full where the program wrote",
+    "drumbeat: node 0: [Errno 28] No space left on device; ending": "a file system is full or its quota is used up",
 }
 
 

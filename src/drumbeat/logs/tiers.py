@@ -332,7 +332,7 @@ class Tiers:
         self._set_aside(CAUSE, passed)
 
     def _put_behind_the_set_up(self) -> None:
-        """What a program could not load follows from the failed step of the set-up that should have brought it."""
+        """Put what a program could not load behind the failed step of the set-up that should have brought it."""
         echoes = [event for event in self.tiers[CAUSE] if event.code in _NOT_LOADED and not _survivable(event)]
         begin = {event.evidence.file: event.number for event in reversed(echoes)}
         failed = [event for event in self.tiers[NOTE] if event.code in _SET_UP]
