@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any, Dict, List, Tuple
@@ -267,8 +268,23 @@ def test_a_folder_whose_weights_have_other_shapes_is_refused(base: Tuple[Path, A
     shutil.copytree(base[0], tmp_path, dirs_exist_ok=True)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "intermediate_size": 64}))
-    with pytest.raises(Refusal, match=r"weights=.* cannot be loaded: .*; it needs safetensors and a tokenizer"):
+    with pytest.raises(
+        Refusal, match=r"weights=.* cannot be loaded: .*; check that its safetensors and tokenizer are complete"
+    ):
         loaded(transformers.AutoModelForCausalLM, str(tmp_path))
+
+
+def test_weights_that_are_damaged_are_refused() -> None:
+    """A missing tensor would be drawn at random, and no step can mend one that is not finite."""
+    from drumbeat.train.recipes.finetune import refuse_damaged
+
+    model = torch.nn.Linear(2, 2)
+    refuse_damaged("m", model, [])
+    with pytest.raises(Refusal, match="weights=m: b is missing, and 1 more"):
+        refuse_damaged("m", model, ["c", "b"])
+    torch.nn.init.constant_(model.bias, math.nan)
+    with pytest.raises(Refusal, match="weights=m: bias is not finite"):
+        refuse_damaged("m", model, [])
 
 
 def test_a_tokenizer_of_another_model_is_refused(base: Tuple[Path, Any, Any], tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ class Judge:
         new, self._skipped = skipped - self._skipped, skipped
         found: List[Tuple[Stopped, str]] = []
         if new or not math.isfinite(loss):
-            left_out = f"; {new} step{'s' * (new != 1)} left out, so no weight holds one" if new else ""
+            left_out = f"; {new} step{'s' * (new != 1)} left out of the weights" if new else ""
             what = f"loss or gradients are not finite at or before step {step}{left_out}"
             fix = "look at the data and the learning rate; on_nan=skip leaves such steps out and goes on"
             found.append((NotFinite(what, fix), self.on_nan))

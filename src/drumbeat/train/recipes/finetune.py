@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Dict, Iterator, Tuple
+from typing import Any, ClassVar, Dict, Iterable, Iterator, Tuple
 
 import torch
+from torch import nn
 
 from drumbeat.train.checkpoint.state import seed_generators
 from drumbeat.train.data.conversations import Mixture, NamedStream, Packed, documents, lines_of, named
@@ -93,7 +94,18 @@ def loaded(kind: Any, folder: str, **more: Any) -> Any:
         return kind.from_pretrained(folder, local_files_only=True, **more)
     except Exception as error:  # whatever transformers, safetensors and a model's own code raise
         why = " ".join(str(error).split())[:300]
-        raise Refusal(f"weights={folder} cannot be loaded: {why}", "it needs safetensors and a tokenizer") from error
+        raise Refusal(
+            f"weights={folder} cannot be loaded: {why}", "check that its safetensors and tokenizer are complete"
+        ) from error
+
+
+def refuse_damaged(folder: str, model: nn.Module, missing: Iterable[str]) -> None:
+    """Refuse weights of which a part is missing, for it would be drawn at random, or is not finite."""
+    lost = sorted(missing)
+    lost = lost or [name for name, value in model.named_parameters() if not bool(torch.isfinite(value).all())]
+    if lost:
+        what = f"weights={folder}: {lost[0]} is {'missing' if missing else 'not finite'}"
+        raise Refusal(what + (f", and {len(lost) - 1} more" if lost[1:] else ""), "download or export the model again")
 
 
 def run(settings: FinetuneSettings) -> Result:
@@ -117,7 +129,8 @@ def run(settings: FinetuneSettings) -> Result:
     if given.warmup < 0:
         settings = replace(settings, warmup=min(settings.warmup, settings.steps // 10))
     seed_generators(settings.seed)
-    model = loaded(AutoModelForCausalLM, folder, dtype=torch.float32)
+    model, notes = loaded(AutoModelForCausalLM, folder, dtype=torch.float32, output_loading_info=True)
+    refuse_damaged(folder, model, notes["missing_keys"])
     known, most = len(model.get_input_embeddings().weight), max(rows.largest, kept.largest)
     if most >= known:
         what = f"weights={folder}: the tokenizer gives token {most}, and the model has {known} embeddings"
