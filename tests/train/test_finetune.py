@@ -275,7 +275,7 @@ def test_a_folder_whose_weights_have_other_shapes_is_refused(base: Tuple[Path, A
 
 
 def test_weights_that_are_damaged_are_refused() -> None:
-    """A missing tensor would be drawn at random, and no step can mend one that is not finite."""
+    """A missing tensor would be initialized at random, and training cannot repair one that is not finite."""
     from drumbeat.train.recipes.finetune import refuse_damaged
 
     model = torch.nn.Linear(2, 2)

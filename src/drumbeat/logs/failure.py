@@ -1,4 +1,4 @@
-"""Input of `judge` besides the events, and its answer: the first failure, its confidence, and what else was seen."""
+"""Input of `judge` besides the events, and its answer: the first failure, how sure it is, and on what evidence."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from dataclasses import field, replace
 from typing import AbstractSet, FrozenSet, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
-from drumbeat.base.ranges import Places
-from drumbeat.findings.model import CERTAIN, LIKELY, UNKNOWN, Evidence, Finding, Verdict
+from drumbeat.base.ranges import Places, merged
+from drumbeat.causes.table import NOBODYS_FAULT
+from drumbeat.findings.model import CERTAIN, INFO, LIKELY, UNKNOWN, Evidence, Finding, Verdict
 from drumbeat.logs.events import Event
 from drumbeat.logs.read.attempts import GoodEnds, speaker
 from drumbeat.logs.read.labels import Labels
+from drumbeat.logs.read.launchers import ranks as listed
 from drumbeat.logs.read.progress import Steps
 from drumbeat.logs.read.testing import TestRun
 from drumbeat.logs.read.tracebacks import Survived
@@ -23,6 +25,7 @@ WENT_ON = 100  # lines of a program behind an error that it survived
 AT_THE_END = 12  # lines: an event with at most this many lines after it counts as the end of its file
 _WORD = re.compile(r"[A-Za-z]{3,}")
 WORDS = "by what these words mean; no rule knows them"
+MAX_NAMED = 8  # ranks in a title or a line
 EARLIER = "earlier-attempt"  # the code of a note: an attempt before the last one failed
 
 
@@ -155,3 +158,92 @@ class Failure:
         findings = ((self.finding,) if self.finding else ()) + self.others + self.consequences
         summary = self.finding.title if self.finding else ""
         return Verdict("failure", self.answer, self.confidence, summary, findings, self.seen, self.unseen)
+
+
+# Evidence of an answer: the lines that were seen and what was not; no answer is certain without them.
+
+
+def without_itself(failure: Failure) -> Failure:
+    """Remove other failures that only repeat the answer, such as the launcher's record of the same end."""
+    finding = failure.finding
+    if finding is None:
+        return failure
+    words = {each.text for each in finding.evidence}
+    others = tuple(
+        other
+        for other in failure.others
+        if other.code not in (finding.code, "exit-code")
+        or not (other.evidence and {each.text for each in other.evidence} <= words)
+    )
+    return replace(failure, others=others)
+
+
+MISSING = "; a log may be missing: send the other nodes' too"
+
+
+def with_record(
+    failure: Failure, log: Log, unheard: Tuple[int, ...] = (), waiting: FrozenSet[int] = frozenset()
+) -> Failure:
+    """Add the lines that the answer rests on; without any, it is not certain. `unheard`: ranks that printed nothing about it;
+    `waiting`: ranks that waited for another one."""
+    unseen = []
+    if log.missing_ranks:
+        unseen.append(f"{listed(log.missing_ranks)}: no line of their communicator in these logs")
+    unheard = tuple(rank for rank in unheard if rank not in log.missing_ranks)
+    if unheard:
+        absent = tuple(rank for rank in unheard if rank not in log.last_lines)
+        maybe = "" if log.nranks else MISSING  # NCCL's lines name the world: see above
+        silent = [
+            f"rank {rank}: no line about this in {log.last_lines[rank].file}" for rank in unheard if rank not in absent
+        ]
+        unseen += [f"{listed(absent)}: no line about this{maybe}"] * bool(absent) + silent[:MAX_NAMED]
+    told = {each.code for each in failure.others} & {"rank-behind", "rank-absent", "collective-desync"}
+    all_wait = waiting and waiting == log.heard and not (unheard or told or log.world)
+    if all_wait and failure.finding and failure.finding.rank is None:
+        unseen.append(f"whom they wait for: {listed(waiting)} waited{MISSING}")
+    if failure.answer == NO_FAILURE:
+        seen = tuple(f"{file}:{log.begins.get(file, 1)}-{last}" for file, last in list(log.ends.items())[:64])
+    elif failure.finding is None:
+        seen = ()
+    else:
+        shown = Places()
+        for item in failure.finding.evidence:
+            if item.file and item.line:
+                shown.add(item.file, item.line)
+        places = log.places.get(failure.finding.code)
+        named = tuple(item.place for item in failure.finding.evidence if item.place)
+        seen = merged([places, shown]) if places else named
+    unseen += [
+        f"lines 1-{first - 1} of {file}: {EARLIER_RUNS}, only the last one is"
+        for file, first in list(log.begins.items())[:8]
+    ]
+    if log.several_runs:
+        unseen.append("where one run ends and the next begins: these logs hold several")
+    sure = seen and not log.several_runs
+    confidence = failure.confidence if sure or failure.confidence != CERTAIN else LIKELY
+    finding = failure.finding
+    if finding is not None:
+        finding = replace(finding, confidence=confidence, seen=seen, unseen=tuple(unseen))
+    return replace(failure, confidence=confidence, finding=finding, seen=seen, unseen=tuple(unseen))
+
+
+def with_its_report(failure: Failure) -> Failure:
+    """Move launchers' reports of the same rank, or of the task on the same host that holds it, to the consequences of the
+    answer. The only task that is reported gives the host, and the only one of the answer's host gives the rank."""
+    found = failure.finding
+    if found is None or failure.answer in (NO_FAILURE, NOT_KNOWN) or found.code in NOBODYS_FAULT:
+        return failure
+    told = [each for each in failure.others if each.code == "task-failed"]
+    of_host = [each for each in told if each.host and each.host == found.host]
+    if len(of_host) == 1 and len(of_host[0].evidence) == 1 and found.rank is None and found.task is None:
+        found = replace(found, rank=of_host[0].rank, task=of_host[0].task)
+    reports = [each for each in told if each.task is not None]
+    if len(reports) == 1 and found.rank is not None and not found.host and len(reports[0].evidence) == 1:
+        found = replace(found, host=reports[0].host)
+    own = [each for each in reports if each.host and each.host == found.host]
+    return replace(
+        failure,
+        finding=found,
+        others=tuple(each for each in failure.others if each not in own),
+        consequences=(*(replace(each, severity=INFO, fix="") for each in own), *failure.consequences),
+    )

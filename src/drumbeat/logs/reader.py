@@ -17,11 +17,12 @@ from typing import Deque, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 from drumbeat.findings.model import ERROR, INFO, UNKNOWN, WARNING, Evidence, Finding, PastedDump, clipped, worst
 from drumbeat.logs.events import Event, Events, RankOf
 from drumbeat.logs.failure import AT_THE_END, EARLIER, NO_FAILURE, NOT_KNOWN, Log, with_unseen
-from drumbeat.logs.judge import finding_of, judge
+from drumbeat.logs.judge import judge
 from drumbeat.logs.meaning.conditions import whole
 from drumbeat.logs.meaning.grammar import BARE_SIGNS, FOREIGN_WORDS, NAMES, is_bare, may_be_bare
 from drumbeat.logs.meaning.rules import CAUSE, NOTE, OTHER, REPORT, SHAPE, SYMPTOM, Match, Prefilter, Rulebook, rulebook
 from drumbeat.logs.meaning.senses import sense
+from drumbeat.logs.named_rank import finding_of
 from drumbeat.logs.nccl import communicators, grammar, missing, transport
 from drumbeat.logs.nccl.communicators import Communicators
 from drumbeat.logs.nccl.transport import Transport

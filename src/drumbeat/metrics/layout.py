@@ -272,7 +272,9 @@ class Layout:
                 count, total = line.samples
                 record = {**self._samples.counted({**record, "batch": count, "batches": total}), "step_is": "sample"}
             follows = False
-            if line.guessed and "step" in record:  # a counter grows, and neither it nor its stride could be a rank
+            if (
+                line.guessed and "step" in record
+            ):  # it grows like a counter, and neither its value nor its stride could be a rank
                 last, self._guess = self._guess, record["step"]
                 follows = 0 <= last < self._guess and (self._guess - last >= 10 or self._guess >= 64)
                 record = record if follows else {name: value for name, value in record.items() if name != "step"}

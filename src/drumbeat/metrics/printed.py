@@ -1,4 +1,4 @@
-"""Layout that training programs print, read as metrics: single ones, streams, and the logs of a node.
+"""Metrics from lines that training programs print: single lines, streams, and the logs of a node.
 
 Rows of a stream (rows.py) are read one by one (tokens.py, fields.py, grammar.py), or by a rule of the table; layout.py tells what
 several lines are together.

@@ -44,7 +44,10 @@ class Settings:
     layout: str = option(
         "ddp", "ddp, fsdp, hsdp, tp, pp, cp, ep, or degrees: dp_replicate=2,dp_shard=4,tp=1,pp=1,cp=1,ep=1"
     )
-    precision: str = option("auto", "fp32, tf32, bf16, bf16-master, fp16, fp8; auto: bf16 of the fitting kind on a GPU")
+    precision: str = option(
+        "auto",
+        "fp32, tf32, bf16, bf16-master, fp16, fp8; auto: on a GPU bf16 or bf16-master",
+    )
     steps: int = option(100, "optimizer steps")
     batch: int = option(BATCHES["llama"], "samples per step, on all ranks together")
     accumulate: int = option(0, "micro-batches per step (a pipeline's too); 0: as few as fit into the GPU")

@@ -255,7 +255,9 @@ class Beat:
     done: bool = False  # all ranks that report have made the steps that they announced
     waits_least: Optional[Pace] = None  # the rank that waits least for the others; `seconds` per second
     waits: Optional[float] = None  # median share of the time that the node's other ranks wait
-    rests: Optional[float] = None  # seconds since the ranks hardly use the CPU; None once one has reported a step
+    rests: Optional[float] = (
+        None  # seconds for which the ranks have used almost no CPU; None after a first step was reported
+    )
 
     def __post_init__(self) -> None:
         for name in ("t", "silent", "stale", "every", "usual", "waits", "rests"):
