@@ -76,4 +76,4 @@ def test_the_lowest_member_with_a_fast_network_is_the_one_that_others_compare_wi
     assert not common.fast
     for member in (3, 1, 2):
         common.add(member, f"n{member}", Network((f"10.0.0.{member + 1}/24", f"10.0.{member}.9/24"), "infiniband"))
-    assert list(common.fast) == [1] and common.subnets == {"10.0.0.0/24"}
+    assert list(common.fast) == [1] and common.compared.reach.subnets == ("10.0.0.0/24",)

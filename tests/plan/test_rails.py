@@ -13,7 +13,8 @@ from drumbeat.doctor.examine import compare, judged_plan
 from drumbeat.machine.gather import gather
 from drumbeat.machine.model import Gid
 from drumbeat.machine.replay import FolderHost
-from drumbeat.plan.network import choose, compute_nics, narrowed, swapped
+from drumbeat.plan.network import choose, compute_nics
+from drumbeat.plan.reach import narrowed, swapped
 from tests.plan.archetype import facts_of, order_of, peers_of
 from tests.trees.archetypes import mi300x
 from tests.trees.tree import roce_gids

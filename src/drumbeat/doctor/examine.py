@@ -15,7 +15,8 @@ from drumbeat.findings.model import ERROR, INFO, UNKNOWN, WARNING, Finding
 from drumbeat.machine.model import Facts, Peer, Peers
 from drumbeat.machine.table import limits_words
 from drumbeat.machine.vendors import VENDORS, vendor_named
-from drumbeat.plan.network import active_ports, compute_nics
+from drumbeat.plan.network import active_ports, compute_nics, reach_of
+from drumbeat.plan.reach import judge
 from drumbeat.plan.scene import fits, matches
 from drumbeat.plan.show import NodePlan, plan_node
 from drumbeat.plan.variables import steers
@@ -243,7 +244,7 @@ def compare(peers: Peers) -> List[Finding]:
         return []
     checks = (_versions, _devices, _clocks, _memory, _exported, _same_gpu)
     found = (finding for check in checks for finding in check(peers))
-    return list(seen(f"what {len(peers.nodes)} nodes said of themselves", found))
+    return [*seen(f"what {len(peers.nodes)} nodes said of themselves", found), *judge(reach_of(peers))]
 
 
 Outliers = Tuple[Optional[str], List[Tuple[Peer, str]]]

@@ -17,11 +17,11 @@ from drumbeat.plan.network import (
     candidates,
     common_gid_index,
     leads_out,
-    networks,
     own_addresses,
     roce_ports,
     usable_gids,
 )
+from drumbeat.plan.reach import networks
 from drumbeat.plan.scene import NET_PLUGINS, fits
 
 # Packages that contain a library: for Debian and Ubuntu, RHEL and its kin, SUSE.

@@ -366,7 +366,7 @@ class Lead:
         """Begin the first attempt with the first fit members; the others are spares."""
         self.muster.seconds = now - self.started
         assignment = self.muster.fit()[: self.order.nodes]
-        doors, shared = self.muster.doors, self.muster.common.subnets or ()
+        doors, shared = self.muster.doors, self.muster.common.compared.reach.subnets or ()
         if len(assignment) < 2 or not all(doors.get(number) for number in assignment):
             return self._start(assignment, now)
         self.phase, self.resume, self.answers = "trying", (now + _TRYING, assignment), {}
@@ -385,19 +385,21 @@ class Lead:
 
     def _start_tried(self, now: float) -> List[Act]:
         """Drop, on all nodes alike, the subnets in which a member does not reach its partner, unless none would be left."""
-        assignment, common = self.resume[1], self.muster.common
+        assignment, compared = self.resume[1], self.muster.common.compared
         apart: Dict[str, Dict[str, str]] = {}
         for number, other in zip(assignment, assignment[1:] + assignment[:1]):
             for subnet, why in sorted(self.answers.get(number, {}).items()):
                 here, there = self.members[number].host, self.members[other].host
                 apart.setdefault(subnet, {"here": here, "there": there, "why": why})
-        others = set(common.subnets or ()) - set(apart)
+        others = set(compared.reach.subnets or ()) - set(apart)
         words = "others" if others else "only"
         acts: List[Act] = [
             record_finding(find("subnet-apart", words, subnet=subnet, **said)) for subnet, said in apart.items()
         ]
         if others:
-            common.leave_out(apart)
+            compared.leave_out(
+                {subnet: "{here} does not reach {there} there".format(**said) for subnet, said in apart.items()}
+            )
         return acts + self._start(assignment, now)
 
     # -- running -----------------------------------------------------------------------------------------------------
