@@ -58,7 +58,11 @@ def test_planning_with_a_world_is_planning_with_all_facts(dgx):
 def test_a_world_knows_which_subnet_is_not_on_every_node():
     first, second = facts_of("mi300x-thor2")
     odd = tuple(replace(one, addresses=("172.16.5.9/24",)) if one.name == "rail5" else one for one in second.interfaces)
-    facts = [first, replace(second, interfaces=odd), replace(first, host="third")]
+    third = tuple(
+        replace(one, addresses=tuple(text.replace(".10/", ".12/") for text in one.addresses))
+        for one in first.interfaces
+    )
+    facts = [first, replace(second, interfaces=odd), replace(first, host="third", interfaces=third)]
     asked, world = order(nodes=3, hosts=("a", "b", "c")), world_of(facts)
     for node, own in enumerate(facts):
         names = [device.name for device in scene(asked, own, peers_of(world, asked, node, "", own)).nics.devices]

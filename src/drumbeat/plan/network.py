@@ -97,13 +97,11 @@ def compute_nics(facts: Facts, peers: Optional[Peers] = None) -> ComputeNics:
 def rails_of(facts: Facts) -> Tuple[Rail, ...]:
     """Return the node's RDMA devices, in the order in which NCCL pairs them."""
     left = dict(compute_nics(facts).left_out)
-    return tuple(
-        Rail(
-            device.name, "/".join(sorted(_layers(device))), tuple(map(str, places_of(device, facts))),
-            left.get(device.name, ""),
-        )
-        for device in sorted(facts.rdma, key=lambda device: natural(device.name))
-    )  # fmt: skip
+    rails = []
+    for device in sorted(facts.rdma, key=lambda device: natural(device.name)):
+        layer, places = "/".join(sorted(_layers(device))), tuple(map(str, places_of(device, facts)))
+        rails.append(Rail(device.name, layer, places, left.get(device.name, "")))
+    return tuple(rails)
 
 
 def addresses_of(facts: Facts) -> Optional[Tuple[str, ...]]:
@@ -359,14 +357,11 @@ def _why_not_the_others(
     if not others:
         return ""
     first, second = merit(best), merit(max(others, key=merit))
-    if first[0] != second[0]:
-        return "; the other interfaces belong to RDMA devices"
-    if first[1] != second[1] or (first[2] == second[2] and first[3] != second[3]):
-        return f"; the fastest of {len(others) + 1}"
-    if first[2] != second[2]:
-        return "; the other nodes reached this one by it"
-    alike = [one for one in others if merit(one) == first]
-    return f"; the first by name of {len(alike) + 1} alike"
+    fastest = f"the fastest of {len(others) + 1}"
+    words = ("the other interfaces belong to RDMA devices", fastest, "the other nodes reached this one by it", fastest)
+    alike = sum(merit(one) == first for one in others)
+    better = [why for mine, theirs, why in zip(first, second, words) if mine != theirs]
+    return f"; {better[0] if better else f'the first by name of {alike + 1} alike'}"
 
 
 def holds(interface: Interface, address: str) -> bool:

@@ -15,9 +15,6 @@ Network = Union[ipaddress.IPv4Network, ipaddress.IPv6Network]
 Address = Union[ipaddress.IPv4Interface, ipaddress.IPv6Interface]
 _Ip = Union[ipaddress.IPv4Address, ipaddress.IPv6Address]
 Spans = Dict[Network, Tuple[_Ip, _Ip]]
-_Places = List[
-    Tuple[str, List[Address]]
-]  # the compute NICs of a member and their places, in the order in which NCCL pairs them
 find = Catalog("plan")
 
 
@@ -57,34 +54,39 @@ class Comparison:
                 narrow = max(one.network, other.network, key=lambda net: net.prefixlen)
                 is_subnet = narrow.prefixlen < narrow.max_prefixlen  # not a single address
                 if is_subnet and one.ip in narrow and other.ip in narrow:
-                    self._unequal.setdefault(other.network, f"{other} on {first}, {one} on {host}")
+                    self._unequal.setdefault(other.network, f"{other.network} on {first} is {one.network} on {host}")
         if not oldest:
             self._oldest = (host, own)
 
     def _compare_rails(self, host: str, rails: Tuple[Rail, ...]) -> None:
         """Compare the compute NICs with those of the first member: their kind, subnets and order."""
-        mine = _places(rails)
-        self._rails = narrowed(self._rails, [place for _, places in mine for place in places])
-        if not self._first[0]:
+        self._rails = narrowed(self._rails, [place for _, places in _used(rails) for place in places])
+        self._several = bool(self._first[0])
+        if not self._several:
             self._first = (host, rails)
             return
-        self._several = True
-        first, theirs = self._first
-        kinds = {
-            name: {rail.layer for rail in each if not rail.fault} for name, each in ((first, theirs), (host, rails))
-        }
-        if not set.intersection(*kinds.values()):
-            words = [f"{'/'.join(sorted(each))} on {name}" for name, each in kinds.items()]
+        members, shared = (self._first, (host, rails)), within(self._rails)
+        kinds = [{rail.layer for rail in each if not rail.fault} for _, each in members]
+        if not kinds[0] & kinds[1]:
+            words = [f"{'/'.join(sorted(kind))} on {name}" for kind, (name, _) in zip(kinds, members)]
             self._mixed = self._mixed or f"the compute NICs are {' but '.join(words)}"
-        shared, order = within(self._rails), {}
-        for name, each in ((first, _places(theirs)), (host, mine)):
-            order[name] = [(device, net) for device, places in each for net in [*filter(None, map(shared, places))][:1]]
-        for device, places in _places(theirs):
+        for device, places in _used(self._first[1]):
             for place in places:
                 if shared(place) is None:
                     self._missing.setdefault(place.network, _end(device, host, rails))
-        for subnet in swapped([[net for _, net in each] for each in order.values()]):
-            ends = [f"{device} on {name}" for name, each in order.items() for device, net in each if net == subnet]
+        nets = [
+            {rail: next((net for net in map(shared, at) if net), None) for rail, at in _used(each)}
+            for _, each in members
+        ]
+        moved = {rail for rail in nets[0].keys() & nets[1].keys() if nets[0][rail] != nets[1][rail]}
+        if {rail.device for rail in self._first[1]} == {rail.device for rail in rails}:
+            crossed = {each[rail] for rail in moved for each in nets}
+        else:  # their names say nothing
+            crossed = swapped([[*filter(None, each.values())] for each in nets])
+        for subnet in {net for net in crossed if net}:
+            ends = [
+                f"{rail} on {name}" for (name, _), each in zip(members, nets) for rail in each if each[rail] == subnet
+            ]
             self._apart.setdefault(subnet, f"it is the subnet of {' but of '.join(ends)}")
 
     def leave_out(self, subnets: Dict[str, str]) -> None:
@@ -100,18 +102,15 @@ class Comparison:
         sockets, shared = self._sockets or {}, self._rails or {}
         apart = {net: why for net, why in self._apart.items() if _over(net, [*sockets, *shared])}
         rails = connecting(shared) if self._several else None
-        broken = self._mixed or next((why for net, why in apart.items() if _over(net, shared)), "")
-        return Reach(
-            None if self._sockets is None else connecting(sockets),
-            rails,
-            {str(net): why for net, why in {**self._missing, **apart}.items()},
-            broken if rails == () else "",
-            tuple(self._unequal.values()),
-            *self._first,
-        )
+        broken = self._mixed or next((f"{net}: {why}" for net, why in apart.items() if _over(net, shared)), "")
+        subnets = None if self._sockets is None else connecting(sockets)
+        why = {str(net): text for net, text in {**self._missing, **apart}.items()}
+        unequal = tuple(self._unequal.values())
+        return Reach(subnets, rails, why, broken if rails == () else "", unequal, *self._first)
 
 
-def _places(rails: Sequence[Rail]) -> _Places:
+def _used(rails: Sequence[Rail]) -> List[Tuple[str, List[Address]]]:
+    """Return the compute NICs of a member and their places, in the order in which NCCL pairs them."""
     return [(rail.device, list(map(ipaddress.ip_interface, rail.places))) for rail in rails if not rail.fault]
 
 
@@ -124,11 +123,8 @@ def _end(device: str, host: str, rails: Sequence[Rail]) -> str:
     there = next((rail for rail in rails if rail.device == device), None)
     if there is None:
         return f"{host} has no such NIC"
-    return f"{device} of {host}: {there.fault or some(['in ' + _network(place) for place in there.places], 2)}"
-
-
-def _network(place: str) -> str:
-    return str(ipaddress.ip_interface(place).network)
+    nets = [f"in {ipaddress.ip_interface(place).network}" for place in there.places]
+    return f"{device} of {host}: {there.fault or some(nets, 2) or 'without an address'}"
 
 
 def why_alone(device: str, own: Sequence[Address], reach: Reach) -> Optional[str]:
@@ -145,14 +141,12 @@ def judge(reach: Reach) -> List[Finding]:
     looked = ("addresses, subnets and RDMA devices of all nodes",)
     found = []
     if reach.unequal:
-        found.append(find("prefix-lengths-differ", where=some(reach.unequal, 4), seen=looked))
+        found.append(find("prefix-lengths-differ", where=some(reach.unequal, 2), seen=looked))
     if reach.broken:
         found.append(find("rails-apart", why=reach.broken, seen=looked))
-    elif reach.rails == ():
-        places = [
-            ipaddress.ip_interface(place) for rail in reach.first_rails if not rail.fault for place in rail.places
-        ]
-        links = all(place.network.num_addresses <= 4 for place in places)  # from a NIC to its switch alone
+    elif reach.rails == () and not reach.unequal:  # which may be why they seem to share none
+        nets = [place.network for _, places in _used(reach.first_rails) for place in places]
+        links = all(net.num_addresses <= 4 for net in nets)  # from a NIC to its switch alone
         why = next(iter(reach.why.values()), "")
         found.append(find("rails-routed", severity=INFO if links else WARNING, why=why, seen=looked))
     return found

@@ -44,7 +44,8 @@ from drumbeat.base.ranges import fold, ranges
 from drumbeat.base.signals import EXIT_MUSTER, EXIT_PREFLIGHT, EXIT_STORAGE
 from drumbeat.causes.table import HARDWARE, cause_of
 from drumbeat.findings.catalog import Catalog
-from drumbeat.findings.model import ERROR, UNKNOWN, Finding
+from drumbeat.findings.model import ERROR, UNKNOWN, WARNING, Finding
+from drumbeat.plan.reach import judge
 from drumbeat.runfolder.summary import AttemptEnd
 
 # The muster: who may join, who is missing, when to begin without them, and what to report when it fails.
@@ -366,13 +367,19 @@ class Lead:
         """Begin the first attempt with the first fit members; the others are spares."""
         self.muster.seconds = now - self.started
         assignment = self.muster.fit()[: self.order.nodes]
-        doors, shared = self.muster.doors, self.muster.common.compared.reach.subnets or ()
+        doors, reach = self.muster.doors, self.muster.common.compared.reach
+        acts: List[Act] = []
+        for finding in judge(reach) if len(assignment) > 1 else ():
+            stops = finding.severity == ERROR and self.order.checks.get("preflight", "stop") == "stop"
+            if stops and self.order.expect.transport != "tcp":
+                return self._end(Outcome(FAILED, EXIT_PREFLIGHT, finding))
+            acts += [record_finding(finding)] if finding.severity in (WARNING, ERROR) else []
         if len(assignment) < 2 or not all(doors.get(number) for number in assignment):
-            return self._start(assignment, now)
+            return acts + self._start(assignment, now)
         self.phase, self.resume, self.answers = "trying", (now + _TRYING, assignment), {}
         partners = zip(assignment, assignment[1:] + assignment[:1])
-        return [
-            Tell((number,), wire.Try(doors_in(shared, doors[other])))
+        return acts + [
+            Tell((number,), wire.Try(doors_in(reach.subnets or (), doors[other])))
             for number, other in sorted(partners, key=lambda pair: -pair[0])  # the lead's own takes long: last
         ]
 
