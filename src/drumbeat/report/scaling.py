@@ -93,7 +93,7 @@ def _cut_alike(commands: Mapping[str, str]) -> Dict[str, str]:
     """Shorten commands: what all have in common becomes `...`, except the name of an option whose value differs."""
     words = {name: command.split() for name, command in commands.items()}
     told = [each for each in words.values() if each]
-    if len({*map(tuple, told)}) < 2 or all(len(command) <= _MOST for command in commands.values()):
+    if len({*map(tuple, told)}) < 2:
         return dict(commands)
     return {name: _own_words(each, reduce(_common, told)) for name, each in words.items()}
 

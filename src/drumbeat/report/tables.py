@@ -131,8 +131,18 @@ def cells(comparison: Comparison) -> Tuple[List[str], List[List[str]]]:
     if {row.outcome for row in comparison.rows} <= {FINISHED, NOT_RECORDED}:
         header, rows = header[:-1], [row[:-1] for row in rows]
     rows += [_means(each, len(header)) for each in comparison.repeats]
+    varied = _varied(comparison)
+    runs = [row.name for row in comparison.rows] + [each.runs[0] for each in comparison.repeats]
+    header = [header[0], *varied, *header[1:]]
+    rows = [[row[0], *(values[run] for values in varied.values()), *row[1:]] for run, row in zip(runs, rows)]
     shown = [at for at in range(len(header)) if not {row[at] for row in rows} <= {_WORDS[None], NOT, ""}]
     return [header[at] for at in shown], [[row[at] for at in shown] for row in rows]
+
+
+def _varied(comparison: Comparison) -> Dict[str, Dict[str, str]]:
+    """Return the settings in which variants differ: name of a setting -> run -> value, of a command only its own words."""
+    found = [each for each in comparison.differences if each.breaks and each.values and comparison.variants]
+    return {each.what: {run: value.replace("...", "").strip() for run, value in each.values.items()} for each in found}
 
 
 def _cells(row: Row) -> List[str]:
@@ -179,10 +189,11 @@ def csv_text(comparison: Comparison) -> str:
         "seconds": "seconds", "loss": "loss", "accuracy": "accuracy", "target_reached": "target_reached", "step_ms": "step_ms",
         "lost_ms": "lost_ms", "end": "outcome", "source": "source",
     }  # fmt: skip
-    writer.writerow(fields)
+    varied = _varied(comparison)
+    writer.writerow([*fields, *varied])
     for row in comparison.rows:
         values = (getattr(row, name) if name else comparison.unit for name in fields.values())
-        writer.writerow([_plain(value) for value in values])
+        writer.writerow([*map(_plain, values), *(values[row.name] for values in varied.values())])
     return out.getvalue()
 
 

@@ -71,6 +71,7 @@ function take(message) {
   layOut();
   showChecks(head);
   showEvents(message.marks);
+  setText($("heattitle"), head.gpus ? "Every GPU and rank" : "Every rank");
   if (show === null && (head.gpus || head.step !== null)) choose(head.gpus ? "use" : "step");
   for (const button of $("shows").children) button.hidden = !head.gpus && button.dataset.show !== "step";
   if (head.state === "running" && !calm.matches) beat.animate({ opacity: [0.25, 1], transform: ["scale(1.5)", "scale(1)"] }, 500);
