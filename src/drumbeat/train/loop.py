@@ -370,11 +370,8 @@ class Trouble(Judge):
         if not step or self._times > _SO_OFTEN:
             why = f"tried {_SO_OFTEN} times from step {step}" if step else "nothing is saved yet"
             raise type(problem)(f"{problem.what}; going back does not help: {why}", problem.fix)
-        first, self._back_to = (
-            max(self.stream.sample, self._left_out),
-            step,
-        )  # the note of the last time has those before
-        self._left_out = sample
+        first = max(self.stream.sample, self._left_out)  # the note of the last time names those before
+        self._back_to, self._left_out = step, sample
         self.start(self.trainer.skipped)
         self.stream.load_state_dict({"sample": sample})
         say(

@@ -135,7 +135,7 @@ export class Chart {
     const named = traces.filter((trace) => trace.name).length > (this.band ? 0 : 1);
     const byStep = along.what === "step", y = typeof this.unit === "function" ? this.unit() : this.unit;
     // A time that spans no second has no label of its own, and one that is divided finer has the same label twice.
-    const shown = byStep || span >= 2e3 ? span : span + 4e3, most = span ? Math.max(2, Math.floor(this.plot.clientWidth / 90)) : 1;
+    const shown = byStep || span >= 2e3 ? span : span + 4e3, most = Math.max(2, Math.floor(this.plot.clientWidth / 90));
     const whole = byStep ? 1 : 1e3, apart = shown < 5 * whole * most ? whole * Math.max(1, Math.ceil(shown / whole / most)) : undefined;
     const ticks = byStep ? "~s" : span < 180e3 ? "%H:%M:%S" : span < 72e6 ? "%H:%M" : "%b %-d %H:%M";
     const layout = {
