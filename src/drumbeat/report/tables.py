@@ -16,7 +16,7 @@ from drumbeat.findings.model import ERROR, WARNING
 from drumbeat.metrics.trackers import MODULES, open_tracker
 from drumbeat.report.figures import LOSS, NOT_RECORDED, VALIDATION, Figures
 from drumbeat.report.printed_log import metrics_of_log
-from drumbeat.report.scaling import FINISHED, NOT, NOT_KNOWN, STRONG, WEAK, Comparison, Repeats, Row
+from drumbeat.report.scaling import FINISHED, NOT, NOT_KNOWN, STRONG, WEAK, Comparison, Repeats, Row, cut_alike
 from drumbeat.report.text import end_words, rows, size_words, speed_words
 from drumbeat.runfolder.lines import near, part_words
 from drumbeat.runfolder.records import Metric
@@ -142,7 +142,11 @@ def cells(comparison: Comparison) -> Tuple[List[str], List[List[str]]]:
 def _varied(comparison: Comparison) -> Dict[str, Dict[str, str]]:
     """Return the settings in which variants differ: name of a setting -> run -> value, of a command only its own words."""
     found = [each for each in comparison.differences if each.breaks and each.values and comparison.variants]
-    return {each.what: {run: value.replace("...", "").strip() for run, value in each.values.items()} for each in found}
+    varied = {each.what: cut_alike(each.values) if each.what == "command" else each.values for each in found}
+    return {
+        what: {run: value.replace("...", "").strip() for run, value in values.items()}
+        for what, values in varied.items()
+    }
 
 
 def _cells(row: Row) -> List[str]:
@@ -285,15 +289,15 @@ def page(comparison: Comparison) -> str:
     end = _unfair(comparison) if broken else kind
     words = f"{cell[4]} times as fast on {last.size} {comparison.size_is} as on {comparison.rows[0].size}"
     words = f"{words}: {cell[5]} of ideal" if last.efficiency is not None else "speed-up and efficiency: not known"
+    state = "error" if broken else "ok"
     if comparison.variants:
-        least = min(
-            (row for row in comparison.rows if row.loss is not None), key=lambda row: row.loss or 0.0, default=None
-        )
-        words = f"lowest last loss: {least.loss:.4g} ({least.name})" if least else "no loss is known"
+        losses = [(row.loss, row.name) for row in comparison.rows if row.loss is not None]
+        words = "lowest last loss: {:.4g} ({})".format(*min(losses)) if losses else "no loss is known"
+        state = ""
     verdict = f'<p class="end">{escape(end)}</p><p>{escape(words)}</p>{broken}'
     notes = "".join(f"<li>{escape(each)}</li>" for each in said(comparison))
     parts = [
-        f'<section class="verdict {"error" if broken else "ok"}"><h1>{len(comparison.rows)} runs</h1>{verdict}</section>',
+        f'<section class="verdict {state}"><h1>{len(comparison.rows)} runs</h1>{verdict}</section>',
         f'<div class="scroll"><table><tr>{head}</tr>{body}</table></div>',
         '<div class="plots">',
         *charts_of_comparison(comparison).values(),
