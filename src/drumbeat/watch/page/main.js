@@ -65,7 +65,7 @@ function take(message) {
     setText($("shows").querySelector("[data-show=step]"), `${head.step_is} time`);
   }
   setText(charts.loss.now, head.loss_not_finite ? head.loss_not_finite : head.loss === null ? "" : String(Number(head.loss.toPrecision(4))));
-  setText(charts.rate.now, head.rate === null ? "" : scaled(head.rate, head.rate_unit).join(" "));
+  setText(charts.rate.now, head.rate === null ? "" : scaled(head.rate, ` ${head.rate_unit}`).join(" "));
   showHead(head);
   showFigures($("figures"), head);
   layOut();
