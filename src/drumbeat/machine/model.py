@@ -314,7 +314,7 @@ class Rail:
 
 @dataclass(frozen=True)
 class Reach:
-    """Which subnets connect all members of a job: one judgement, whose size does not depend on their number."""
+    """The subnets that connect all members of a job: one judgement, whose size does not depend on their number."""
 
     subnets: Optional[Tuple[str, ...]] = None  # of interfaces; None: unknown
     rails: Optional[Tuple[str, ...]] = None  # of compute NICs; empty: not one; None: unknown

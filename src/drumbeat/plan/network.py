@@ -48,50 +48,45 @@ def compute_nics(facts: Facts, peers: Optional[Peers] = None) -> ComputeNics:
     """
     left: Dict[str, str] = {}
     devices = sorted(facts.rdma, key=lambda device: natural(device.name))
-    alive = []
-    for device in devices:
-        if active_ports(device):
-            alive.append(device)
-        else:
-            states = ", ".join(f"port {port.port} {port.state or 'unknown'}" for port in device.ports)
-            left[device.name] = f"{DOWN} ({states or 'no port readable'})"
+
+    def keep(among: Sequence[RdmaDevice], fault: Callable[[RdmaDevice], str]) -> List[RdmaDevice]:
+        left.update({device.name: fault(device) for device in among if fault(device)})
+        return [device for device in among if device.name not in left]
+
+    alive = keep(devices, _no_port)
     if any(not device.bond for device in alive):
-        for device in [device for device in alive if device.bond]:
-            left[device.name] = "a bond beside unbonded devices: front-end or storage"
-        alive = [device for device in alive if not device.bond]
+        alive = keep(alive, lambda device: "a bond beside unbonded devices: front-end or storage" * bool(device.bond))
     layer = _fabric_layer(alive)
-    for device in alive:
-        if layer not in _layers(device):
-            left[device.name] = f"{'/'.join(sorted(_layers(device)))} {OTHER_LAYER} {layer}"
-    alive = [device for device in alive if layer in _layers(device)]
+    other = f"{OTHER_LAYER} {layer}"
+    alive = keep(
+        alive, lambda device: "" if layer in _layers(device) else f"{'/'.join(sorted(_layers(device)))} {other}"
+    )
     near_down = any(_near(device, facts.gpus) for device in facts.rdma if device.name in left)
     if near_down and not any(_near(device, facts.gpus) for device in alive):
-        left.update({device.name: "shares no PCIe switch with a GPU, while those that are down do" for device in alive})
-        alive = []
+        alive = keep(alive, lambda device: "shares no PCIe switch with a GPU, while those that are down do")
     top = _compute_rate(alive, facts.gpus)
-    for device in alive:
-        if _rate(device) not in (0, top):  # 0: not known
-            left[device.name] = f"{_rate(device):g} Gb/s beside {top:g} Gb/s devices: {SLOWER}"
-    alive = [device for device in alive if device.name not in left]
+    known = (0, top)  # 0: not known
+    beside = f"Gb/s beside {top:g} Gb/s devices: {SLOWER}"
+    alive = keep(alive, lambda device: "" if _rate(device) in known else f"{_rate(device):g} {beside}")
     near = _beside_gpus(alive, facts.gpus)
-    for device in alive:
-        if device not in near:
-            left[device.name] = "shares no PCIe switch with a GPU, while the others do"
-    addressed = [device for device in near if places_of(device, facts) or any(map(usable_gids, device.ports))]
-    for device in near if layer == "Ethernet" and addressed else ():
-        if device not in addressed:
-            left[device.name] = NO_ADDRESS
+    alive = keep(
+        alive, lambda device: "" if device in near else "shares no PCIe switch with a GPU, while the others do"
+    )
+    addressed = [device for device in alive if places_of(device, facts) or any(map(usable_gids, device.ports))]
+    if layer == "Ethernet" and addressed:
+        alive = keep(alive, lambda device: "" if device in addressed else NO_ADDRESS)
     reach = reach_of(peers) if peers else Reach()
-    for device in near if reach.rails else ():
-        why = why_alone(device.name, places_of(device, facts), reach)
-        if why:
-            left.setdefault(device.name, f"{ALONE} {why}")
-    near = [device for device in near if device.name not in left]
-    for device in near[MOST_HCAS:]:
-        left[device.name] = f"NCCL uses no more than {MOST_HCAS} devices"
-    chosen = near[:MOST_HCAS]
+    alone = {device.name: why_alone(device.name, places_of(device, facts), reach) for device in alive}
+    alive = keep(alive, lambda device: alone[device.name] and f"{ALONE} {alone[device.name]}")
+    chosen = alive[:MOST_HCAS]
+    keep(alive, lambda device: "" if device in chosen else f"NCCL uses no more than {MOST_HCAS} devices")
     in_order = tuple((device.name, left[device.name]) for device in devices if device.name in left)
     return ComputeNics(tuple(chosen), layer if chosen else None, in_order)
+
+
+def _no_port(device: RdmaDevice) -> str:
+    states = ", ".join(f"port {port.port} {port.state or 'unknown'}" for port in device.ports)
+    return "" if active_ports(device) else f"{DOWN} ({states or 'no port readable'})"
 
 
 def rails_of(facts: Facts) -> Tuple[Rail, ...]:

@@ -127,10 +127,10 @@ def _end(device: str, host: str, rails: Sequence[Rail]) -> str:
     return f"{device} of {host}: {there.fault or some(nets, 2) or 'without an address'}"
 
 
-def why_alone(device: str, own: Sequence[Address], reach: Reach) -> Optional[str]:
-    """Return why this compute NIC has no partner on every member; None if it has one, or none has."""
+def why_alone(device: str, own: Sequence[Address], reach: Reach) -> str:
+    """Return why this compute NIC has no partner on every member; '' if it has one, or none has."""
     if not reach.rails or not own or any(map(within(map(ipaddress.ip_network, reach.rails)), own)):
-        return None
+        return ""
     known = {ipaddress.ip_network(text): why for text, why in reach.why.items()}
     noted = next((known[net] for net in map(within(known), own) if net), "")
     return f"{own[0].network}: {noted or _end(device, reach.first, reach.first_rails)}"

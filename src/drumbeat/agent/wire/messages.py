@@ -103,7 +103,7 @@ def network_of(facts: Facts) -> Network:
 
 
 class Common:
-    """How all members reach each other, updated as they join; and the first node with a fast network."""
+    """The comparison of all members, updated as they join; and the first node with a fast network."""
 
     def __init__(self) -> None:
         self.fast: Dict[int, Fast] = {}  # only the lowest member
