@@ -16,6 +16,7 @@ from drumbeat.predict.job import case_of_command
 from drumbeat.predict.past import Seen, remember
 from drumbeat.report.figures import Figures, Foreseen, Phases, Setting
 from drumbeat.runfolder.lines import code_words
+from drumbeat.runfolder.progress import PAUSED
 from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.summary import gpus_of_run, gpus_used
 
@@ -153,7 +154,7 @@ def _off(
 ) -> str:  # fmt: skip
     """Name what makes a run slower than predicted: the largest excess that was measured, else computing."""
     spent = sum(ledger.values())
-    lost = sum(ledger.get(name, 0.0) for name in ("lost", "restart", "hang"))
+    lost = sum(ledger.get(name, 0.0) for name in ("lost", "restart", PAUSED, "hang"))
     if measured <= high:
         return "restarts" if spent and lost > 0.1 * spent else ""
     network = sum(terms.get(name, 0.0) for name in NETWORK)

@@ -135,6 +135,11 @@ def quiet_words(seconds: float) -> str:
     return f"no step for {duration(seconds)}"
 
 
+def without_words(paused: float) -> str:
+    """Return the end of the words about a speed that leaves out these seconds of pauses."""
+    return f"; without the {duration(paused)} in which it had paused" if paused else ""
+
+
 def lasted_words(seconds: float) -> str:
     """Return the end of the title of a hang that is over: its whole duration. The title names the duration when it was found."""
     return f"; it lasted {duration(seconds)}"
@@ -166,7 +171,8 @@ def closing_lines(run: Run, summary: Summary, printed: Collection[int] = ()) -> 
         size = f"{count(summary.nodes, 'node')}, {count(summary.ranks, 'rank')}"
         told = summary.throughput
         unsure = f"; {WHOSE_RATE}" if told.unit.endswith(AS_PRINTED) else ""
-        after.append(("speed", f"{speed(told.value, told.unit, rough=progress.rough)} on {size}{unsure}"))
+        measured = speed(told.value, told.unit, rough=progress.rough)
+        after.append(("speed", f"{measured} on {size}{unsure}{without_words(progress.left_out)}"))
     if summary.gpus:
         after.append(("GPUs", _gpus_words(run, summary)))
     if summary.ledger:

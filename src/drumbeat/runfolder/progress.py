@@ -15,6 +15,10 @@ from drumbeat.runfolder.records import Metric, is_count
 AS_PRINTED = " as printed"  # after the unit of a figure whose scope (rank or job) is unknown
 STAGE = "stage"  # a metric's kind: a script has started another launcher
 BETWEEN_STAGES = "between stages"  # of `spent`: from the last step before that to the first one after it
+PAUSED = "paused"  # of `spent`: long times without a step after which steps came again, see `_add_pause`
+_MOST_PAUSES = (
+    2  # more of them belong to the program's pace: it validates or saves now and then, and does not report it
+)
 _MOST_KINDS = 32  # of `spent`: scripts may use any word
 _SHORT = 5.0  # seconds: over less, the times at which printed lines were read give no exact speed,
 _TOO_SHORT = 2.0  # and over less than this none
@@ -126,6 +130,8 @@ class Progress:
     reported_rate: Optional[float] = None  # where a script prints its own throughput: see StatedRates
     reported_unit: str = ""
     spent: Dict[str, float] = field(default_factory=dict)  # kind -> seconds, as reported by the lowest rank
+    pauses: Tuple[Tuple[float, float], ...] = ()  # from the step before each to the one after it
+    long_gaps: int = 0  # times without a step that may be pauses, so far
     ranks: int = 0  # that have reported a step
 
     def __post_init__(self) -> None:
@@ -141,6 +147,7 @@ class Progress:
         self._previous: Tuple[Optional[int], Optional[float]] = (None, None)  # the lowest rank's last step, its epoch
         self._stage_began: Optional[float] = None  # and none of its steps has come
         self._validated = False  # `accuracy` is a validation's
+        self._at_work = False  # the lowest rank has reported something else since its last step, which takes its time
         self._new_stage = False  # the lowest rank has yet to make its first step in it
 
     def add(self, metric: Metric, clock_offset: float = 0.0) -> None:
@@ -148,12 +155,14 @@ class Progress:
         if self._lowest is None or rank < self._lowest:
             self._lowest, self._previous, self.reports = rank, (None, None), None
             self.own_steps = self.own_seconds = None
+            self._at_work = False
             for name in _LOSSES + _VALIDATIONS:  # never mix the first loss of one rank with the last one of another
                 setattr(self, name, _DEFAULTS[name])
             self.validation_measures = {}
         lowest = rank == self._lowest
         if lowest:
             self.phase = metric.kind if metric.announces else ""
+            self._at_work = self._at_work or metric.announces or metric.kind != "step" and metric.seconds is not None
         if metric.seconds is not None and lowest and (metric.kind in self.spent or len(self.spent) < _MOST_KINDS):
             self.spent[metric.kind] = self.spent.get(metric.kind, 0.0) + metric.seconds
         if metric.accuracy is not None and (metric.kind != "step" or not self._validated):
@@ -197,6 +206,8 @@ class Progress:
         if pace is None:
             pace = self.paces[metric.rank] = RankPace(metric.rank, metric.node)
         before = pace.reported
+        if lowest:
+            self._add_pause(before, t)
         took = pace.add_step(metric, t)
         if took is not None and metric.step is not None:
             self.times.add(metric.rank, metric.step, took)
@@ -229,6 +240,26 @@ class Progress:
             self.steps = None  # the planned number does not count these steps
         if metric.loss is not None and lowest:
             self._add_loss(metric.loss, metric.step)
+
+    def _add_pause(self, before: Optional[float], t: float) -> None:
+        """Count the time since the lowest rank's last step as a pause if it was much longer than usual and nothing was reported
+        of it. The one function for all figures: a pause is no part of speed, step time, remaining time and training."""
+        usual, gap = self._usual, 0.0 if before is None else t - before
+        at_work, self._at_work = self._at_work or self._stage_began is not None, False
+        if usual is None or before is None or at_work or gap <= late_after(usual):
+            return
+        self.long_gaps += 1
+        if self.long_gaps > _MOST_PAUSES:
+            self.pauses = ()
+            self.spent.pop(PAUSED, None)
+        else:
+            self.pauses = (*self.pauses, (before, t))
+            self.spent[PAUSED] = self.spent.get(PAUSED, 0.0) + gap - usual
+
+    @property
+    def _usual(self) -> Optional[float]:
+        """Return the usual seconds between two reports of a step; None if there are too few."""
+        return self.trained / (self.reports - 1) if self.reports and self.reports > 1 else None
 
     def _count_laps(self, metric: Metric, step: int, took: Optional[float]) -> None:
         """Count a new lap when the step number is back at the first one: the script counts the steps of each epoch or stage."""
@@ -326,18 +357,29 @@ class Progress:
             return 0.0
         return max(0.0, self.last_t - self.first_t)
 
+    @property
+    def trained(self) -> float:
+        """Return the seconds from the first step to the last one in which steps were made: without pauses."""
+        idle = self.spent.get(BETWEEN_STAGES, 0.0) + self.spent.get(PAUSED, 0.0)
+        return self.seconds - idle if self.seconds > idle else self.seconds
+
     def rate(self) -> Optional[Tuple[float, str]]:
         """Return the throughput of all ranks together, with its unit."""
-        trained = self.seconds - self.spent.get(BETWEEN_STAGES, 0.0)
-        if trained > 0:
+        if self.trained > 0:
             if self.tokens:
-                return self.tokens / trained, "tokens/s"
+                return self.tokens / self.trained, "tokens/s"
             if self.samples:
-                return self.samples / trained, "samples/s"
+                return self.samples / self.trained, "samples/s"
         if self.reported_rate:
             return self.reported_rate, self.reported_unit
         mean = self.step_seconds
         return (1 / mean, f"{self.counts}s/s") if mean else None
+
+    @property
+    def left_out(self) -> float:
+        """Return the seconds of pauses that `rate` leaves out; what a program states itself is as it states it."""
+        stated = self.reported_rate and not (self.tokens or self.samples)
+        return 0.0 if stated else self.spent.get(PAUSED, 0.0)
 
     @property
     def no_rate(self) -> str:
@@ -359,11 +401,10 @@ class Progress:
             return None
         if self.step is None or self.first_step is None or self.step <= self.first_step:
             return None
-        made, seconds = self.step - self.first_step, self.seconds
+        made, seconds = self.step - self.first_step, self.trained
         if self.own_steps and self.own_seconds and self.own_steps > 0:  # steps and time of the same rank
-            made, seconds = self.own_steps, self.own_seconds
-        trained = seconds - self.spent.get(BETWEEN_STAGES, 0.0)
-        return (trained if trained > 0 else seconds) / made
+            made, seconds = self.own_steps, self.own_seconds - (self.seconds - self.trained)
+        return (seconds if seconds > 0 else self.seconds) / made
 
     @property
     def rough(self) -> bool:
@@ -378,10 +419,11 @@ class Progress:
 
     def quiet(self, now: float) -> Optional[float]:
         """Return the seconds without a step once that is much longer than the usual time between two reports; else None."""
-        if self.last_t is None or not self.reports or self.reports < 2 or self.all_made:
+        usual = self._usual
+        if self.last_t is None or usual is None or self.all_made:
             return None
         silent = now - self.last_t
-        return silent if silent > late_after(self.seconds / (self.reports - 1)) else None
+        return silent if silent > late_after(usual) else None
 
     def seconds_left(self, now: Optional[float] = None) -> Optional[float]:
         """Return the seconds left; None if unknown; with `now`, also None if no step was reported for long."""
@@ -391,7 +433,7 @@ class Progress:
             return None
         if self.laps or self.all_made or (self.printed and self.seconds < _TOO_SHORT):
             return None
-        return (self.steps - self.step) * self.seconds / (self.step - self.first_step)
+        return (self.steps - self.step) * self.trained / (self.step - self.first_step)
 
     def snapshot(self, paced: bool = True) -> Dict[str, Any]:
         """Return everything that `restored` needs to go on from here. `paced`: with the pace of each rank, unless
@@ -443,6 +485,7 @@ def merged(parts: Iterable[Tuple[Progress, float]]) -> Progress:
         if first:
             total.accuracy, total.target_reached = part.accuracy, part.target_reached
             total.spent = part.spent
+            total.pauses = tuple((begin + clock_offset, end + clock_offset) for begin, end in part.pauses)
         first = False
     return total
 

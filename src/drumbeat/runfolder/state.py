@@ -11,7 +11,7 @@ from drumbeat.base.ranges import ranges
 from drumbeat.findings.model import CERTAIN, ERROR, INFO, OK, WARNING, Finding, Verdict
 from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.events import Event
-from drumbeat.runfolder.progress import BETWEEN_STAGES, Progress
+from drumbeat.runfolder.progress import BETWEEN_STAGES, PAUSED, Progress
 
 CODE = "hang-"  # prefix of these findings' codes
 
@@ -286,7 +286,8 @@ def ranks_seen(events: Iterable[Event]) -> Optional[int]:
 # validation  seconds that the program reported for validation
 # checkpoint  seconds that the program reported for saving
 # between stages  from the last step before a script started another launcher to the first step after it
-# hang        from the last step before a reported hang to the next step, or to the end
+# paused      much longer than usual without a step, after which steps came again, whether or not a hang was reported meanwhile
+# hang        from the last step before a reported hang to the end
 # lost        steps that a later attempt had to repeat, and attempts that failed before their first step
 # restart     from the last step of an attempt that failed, through the end of its ranks, to the first step of the next one
 # idle        nothing of the job ran
@@ -297,10 +298,10 @@ def ranks_seen(events: Iterable[Event]) -> Optional[int]:
 
 QUEUE, FIRST_STEP, TRAINING, UNKNOWN = "queue", "first step", "training", "unknown"
 PARTS = (
-    QUEUE, "start", FIRST_STEP, TRAINING, "validation", "checkpoint", BETWEEN_STAGES, "hang", "lost", "restart", "idle",
+    QUEUE, "start", FIRST_STEP, TRAINING, "validation", "checkpoint", BETWEEN_STAGES, PAUSED, "hang", "lost", "restart", "idle",
     UNKNOWN,
 )  # fmt: skip
-_REPORTED = ("validation", "checkpoint", BETWEEN_STAGES)  # nothing is training during these
+_REPORTED = ("validation", "checkpoint", BETWEEN_STAGES, PAUSED)  # nothing is training during these
 
 
 @dataclass
@@ -313,7 +314,6 @@ class _Attempt:
     wait: float = 0.0  # since the attempt before, or since the agents started
     queue: float = 0.0  # of that, in a scheduler's queue
     after_first: bool = False
-    hung: float = 0.0  # in hangs that were reported and are over
     hangs: Optional[float] = None  # since when, of one that was reported and is not over; inf: since the last step
 
     @property
@@ -375,7 +375,7 @@ class _Timeline:
         if isinstance(event, kinds.FindingMade) and event.finding.code.startswith(CODE):
             attempt.hangs = math.inf if event.seconds is None else event.t - event.seconds
         elif isinstance(event, kinds.Resumed):
-            attempt.hung, attempt.hangs = attempt.hung + event.seconds, None
+            attempt.hangs = None
 
 
 def ledger(
@@ -423,9 +423,6 @@ def _add(parts: Dict[str, float], attempt: _Attempt, superseded: bool, resumed: 
         reported = min(max(0.0, progress.spent.get(kind, 0.0)), span + tail)
         parts[kind] += reported
         span, tail = span - min(span, reported), tail - max(0.0, reported - span)
-    hung = min(attempt.hung, span)
-    parts["hang"] += hung
-    span -= hung
     repeated = span * _share_repeated(progress, resumed) if superseded else 0.0
     parts[TRAINING] += span - repeated
     parts["lost"] += repeated
