@@ -568,7 +568,7 @@ def test_one_training_is_certain_only_by_what_its_ranks_send_each_other():
     connected, (at, _, summary, sure) = told([(1, None, one_node()), (3, None, one_node(sent=9_000_000))])
     assert connected[1:] == (
         "as planned",
-        "2 ranks connected (seen in 2 of 2 processes); too little data between them so far to tell if they train together",
+        "2 ranks connected (seen in 2 of 2 processes); too little data between them to tell if they train together",
         "likely",
     )
     assert (at, summary, sure) == (3, "2 ranks in one world (seen in 2 of 2 processes)", "certain")

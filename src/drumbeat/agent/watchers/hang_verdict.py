@@ -196,7 +196,7 @@ def early_exit(silence: Silence, looks: Sequence[RankLook]) -> Finding:
     spoke = named_ranks([first.rank]) if first.rank is not None else named_commands([first.node])
     return find(
         "hang-early-exit", "spoke" if first.words else "", who=" and ".join(names), seconds=silence.now - first.at,
-        rest=_rest(looks, ()), spoke=spoke, words=first.words, not_zero=NOT_ZERO, evidence=_evidence((), looks),
+        rest=_rest(looks, ())[2:], spoke=spoke, words=first.words, not_zero=NOT_ZERO, evidence=_evidence((), looks),
         node=first.node, host=first.host, rank=first.rank, confidence=_confidence(EARLY, looks, silence), seen=_seen(looks),
     )  # fmt: skip
 
