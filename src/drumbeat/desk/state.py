@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, Dict, FrozenSet, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
 
 from drumbeat.backends.contract import ALIVE, QUEUED, RUNNING, Status
@@ -23,18 +23,17 @@ from drumbeat.runfolder.lines import GpuUse, gpu_use, near, not_finite_words, qu
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.run import Ranks, Run, lead_now, spares_left
 from drumbeat.runfolder.state import (
-    Condition,
     Course,
     Hang,
+    Moment,
     Muster,
-    condition,
     last_attempt,
     replaced_nodes,
     stood_still,
     verdicts_of,
     world_of,
 )
-from drumbeat.runfolder.summary import Affected, Summary
+from drumbeat.runfolder.summary import Affected, Summary, rate_of
 
 if TYPE_CHECKING:
     from drumbeat.logs.recorded import Recorded
@@ -43,27 +42,47 @@ find = Catalog("lead")
 
 
 @dataclass(frozen=True)
-class State:
+class Told:
+    """Answer about a run's state: what its folder and its scheduler say, its summary if it has ended, and why it failed."""
+
+    status: Status
+    summary: Optional[Summary] = None
+    failure: Optional[Finding] = None  # as the lead says, or as its job's own output says
+
+    @property
+    def goes_on(self) -> bool:
+        return self.status.state in ALIVE
+
+
+def told_of(run: Run, known: Optional[Finding] = None) -> Told:
+    """Ask folder and scheduler for a run's state; this changes nothing. `known`: why it failed, by an earlier answer."""
+    told, summary = Told(status(run)), read_summary(run)
+    if told.goes_on:
+        return told  # the summary is of an end after which it was started again
+    failure = summary.failure if summary else known or recorded_end(run).cause
+    if failure is None and told.status.state in ("failed", "unknown"):
+        failure = cause_in_output(run, told.status)
+    return replace(told, summary=summary, failure=failure)
+
+
+@dataclass(frozen=True)
+class State(Moment):
     """Everything that `status` and `list` show of one run."""
 
-    run_id: str
-    folder: str
-    status: Status
-    created: float
-    seconds: Optional[float]  # since its start, or how long it took; waiting time while it is queued
-    progress: Progress
-    ranks: Ranks
+    run_id: str = ""
+    folder: str = ""
+    status: Status = Status("", "unknown")
+    created: float = 0.0
+    progress: Progress = field(default_factory=Progress)
+    ranks: Ranks = Ranks()
     summary: Optional[Summary] = None
-    failure: Optional[Finding] = None  # why it failed: as the lead says, or as its job's own output says
+    failure: Optional[Finding] = None
     hang: Optional[Hang] = None  # reported, and not over
     world: Optional[Finding] = None  # why its ranks are not the one training that was planned
-    quiet: Optional[float] = None  # seconds without a step, of a run that runs and usually makes steps much faster
-    seconds_left: Optional[float] = None
     gpus: Optional[GpuUse] = None  # of a run that is running
     muster: Optional[Muster] = None  # of a run whose nodes have not all come yet
     spares: int = 0  # nodes that wait without a role, of a run that goes on
     replaced: Tuple[str, ...] = ()  # which spares took whose place
-    condition: Condition = Condition("unknown", WARNING)
     attempt: int = 0  # number of the one that runs
     before: Tuple[str, ...] = ()  # how earlier attempts of a run that goes on have ended
 
@@ -78,9 +97,7 @@ class State:
 
     @property
     def rate(self) -> Optional[Tuple[float, str]]:
-        if self.summary and self.summary.throughput:
-            return self.summary.throughput.value, self.summary.throughput.unit
-        return self.progress.rate()
+        return rate_of(self.summary, self.progress)
 
 
 def as_plain(state: State) -> Dict[str, Any]:
@@ -93,33 +110,37 @@ def as_plain(state: State) -> Dict[str, Any]:
 
 def state_of(run: Run, now: Optional[float] = None, parts: Optional[Mapping[int, Progress]] = None) -> State:
     """Return the state of a run. `parts`: the progress of its nodes, if already read."""
-    told, summary = status(run), read_summary(run)
-    goes_on = told.state in ALIVE
+    told = told_of(run)
+    summary, runs = told.summary, told.status.state == RUNNING
     if now is None:
-        now = lead_now(run) if goes_on else time.time()
-    if goes_on:
-        summary = None  # it has ended once, and was started again
+        now = lead_now(run) if told.goes_on else time.time()
     progress = summary.progress if summary else run.progress(parts)
-    seconds = summary.elapsed if summary else _elapsed(run, told.state, now)
-    failure = summary.failure if summary else None
-    if summary is None and not goes_on:
-        failure = recorded_end(run).cause
-    if failure is None and told.state in ("failed", "unknown"):
-        failure = cause_in_output(run, told)
-    ranks = run.ranks() if goes_on else Ranks()
-    events = run.run_events() if goes_on else []
+    events = run.run_events() if told.goes_on else []
     course = Course(events)
-    gpus = gpu_use(run) if told.state == RUNNING else None
-    hang, muster = course.hang, course.muster if told.state == RUNNING else None
-    said = condition(told.state, told.detail, summary.outcome if summary else "", course, progress)
-    world = summary.world if summary else world_of(events)
-    quiet = progress.quiet(now) if told.state == RUNNING else None
-    left = progress.seconds_left(now if told.state == RUNNING else None) if goes_on and hang is None else None
-    return State(
-        run.run_id, run.path, told, run.record.created, seconds, progress, ranks, summary, failure, hang, world, quiet,
-        left, gpus, muster, spares_left(events), summary.replaced if summary else replaced_nodes(events), said,
-        max((event.attempt for event in events if isinstance(event, kinds.AttemptStarted)), default=0), _before(events),
+    started = [event.t for event in events if isinstance(event, kinds.RunStarted)]
+    moment = Moment.of(
+        told.status.state, told.status.detail, summary.outcome if summary else "", course, progress,
+        started[-1] if runs and started else run.record.created, now, summary.elapsed if summary else None,
     )  # fmt: skip
+    return State(
+        **vars(moment),
+        run_id=run.run_id,
+        folder=run.path,
+        status=told.status,
+        created=run.record.created,
+        progress=progress,
+        ranks=run.ranks() if told.goes_on else Ranks(),
+        summary=summary,
+        failure=told.failure,
+        hang=course.hang,
+        world=summary.world if summary else world_of(events),
+        gpus=gpu_use(run) if runs else None,
+        muster=course.muster if runs else None,
+        spares=spares_left(events),
+        replaced=summary.replaced if summary else replaced_nodes(events),
+        attempt=max((event.attempt for event in events if isinstance(event, kinds.AttemptStarted)), default=0),
+        before=_before(events),
+    )
 
 
 def with_ranks(run: Run, state: State) -> State:
@@ -138,13 +159,6 @@ def _before(events: Sequence[Event]) -> Tuple[str, ...]:
             who = "" if finding is None or finding.rank is None else f"rank {finding.rank}: "
             found.append(words + (f": {who}{finding.title}" if finding else ""))
     return tuple(found)
-
-
-def _elapsed(run: Run, state: str, now: float) -> Optional[float]:
-    started = [event.t for event in run.run_events() if isinstance(event, kinds.RunStarted)]
-    if state == "running" and started:
-        return max(0.0, now - started[-1])  # a job that was queued again counts from its last start
-    return max(0.0, now - run.record.created) if state in ALIVE and run.record.created else None
 
 
 def output_of(run: Run, told: Status) -> List[str]:

@@ -103,6 +103,12 @@ class Summary:
         return max(0.0, self.seconds - self.ledger.get(QUEUE, 0.0))
 
 
+def rate_of(summary: Optional[Summary], progress: Progress) -> Optional[Tuple[float, str]]:
+    """Return the throughput of all ranks: the summary's, or that of the progress read so far."""
+    told = summary.throughput if summary else None
+    return (told.value, told.unit) if told else None if summary else progress.rate()
+
+
 @dataclass(frozen=True)
 class Observations:
     """Observations of a run other than its attempts, members and progress."""

@@ -22,8 +22,8 @@ from drumbeat.runfolder.events import Event
 from drumbeat.runfolder.lines import mean_of, not_finite_words
 from drumbeat.runfolder.progress import SKEW, Progress, Slowest, merged, slowest_rank
 from drumbeat.runfolder.records import Line, Member, Metric, Sample, SoFar
-from drumbeat.runfolder.state import Course, condition, refutes, withdrawn
-from drumbeat.runfolder.summary import Summary, shortened
+from drumbeat.runfolder.state import Course, Moment, refutes, withdrawn
+from drumbeat.runfolder.summary import Summary, rate_of, shortened
 from drumbeat.watch.node_view import MOST_NODES, MOST_RANKS, Curve, NodeView, Point, RankView, rates, sum_of
 
 # The current state of a run, in memory that is bounded by the number of its ranks.
@@ -305,10 +305,7 @@ class RunView(RunState):
 
     def rate(self) -> Optional[Tuple[float, str]]:
         """Return the throughput of all ranks since the first step; at the end, the summary's."""
-        if self.summary:
-            told = self.summary.throughput
-            return (told.value, told.unit) if told else None
-        return self.progress.rate()
+        return rate_of(self.summary, self.progress)
 
     def recent_rate(self) -> Optional[float]:
         """Return the throughput over the last minute, in the unit of `rate`; None if ranks report no tokens or samples."""
@@ -495,7 +492,15 @@ def head_of(view: RunView, standing: Standing, now: float) -> Head:
     reporter = min(view.ranks, default=None)
     step_seconds = view.ranks[reporter].step_seconds if reporter is not None else None
     outcome = view.summary.outcome if view.summary else ""
-    said = condition(standing.state, standing.detail, outcome, view.course, progress)
+    queued = standing.state == QUEUED or view.started is None
+    began, took = standing.created if queued else view.started, None
+    if not standing.goes_on and view.now and began:
+        took = view.now - began
+    moment = Moment.of(
+        standing.state, standing.detail, outcome, view.course, progress, began, now,
+        view.summary.elapsed if view.summary else took,
+    )  # fmt: skip
+    said = moment.condition
     return Head(
         run_id=standing.run_id,
         name=standing.name,
@@ -521,9 +526,9 @@ def head_of(view: RunView, standing: Standing, now: float) -> Head:
         recent_rate=view.recent_rate() if standing.goes_on else None,
         step_seconds=None if progress.rough else step_seconds,
         mean_step_seconds=None if progress.rough else progress.step_seconds,
-        seconds_left=progress.seconds_left(now) if standing.goes_on and not view.course.hang else None,
-        quiet=progress.quiet(now) if standing.state == RUNNING else None,
-        elapsed=_elapsed(view, standing, now),
+        seconds_left=moment.seconds_left,
+        quiet=moment.quiet,
+        elapsed=moment.seconds,
         nodes=view.planned_nodes,
         nodes_here=sum(1 for node in nodes if node.joined and not (node.lost or node.idle)),
         world=view.world or view.planned_ranks or None,
@@ -544,12 +549,3 @@ def head_of(view: RunView, standing: Standing, now: float) -> Head:
         updated=view.now or None,
         predicted=standing.predicted,
     )
-
-
-def _elapsed(view: RunView, standing: Standing, now: float) -> Optional[float]:
-    if view.summary:
-        return view.summary.elapsed
-    begin = standing.created if standing.state == QUEUED or view.started is None else view.started
-    if not standing.goes_on:
-        return view.now - begin if view.now and begin else None
-    return max(0.0, now - begin) if begin else None
