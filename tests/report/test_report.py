@@ -151,7 +151,7 @@ def test_a_pause_is_no_step_time(tmp_path):
         assert figures.speed.hung == pytest.approx(20.0) == figures.ledger["paused"]
     assert figures.speed.low == pytest.approx(2000.0) and figures.speed.intervals == 98
     twins = [dataclasses.replace(figures, name=name, ranks=1) for name in ("a", "b")]
-    assert any("a paused for 20 s" in question for question in compare(twins).questions)
+    assert not any("paused" in question for question in compare(twins).questions)
 
 
 def test_a_toolkit_that_no_gpu_uses_is_called_that(tmp_path):

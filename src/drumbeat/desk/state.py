@@ -25,7 +25,6 @@ from drumbeat.runfolder.run import Ranks, Run, lead_now, spares_left
 from drumbeat.runfolder.state import (
     Course,
     Hang,
-    Moment,
     Muster,
     last_attempt,
     replaced_nodes,
@@ -33,7 +32,7 @@ from drumbeat.runfolder.state import (
     verdicts_of,
     world_of,
 )
-from drumbeat.runfolder.summary import Affected, Summary, rate_of
+from drumbeat.runfolder.summary import Affected, Moment, Summary, moment
 
 if TYPE_CHECKING:
     from drumbeat.logs.recorded import Recorded
@@ -49,20 +48,16 @@ class Told:
     summary: Optional[Summary] = None
     failure: Optional[Finding] = None  # as the lead says, or as its job's own output says
 
-    @property
-    def goes_on(self) -> bool:
-        return self.status.state in ALIVE
-
 
 def told_of(run: Run, known: Optional[Finding] = None) -> Told:
     """Ask folder and scheduler for a run's state; this changes nothing. `known`: why it failed, by an earlier answer."""
-    told, summary = Told(status(run)), read_summary(run)
-    if told.goes_on:
-        return told  # the summary is of an end after which it was started again
+    told, summary = status(run), read_summary(run)
+    if told.state in ALIVE:
+        return Told(told)  # the summary is of an end after which it was started again
     failure = summary.failure if summary else known or recorded_end(run).cause
-    if failure is None and told.status.state in ("failed", "unknown"):
-        failure = cause_in_output(run, told.status)
-    return replace(told, summary=summary, failure=failure)
+    if failure is None and told.state in ("failed", "unknown"):
+        failure = cause_in_output(run, told)
+    return Told(told, summary, failure)
 
 
 @dataclass(frozen=True)
@@ -95,41 +90,35 @@ class State(Moment):
     def goes_on(self) -> bool:
         return self.status.state in ALIVE
 
-    @property
-    def rate(self) -> Optional[Tuple[float, str]]:
-        return rate_of(self.summary, self.progress)
-
 
 def as_plain(state: State) -> Dict[str, Any]:
     """Return what `--json` prints."""
-    rate = state.rate
+    plain = to_plain(state)
+    rate = plain.pop("rate")
     throughput = {"value": round(rate[0], 3), "unit": rate[1]} if rate else None
     outcome = None if state.goes_on else state.condition.word
-    return {**to_plain(state), "outcome": outcome, "throughput": throughput}
+    return {**plain, "outcome": outcome, "throughput": throughput}
 
 
 def state_of(run: Run, now: Optional[float] = None, parts: Optional[Mapping[int, Progress]] = None) -> State:
     """Return the state of a run. `parts`: the progress of its nodes, if already read."""
     told = told_of(run)
-    summary, runs = told.summary, told.status.state == RUNNING
+    summary, runs, goes_on = told.summary, told.status.state == RUNNING, told.status.state in ALIVE
     if now is None:
-        now = lead_now(run) if told.goes_on else time.time()
+        now = lead_now(run) if goes_on else time.time()
     progress = summary.progress if summary else run.progress(parts)
-    events = run.run_events() if told.goes_on else []
+    events = run.run_events() if goes_on else []
     course = Course(events)
     started = [event.t for event in events if isinstance(event, kinds.RunStarted)]
-    moment = Moment.of(
-        told.status.state, told.status.detail, summary.outcome if summary else "", course, progress,
-        started[-1] if runs and started else run.record.created, now, summary.elapsed if summary else None,
-    )  # fmt: skip
+    began = started[-1] if runs and started else run.record.created if goes_on else None
     return State(
-        **vars(moment),
+        **vars(moment(told.status.state, told.status.detail, summary, course, progress, began, now)),
         run_id=run.run_id,
         folder=run.path,
         status=told.status,
         created=run.record.created,
         progress=progress,
-        ranks=run.ranks() if told.goes_on else Ranks(),
+        ranks=run.ranks() if goes_on else Ranks(),
         summary=summary,
         failure=told.failure,
         hang=course.hang,
@@ -199,35 +188,25 @@ def recorded_end(run: Run) -> Recorded:
     words = stood_still(events)
     still = [find("stood-still", words=words)] if words else []
     notes, summary = (*_earlier(run), *_warnings(events), *still, *network), read_summary(run)
+    stores = [(each.master_addr, each.master_port) for each in events if isinstance(each, kinds.AttemptStarted)]
+    where = ([("", 0), *stores][-1], len({member.host for member in run.members()}))
     if summary is not None:
-        cause = _cause(summary.failure, summary.hang)
-        missing = _steps_missing(run, summary)
-        notes += _not_finite(summary.progress)
-        source, stopped = near(run.folder.summary), _ended_by_us(summary.consequences)
         gone = any(isinstance(each, kinds.Stopping) and each.why.endswith(kinds.ORPHANED) for each in events)
         return Recorded(
-            source, summary.outcome, summary.exit_code, cause, notes, stopped, missing, gone, *_store(run, events)
-        )
-    failed: Optional[Finding] = None
-    outcome, code = "", None
-    for event in events:
-        if isinstance(event, (kinds.RunStarted, kinds.AttemptStarted)):
-            failed, outcome, code = None, "", None
-        elif isinstance(event, kinds.Failed):
-            failed = failed or event.finding
-        elif isinstance(event, kinds.RunEnded):
-            outcome, code = event.outcome, event.exit_code
-    hang, stopped = Course(events).hang, _ended_by_us(each for each in events if isinstance(each, kinds.Consequence))
+            near(run.folder.summary), summary.outcome, summary.exit_code, _cause(summary.failure, summary.hang),
+            (*notes, *_not_finite(summary.progress)), _ended_by_us(summary.consequences), _steps_missing(run, summary),
+            gone, *where,
+        )  # fmt: skip
+    starts = [place for place, each in enumerate(events) if isinstance(each, (kinds.RunStarted, kinds.AttemptStarted))]
+    last, hang = events[starts[-1] if starts else 0 :], Course(events).hang
+    failed = next((each.finding for each in last if isinstance(each, kinds.Failed)), None)
+    outcome, code = next(
+        ((each.outcome, each.exit_code) for each in last if isinstance(each, kinds.RunEnded)), ("", None)
+    )
     cause = _cause(failed, hang.finding if hang else None)
+    stopped = _ended_by_us(each for each in events if isinstance(each, kinds.Consequence))
     silence = "" if outcome or cause else _silence(run, events)
-    source = near(run.folder.events)
-    return Recorded(source, outcome, code, cause, notes, stopped, "", False, *_store(run, events), silence=silence)
-
-
-def _store(run: Run, events: Sequence[Event]) -> Tuple[Tuple[str, int], int]:
-    """Return where the ranks of the last attempt were to meet, and the number of machines they ran on."""
-    started = [(each.master_addr, each.master_port) for each in events if isinstance(each, kinds.AttemptStarted)]
-    return (started or [("", 0)])[-1], len({member.host for member in run.members()})
+    return Recorded(near(run.folder.events), outcome, code, cause, notes, stopped, "", False, *where, silence=silence)
 
 
 def _silence(run: Run, events: Sequence[Event]) -> str:

@@ -407,7 +407,7 @@ def _reports(run: Run, events: Sequence[Event], progress: Progress, parts: Mappi
         for shift, part in ((offsets.get(node, 0.0), part) for node, part in parts.items())
         for rank, pace in part.paces.items()
     }
-    reports = Reports(since, min(paces, default=None), paces, pauses=progress.pauses)
+    reports = Reports(since, min(paces, default=None), paces, pauses=progress.pauses if progress.paused() else ())
     for metric in _lines(run, parts, reports.lowest):
         shift = offsets.get(metric.node, 0.0)
         reports.add(metric._replace(t=metric.t + shift) if shift else metric)

@@ -16,8 +16,8 @@ from drumbeat.predict.job import case_of_command
 from drumbeat.predict.past import Seen, remember
 from drumbeat.report.figures import Figures, Foreseen, Phases, Setting
 from drumbeat.runfolder.lines import code_words
-from drumbeat.runfolder.progress import PAUSED
 from drumbeat.runfolder.run import Run
+from drumbeat.runfolder.state import PAUSED
 from drumbeat.runfolder.summary import gpus_of_run, gpus_used
 
 _PRECISION = regex(r"(?:--)?(?:precision|mixed[-_]precision|dtype|torch[-_]dtype)[= ]+([\w.-]+)")

@@ -87,7 +87,7 @@ _LONGEST = 300  # characters of a line
 def progress_line(progress: Progress, left: bool = True, now: Optional[float] = None) -> str:
     """Return the progress line. `left`: also say how long the run will take, if known. `now`, by the lead's clock, for a run that
     goes on: also say how long no step has been reported."""
-    rest = progress.seconds_left(now) if left else None
+    rest = progress.seconds_left() if left else None
     return progress_words(progress, rest, None if now is None else progress.quiet(now))
 
 

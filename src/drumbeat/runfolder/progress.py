@@ -15,7 +15,6 @@ from drumbeat.runfolder.records import Metric, is_count
 AS_PRINTED = " as printed"  # after the unit of a figure whose scope (rank or job) is unknown
 STAGE = "stage"  # a metric's kind: a script has started another launcher
 BETWEEN_STAGES = "between stages"  # of `spent`: from the last step before that to the first one after it
-PAUSED = "paused"  # of `spent`: long times without a step after which steps came again, see `_add_pause`
 _MOST_PAUSES = (
     2  # more of them belong to the program's pace: it validates or saves now and then, and does not report it
 )
@@ -130,8 +129,9 @@ class Progress:
     reported_rate: Optional[float] = None  # where a script prints its own throughput: see StatedRates
     reported_unit: str = ""
     spent: Dict[str, float] = field(default_factory=dict)  # kind -> seconds, as reported by the lowest rank
-    pauses: Tuple[Tuple[float, float], ...] = ()  # from the step before each to the one after it
-    long_gaps: int = 0  # times without a step that may be pauses, so far
+    pauses: Tuple[
+        Tuple[float, float], ...
+    ] = ()  # long times without a step, after which steps came again; see `paused`
     ranks: int = 0  # that have reported a step
 
     def __post_init__(self) -> None:
@@ -242,19 +242,18 @@ class Progress:
             self._add_loss(metric.loss, metric.step)
 
     def _add_pause(self, before: Optional[float], t: float) -> None:
-        """Count the time since the lowest rank's last step as a pause if it was much longer than usual and nothing was reported
-        of it. The one function for all figures: a pause is no part of speed, step time, remaining time and training."""
+        """Note the time since the lowest rank's last step as a pause if it was much longer than usual and nothing was reported
+        of it."""
         usual, gap = self._usual, 0.0 if before is None else t - before
         at_work, self._at_work = self._at_work or self._stage_began is not None, False
-        if usual is None or before is None or at_work or gap <= late_after(usual):
-            return
-        self.long_gaps += 1
-        if self.long_gaps > _MOST_PAUSES:
-            self.pauses = ()
-            self.spent.pop(PAUSED, None)
-        else:
-            self.pauses = (*self.pauses, (before, t))
-            self.spent[PAUSED] = self.spent.get(PAUSED, 0.0) + gap - usual
+        if usual is not None and not at_work and gap > late_after(usual) and len(self.pauses) <= _MOST_PAUSES:
+            self.pauses = (*self.pauses, (t - gap + usual, t))
+
+    def paused(self, until: float = math.inf) -> float:
+        """Return the seconds of pauses until this time; 0 where they come often. The one function for all figures: a pause is no
+        part of speed, step time, remaining time and training."""
+        times = self.pauses if len(self.pauses) <= _MOST_PAUSES else ()
+        return sum(max(0.0, min(end, until) - begin) for begin, end in times)
 
     @property
     def _usual(self) -> Optional[float]:
@@ -360,7 +359,7 @@ class Progress:
     @property
     def trained(self) -> float:
         """Return the seconds from the first step to the last one in which steps were made: without pauses."""
-        idle = self.spent.get(BETWEEN_STAGES, 0.0) + self.spent.get(PAUSED, 0.0)
+        idle = self.spent.get(BETWEEN_STAGES, 0.0) + self.paused()
         return self.seconds - idle if self.seconds > idle else self.seconds
 
     def rate(self) -> Optional[Tuple[float, str]]:
@@ -379,7 +378,7 @@ class Progress:
     def left_out(self) -> float:
         """Return the seconds of pauses that `rate` leaves out; what a program states itself is as it states it."""
         stated = self.reported_rate and not (self.tokens or self.samples)
-        return 0.0 if stated else self.spent.get(PAUSED, 0.0)
+        return 0.0 if stated else self.paused()
 
     @property
     def no_rate(self) -> str:
@@ -425,10 +424,8 @@ class Progress:
         silent = now - self.last_t
         return silent if silent > late_after(usual) else None
 
-    def seconds_left(self, now: Optional[float] = None) -> Optional[float]:
-        """Return the seconds left; None if unknown; with `now`, also None if no step was reported for long."""
-        if now is not None and self.quiet(now) is not None:
-            return None
+    def seconds_left(self) -> Optional[float]:
+        """Return the seconds left, if steps come as before; None if unknown."""
         if self.steps is None or self.step is None or self.first_step is None or self.step <= self.first_step:
             return None
         if self.laps or self.all_made or (self.printed and self.seconds < _TOO_SHORT):

@@ -11,7 +11,7 @@ from drumbeat.base.ranges import ranges
 from drumbeat.findings.model import CERTAIN, ERROR, INFO, OK, WARNING, Finding, Verdict
 from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.events import Event
-from drumbeat.runfolder.progress import BETWEEN_STAGES, PAUSED, Progress
+from drumbeat.runfolder.progress import BETWEEN_STAGES, Progress
 
 CODE = "hang-"  # prefix of these findings' codes
 
@@ -147,33 +147,6 @@ def condition(told: str, detail: str, outcome: str, course: Course, progress: Pr
             severity = WARNING if words and (look is None or look.stepped) else OK
             return Condition(word, severity, "; ".join(filter(None, (words, "" if detail == word else detail))))
     return Condition(word, _SEVERITY.get(word, WARNING), "" if detail in (word, told) else detail)
-
-
-@dataclass(frozen=True)
-class Moment:
-    """What every view says of a run at one moment. The one place where it is worked out."""
-
-    condition: Condition = Condition("unknown", WARNING)
-    seconds: Optional[float] = None  # since its start, or how long it took; waiting time while it is queued
-    quiet: Optional[float] = None  # seconds without a step, of a run that runs and usually makes steps much faster
-    seconds_left: Optional[float] = None
-
-    @staticmethod
-    def of(
-        told: str, detail: str, outcome: str, course: Course, progress: Progress, began: Optional[float], now: float,
-        took: Optional[float] = None,
-    ) -> Moment:  # fmt: skip
-        """`told`, `detail`, `outcome`: as for `condition`. `began`: when it was created, or last started; `took`: how long it
-        took, of a run that has ended."""
-        goes_on = told in (QUEUED, RUNNING)
-        quiet = progress.quiet(now) if told == RUNNING else None
-        known = goes_on and course.hang is None and quiet is None
-        return Moment(
-            condition(told, detail, outcome, course, progress),
-            max(0.0, now - began) if goes_on and began else took,
-            quiet,
-            progress.seconds_left() if known else None,
-        )
 
 
 def hangs_of(events: Iterable[Event], end: Optional[float] = None, progress: Optional[Progress] = None) -> List[Hang]:
@@ -323,7 +296,7 @@ def ranks_seen(events: Iterable[Event]) -> Optional[int]:
 # The parts add up to the wall time.
 
 
-QUEUE, FIRST_STEP, TRAINING, UNKNOWN = "queue", "first step", "training", "unknown"
+QUEUE, FIRST_STEP, TRAINING, PAUSED, UNKNOWN = "queue", "first step", "training", "paused", "unknown"
 PARTS = (
     QUEUE, "start", FIRST_STEP, TRAINING, "validation", "checkpoint", BETWEEN_STAGES, PAUSED, "hang", "lost", "restart", "idle",
     UNKNOWN,
@@ -446,8 +419,7 @@ def _add(parts: Dict[str, float], attempt: _Attempt, superseded: bool, resumed: 
     last = min(max(min(progress.last_t, since), first), attempt.end)
     parts["restart" if attempt.after_first else FIRST_STEP] += first - attempt.begin
     span, tail = last - first, attempt.end - last
-    before_hang = sum(max(0.0, min(end, last) - begin) for begin, end in progress.pauses)
-    spent = {**progress.spent, PAUSED: min(progress.spent.get(PAUSED, 0.0), before_hang)}
+    spent = {**progress.spent, PAUSED: progress.paused(last)}
     for kind in _REPORTED:
         reported = min(max(0.0, spent.get(kind, 0.0)), span + tail)
         parts[kind] += reported
