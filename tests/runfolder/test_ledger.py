@@ -136,7 +136,7 @@ def test_a_pause_has_one_figure_whether_or_not_it_was_called_a_hang():
     for step in range(1, 25):
         steps.add(Metric(0, 0, 10.0 + 0.5 * step + (60.0 if step > 9 else 0.0), "step", step=step, steps=40))
     assert steps.rate() == (pytest.approx(2.0), "steps/s") and steps.step_seconds == pytest.approx(0.5)
-    assert steps.seconds_left() == pytest.approx(8.0) and steps.left_out == pytest.approx(60.0)
+    assert steps.seconds_left() == pytest.approx(8.0) and steps.paused() == pytest.approx(60.0)
     begun = [run_started(1.0), started(2.0)]
     warned = [at(FindingMade, 50.0, finding=finding), at(Resumed, 75.2, seconds=60.0)]
     for events in (begun, [*begun, *warned]):
@@ -157,4 +157,4 @@ def test_what_a_program_reports_or_does_often_is_no_pause():
     for step in range(1, 60):
         often.add(Metric(0, 0, 10.0 + 0.5 * step + 30.0 * (step // 10), "step", step=step))
         assert bool(often.paused()) == (10 <= step < 30), "the third shows that it is the program's way"
-    assert often.rate() == (pytest.approx(58 / (29.0 + 150.0)), "steps/s") and not often.left_out
+    assert often.rate() == (pytest.approx(58 / (29.0 + 150.0)), "steps/s") and not often.paused()

@@ -47,9 +47,8 @@ PROVEN = 2  # the loop can only be broken from outside (see `_is_alone`): one su
 _CLOSED, _CLOSE_WAIT, _LISTENS = 7, 8, 10  # states of a TCP connection
 _NOTE = "end-"  # prefix of the names of notes
 
-_SHOWN = (
-    "<frozen socket>"  # as tracebacks show what stands between a program and its connection: no line of the program
-)
+# As tracebacks show what stands between a program and its connection: no line of the program.
+_SHOWN = "<frozen socket>"
 _TRIES, _LATELY = 3, 20.0  # refused connections that count as trying again and again; seconds since the first of them
 _refused: List[Tuple[float, Any]] = []  # the last refused connections: when, and the address
 _died: List[str] = []  # the thread that ended last with an exception, and which

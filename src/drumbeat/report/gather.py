@@ -428,13 +428,13 @@ def _speed(
     if not (progress.tokens or progress.samples) and unit != f"{progress.counts}s/s":
         how = MEAN_STATED if reports.stated and "rate" not in reports.summary else OWN_SUMMARY
     factor, unit, how = of_whole_job(unit, how, gpus or ranks, ranks)
-    how += without_words(progress.left_out)
+    how += without_words(progress)
     rates = [each * factor for _, each in reports.rates(paused=False) if each > 0]
     no_spread = f"steps are counted anew in each {progress.lap}" if progress.lap and not reports.stated else ""
     if reports.too_close:
         no_spread = f"printed lines are read every 0.25 s, too coarse for steps of less than {CLOSE:g} s"
     rates = [] if no_spread else rates
-    return spread(value * factor, unit, how, rates, no_spread=no_spread, rough=progress.rough, hung=progress.left_out)
+    return spread(value * factor, unit, how, rates, no_spread=no_spread, rough=progress.rough, hung=progress.paused())
 
 
 def _utilisation(

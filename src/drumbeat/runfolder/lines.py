@@ -135,8 +135,10 @@ def quiet_words(seconds: float) -> str:
     return f"no step for {duration(seconds)}"
 
 
-def without_words(paused: float) -> str:
-    """Return the end of the words about a speed that leaves out these seconds of pauses."""
+def without_words(progress: Progress) -> str:
+    """Return the end of the words about a speed that leaves out pauses; what a program states itself is as it states it."""
+    stated = progress.reported_rate and not (progress.tokens or progress.samples)
+    paused = 0.0 if stated else progress.paused()
     return f"; without the {duration(paused)} in which it had paused" if paused else ""
 
 
@@ -172,7 +174,7 @@ def closing_lines(run: Run, summary: Summary, printed: Collection[int] = ()) -> 
         told = summary.throughput
         unsure = f"; {WHOSE_RATE}" if told.unit.endswith(AS_PRINTED) else ""
         measured = speed(told.value, told.unit, rough=progress.rough)
-        after.append(("speed", f"{measured} on {size}{unsure}{without_words(progress.left_out)}"))
+        after.append(("speed", f"{measured} on {size}{unsure}{without_words(progress)}"))
     if summary.gpus:
         after.append(("GPUs", _gpus_words(run, summary)))
     if summary.ledger:

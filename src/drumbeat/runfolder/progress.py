@@ -15,9 +15,8 @@ from drumbeat.runfolder.records import Metric, is_count
 AS_PRINTED = " as printed"  # after the unit of a figure whose scope (rank or job) is unknown
 STAGE = "stage"  # a metric's kind: a script has started another launcher
 BETWEEN_STAGES = "between stages"  # of `spent`: from the last step before that to the first one after it
-_MOST_PAUSES = (
-    2  # more of them belong to the program's pace: it validates or saves now and then, and does not report it
-)
+# More pauses belong to the program's pace: it validates or saves now and then, and does not report it.
+_MOST_PAUSES = 2
 _MOST_KINDS = 32  # of `spent`: scripts may use any word
 _SHORT = 5.0  # seconds: over less, the times at which printed lines were read give no exact speed,
 _TOO_SHORT = 2.0  # and over less than this none
@@ -155,7 +154,6 @@ class Progress:
         if self._lowest is None or rank < self._lowest:
             self._lowest, self._previous, self.reports = rank, (None, None), None
             self.own_steps = self.own_seconds = None
-            self._at_work = False
             for name in _LOSSES + _VALIDATIONS:  # never mix the first loss of one rank with the last one of another
                 setattr(self, name, _DEFAULTS[name])
             self.validation_measures = {}
@@ -373,12 +371,6 @@ class Progress:
             return self.reported_rate, self.reported_unit
         mean = self.step_seconds
         return (1 / mean, f"{self.counts}s/s") if mean else None
-
-    @property
-    def left_out(self) -> float:
-        """Return the seconds of pauses that `rate` leaves out; what a program states itself is as it states it."""
-        stated = self.reported_rate and not (self.tokens or self.samples)
-        return 0.0 if stated else self.paused()
 
     @property
     def no_rate(self) -> str:

@@ -366,16 +366,11 @@ class _Timeline:
             self.open, self.waited, self.waited_in_queue = True, 0.0, 0.0
         elif isinstance(event, kinds.AttemptEnded):
             self.close(event.t, event.progress)
-        elif self.open:
-            self.on_hang(self.attempts[-1], event)
+        elif self.open and isinstance(event, kinds.FindingMade) and event.finding.code.startswith(CODE):
+            self.attempts[-1].hangs = math.inf if event.seconds is None else event.t - event.seconds
+        elif self.open and isinstance(event, kinds.Resumed):
+            self.attempts[-1].hangs = None
         self.last = max(self.last, event.t)
-
-    @staticmethod
-    def on_hang(attempt: _Attempt, event: Event) -> None:
-        if isinstance(event, kinds.FindingMade) and event.finding.code.startswith(CODE):
-            attempt.hangs = math.inf if event.seconds is None else event.t - event.seconds
-        elif isinstance(event, kinds.Resumed):
-            attempt.hangs = None
 
 
 def ledger(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Iterable, List, Optional, Tuple
 
 from drumbeat.backends.contract import ALIVE, UNKNOWN
@@ -105,7 +106,7 @@ class Session:
 
     def settle(self, told: Told) -> None:
         """Apply the answer of `ask`."""
-        status, record = told.status, self.run.record
+        status = told.status
         ended = status.state not in (*ALIVE, UNKNOWN)
         if ended and not self._over:
             for records in self.follower.drain():
@@ -115,10 +116,10 @@ class Session:
         self._over = ended
         self._next_status = time.monotonic() + _STATUS_EVERY
         self.view.end(told.summary)
-        self.standing = Standing(
-            self.run.run_id, record.name, status.state, status.detail, record.created, told.failure, self.run.path,
-            self.standing.predicted or self._prediction(),
-        )  # fmt: skip
+        predicted = self.standing.predicted or self._prediction()
+        self.standing = replace(
+            self.standing, state=status.state, detail=status.detail, failure=told.failure, predicted=predicted
+        )
 
     def _prediction(self) -> str:
         """Return the step time predicted from the command and the first node's GPUs; empty if unknown."""
