@@ -49,12 +49,12 @@ class Told:
     failure: Optional[Finding] = None  # as the lead says, or as its job's own output says
 
 
-def told_of(run: Run, known: Optional[Finding] = None) -> Told:
-    """Ask folder and scheduler for a run's state; this changes nothing. `known`: why it failed, by an earlier answer."""
+def told_of(run: Run) -> Told:
+    """Ask folder and scheduler for a run's state; this changes nothing."""
     told, summary = status(run), read_summary(run)
     if told.state in ALIVE:
         return Told(told)  # the summary is of an end after which it was started again
-    failure = summary.failure if summary else known or recorded_end(run).cause
+    failure = summary.failure if summary else _recorded_cause(run.run_events())
     if failure is None and told.state in ("failed", "unknown"):
         failure = cause_in_output(run, told)
     return Told(told, summary, failure)
@@ -197,16 +197,23 @@ def recorded_end(run: Run) -> Recorded:
             (*notes, *_not_finite(summary.progress)), _ended_by_us(summary.consequences), _steps_missing(run, summary),
             gone, *where,
         )  # fmt: skip
-    starts = [place for place, each in enumerate(events) if isinstance(each, (kinds.RunStarted, kinds.AttemptStarted))]
-    last, hang = events[starts[-1] if starts else 0 :], Course(events).hang
-    failed = next((each.finding for each in last if isinstance(each, kinds.Failed)), None)
-    outcome, code = next(
-        ((each.outcome, each.exit_code) for each in last if isinstance(each, kinds.RunEnded)), ("", None)
-    )
-    cause = _cause(failed, hang.finding if hang else None)
+    ends = [(each.outcome, each.exit_code) for each in _last_start(events) if isinstance(each, kinds.RunEnded)]
+    (outcome, code), cause = [("", None), *ends][-1], _recorded_cause(events)
     stopped = _ended_by_us(each for each in events if isinstance(each, kinds.Consequence))
     silence = "" if outcome or cause else _silence(run, events)
     return Recorded(near(run.folder.events), outcome, code, cause, notes, stopped, "", False, *where, silence=silence)
+
+
+def _last_start(events: Sequence[Event]) -> Sequence[Event]:
+    """Return the events since the lead or an attempt was last started."""
+    starts = [place for place, each in enumerate(events) if isinstance(each, (kinds.RunStarted, kinds.AttemptStarted))]
+    return events[starts[-1] if starts else 0 :]
+
+
+def _recorded_cause(events: Sequence[Event]) -> Optional[Finding]:
+    """Return why a run failed, or hung when it ended, where it has no summary."""
+    failed, hang = (each.finding for each in _last_start(events) if isinstance(each, kinds.Failed)), Course(events).hang
+    return _cause(next(failed, None), hang.finding if hang else None)
 
 
 def _silence(run: Run, events: Sequence[Event]) -> str:

@@ -70,7 +70,7 @@ class Session:
 
     def ask(self) -> Told:
         """Ask folder and scheduler for the run's state. This changes nothing, so it may run in another thread."""
-        return told_of(self.run, self.standing.failure)
+        return told_of(self.run)
 
     def load(self) -> None:
         """Read everything that exists; nodes of a large run take turns, so an empty poll is not yet the end."""
