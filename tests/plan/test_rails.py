@@ -196,7 +196,7 @@ ADDRESSES = {
     "duplicate and swapped": (
         lambda rail: {1: "192.168.1.10/24", 2: "192.168.3.11/24", 3: "192.168.2.11/24"}.get(rail), (1, 2, 3), SAID,
     ),
-    "duplicate front": (lambda rail: "10.1.0.10/24" if rail is None else None, (), {}),
+    "duplicate front": (lambda rail: "10.1.0.10/24" if rail is None else None, (), {"subnet-unused": "info"}),
 }  # fmt: skip
 
 

@@ -140,13 +140,17 @@ def judge(reach: Reach) -> List[Finding]:
     """Return what members must hear of their network together; each hears of its own NICs by itself."""
     looked = ("addresses, subnets and RDMA devices of all nodes",)
     found = []
+    rails = [place for _, places in _used(reach.first_rails) for place in places]
+    others = {net: why for net, why in reach.why.items() if not any(map(within([ipaddress.ip_network(net)]), rails))}
+    if others:
+        where = some([f"{net}: {why}" for net, why in others.items()], 4)
+        found.append(find("subnet-unused", where=where, seen=looked))
     if reach.unequal:
         found.append(find("prefix-lengths-differ", where=some(reach.unequal, 2), seen=looked))
     if reach.broken:
         found.append(find("rails-apart", why=reach.broken, seen=looked))
     elif reach.rails == () and not reach.unequal:  # which may be why they seem to share none
-        nets = [place.network for _, places in _used(reach.first_rails) for place in places]
-        links = all(net.num_addresses <= 4 for net in nets)  # from a NIC to its switch alone
+        links = all(place.network.num_addresses <= 4 for place in rails)  # from a NIC to its switch alone
         why = next(iter(reach.why.values()), "")
         found.append(find("rails-routed", severity=INFO if links else WARNING, why=why, seen=looked))
     return found
