@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from functools import partial
@@ -107,6 +108,7 @@ def test_all_busy_alike_is_no_hang_and_all_idle_is_one():
     found = judge([spins, waits(1)], Silence(9.0, False, again=True))
     assert found.code == "hang-raised" and "rank 0 is still alive after it raised ValueError: no" in found.title
     assert judge([replace(spins, asked=True), waits(1)], Silence(9.0, again=True)) is None, "it may save at its end"
+    assert judge([replace(spins, granted=0.1), waits(1)], Silence(9.0, again=True)) is None, "its exit needs a core too"
     for call in ("clock_nanosleep", "futex", "accept"):
         assert judge([look(0, call=call)], Silence(100.0, False, again=True)) is None, "a timer, a server, a script"
     resting = look(2, call="nanosleep", place="a.py:1 f", stack=("a.py:1 f",))
@@ -522,6 +524,17 @@ def test_a_look_at_real_processes_tells_a_long_sleep_from_a_poll(tmp_path):
             each.kill()
             each.wait()
     assert looks[0].wakes < 1.5 < looks[1].wakes
+
+
+def test_a_rank_that_ends_during_a_look_is_not_judged():
+    rank = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
+    end = threading.Timer(0.7, rank.kill)
+    end.start()
+    try:
+        assert read_ranks("r", 0, {rank.pid: 0}, False, "", []).looks == ()
+    finally:
+        end.join()
+        rank.wait()
 
 
 def test_a_rank_that_shows_progress_is_given_minutes():

@@ -177,6 +177,8 @@ def read_ranks(
     ends = {ports for each in held.values() for ports in each}
     for rank in ranks:
         pid, used = rank.main, usage[rank.main]
+        if used.state in ("", "Z", "X"):
+            continue  # it has ended meanwhile, and the agent will say how
         look = _look(rank, seen, used, used.since(before[pid]), now - begin, gpus, devices)
         if pid in gone:
             note = gone[pid]
@@ -385,7 +387,7 @@ def _look(
     return RankLook(
         rank.number,
         rank.main,
-        state=last if first == last or last == "" else "R" if "R" in (first, last) else last,
+        state="R" if "R" in (first, last) else last,
         waits_in="" if waits_in == "0" else waits_in,
         call=name,
         waits_for=waits_for(waits_in, call, rank.main) if last == "D" else "",
