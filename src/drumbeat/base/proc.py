@@ -133,6 +133,16 @@ def scheduled(pid: int) -> Tuple[float, float]:
     return (int(fields[0]) / 1e9, int(fields[1]) / 1e9) if len(fields) > 1 else (0.0, 0.0)
 
 
+def queued(pid: int) -> float:
+    """Return the seconds that threads of it were runnable but waited for a core, in all."""
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return 0.0
+    waited = [word(pid, f"task/{thread}/schedstat").split()[1:2] for thread in threads]
+    return sum(int(each[0]) for each in waited if each) / 1e9
+
+
 def word(pid: int, name: str) -> str:
     """Return the content of a one-line file: comm, wchan, schedstat or syscall. Reading these never blocks."""
     return (_read(pid, name, 4096) or b"").decode("utf-8", "replace").strip()

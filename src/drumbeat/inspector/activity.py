@@ -89,7 +89,7 @@ class Usage:
     """Resources that a rank has used so far, including the processes below it and those of them that have ended."""
 
     state: str = ""  # of its main thread
-    cpu: float = 0.0  # seconds of a core that it has had, or that a main thread of it waited for
+    cpu: float = 0.0  # seconds of a core that it has had, or that its threads and a helper's main thread waited for
     moved: int = 0  # bytes read and written
     own_moved: int = 0  # by the process that trains
     carried: int = 0  # bytes over its TCP connections, except those to the meeting point
@@ -152,7 +152,7 @@ def read_ranks(
     notes = _ask_ras([seen.environ(rank.main) for rank in ranks] if node == 0 else [])
     _have_asked([rank for rank in ranks if not (earlier.spares or rank.main in stood)], folder)
     begin = time.monotonic()
-    carried, before = _carried(), _all_usage(ranks, seen)
+    carried, before = _carried(), _all_usage(ranks, seen, not earlier.spares)
     for index in range(_ASKS):
         for rank in ranks:
             about, answer = proc.stat(rank.main), None
@@ -173,7 +173,8 @@ def read_ranks(
     then = seen.later(seen.below([pid for rank in ranks for pid in rank.pids]))
     devices = Sampler(LiveHost(), gpus).sample()["gpus"] if gpus else []
     looks, last, links = [], [], []
-    usage, held = _all_usage(ranks, then), {rank.main: list((then.sockets(rank.main) or {}).values()) for rank in ranks}
+    usage = _all_usage(ranks, then, not earlier.spares)
+    held = {rank.main: list((then.sockets(rank.main) or {}).values()) for rank in ranks}
     ends = {ports for each in held.values() for ports in each}
     for rank in ranks:
         pid, used = rank.main, usage[rank.main]
@@ -219,7 +220,7 @@ def read_usage(run_id: str, node: int, mains: Mapping[int, int], commands: bool,
     seen = Snapshot()
     ranks = find_ranks(seen, run_id, node, mains, commands, folder)
     _have_asked(ranks, folder)
-    usage = _all_usage(ranks, seen)
+    usage = _all_usage(ranks, seen, True)
     return tuple(Stood(pid, used) for pid, used in usage.items())
 
 
@@ -230,12 +231,13 @@ def _have_asked(ranks: Sequence[RankProcesses], folder: str) -> None:
             stacks.ask(folder, rank.sock, _ANSWER)
 
 
-def _all_usage(ranks: Sequence[RankProcesses], seen: Snapshot) -> Dict[int, Usage]:
+def _all_usage(ranks: Sequence[RankProcesses], seen: Snapshot, threads: bool) -> Dict[int, Usage]:
+    """`threads`: find out what a rank's other threads wanted, too, which is expensive."""
     sockets = {inode: carried for inode, (carried, _) in tcp_sockets().items()}
-    return {rank.main: _usage(rank, seen, sockets) for rank in ranks}
+    return {rank.main: _usage(rank, seen, sockets, threads) for rank in ranks}
 
 
-def _usage(rank: RankProcesses, seen: Snapshot, sockets: Mapping[str, int]) -> Usage:
+def _usage(rank: RankProcesses, seen: Snapshot, sockets: Mapping[str, int], threads: bool) -> Usage:
     tree = seen.below(rank.pids)
     stats = {pid: seen.processes[pid].stat for pid in tree}
     moved = {pid: proc.moved(pid) for pid in tree}
@@ -245,9 +247,10 @@ def _usage(rank: RankProcesses, seen: Snapshot, sockets: Mapping[str, int]) -> U
     held = {inode: ports for pid in tree for inode, ports in (seen.sockets(pid) or {}).items()} if sockets else {}
     main, times = stats.get(rank.main), {pid: proc.scheduled(pid) for pid in {*tree, rank.main}}
     ran, queued = times[rank.main]
+    waited = sum(waited for _, waited in times.values()) + (proc.queued(rank.main) - queued if threads else 0.0)
     return Usage(
         main.state if main else "",
-        sum(stat.cpu + stat.waited for stat in stats.values()) + sum(waited for _, waited in times.values()),
+        sum(stat.cpu + stat.waited for stat in stats.values()) + waited,
         sum(moved.values()),
         moved.pop(rank.main, 0),
         sum(sockets.get(inode, 0) for inode, ports in held.items() if port not in ports),
@@ -439,7 +442,7 @@ def awaited(
     holders, lock = _holders(rank.main, name, target, seen), f"the lock of {target}" if name in _LOCKS else ""
     if lock and rank.main in holders:
         return f"{lock}, which it holds itself"
-    others = [pid for pid in holders if pid != rank.main]
+    others = [pid for pid in holders if pid != rank.main and seen.processes[pid].program]  # one without has ended
     if not others:
         path = proc.text_at(rank.main, int(call[2], 16)) if name == "openat" else ""
         return f"{path} to be opened" if path else target if target[:1] == "/" else ""
