@@ -61,7 +61,10 @@ def reply(until):
 
 def uploads(until):
     """A process of its own sends a little now and then."""
-    code = "import socket,sys,time; a, b = socket.socketpair()\nfor _ in range(int(sys.argv[1])): a.send(b'x'); time.sleep(1)"
+    code = (
+        "import socket,sys,time; a, b = socket.socketpair()\n"
+        "for _ in range(int(sys.argv[1])): a.send(b'x'); b.recv(1); time.sleep(1)"
+    )
     _python(code, round(_left(until))).wait()
 
 

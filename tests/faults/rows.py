@@ -311,7 +311,7 @@ HEALTHY = tuple(
 # warned of, but may not be ended: a signal's handler or a thread ends it.
 LONG = tuple(
     Row(
-        f"long work: {kind}", kind, "any" if kind in ("alarm", "flag") else "", None, exit_code=0, at=15, steps=16, within=80.0,
+        f"long work: {kind}", kind, "any" if kind in ("alarm", "flag") else "", None, exit_code=0, at=15, steps=16, within=150.0,
         env={"FAULT_LONG": "75"},
     )
     for kind in (*_WORK, *_MORE_WORK)
