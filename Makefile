@@ -171,7 +171,7 @@ slurm-versions: $(VENV)/.dev
 			$(addprefix tests/slurm/test_,submit.py stopped.py comes_back.py refused.py range.py) || failed="$$failed $$release"; \
 	done; test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 
-# Longer proofs: more cases of what a quicker test of `make test` shows already (layouts, precisions, trials, lost pods).
+# Longer proofs: more cases of what a quicker test of `make test` shows already (layouts, precisions, trials, lost pods, long work).
 proofs: $(VENV)/.dev
 	@sh tests/system-packages.sh
 	DRUMBEAT_PROOFS=1 $(BIN)/python -m pytest -q -m proof --timeout 1800 tests
