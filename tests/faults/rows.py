@@ -312,7 +312,7 @@ HEALTHY = tuple(
 LONG = tuple(
     Row(
         f"long work: {kind}", kind, "any" if kind in ("alarm", "flag") else "", None, exit_code=0, at=15, steps=16, within=150.0,
-        env={"FAULT_LONG": "75"},
+        env={"FAULT_LONG": "75"}, outcome="finished",
     )
     for kind in (*_WORK, *_MORE_WORK)
 )  # fmt: skip
