@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import ipaddress
 import re
+from collections import Counter
 from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Optional, Sequence, Set, Tuple, Union
 
 from drumbeat.base.light_dataclass import dataclass
@@ -29,6 +30,7 @@ class ComputeNics:
     devices: Tuple[RdmaDevice, ...] = ()
     layer: Optional[str] = None  # InfiniBand, Ethernet: of their active ports
     left_out: Tuple[Tuple[str, str], ...] = ()  # name, reason
+    apart: str = ""  # why no device has a partner on every node, if the subnets do not show one
 
 
 def active_ports(device: RdmaDevice) -> List[RdmaPort]:
@@ -75,31 +77,45 @@ def compute_nics(facts: Facts, peers: Optional[Peers] = None) -> ComputeNics:
     for device in alive:
         if device not in near:
             left[device.name] = "shares no PCIe switch with a GPU, while the others do"
-    for device, subnet in _alone(near, facts, peers):
-        left[device.name] = f"{ALONE} in {subnet}"
+    alone, apart = _alone(near, facts, peers)
+    left.update({name: f"{ALONE} {where}" for name, where in alone.items()})
     near = [device for device in near if device.name not in left]
     for device in near[MOST_HCAS:]:
         left[device.name] = f"NCCL uses no more than {MOST_HCAS} devices"
     chosen = near[:MOST_HCAS]
     in_order = tuple((device.name, left[device.name]) for device in devices if device.name in left)
-    return ComputeNics(tuple(chosen), layer if chosen else None, in_order)
+    return ComputeNics(tuple(chosen), layer if chosen else None, in_order, apart)
 
 
-def _alone(devices: Sequence[RdmaDevice], facts: Facts, peers: Optional[Peers]) -> List[Tuple[RdmaDevice, Network]]:
-    """Return devices in a subnet that not all nodes are in, and that subnet."""
+def _alone(devices: Sequence[RdmaDevice], facts: Facts, peers: Optional[Peers]) -> Tuple[Dict[str, str], str]:
+    """Return devices that do not reach those of the same place on all nodes, with their subnet; and why, if that is all of them."""
     known = [peer.facts for peer in (peers.nodes if peers else ()) if peer.facts.interfaces]
-    everywhere = _common_networks(known) - crossed([rails_of(each) for each in known]) if len(known) > 1 else set()
-    found = []
+    if len(known) < 2:
+        return {}, ""
+    rails = [rails_of(each) for each in known]
+    common, wrong = set(_common(rails)), crossed(rails)
+    place, found = within(common - wrong), {}
     for device in devices:
         own = places_of(device, facts)
-        if own and not any(map(within(everywhere), own)):
-            found.append((device, own[0].network))
-    return found if len(found) < len(devices) else []
+        if not any(map(place, own)) and (own or "Ethernet" in _layers(device)):
+            found[device.name] = f"in {own[0].network}" if own else "without an address"
+    if len(found) < len(devices):
+        return found, ""
+    addressed = any(places_of(device, facts) for device in devices)
+    return {}, "swapped" if wrong else "routed" if addressed and not common else ""
 
 
 def rails_of(facts: Facts) -> List[Address]:
     """Return addresses of the compute NICs, in the order in which NCCL pairs them."""
     return [address for device in compute_nics(facts).devices for address in places_of(device, facts)[:1]]
+
+
+def _common(nodes: Iterable[Sequence[Address]]) -> Spans:
+    """Return the subnets that every node with rails has one of them in."""
+    common: Optional[Spans] = None
+    for rails in nodes:
+        common = narrowed(common, rails) if rails else common
+    return common or {}
 
 
 def places_of(device: RdmaDevice, facts: Facts) -> List[Address]:
@@ -135,19 +151,24 @@ def swapped(nodes: Sequence[Sequence[Any]]) -> Set[Any]:
 
 
 def crossed(nodes: Sequence[Sequence[Address]]) -> Set[Network]:
-    """Return the subnets that are swapped between nodes with these rails."""
+    """Return the subnets that are swapped between nodes with these rails, and those where two nodes have the same address."""
+    hosts = [
+        one for rails in nodes for one in rails if one.ip != one.network.network_address
+    ]  # not InfiniBand's prefixes
+    count = Counter(one.ip for one in hosts) if len({one.ip for one in hosts}) < len(hosts) else {}
+    twice = {one.network for one in hosts if count.get(one.ip, 0) > 1}
     plain = [[one.network for one in rails] for rails in nodes]
     if all(rails == plain[0] for rails in plain):  # as nearly always
-        return set()
-    common: Optional[Spans] = None
-    for rails in nodes:
-        common = narrowed(common, rails) if rails else common
-    found = within(common or ())
-    return swapped([[net for net in map(found, rails) if net] for rails in nodes])
+        return twice
+    found = within(_common(nodes))
+    return twice | swapped([[net for net in map(found, rails) if net] for rails in nodes])
 
 
 def lone_subnets(nics: ComputeNics, host: str) -> List[Finding]:
-    """Return one finding on the devices that are left out because not all nodes are in their subnet."""
+    """Return one finding on the devices that are left out because they have no partner on every node, or on all of them."""
+    if nics.apart:
+        names = ", ".join(device.name for device in nics.devices)
+        return [find("rdma-subnet-differs", nics.apart, names=names, host=host)]
     alone = {name: reason for name, reason in nics.left_out if reason.startswith(ALONE)}
     if not alone:
         return []
@@ -319,11 +340,15 @@ def choose(facts: Facts, peers: Peers, node: int, nics: ComputeNics, fastest: bo
     if not found:
         return InterfaceChoice(None, "no interface is up with an address that another node could reach")
     others = [peer for peer in peers.nodes if peer.node != node and peer.facts.interfaces]
-    everywhere = within(_common_networks([*(peer.facts for peer in others), facts]))
+    known = [*(peer.facts for peer in others), facts]
+    everywhere = within(_common_networks(known) - crossed([rails_of(each) for each in known]))
     shared = [one for one in found if not others or any(map(everywhere, usable_addresses(one)))]
     pool = shared or found
     mine = next((peer.address for peer in peers.nodes if peer.node == node), "")
-    rails = {netdev for device in nics.devices for netdev in device.netdevs}
+    alone = {name for name, reason in nics.left_out if reason.startswith(ALONE)}
+    rails = {
+        netdev for device in facts.rdma if device in nics.devices or device.name in alone for netdev in device.netdevs
+    }
     rate = max(map(_rate, nics.devices), default=0.0)
     left = [
         device
