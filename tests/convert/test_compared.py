@@ -235,7 +235,7 @@ def test_errexit_stays_on_for_what_relies_on_it():
 
 def test_a_launcher_by_path_that_needs_a_shell_is_found_by_its_name():
     line = 'srun ./pt/bin/torchrun --nproc_per_node=1 --nnodes=2 --rdzv_backend=c10d $(dirname "$PWD")/t.py'
-    assert "PATH=./pt/bin:$PATH; torchrun " in job(script(line, sbatch=("--nodes=2",))).command[2]
+    assert "PATH=./pt/bin:$$PATH; torchrun " in job(script(line, sbatch=("--nodes=2",))).command[2]
 
 
 def test_nodes_that_slurm_chooses_by_the_tasks_are_asked_for():
