@@ -288,3 +288,12 @@ def test_what_an_unread_file_may_read_stays_before_it():
 
 def test_two_equal_steps_are_two_here_too():
     assert not differing(script("./a.out x", "./a.out x"))
+
+
+@pytest.mark.parametrize("option", ["--export=A,C=3", "--export=NONE", "--multi-prog"])
+def test_options_of_a_step_that_a_job_file_has_not_are_asked_about(option):
+    assert any(option in each.text for each in convert(script(f"srun {option} python t.py")).to_check)
+
+
+def test_a_list_with_all_exports_all():
+    assert not convert(script("srun --export=ALL,C=3 python t.py")).to_check

@@ -349,8 +349,12 @@ def _starter(draft: Draft, launch: Launch, program: str) -> None:
             launch.before.append(f"export SLURM_{variable}={draft.marks.quoted(value or '1')}  # srun --{name}")
         elif name == "export":
             _give(launch, dict(_pair(each) for each in value.split(",") if "=" in each))
-            if value.split(",")[0] == "NONE":
+            if "ALL" not in value.split(","):
                 draft.question(launch.line, f"srun --export={value}", "your own variables reach the ranks here")
+        elif name == "multi-prog":
+            draft.question(
+                launch.line, "srun --multi-prog", "each task has a program of its own: a job file starts one"
+            )
         elif name in _SIZE and is_srun:
             launch.size.update({_SIZE[name]: int(value)} if value.isdigit() else {})
         elif name in ("n", "np") and not is_srun:
