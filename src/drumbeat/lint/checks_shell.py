@@ -453,7 +453,7 @@ def _output_folders(context: Context) -> Iterator[Hit]:
 
 
 # Commands that end at once: a script that goes on with nothing else ends before its background work.
-_QUICK = PRINTS | WITH_FILES | CONTROL | {"module", "source", "."} - {"wait"}
+_QUICK = (PRINTS | WITH_FILES | CONTROL | {"module", "source", "."}) - {"wait"}
 
 
 def not_waited_for(context: Context) -> Iterator[Hit]:
