@@ -7,7 +7,7 @@ from typing import FrozenSet, List, Optional, Sequence
 
 from drumbeat.commands.events import Event, Variable
 from drumbeat.commands.interpret import Shell
-from drumbeat.commands.programs import ASK, FILTERS, LOOK, PRINTS, STATE
+from drumbeat.commands.programs import ASK, FILTERS, LOOK, PRINTS, STATE, words
 from drumbeat.commands.state import ShellState
 from drumbeat.commands.syntax import Node, exports, names_read, parse
 from drumbeat.commands.values import (
@@ -33,11 +33,11 @@ _OWN_HOST = re.compile(
     r"|\s*(?:/bin/|/usr/bin/)?(?:hostname\b|uname\s+-n|ip\s+(?:-\S+\s+)*(?:a|addr|address|route)\b|ifconfig\b)"
     r"|\s*python3?\s+-c\b.*gethost"
 )
-_TASK_VARIABLES = frozenset((
-    "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURMD_NODENAME", "HOSTNAME", "RANK", "LOCAL_RANK", "NODE_RANK",
-    "GROUP_RANK", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_TOPOLOGY_ADDR",
-    "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES",
-))  # fmt: skip
+_TASK_VARIABLES = words(
+    "SLURM_PROCID SLURM_LOCALID SLURM_NODEID SLURMD_NODENAME HOSTNAME RANK LOCAL_RANK NODE_RANK GROUP_RANK "
+    "OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_LOCAL_RANK PMI_RANK PMIX_RANK SLURM_TOPOLOGY_ADDR "
+    "CUDA_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES"
+)
 _OF_DRUMBEAT = frozenset(("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "NNODES", "LOCAL_WORLD_SIZE"))
 _OF_HEAD = frozenset(("HOSTNAME", "SLURMD_NODENAME", "SLURM_LAUNCH_NODE_IPADDR"))
 _SITE = re.compile(
