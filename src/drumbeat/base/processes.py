@@ -202,6 +202,18 @@ def launcher_descriptors(environ: Mapping[str, str]) -> List[int]:
     return found
 
 
+def leave_terminal(log: str, mode: int = 0o644, quiet: bool = False) -> None:
+    """Go on in a session of its own, which no Ctrl-C and no closed terminal ends: without input, and with all output in `log`,
+    or only the errors if `quiet`."""
+    os.setsid()
+    nothing = os.open(os.devnull, os.O_RDWR)
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, mode)
+    for number, target in enumerate((nothing, nothing if quiet else output, output)):
+        os.dup2(target, number)
+    os.close(nothing)
+    os.close(output)
+
+
 # Work in a forked child with a deadline: whatever blocks in the kernel, such as a hung file system, holds only the
 # child.
 
