@@ -191,7 +191,7 @@ def close_all_but(*kept: int) -> None:
 
 
 def launcher_descriptors(environ: Mapping[str, str]) -> List[int]:
-    """Return open files by which an MPI launcher talks to its tasks (PMI_FD of MPICH, Intel MPI, MVAPICH and PMI-2): the
+    """Return open files through which an MPI launcher talks to its tasks (PMI_FD of MPICH, Intel MPI, MVAPICH and PMI-2): the
     ranks need them, so every process between the launcher and the ranks must keep them open."""
     found = []
     for name, value in environ.items():

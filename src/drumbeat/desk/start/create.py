@@ -165,7 +165,7 @@ def enlist(folder: str, run_id: str, environ: Mapping[str, str]) -> None:
         os.symlink(folder, os.path.join(index, run_id))
 
 
-# The token by which agents of one run know each other.
+# The token with which agents of one run recognise each other.
 
 
 _SHORTEST = 16  # characters

@@ -213,7 +213,7 @@ def join(job: Job, site: Site, place: places.Place, environ: Mapping[str, str], 
     places.check_command(order, environ)
     if identity.own_home and not environ.get("DRUMBEAT_TOKEN"):
         raise Problem(
-            "pods share no home, so they share no token by which the nodes of this run could know each other",
+            "pods do not share a home directory, so the nodes of this run have no common token",
             "give all of them the same secret: DRUMBEAT_TOKEN",
         )
     token = users_token(environ)
