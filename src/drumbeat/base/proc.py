@@ -165,7 +165,7 @@ def open_files(pid: int) -> Optional[List[str]]:
 
 
 def descriptor(pid: int, number: int) -> str:
-    """Return the path by which another process can open this process's file descriptor."""
+    """Return the path at which another process can open this process's file descriptor."""
     return f"/proc/{pid}/fd/{number}"
 
 

@@ -375,7 +375,7 @@ def choose(facts: Facts, peers: Peers, node: int, nics: ComputeNics, fastest: bo
     if shared:
         return InterfaceChoice(best, f"{_state(best)}, in the same subnet as the other nodes{why}", True)
     return InterfaceChoice(
-        best, f"{_state(best)}{why}; it is in no subnet of every other node, so it must be routed", False
+        best, f"{_state(best)}{why}; not all other nodes have an address in its subnet, so it must be routed", False
     )
 
 
