@@ -31,6 +31,7 @@ class ComputeNics:
     devices: Tuple[RdmaDevice, ...] = ()
     layer: Optional[str] = None  # InfiniBand, Ethernet: of their active ports
     left_out: Tuple[Tuple[str, str], ...] = ()  # name, reason
+    unmatched: str = ""  # why no device has a partner on every node, if the subnets do not show one
 
 
 def active_ports(device: RdmaDevice) -> List[RdmaPort]:
@@ -81,7 +82,7 @@ def compute_nics(facts: Facts, peers: Optional[Peers] = None) -> ComputeNics:
     chosen = alive[:MOST_HCAS]
     keep(alive, lambda device: "" if device in chosen else f"NCCL uses no more than {MOST_HCAS} devices")
     in_order = tuple((device.name, left[device.name]) for device in devices if device.name in left)
-    return ComputeNics(tuple(chosen), layer if chosen else None, in_order)
+    return ComputeNics(tuple(chosen), layer if chosen else None, in_order, unmatched)
 
 
 def _no_port(device: RdmaDevice) -> str:
@@ -341,7 +342,7 @@ def choose(facts: Facts, peers: Peers, node: int, nics: ComputeNics, fastest: bo
     if shared:
         return InterfaceChoice(best, f"{_state(best)}, in the same subnet as the other nodes{why}", True)
     return InterfaceChoice(
-        best, f"{_state(best)}{why}; it is in no subnet of every other node, so it must be routed", False
+        best, f"{_state(best)}{why}; not all other nodes have an address in its subnet, so it must be routed", False
     )
 
 
