@@ -100,12 +100,10 @@ def test_rails_that_reach_each_other(fault, nodes):
 
 
 def test_rails_none_of_which_has_its_partner_are_all_kept_and_said():
-    plans, _ = judged("shifted", (0, 1))
-    for plan in plans:
-        (said,) = [finding for finding in plan.findings if finding.code == "rdma-subnet-differs"]
-        assert (
-            said.severity == "warning" and "mlx5_0" in said.title and "mlx5_7" in (variable(plan, "NCCL_IB_HCA") or "")
-        )
+    plans, across = judged("shifted", (0, 1))
+    (said,) = [finding for finding in across if finding.code == "rails-apart"]
+    assert said.severity == "error" and "mlx5_0" in said.title
+    assert all("mlx5_7" in (variable(plan, "NCCL_IB_HCA") or "") for plan in plans)
 
 
 def test_storage_does_not_stand_in_for_rails_that_are_down():

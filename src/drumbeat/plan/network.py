@@ -31,7 +31,6 @@ class ComputeNics:
     devices: Tuple[RdmaDevice, ...] = ()
     layer: Optional[str] = None  # InfiniBand, Ethernet: of their active ports
     left_out: Tuple[Tuple[str, str], ...] = ()  # name, reason
-    unmatched: str = ""  # why no device has a partner on every node, if the subnets do not show one
 
 
 def active_ports(device: RdmaDevice) -> List[RdmaPort]:
@@ -82,7 +81,7 @@ def compute_nics(facts: Facts, peers: Optional[Peers] = None) -> ComputeNics:
     chosen = alive[:MOST_HCAS]
     keep(alive, lambda device: "" if device in chosen else f"NCCL uses no more than {MOST_HCAS} devices")
     in_order = tuple((device.name, left[device.name]) for device in devices if device.name in left)
-    return ComputeNics(tuple(chosen), layer if chosen else None, in_order, unmatched)
+    return ComputeNics(tuple(chosen), layer if chosen else None, in_order)
 
 
 def _no_port(device: RdmaDevice) -> str:
