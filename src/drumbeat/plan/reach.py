@@ -83,7 +83,7 @@ class Comparison:
             crossed = {each[rail] for rail in moved for each in nets}
         else:  # their names say nothing
             crossed = swapped([[*filter(None, each.values())] for each in nets])
-        for subnet in {net for net in crossed if net}:
+        for subnet in sorted({net for net in crossed if net}, key=str):
             ends = [
                 f"{rail} on {name}" for (name, _), each in zip(members, nets) for rail in each if each[rail] == subnet
             ]
