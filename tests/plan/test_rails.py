@@ -18,7 +18,18 @@ from tests.plan.archetype import facts_of, order_of, peers_of
 from tests.trees.archetypes import mi300x
 from tests.trees.tree import roce_gids
 
-FAULTS = ("none", "down", "other subnet", "other MTU", "swapped", "fast storage", "all down")
+FAULTS = (
+    "none",
+    "down",
+    "other subnet",
+    "other MTU",
+    "swapped",
+    "fast storage",
+    "twice",
+    "slow",
+    "shifted",
+    "all down",
+)
 
 
 def facts_with(fault, node):
@@ -34,11 +45,13 @@ def built(fault, node):
 
     def nic(tree, index, path):
         place = {2: 5, 5: 2}.get(index, index) if here and fault == "swapped" else index
+        place = (index + 1) % 8 if here and fault == "shifted" else place
         network = 99 if here and fault == "other subnet" and index == 5 else place
-        address = f"192.168.{network}.{10 + node}/24"
+        address = f"192.168.{network}.{10 if here and fault == 'twice' and index == 5 else 10 + node}/24"
         up = not (here and (fault == "all down" or (fault == "down" and index == 5)))
         mtu = 1500 if here and fault == "other MTU" and index == 5 else 9000
         rate = "200 Gb/sec (4X HDR)" if fault == "fast storage" else "400 Gb/sec (4X NDR)"
+        rate = "100 Gb/sec (1X NDR)" if here and fault == "slow" and index == 5 else rate
         tree.rdma(
             f"mlx5_{index}", path, index // 4, link_layer="Ethernet", rate=rate, up=up, netdev=f"rail{index}", mtu=mtu,
             address=address, gids=roce_gids(address, mac=index), speed=200_000 if "200" in rate else 400_000,
@@ -69,10 +82,10 @@ def variable(plan, name):
 
 
 @pytest.mark.parametrize("nodes", [(0, 1), (1, 0), (0, 1, 2)])
-@pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault != "all down"])
+@pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault not in ("all down", "shifted")])
 def test_rails_that_reach_each_other(fault, nodes):
     plans, across = judged(fault, nodes)
-    left = {"down": {5}, "other subnet": {5}, "swapped": {2, 5}}.get(fault, set())
+    left = {"down": {5}, "other subnet": {5}, "swapped": {2, 5}, "twice": {5}, "slow": {5}}.get(fault, set())
     expected = "=" + ",".join(f"mlx5_{index}" for index in range(8) if index not in left)
     assert {variable(plan, "NCCL_IB_HCA") for plan in plans} == {expected}
     codes = {finding.code for plan in plans for finding in plan.findings}
@@ -83,6 +96,15 @@ def test_rails_that_reach_each_other(fault, nodes):
         assert all(slot.nic not in {f"mlx5_{index}" for index in left} for slot in plan.binding.slots)
     if len(nodes) == 2:
         assert not [finding for finding in across if "most nodes" in finding.title]
+
+
+def test_rails_none_of_which_has_its_partner_are_all_kept_and_said():
+    plans, _ = judged("shifted", (0, 1))
+    for plan in plans:
+        (said,) = [finding for finding in plan.findings if finding.code == "rdma-subnet-differs"]
+        assert (
+            said.severity == "warning" and "mlx5_0" in said.title and "mlx5_7" in (variable(plan, "NCCL_IB_HCA") or "")
+        )
 
 
 def test_storage_does_not_stand_in_for_rails_that_are_down():

@@ -118,6 +118,9 @@ _QUICK = frozenset((
     "rm", "rmdir", "mkdir", "touch", "ln", "chmod", "scancel", "dcgmi", "sacct", "seff", "sstat", "jobstats", "kill", "pkill",
     "curl", "sbatch", "exit", "true", "false", ":", "unset", "[", "[[", "test", "return", "local", "trap", "cd", "export", "set",
 )) - {"sleep", "wait"}  # fmt: skip
+_OF_THE_SCRIPT = re.compile(
+    r"\$\{?0(?!\w)|\bsrun\b|\bjobs\b|\s%(?=[\d%+-])"
+)  # its name, its steps, its background jobs
 _FILLED_IN = re.compile(r"\$\{(run_id|outcome|exit_code|seconds|folder)\}")  # by on-end itself
 _STOPPED = 'case "$DRUMBEAT_OUTCOME" in cancelled | time-limit) exit ;; esac'  # the batch script does not go on then
 _CODE = '(exit "$DRUMBEAT_EXIT_CODE")'
@@ -205,7 +208,7 @@ def _fits(draft: Draft, batch: Shell, chosen: Started, text: str) -> bool:
     quick = called <= _QUICK | batch.prints | set(batch.functions) and not called & {"sleep", "wait"}
     loops = any(each.kind in ("while", "unknown") or each.background for each in nodes)
     reports = all(_REPORTS.fullmatch(line) for line in text.split("\n")) and not called & set(batch.functions)
-    own = re.search(r"\$\{?0(?!\w)|\bsrun\b", whole) or arguments_read(text) and not draft.arguments
+    own = _OF_THE_SCRIPT.search(whole) or arguments_read(text) and not draft.arguments
     folder = draft.marks.kind(chosen.cwd) in ("", SUBMIT)
     relative = _FILLED_IN.search(whole) and re.search(_FILLED_IN.pattern + r"\w", whole)
     return (reports or quick and not loops) and not own and folder and not relative

@@ -397,7 +397,7 @@ def _starter(draft: Draft, launch: Launch, program: str) -> None:
             _other_option(draft, launch, f"{program} {_dashed(name)} {value}".strip(), fates.get(name, ""), value)
     _in_image(draft, launch, draft.keys.get("container-runtime") == "pyxis" and launch.container)
     launch.words = _first_part(draft, launch, program, launch.words[1 + at :])
-    if is_srun and launch.words and re.fullmatch(r"[\w+-][\w+.-]*\.[A-Za-z]\w*", launch.words[0]):
+    if is_srun and launch.words and re.fullmatch(r"[\w+-][\w+.-]*\.(?:sh|bash|py)", launch.words[0]):
         launch.words[0] = f"./{launch.words[0]}"  # srun looks in the working directory too
 
 
@@ -411,11 +411,15 @@ def _other_option(draft: Draft, launch: Launch, said: str, fate: str, value: str
 
 def _masks(value: str) -> List[str]:
     """Return --cpu-bind as the key `cpu-bind` takes it; nothing if it leaves the cores to Slurm."""
-    found = re.search(r"(?:^|,)(none|mask_cpu:|map_cpu:)([\w,]*)$", value)
+    found = re.search(r"(?:^|,)(none|mask_cpu[:=]|map_cpu[:=])([\w,]*)$", value)
     if not found or found[1] == "none":
         return ["none"] if found else []
     each = found[2].split(",")
-    return each if found[1] == "map_cpu:" else [f"0x{mask[2:] if mask.startswith('0x') else mask}" for mask in each]
+    return (
+        each
+        if found[1].startswith("map_cpu")
+        else [f"0x{mask[2:] if mask.startswith('0x') else mask}" for mask in each]
+    )
 
 
 def _dashed(name: str) -> str:

@@ -15,7 +15,7 @@ from drumbeat.findings.model import ERROR, INFO, UNKNOWN, WARNING, Finding
 from drumbeat.machine.model import Facts, Peer, Peers
 from drumbeat.machine.table import limits_words
 from drumbeat.machine.vendors import VENDORS, vendor_named
-from drumbeat.plan.network import active_ports, compute_nics
+from drumbeat.plan.network import active_ports, compute_nics, rails_of
 from drumbeat.plan.scene import fits, matches
 from drumbeat.plan.show import NodePlan, plan_node
 from drumbeat.plan.variables import steers
@@ -309,6 +309,9 @@ def _devices(peers: Peers) -> Iterator[Finding]:
         found = Counter(one.mtu for one in facts.interfaces if one.name in netdevs and one.mtu)
         return ", ".join(f"{count} x {mtu}" for mtu, count in sorted(found.items())) or None
 
+    def masks(facts: Facts) -> Optional[str]:
+        return ", ".join(sorted({f"/{one.network.prefixlen}" for one in rails_of(facts)})) or None
+
     def providers(facts: Facts) -> Optional[str]:
         found = sorted({one.digest[:12] for one in facts.libraries if one.digest})
         return ", ".join(found) or None
@@ -319,6 +322,7 @@ def _devices(peers: Peers) -> Iterator[Finding]:
     yield from _say("nics-differ-between-nodes", "", "NICs", outliers, severity)
     if not outliers[1]:
         yield from _say("mtu-differs", "", "MTU", _outliers(peers, mtus))
+    yield from _say("nics-differ-between-nodes", "masks", "lengths of the NICs' subnets", _outliers(peers, masks))
     yield from _say("providers-differ", "", "RDMA library", _outliers(peers, providers))
 
 

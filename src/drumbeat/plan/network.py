@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import ipaddress
 import re
+from collections import Counter
 from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Optional, Sequence, Set, Tuple, Union
 
 from drumbeat.base.light_dataclass import dataclass
@@ -29,6 +30,7 @@ class ComputeNics:
     devices: Tuple[RdmaDevice, ...] = ()
     layer: Optional[str] = None  # InfiniBand, Ethernet: of their active ports
     left_out: Tuple[Tuple[str, str], ...] = ()  # name, reason
+    unmatched: str = ""  # why no device has a partner on every node, if the subnets do not show one
 
 
 def active_ports(device: RdmaDevice) -> List[RdmaPort]:
@@ -75,26 +77,32 @@ def compute_nics(facts: Facts, peers: Optional[Peers] = None) -> ComputeNics:
     for device in alive:
         if device not in near:
             left[device.name] = "shares no PCIe switch with a GPU, while the others do"
-    for device, subnet in _alone(near, facts, peers):
-        left[device.name] = f"{ALONE} in {subnet}"
+    alone, unmatched = _alone(near, facts, peers)
+    left.update({name: f"{ALONE} {where}" for name, where in alone.items()})
     near = [device for device in near if device.name not in left]
     for device in near[MOST_HCAS:]:
         left[device.name] = f"NCCL uses no more than {MOST_HCAS} devices"
     chosen = near[:MOST_HCAS]
     in_order = tuple((device.name, left[device.name]) for device in devices if device.name in left)
-    return ComputeNics(tuple(chosen), layer if chosen else None, in_order)
+    return ComputeNics(tuple(chosen), layer if chosen else None, in_order, unmatched)
 
 
-def _alone(devices: Sequence[RdmaDevice], facts: Facts, peers: Optional[Peers]) -> List[Tuple[RdmaDevice, Network]]:
-    """Return devices in a subnet that not all nodes are in, and that subnet."""
+def _alone(devices: Sequence[RdmaDevice], facts: Facts, peers: Optional[Peers]) -> Tuple[Dict[str, str], str]:
+    """Return devices that do not reach their partners on all nodes, with their subnet; and why, if that is all of them."""
     known = [peer.facts for peer in (peers.nodes if peers else ()) if peer.facts.interfaces]
-    everywhere = _common_networks(known) - crossed([rails_of(each) for each in known]) if len(known) > 1 else set()
-    found = []
+    if len(known) < 2:
+        return {}, ""
+    rails = [rails_of(each) for each in known]
+    place, found = within(_common_networks(known) - apart(rails)), {}
     for device in devices:
         own = places_of(device, facts)
-        if own and not any(map(within(everywhere), own)):
-            found.append((device, own[0].network))
-    return found if len(found) < len(devices) else []
+        if not any(map(place, own)) and (own or "Ethernet" in _layers(device)):
+            found[device.name] = f"in {own[0].network}" if own else "without an address"
+    if len(found) < len(devices):
+        return found, ""
+    if sum(map(bool, rails)) < 2:  # in a run the others' are not known
+        return {}, ""
+    return {}, "swapped" if apart(rails) else "routed"
 
 
 def rails_of(facts: Facts) -> List[Address]:
@@ -134,20 +142,31 @@ def swapped(nodes: Sequence[Sequence[Any]]) -> Set[Any]:
     return {subnet for place in zip(*orders) if len(set(place)) > 1 for subnet in place}
 
 
-def crossed(nodes: Sequence[Sequence[Address]]) -> Set[Network]:
-    """Return the subnets that are swapped between nodes with these rails."""
+def apart(nodes: Sequence[Sequence[Address]]) -> Set[Network]:
+    """Return the subnets in which nodes with these rails do not reach each other: swapped between them, without a rail on one of
+    them, or with the same address on two."""
+    hosts = [
+        one for rails in nodes for one in rails if one.ip != one.network.network_address
+    ]  # not InfiniBand's prefixes
+    count = Counter(one.ip for one in hosts) if len({one.ip for one in hosts}) < len(hosts) else {}
+    found = {one.network for one in hosts if count.get(one.ip, 0) > 1}
     plain = [[one.network for one in rails] for rails in nodes]
     if all(rails == plain[0] for rails in plain):  # as nearly always
-        return set()
+        return found
     common: Optional[Spans] = None
     for rails in nodes:
         common = narrowed(common, rails) if rails else common
-    found = within(common or ())
-    return swapped([[net for net in map(found, rails) if net] for rails in nodes])
+    place = within(common or ())
+    if common:  # else all of it is routed
+        found |= {one.network for rails in nodes for one in rails if not place(one)}
+    return found | swapped([[net for net in map(place, rails) if net] for rails in nodes])
 
 
 def lone_subnets(nics: ComputeNics, host: str) -> List[Finding]:
-    """Return one finding on the devices that are left out because not all nodes are in their subnet."""
+    """Return one finding on the devices that are left out because they have no partner on every node, or on all of them."""
+    if nics.unmatched:
+        names = ", ".join(device.name for device in nics.devices)
+        return [find("rdma-subnet-differs", nics.unmatched, names=names, host=host)]
     alone = {name: reason for name, reason in nics.left_out if reason.startswith(ALONE)}
     if not alone:
         return []
@@ -319,11 +338,15 @@ def choose(facts: Facts, peers: Peers, node: int, nics: ComputeNics, fastest: bo
     if not found:
         return InterfaceChoice(None, "no interface is up with an address that another node could reach")
     others = [peer for peer in peers.nodes if peer.node != node and peer.facts.interfaces]
-    everywhere = within(_common_networks([*(peer.facts for peer in others), facts]))
+    known = [*(peer.facts for peer in others), facts]
+    everywhere = within(_common_networks(known) - apart([rails_of(each) for each in known]))
     shared = [one for one in found if not others or any(map(everywhere, usable_addresses(one)))]
     pool = shared or found
     mine = next((peer.address for peer in peers.nodes if peer.node == node), "")
-    rails = {netdev for device in nics.devices for netdev in device.netdevs}
+    alone = {name for name, reason in nics.left_out if reason.startswith(ALONE)}
+    rails = {
+        netdev for device in facts.rdma if device in nics.devices or device.name in alone for netdev in device.netdevs
+    }
     rate = max(map(_rate, nics.devices), default=0.0)
     left = [
         device

@@ -223,8 +223,8 @@ def dial(
                 continue
             if channel:
                 return channel
-        # a late lead, or none at all
-        pause = time.monotonic() + (0.3 if time.monotonic() < begin + FIRST_NOTICE else 2.0)
+        waited = time.monotonic() - begin  # for a lead that starts as we do, a late one, or none at all
+        pause = time.monotonic() + (2.0 if waited > FIRST_NOTICE else min(0.3, 0.03 + waited / 4))
         while time.monotonic() < pause:
             beat()
             time.sleep(min(0.05, max(0.0, pause - time.monotonic())))

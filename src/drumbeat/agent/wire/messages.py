@@ -41,9 +41,9 @@ from drumbeat.machine.model import CxiDevice, Facts, Gpu, Interface, Peer, Peers
 from drumbeat.plan.network import (
     Address,
     Spans,
+    apart,
     candidates,
     compute_nics,
-    crossed,
     narrowed,
     rails_of,
     usable_addresses,
@@ -144,7 +144,7 @@ class Common:
         if network.rails:
             rails = [parsed.get(text) or ipaddress.ip_interface(text) for text in network.rails]
             self._rails = self._rails or rails
-            self._apart |= crossed([self._rails, rails])
+            self._apart |= apart([self._rails, rails])
         if network.fabric not in _SLOW and member < min(self.fast, default=member + 1):
             self.fast = {member: Fast(member, host, network.rdma, network.cxi)}
 
