@@ -35,9 +35,10 @@ OUTSIDE = {"PATH": "/stubs:/tools", "HOME": "/home", "USER": "me"}
 # Programs whose starts change nothing.
 _LOOK = frozenset("module ml conda mamba which free ip squeue sinfo sacct scontrol".split())
 _NOISE = re.compile(
-    r"SLURM\w*|STUB_\w+|DRUMBEAT_\w+|_drumbeat_\w+|AS_TEXT_\w+|APPTAINER\w*|SINGULARITY\w*|BASH_FUNC_command\S*|_|PWD|OLDPWD|SHLVL|SEEN|"
+    r"SLURM\w*|STUB_\w+|DRUMBEAT_\w+|_drumbeat_\w+|AS_TEXT_\w+|APPTAINER\w*|SINGULARITY\w*|BASH_FUNC_command\S*|_|PWD|OLDPWD|SHLVL|SEEN|HOSTNAME|"
     r"FAILING|MASTER_\w+|ARG_\d+"
 )
+_MOST_RANKS = 64
 _HANDLE = 'command_not_found_handle() { STUB_AS=$1 /stubs/stub "${@:2}"; }; export -f command_not_found_handle'
 _LONG = {"-N": "nodes", "-n": "ntasks", "-c": "cpus-per-task", "-J": "job-name", "-D": "chdir", "-p": "partition"}
 
@@ -98,7 +99,7 @@ def batch_variables(text: str) -> Dict[str, str]:
         if found:
             given[found[1] or _LONG.get(found[3], found[3])] = (found[2] if found[1] else found[4]) or ""
     nodes, total, each = given.get("nodes", ""), given.get("ntasks", ""), given.get("ntasks-per-node", "")
-    nodes = nodes.split("-")[0] or (str(-(-int(total) // 4)) if total else "1")  # of 4 cores each
+    nodes = nodes.split("-")[0] or (str(-(-int(total) // int(each or 4))) if total.isdigit() else "1")  # of 4 cores each
     total = total or (str(int(nodes) * int(each)) if each else "")
     gpus = re.findall(r"#SBATCH\s+(?:--gpus-per-node|--gres)[= ](?:gpu:)?(?:[a-zA-Z]\w*:)?(\d+)", text)
     found_all = {
@@ -137,6 +138,8 @@ def of_job(job: Job, outside: Mapping[str, str], failing: str, case: str) -> str
     order = Order("r", "r", 0.0, command, nodes, 1, launcher, "", workdir, "/r", "s", "slurm", setup=job.setup)
     own = find_launcher(command)
     each = 1 if launcher == "once" and not own else job.ranks_per_node or job.gpus or 1
+    if nodes * each > _MOST_RANKS:
+        raise Problem(f"{nodes * each} ranks", "too many to emulate")
     argv = after_setup(order, rank_argv(own, "python") if own else command)
     cpus = str(job.cpus // (job.ranks_per_node or 1)) if job.cpus else ""
     batch = {
@@ -166,7 +169,7 @@ def of_job(job: Job, outside: Mapping[str, str], failing: str, case: str) -> str
             "SLURM_NTASKS": str(nodes * each), **given, **({"SLURM_CPUS_PER_TASK": cpus} if cpus else {}),
         }  # fmt: skip
         image = "mkdir -p /image/code; " if job.container else ""
-        lines.append(f"({image}{_exports(tasks)}\nexec {shlex.join(argv)}) || code=$?")
+        lines.append(f"({image}{_exports(tasks)}\n{shlex.join(argv)}) || code=$?")
     if job.on_end:
         filled = [re.sub(r"\{(run_id|outcome|exit_code|seconds|folder)\}", "x", word) for word in job.on_end]
         outcome = 'DRUMBEAT_OUTCOME=$([ $code = 0 ] && echo finished || echo failed)'
@@ -219,32 +222,37 @@ def _seen(files: Mapping[str, bytes]) -> Seen:
 def compare(script: Seen, job: Seen) -> Iterator[str]:
     """Yield each difference in one line."""
     there, ranks = script.of(""), job.of("rank")
-    if "\nno workdir /submit" in f"\n{job.output}":
-        return  # loud: the script goes on where it begins
+    if "no workdir /submit" in job.output or "setup failed" in job.output:
+        return  # the job fails and says why; the script goes on where it begins
     alike = {(each.name, each.argv) for each in ranks}
     trained = [each for each in there if (each.name, each.argv) in alike]
     if ranks and not trained:
         yield f"trains: {'; '.join(sorted({f'{each}' for each in there})) or 'nothing'} there, {ranks[0]} here"
         return
-    for what in ("argv", "cwd", "image", "node", "world"):
+    for what in ("argv", "node", "world"):
         counts = [Counter(getattr(each, what) for each in some) for some in (trained, ranks)]
         if counts[0] != counts[1]:
             yield f"ranks, {what}: {dict(counts[0])} there, {dict(counts[1])} here"
-    for name in sorted({name for each in (*trained, *ranks) for name, _ in each.environment}):
-        counts = [Counter(dict(each.environment).get(name) for each in some) for some in (trained, ranks)]
-        if ranks and counts[0] != counts[1]:
-            yield f"ranks, env {name}: {dict(counts[0])} there, {dict(counts[1])} here"
+    names = {name for each in (*trained, *ranks) for name, _ in each.environment}
+    for what in ("cwd", "image", *sorted(names)):
+        values = [
+            {dict(each.environment).get(what, "unset") if what in names else getattr(each, what) for each in some}
+            for some in (trained, ranks)
+        ]
+        if ranks and values[0] != values[1]:
+            yield f"ranks, {'env ' * (what in names)}{what}: {values[0]} there, {values[1]} here"
     first = there.index(trained[0]) if trained else len(there)
+    before, after = ([each for each in some if each not in trained] for some in (there[:first], there[first:]))
+    started, ended = job.of("start"), job.of("end")
     sides = (
-        ("before", [each for each in there[:first] if each not in trained], job.of("start")),
-        ("after", [each for each in there[first:] if each not in trained], job.of("end")),
+        ("before", *([str(each) for each in some if not each.background] for some in (before, started))),
+        ("after", *([str(each) for each in some if not each.background] for some in (after, ended))),
+        # beside all else, so in no order
+        ("behind", *(sorted(str(each) for each in some if each.background) for some in (before + after, started + ended))),
     )
     for where, one, other in sides:
-        for behind in (False, True):
-            rows = [[str(each) for each in some if each.background is behind] for some in (one, other)]
-            rows = [sorted(each) for each in rows] if behind else rows
-            if rows[0] != rows[1]:
-                yield f"{where}: {rows[0]} there, {rows[1]} here"
+        if one != other:
+            yield f"{where}: {one} there, {other} here"
     if job.ended_badly and not script.code:
         yield "after: on-end fails"
     if bool(script.code) != bool(job.code):
@@ -280,6 +288,10 @@ def judge(cases: Mapping[str, Case], programs: Sequence[str] = ()) -> Dict[str, 
         except Problem as problem:
             verdicts[name] = Verdict([], [], True, f"{problem.what}: {problem.fix}", "")
             continue
+        except Exception as error:
+            crash = f"convert crashes: {error!r}"
+            verdicts[name] = Verdict([crash], [crash], False, "", "")
+            continue
         drafts[name] = draft
     seen = run(runs, programs) if runs else {}
     for name, draft in drafts.items():
@@ -307,13 +319,13 @@ def _said(difference: str, draft: Draft) -> bool:
         name = difference[7:].partition(":")[0].rpartition(" ")[2]
         return any(re.search(rf"\b{name}\b|working directory", each) for each in notes)
     changed = set(re.findall(r"'([^']+) in \S+ on node \d+'", difference))
-    words = {word for each in changed for word in each.split() if re.search(r"\w{3}", word)}
+    words = changed | {word for each in changed for word in each.split() if re.search(r"\w{3}", word)}
     return any(word in each for word in words for each in notes)
 
 
 # Scripts of a grammar: what public scripts are made of, in few words.
 
-PROGRAMS = ("prep", "server", "monitor", "after")  # names of the grammar's own programs
+PROGRAMS = ("prep", "server", "monitor", "after", "pw.x")  # names of the grammar's own programs
 FILES = (
     ("env.sh", "export FROM_FILE=sourced\n"),
     ("fails.sh", "HALF=1\nreturn 1\n"),
@@ -352,8 +364,8 @@ _LAUNCHES = (
     "run() { srun python train.py --a $1; }\nrun $A", "main() { srun python train.py; after in-main; }\nmain \"$@\"", "(srun python train.py)", "{ srun python train.py; }",
     "if srun python train.py; then after good; else after bad; fi", "srun python train.py || exit 5", "srun python train.py &\nwait", "srun python train.py & wait $!",
     "CMD=\"python train.py --a $A\"\nsrun $CMD", "ARGS=(--a $A --b \"x y\")\nsrun python train.py \"${ARGS[@]}\"", "for s in 1 2; do srun python train.py --seed $s; done",
-    "step() { srun -N1 -n1 -w ${NODES[$1]} python train.py --rank $1; }\nfor ((i = 1; i < SLURM_NNODES; i++)); do step $i & done\nstep 0\nwait",
-    "for ((i = 0; i < SLURM_NNODES; i++)); do srun -N1 -n1 -w ${NODES[$i]} python train.py --rank $i & done\nwait", "srun pw.x -in a.in", "time srun python train.py",
+    "NODES=($(scontrol show hostnames $SLURM_JOB_NODELIST))\nstep() { srun -N1 -n1 -w ${NODES[$1]} python train.py --rank $1; }\nfor ((i = 1; i < SLURM_NNODES; i++)); do step $i & done\nstep 0\nwait",
+    "NODES=($(scontrol show hostnames))\nfor ((i = 0; i < SLURM_NNODES; i++)); do srun -N1 -n1 -w ${NODES[$i]} python train.py --rank $i & done\nwait", "srun pw.x -in a.in", "time srun python train.py",
     "srun python train.py 2>&1 | tee log", "timeout 60 srun python train.py", "srun -n $((SLURM_NNODES * 2)) python train.py --n $SLURM_NTASKS",
 )  # fmt: skip
 _AFTER = (
@@ -384,13 +396,21 @@ def smallest(statements: List[str], silent: Verdict) -> Tuple[List[str], Verdict
     while True:
         shorter = [statements[:at] + statements[at + 1 :] for at in range(1, len(statements))]
         found = judge({str(at): case_of(each) for at, each in enumerate(shorter)}, PROGRAMS) if shorter else {}
-        wrong = [(shorter[int(name)], each) for name, each in found.items() if each.silent]
+        kind = silent.silent[0].partition(":")[0]
+        wrong = [
+            (shorter[int(name)], each) for name, each in found.items() if any(one.startswith(kind) for one in each.silent)
+        ]
         if not wrong:
             return statements, silent
         statements, silent = wrong[0]
 
 
 # The command line.
+
+
+def _on_few_nodes(text: str) -> str:
+    """Ask for 2 nodes where a script asks for more."""
+    return re.sub(r"(#SBATCH\s+(?:--nodes[= ]|-N\s*))(?:[3-9]\b|\d{2,})", r"\g<1>2", text)
 
 
 def main() -> int:
@@ -405,7 +425,7 @@ def main() -> int:
     cases = {name: case_of(statements) for name, statements in made.items()}
     for folder in options.folders:
         paths = [each for each in sorted(folder.rglob("*")) if each.is_file()] if folder.is_dir() else [folder]
-        cases |= {re.sub(r"[^\w.-]", "_", str(each)): Case(each.read_text("utf-8", "replace"), (), FILES[3:]) for each in paths}
+        cases |= {re.sub(r"[^\w.-]", "_", each.name): Case(_on_few_nodes(each.read_text("utf-8", "replace"))) for each in paths}
     verdicts: Dict[str, Verdict] = {}
     names = list(cases)
     for start in range(0, len(names), 40):

@@ -50,10 +50,13 @@ _ARGUMENT = re.compile(r"\$[0#]")
 
 
 def convert(
-    text: str, arguments: Optional[Sequence[str]] = None, read_file: Callable[[str], str] = lambda path: ""
+    text: str,
+    arguments: Optional[Sequence[str]] = None,
+    read_file: Callable[[str], str] = lambda path: "",
+    required: FrozenSet[str] = frozenset(),
 ) -> Draft:
     """Convert a batch script. `arguments`: those of the script, if they are known; `read_file` gives the text of a file that it
-    sources, '' if it cannot be read here."""
+    sources, '' if it cannot be read here; `required`: variables that have a value where the job is submitted."""
     if text.count("\n") > MAX_LINES:
         raise Problem(f"more than {MAX_LINES:,} lines", "no batch script has so many: is it the right file?")
     script = read(text)
@@ -71,6 +74,7 @@ def convert(
     for fault in [each for each in script.faults if each.kind == "quote"][:1]:
         draft.question(fault.line, fault.text, "a quote that is never closed: what follows it may be read wrongly")
     known = slurm_variables(draft, script.directives)
+    known.update({name: draft.marks.mark(Unknown(f"${{{name}}}", SUBMIT, frozenset((name,)))) for name in required})
 
     def batch_shell(
         wanted: Callable[[List[str]], bool], supposed: Optional[Started] = None, succeeds: bool = False
@@ -113,7 +117,8 @@ def convert(
     if not chosen.whole:
         exit_code(draft, chosen, failed)
     ask_about_findings(draft, script)
-    return draft
+    asked_for = {note.text for note in draft.to_export} & draft.defaults.keys()  # then they are not unset
+    return convert(text, arguments, read_file, required | asked_for) if asked_for - required else draft
 
 
 def draft_of(text: str, name: str, arguments: Optional[Sequence[str]], read_file: Callable[[str], str]) -> Draft:
@@ -237,7 +242,7 @@ def _whole(chosen: Started, batch: Shell, draft: Draft) -> Optional[Started]:
         return None
     first = min((each.within for each in parts if each.within), key=lambda each: each.start)
     text = batch.text[first.start :].rstrip("\n")
-    if re.search(r"\bsrun\b|\b(?:mpirun|mpiexec)\b|\$\{?0", text):
+    if re.search(r"\bsrun\b|\b(?:mpirun|mpiexec)\b|\$\{?0", "\n".join([text, *functions_in(text, batch.events)])):
         return None
     if any(each.background and each.before < first.events for each in batch.started):
         return None

@@ -94,7 +94,7 @@ class JobShell(Shell):
         if _SITE.fullmatch(name):
             return None
         shown = f"${name}" if name.isdigit() else name
-        if shown in self.required:
+        if shown in self.required or name in self.known:
             return False
         self.defaults.setdefault(shown, default)
         return True

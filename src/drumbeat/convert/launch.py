@@ -359,8 +359,9 @@ def _starter(draft: Draft, launch: Launch, program: str) -> None:
             launch.before.append(f"export SLURM_{variable}={draft.marks.quoted(value or '1')}  # srun --{name}")
         elif name == "export":
             _give(launch, dict(_pair(each) for each in value.split(",") if "=" in each))
-            if value.split(",")[0] == "NONE":
-                draft.question(launch.line, f"srun --export={value}", "your own variables reach the ranks here")
+            if "ALL" not in value.split(","):
+                why = "only these reach the ranks there; here all that your shell and the script export does"
+                draft.question(launch.line, f"srun --export={value}", why)
         elif name in _SIZE and is_srun:
             launch.size.update({_SIZE[name]: int(value)} if value.isdigit() else {})
         elif name in ("n", "np") and not is_srun:

@@ -33,9 +33,11 @@ for case in *; do
   ln -s /stubs/stub "$root/submit/pt/bin/torchrun"
   ln -s /stubs/stub "$root/submit/pt/bin/python"
   chmod -R a+rwX "$root/submit"
+  : > "$root/tmp/input"
   code=0
   (ulimit -t 10 -u 300 -f 20000 -v 4000000; exec env -i /usr/bin/timeout -k 1 ${LIMIT:-10} \
-    "$chroot" --userspec=65534:65534 "$root" /usr/bin/bash "/cases/$case/start") > "$root/seen/$case/out" 2>&1 < /dev/null || code=$?
+    "$chroot" --userspec=65534:65534 "$root" /usr/bin/bash "/cases/$case/start") > "$root/seen/$case/out" 2>&1 < "$root/tmp/input" || code=$?
+  for wait in {1..30}; do kill -0 -1 2> /dev/null || break; sleep 0.1; done  # what it leaves has a moment
   kill -KILL -1 2> /dev/null || true  # all that it left in this namespace
   echo $code > "$root/seen/$case/code"
 done

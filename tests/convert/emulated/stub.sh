@@ -4,10 +4,8 @@ name=${STUB_AS:-${0##*/}}
 unset STUB_AS
 
 record() {  # fields that end in 0x1f: name, node, image, world, background, folder, phase, number of words, words, environment
-  local line value background=no
-  while read -r line value; do
-    [[ $line == SigIgn: ]] && (( 0x${value: -1} & 2 )) && background=yes  # bash ignores INT in what it starts with &
-  done < /proc/$$/status
+  local value background=no
+  [[ /proc/$$/fd/0 -ef /dev/null ]] && background=yes  # bash gives it to what it starts with &
   {
     printf '%s\x1f' "$name" "${SLURM_NODEID:-0}" "${STUB_IMAGE-}" "${STUB_WORLD:-1}" "$background" "$PWD" "${STUB_PHASE-}" "$#" "$@"
     while IFS= read -r -d '' value; do printf '%s\x1f' "$value"; done < /proc/$$/environ
@@ -46,7 +44,7 @@ ranks() {  # NODES PER_NODE WORDS...: the ranks that a launcher starts on its no
   local nodes=$1 each=$2 local_rank code=0 highest=0
   shift 2
   for ((local_rank = 0; local_rank < each; local_rank++)); do
-    STUB_WORLD=$(( nodes * each )) LOCAL_RANK=$local_rank STUB_AS=python /stubs/stub "$@"
+    STUB_WORLD=$(( nodes * each )) LOCAL_RANK=$local_rank STUB_AS=python /stubs/stub -u "$@"
     code=$?
     (( code > highest )) && highest=$code
   done
@@ -70,7 +68,7 @@ launch() {  # flags of torchrun and its like, then the program
   [[ $each == gpu || $each == auto ]] && each=${SLURM_GPUS_ON_NODE:-1}
   (( all )) && each=$(( all / nodes ))
   if [[ -n $STUB_STAND_IN && $0 == /stubs/* ]]; then  # what drumbeat puts on PATH: its ranks are there already
-    STUB_AS=python exec /stubs/stub "$@"
+    STUB_AS=python exec /stubs/stub -u "$@"
   fi
   ranks "$nodes" "$each" "$@"
 }
@@ -105,7 +103,7 @@ case $name in
         -r|--relative) first=$value ;;
         -c|--cpus-per-task) export SLURM_CPUS_PER_TASK=$value ;;
         -D|--chdir) cd "$value" || exit 1 ;;
-        --container-image) export STUB_IMAGE=$value ;;
+        --container-image) export STUB_IMAGE=$value; mkdir -p /image/code ;;
         --container-workdir) mkdir -p "$value" && cd "$value" || exit 1 ;;
         --export)
           if [[ ,$value, != *,ALL,* ]]; then
@@ -163,6 +161,7 @@ case $name in
     fi
     [[ $1 == -c ]] && echo 1
     record "$@"
+    [[ $1 == -u ]] && shift
     [[ " $FAILING " == *" ${2:-} "* || " $FAILING " == *" ${1:-} "* ]] && exit 3
     exit 0 ;;
   *)
