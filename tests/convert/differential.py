@@ -35,7 +35,7 @@ OUTSIDE = {"PATH": "/stubs:/tools", "HOME": "/home", "USER": "me"}
 # Programs whose starts change nothing.
 _LOOK = frozenset("module ml conda mamba which free ip squeue sinfo sacct scontrol".split())
 _NOISE = re.compile(
-    r"SLURM\w*|STUB_\w+|DRUMBEAT_\w+|_drumbeat_\w+|AS_TEXT_\w+|APPTAINER\w*|SINGULARITY\w*|BASH_FUNC_command\S*|_|PWD|OLDPWD|SHLVL|SEEN|HOSTNAME|"
+    r"SLURM\w*|STUB_\w+|DRUMBEAT_\w+|_drumbeat_\w+|AS_TEXT_\w+|APPTAINER\w*|SINGULARITY\w*|BASH_FUNC_\S*|_|PWD|OLDPWD|SHLVL|SEEN|HOSTNAME|"
     r"FAILING|MASTER_\w+|ARG_\d+"
 )
 _MOST_RANKS = 64
@@ -158,6 +158,7 @@ def of_job(job: Job, outside: Mapping[str, str], failing: str, case: str) -> str
         '[ -s "$left" ] || { echo on-start ended the job; exit $code; }',
         f'. "$left"; cd {shlex.quote(workdir)}; code=0',
         "unset SLURM_CPUS_PER_TASK SLURM_NTASKS SLURM_NPROCS SLURM_NTASKS_PER_NODE",
+        *(f"{each}() {{ /stubs/{each} \"$@\"; }}; export -f {each}" for each in ("torchrun", "accelerate", "deepspeed")),
     ]
     given = {name: expand(value, here, name) for name, value in job.env.items() if value is not None}
     for rank in range(nodes * each):
@@ -212,6 +213,7 @@ def _seen(files: Mapping[str, bytes]) -> Seen:
         words, pairs = fields[8 : 8 + int(count)], fields[8 + int(count) : -1]
         environment = sorted(each.partition("=")[::2] for each in pairs)
         kept = tuple((name, value) for name, value in environment if not _NOISE.fullmatch(name) and name not in OURS)
+        kept = tuple((key, value.replace("./pt/bin:", "")) for key, value in kept)  # where bash looks for a launcher
         starts.append(Start(program, tuple(words), cwd, node, image, world, background == "yes", phase, kept))
     return Seen(starts, int(files["code"]), files["out"].decode("utf-8", "replace"))
 
@@ -317,7 +319,7 @@ def _said(difference: str, draft: Draft) -> bool:
         return bool(notes)
     if difference.startswith("ranks, "):
         name = difference[7:].partition(":")[0].rpartition(" ")[2]
-        return any(re.search(rf"\b{name}\b|working directory", each) for each in notes)
+        return any(re.search(rf"\b{name}\b|working directory|--export=", each) for each in notes)
     changed = set(re.findall(r"'([^']+) in \S+ on node \d+'", difference))
     words = changed | {word for each in changed for word in each.split() if re.search(r"\w{3}", word)}
     return any(word in each for word in words for each in notes)

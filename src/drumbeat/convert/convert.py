@@ -637,7 +637,8 @@ def _compare(draft: Draft, launch: Launch, ranks: Optional[int], batch: Shell, c
         if None not in counts and counts[0] != counts[1]:
             draft.differs("rank processes in total", counts[0], counts[1])
     tasks = 1 if launch.launcher else ranks or 1
-    cores = launch.cores or int(known.get("SLURM_CPUS_PER_TASK") or 0)
+    per_task = known.get("SLURM_CPUS_PER_TASK", "")
+    cores = launch.cores or (int(per_task) if per_task.isdigit() else 0)
     if launch.alone and tasks == 1 or job.launcher == "once":
         cores = 0  # a process of the batch script itself may use all cores of the job
     if cores and job.cpus and job.cpus // tasks != cores:

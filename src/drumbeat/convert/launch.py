@@ -23,6 +23,7 @@ from drumbeat.commands.launch import (
     started_per_node,
 )
 from drumbeat.commands.launch import peel as off
+from drumbeat.commands.programs import PRINTS, is_utility
 from drumbeat.commands.starts import PER_TASK, starts_of
 from drumbeat.commands.values import HEAD, JOB, MARK, SUBMIT, Marks, Unknown, outside_quotes, split_marks, whole_marks
 from drumbeat.convert.draft import Draft
@@ -47,11 +48,6 @@ IMAGE_FOLDER = Unknown("${OLDPWD}", JOB, frozenset(("OLDPWD",)))  # a rank leave
 _LABELS = ("--role", "--tee", "-t")
 SHELLS = ("bash", "sh")
 _SIZE = {"N": "nodes", "nodes": "nodes", "n": "ntasks", "ntasks": "ntasks"}
-_UTILITY = regex(
-    r"(?:\S*/)?(?:nvidia-smi|rocm-smi|amd-smi|hostname|dcgmi|nvtop|mkdir|rm|cp|mv|rsync|tar|unzip|ls|echo|cat|chmod|sudo|apt(?:-get)?"
-    r"|pip3?|conda|git|wget|curl|date|df|free|sleep|true|killall|pkill|scontrol|sbcast|ln|touch|find|ray(?!\s+job\s+submit\b)|dcgmproftester\d*|enroot|env\s*$"
-    r"|python3?\s+-m\s+(?:pip|venv)|\S+\s+(?:-V|--version|--help)\s*$|python3?\s+-c(?!\s[\s\S]*\n)|python3?\s*$|python3?\s+-\s*$|sh\s*$|bash\s*$|nproc|uname|which|module|test|stress\S*)(?=\s|$)"
-)
 _PYTHON = regex(r"python[\d.]*")
 _RAY = regex(r"(?:^|[\s/;&|])ray\s+(?:start|stop)\b")
 _BUILDS = regex(r"(?:docker|podman|apptainer|singularity)\s+(?!run\b|exec\b)")
@@ -124,8 +120,8 @@ def starts_training(words: Sequence[str]) -> bool:
     text = " ".join(rest)
     if rest[0].rsplit("/", 1)[-1] in SHELLS and len(rest) > 2 and runs_text(rest[1]):
         commands = [part.strip() for part in re.split(r"[\n;]|&&|\|\|", rest[2]) if part.strip()]
-        return not all(map(_is_utility, commands))
-    return not _is_utility(text) and not _BUILDS.match(text)
+        return not all(map(is_utility, commands))
+    return not is_utility(text) and not _BUILDS.match(text)
 
 
 def manages_ray(words: Sequence[str]) -> bool:
@@ -138,9 +134,7 @@ def manages_ray(words: Sequence[str]) -> bool:
 def starts_something(words: Sequence[str]) -> bool:
     """Return true for a command that may be the job's program, in a script where no command is known to train."""
     name = unwrapped(words)[0].rsplit("/", 1)[-1]
-    return name in STARTERS or (
-        _anything(list(words)) and name not in JobShell.prints and not _is_utility(" ".join(words))
-    )
+    return name in STARTERS or (_anything(list(words)) and name not in PRINTS and not is_utility(" ".join(words)))
 
 
 def redirected(draft: Draft, started: Started) -> None:
@@ -151,10 +145,6 @@ def redirected(draft: Draft, started: Started) -> None:
         )
     elif started.redirected:
         draft.drop(started.line, started.redirected, "every rank's output is kept in the run folder")
-
-
-def _is_utility(text: str) -> bool:
-    return bool(_UTILITY.match(text))
 
 
 def peel(draft: Draft, started: Started, batch: Shell, shells: bool = True) -> Launch:
@@ -362,6 +352,10 @@ def _starter(draft: Draft, launch: Launch, program: str) -> None:
             if "ALL" not in value.split(","):
                 why = "only these reach the ranks there; here all that your shell and the script export does"
                 draft.question(launch.line, f"srun --export={value}", why)
+        elif name == "multi-prog":
+            draft.question(
+                launch.line, "srun --multi-prog", "each task has a program of its own: a job file starts one"
+            )
         elif name in _SIZE and is_srun:
             launch.size.update({_SIZE[name]: int(value)} if value.isdigit() else {})
         elif name in ("n", "np") and not is_srun:

@@ -14,6 +14,7 @@ from typing import FrozenSet, List, Optional, Set
 
 from drumbeat.base.redact import is_secret
 from drumbeat.commands.events import Event, options_at
+from drumbeat.commands.programs import ASK, WITH_FILES
 from drumbeat.commands.state import ARGUMENTS
 from drumbeat.commands.syntax import DECLARING, arguments_read, into_file, names_read, parse, program_of
 from drumbeat.commands.values import HEAD, HOSTS, JOB, MARK, ONCE, SUBMIT, TASK, Unknown, at_submission
@@ -38,9 +39,6 @@ OF_TASKS = (
     "SLURM_TRES_PER_TASK",
 )  # fmt: skip  # otherwise in our job
 _NUMBERED = frozenset("123456789")
-_UTILITIES = frozenset((
-    "mkdir", "rmdir", "chmod", "rm", "cp", "mv", "ln", "touch", "rsync", "tar", "unzip", "unsquashfs", "cat", "sed",
-))  # fmt: skip  # no variable changes them
 
 
 def keep(draft: Draft, launch: Launch, wanted: FrozenSet[str]) -> None:
@@ -190,14 +188,14 @@ class _Residue:
                 needed |= {
                     name for each in self.launch.events[:place] if each.kind == "assign" for name in each.writes
                 } - OURS
-            elif ours and not (event.kind == "cd" or event.soft or set(event.words[:1]) & _UTILITIES):
+            elif ours and not (event.kind == "cd" or event.soft or set(event.words[:1]) & WITH_FILES):
                 needed |= self.exported - OURS  # what it starts may read them
             if re.search(r"\bsbatch\b.*\$\{?0\b", event.text, re.DOTALL):
                 self._submits_itself(event)
                 continue
             if event.kind == "once" and any(self.marks.resolved(word) == "$0" for word in event.words[1:]):
                 why = "$0 is drumbeat's batch script here, and Slurm's copy of yours there: name the file"
-                copies = bool(set(event.words[:1]) & _UTILITIES)  # the script that Slurm runs, as there
+                copies = bool(set(event.words[:1]) & WITH_FILES)  # the script that Slurm runs, as there
                 self.draft.question(event.line, event.text, why, advice=copies)
             if event.kind == "cd" and not ours and not self._cd_in_setup(place):
                 continue
@@ -418,4 +416,4 @@ def _has_effects(event: Event) -> bool:
     """Return true if a kept compound statement may do more than assign variables."""
     nodes = [each for top in parse(event.text) for each in top.walk()]
     called = {program_of(each) for each in nodes if each.words and each.kind in ("simple", "unknown")}
-    return any(map(into_file, nodes)) or not called <= _SILENT | JobShell.asks
+    return any(map(into_file, nodes)) or not called <= _SILENT | ASK

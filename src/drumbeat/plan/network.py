@@ -145,6 +145,7 @@ def swapped(nodes: Sequence[Sequence[Any]]) -> Set[Any]:
 def apart(nodes: Sequence[Sequence[Address]]) -> Set[Network]:
     """Return the subnets in which nodes with these rails do not reach each other: swapped between them, without a rail on one of
     them, or with the same address on two."""
+    nodes = list(dict.fromkeys(map(tuple, nodes)))  # emulated nodes have all of one machine
     hosts = [
         one for rails in nodes for one in rails if one.ip != one.network.network_address
     ]  # not InfiniBand's prefixes

@@ -162,10 +162,10 @@ case $name in
     [[ $1 == -c ]] && echo 1
     record "$@"
     [[ $1 == -u ]] && shift
-    [[ " $FAILING " == *" ${2:-} "* || " $FAILING " == *" ${1:-} "* ]] && exit 3
+    [[ $FAILING && ( $1 == "$FAILING" || $2 == "$FAILING" ) ]] && exit 3
     exit 0 ;;
   *)
     record "$@"
-    [[ " $FAILING " == *" $name "* ]] && exit 4
+    [[ $name == "$FAILING" ]] && exit 4
     exit 0 ;;
 esac
