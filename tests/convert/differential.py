@@ -33,14 +33,15 @@ from drumbeat.plan.argv import after_setup, choose_launcher, rank_argv
 EMULATED = Path(__file__).parent / "emulated"
 OUTSIDE = {"PATH": "/stubs:/tools", "HOME": "/home", "USER": "me"}
 # Programs whose starts change nothing.
-_LOOK = frozenset("module ml conda mamba which free ip squeue sinfo sacct scontrol".split())
+_LOOK = frozenset("whoami printenv bc awk jq module ml conda mamba which free ip squeue sinfo sacct scontrol".split())
 _NOISE = re.compile(
     r"SLURM\w*|STUB_\w+|DRUMBEAT_\w+|_drumbeat_\w+|AS_TEXT_\w+|APPTAINER\w*|SINGULARITY\w*|BASH_FUNC_\S*|_|PWD|OLDPWD|SHLVL|SEEN|HOSTNAME|"
     r"FAILING|MASTER_\w+|ARG_\d+"
 )
 _MOST_RANKS = 64
+_EACH_TIME = re.compile(r"(?<=/tmp/tmp\.)\w+|(?<=/cases/)[^/\x1f]+|20\d{6}[-_]?\d{4,6}|20\d\d[-_]\d\d[-_]\d\d[-_T]\d\d[-_:]?\d\d[-_:]?\d\d")
 _HANDLE = 'command_not_found_handle() { STUB_AS=$1 /stubs/stub "${@:2}"; }; export -f command_not_found_handle'
-_LONG = {"-N": "nodes", "-n": "ntasks", "-c": "cpus-per-task", "-J": "job-name", "-D": "chdir", "-p": "partition"}
+_LONG = {"-N": "nodes", "-n": "ntasks", "-c": "cpus-per-task", "-J": "job-name", "-D": "chdir", "-p": "partition", "-A": "account"}
 
 
 class Start(NamedTuple):
@@ -99,7 +100,7 @@ def batch_variables(text: str) -> Dict[str, str]:
         if found:
             given[found[1] or _LONG.get(found[3], found[3])] = (found[2] if found[1] else found[4]) or ""
     nodes, total, each = given.get("nodes", ""), given.get("ntasks", ""), given.get("ntasks-per-node", "")
-    nodes = nodes.split("-")[0] or (str(-(-int(total) // int(each or 4))) if total.isdigit() else "1")  # of 4 cores each
+    nodes = nodes.split("-")[0] if nodes.split("-")[0].isdigit() else (str(-(-int(total) // int(each or 64))) if total.isdigit() else "1")  # of 4 cores each
     total = total or (str(int(nodes) * int(each)) if each else "")
     gpus = re.findall(r"#SBATCH\s+(?:--gpus-per-node|--gres)[= ](?:gpu:)?(?:[a-zA-Z]\w*:)?(\d+)", text)
     found_all = {
@@ -107,7 +108,8 @@ def batch_variables(text: str) -> Dict[str, str]:
         "SLURM_NPROCS": total, "SLURM_NTASKS_PER_NODE": each, "SLURM_CPUS_PER_TASK": given.get("cpus-per-task", ""),
         "SLURM_JOB_NAME": given.get("job-name", "x"), "SLURM_JOB_NODELIST": f"node[0-{int(nodes) - 1}]" if nodes != "1" else "node0",
         "SLURM_SUBMIT_DIR": "/submit", "SLURM_GPUS_ON_NODE": gpus[-1] if gpus else "", "SLURM_PROCID": "0", "SLURM_LOCALID": "0",
-        "SLURM_NODEID": "0", "SLURMD_NODENAME": "node0", "HOSTNAME": "node0",
+        "SLURM_NODEID": "0", "SLURMD_NODENAME": "node0", "HOSTNAME": "node0", "SLURM_JOB_ACCOUNT": given.get("account", ""),
+        "SLURM_JOB_PARTITION": given.get("partition", ""), "SLURM_GPUS_PER_NODE": given.get("gpus-per-node", ""),
     }  # fmt: skip
     return {name: value for name, value in found_all.items() if value}
 
@@ -123,7 +125,7 @@ def of_script(text: str, arguments: Sequence[str], outside: Mapping[str, str], f
             _exports({**OUTSIDE, **outside, **batch_variables(text), "FAILING": failing, "SEEN": f"/seen/{case}"}),
             f"cd {shlex.quote(chdir[1] if chdir else '/submit')} 2> /dev/null || cd /submit",
             _HANDLE,
-            f"exec bash /cases/{case}/script {' '.join(map(shlex.quote, arguments))}",
+            f"exec bash /cases/{case}/slurm_script {' '.join(map(shlex.quote, arguments))}",
         ]
     )
 
@@ -147,6 +149,7 @@ def of_job(job: Job, outside: Mapping[str, str], failing: str, case: str) -> str
         "SLURM_NTASKS": str(nodes), "SLURM_NTASKS_PER_NODE": "1", "SLURM_SUBMIT_DIR": "/submit", "SLURM_JOB_NAME": job.name or "r",
         "SLURM_JOB_NODELIST": f"node[0-{nodes - 1}]" if nodes > 1 else "node0", "HOSTNAME": "node0", "SLURMD_NODENAME": "node0",
         "SLURM_GPUS_ON_NODE": str(job.gpus or ""), "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0",
+        "SLURM_JOB_ACCOUNT": job.account or "", "SLURM_JOB_PARTITION": job.partition or "",
     }  # fmt: skip
     lines = [
         _exports({**OUTSIDE, **outside, **batch, "FAILING": failing, "SEEN": f"/seen/{case}", "STUB_PHASE": "start"}),
@@ -154,7 +157,7 @@ def of_job(job: Job, outside: Mapping[str, str], failing: str, case: str) -> str
         f"cd {shlex.quote(workdir)} 2> /dev/null || {{ echo no workdir {shlex.quote(workdir)}; exit 78; }}",
         *(f"module {each}" if each in ("purge", "reset") else f"module load {shlex.quote(each)}" for each in job.modules),
         f"on_start={shlex.quote(job.on_start)}",
-        'left=$(mktemp); bash -c "set -e; $on_start"$\'\\nexport -p >&9\' /r/job.sh 9> "$left"; code=$?',
+        'left=$(mktemp); bash -c "set -e; $on_start"$\'\\nexport -p >&9\' "$0" 9> "$left"; code=$?',
         '[ -s "$left" ] || { echo on-start ended the job; exit $code; }',
         f'. "$left"; cd {shlex.quote(workdir)}; code=0',
         "unset SLURM_CPUS_PER_TASK SLURM_NTASKS SLURM_NPROCS SLURM_NTASKS_PER_NODE",
@@ -170,7 +173,7 @@ def of_job(job: Job, outside: Mapping[str, str], failing: str, case: str) -> str
             "SLURM_NTASKS": str(nodes * each), **given, **({"SLURM_CPUS_PER_TASK": cpus} if cpus else {}),
         }  # fmt: skip
         image = "mkdir -p /image/code; " if job.container else ""
-        lines.append(f"({image}{_exports(tasks)}\n{shlex.join(argv)}) || code=$?")
+        lines.append(f"({image}{_exports(tasks)}\n/stubs/run {shlex.join(argv)}) || code=$?")
     if job.on_end:
         filled = [re.sub(r"\{(run_id|outcome|exit_code|seconds|folder)\}", "x", word) for word in job.on_end]
         outcome = 'DRUMBEAT_OUTCOME=$([ $code = 0 ] && echo finished || echo failed)'
@@ -206,7 +209,7 @@ def run(cases: Mapping[str, Mapping[str, str]], programs: Sequence[str] = ()) ->
 def _seen(files: Mapping[str, bytes]) -> Seen:
     starts = []
     for name in sorted(each for each in files if each not in ("out", "code")):
-        fields = files[name].decode("utf-8", "replace").split("\x1f")
+        fields = _EACH_TIME.sub("each-time", files[name].decode("utf-8", "replace")).split("\x1f")
         if len(fields) < 8:
             continue
         program, node, image, world, background, cwd, phase, count = fields[:8]
@@ -224,16 +227,23 @@ def _seen(files: Mapping[str, bytes]) -> Seen:
 def compare(script: Seen, job: Seen) -> Iterator[str]:
     """Yield each difference in one line."""
     there, ranks = script.of(""), job.of("rank")
-    if "no workdir /submit" in job.output or "setup failed" in job.output:
-        return  # the job fails and says why; the script goes on where it begins
+    missing = any(each.code in (126, 127) and "No such file or directory" in each.output for each in (script, job))
+    if missing or re.search(r"no workdir /(?!image)|setup failed|on-start ended the job", job.output):
+        return  # a program that is not here, or the job fails and says why; the script goes on where it begins
     alike = {(each.name, each.argv) for each in ranks}
-    trained = [each for each in there if (each.name, each.argv) in alike]
+    steps = Counter((each.name, each.argv) for each in job.of("start"))  # equal ones that on-start runs before
+    trained = []
+    for each in there:
+        if (each.name, each.argv) in alike:
+            steps[each.name, each.argv] -= 1
+            trained += [each] if steps[each.name, each.argv] < 0 else []
     if ranks and not trained:
         yield f"trains: {'; '.join(sorted({f'{each}' for each in there})) or 'nothing'} there, {ranks[0]} here"
         return
     for what in ("argv", "node", "world"):
         counts = [Counter(getattr(each, what) for each in some) for some in (trained, ranks)]
-        if counts[0] != counts[1]:
+        joined = what == "world" and set(counts[0]) == {"1"}  # steps that the script starts one by one
+        if counts[0] != counts[1] and not joined:
             yield f"ranks, {what}: {dict(counts[0])} there, {dict(counts[1])} here"
     names = {name for each in (*trained, *ranks) for name, _ in each.environment}
     for what in ("cwd", "image", *sorted(names)):
@@ -243,8 +253,9 @@ def compare(script: Seen, job: Seen) -> Iterator[str]:
         ]
         if ranks and values[0] != values[1]:
             yield f"ranks, {'env ' * (what in names)}{what}: {values[0]} there, {values[1]} here"
-    first = there.index(trained[0]) if trained else len(there)
-    before, after = ([each for each in some if each not in trained] for some in (there[:first], there[first:]))
+    first = next((at for at, each in enumerate(there) if trained and each is trained[0]), len(there))
+    ids = set(map(id, trained))
+    before, after = ([each for each in some if id(each) not in ids] for some in (there[:first], there[first:]))
     started, ended = job.of("start"), job.of("end")
     sides = (
         ("before", *([str(each) for each in some if not each.background] for some in (before, started))),
@@ -285,7 +296,8 @@ def judge(cases: Mapping[str, Case], programs: Sequence[str] = ()) -> Dict[str, 
             files = {f"files/{path}": content for path, content in case.files}
             for number, failing in enumerate(case.failing):
                 one, other = f"{name}.{number}.script", f"{name}.{number}.job"
-                runs[one] = {**files, "script": case.text, "start": of_script(case.text, case.arguments, outside, failing, one)}
+                given = case.arguments or tuple(f"given-ARG_{place}" for place in range(1, 10) if f"ARG_{place}" in outside)
+                runs[one] = {**files, "slurm_script": case.text, "start": of_script(case.text, given, outside, failing, one)}
                 runs[other] = {**files, "start": of_job(job, outside, failing, other)}
         except Problem as problem:
             verdicts[name] = Verdict([], [], True, f"{problem.what}: {problem.fix}", "")
@@ -295,7 +307,10 @@ def judge(cases: Mapping[str, Case], programs: Sequence[str] = ()) -> Dict[str, 
             verdicts[name] = Verdict([crash], [crash], False, "", "")
             continue
         drafts[name] = draft
-    seen = run(runs, programs) if runs else {}
+    scripts = {name: files for name, files in runs.items() if name.endswith(".script")}
+    seen = run(scripts, programs) if runs else {}
+    called = {each.name for some in seen.values() for each in some.starts if re.fullmatch(r"[\w.+-]+", each.name)}
+    seen |= run({name: runs[name] for name in runs.keys() - scripts.keys()}, sorted({*programs, *called})) if runs else {}
     for name, draft in drafts.items():
         found: List[str] = []
         for number, failing in enumerate(cases[name].failing):
@@ -368,7 +383,7 @@ _LAUNCHES = (
     "CMD=\"python train.py --a $A\"\nsrun $CMD", "ARGS=(--a $A --b \"x y\")\nsrun python train.py \"${ARGS[@]}\"", "for s in 1 2; do srun python train.py --seed $s; done",
     "NODES=($(scontrol show hostnames $SLURM_JOB_NODELIST))\nstep() { srun -N1 -n1 -w ${NODES[$1]} python train.py --rank $1; }\nfor ((i = 1; i < SLURM_NNODES; i++)); do step $i & done\nstep 0\nwait",
     "NODES=($(scontrol show hostnames))\nfor ((i = 0; i < SLURM_NNODES; i++)); do srun -N1 -n1 -w ${NODES[$i]} python train.py --rank $i & done\nwait", "srun pw.x -in a.in", "time srun python train.py",
-    "srun python train.py 2>&1 | tee log", "timeout 60 srun python train.py", "srun -n $((SLURM_NNODES * 2)) python train.py --n $SLURM_NTASKS",
+    "srun python train.py 2>&1 | tee log", "timeout 60 srun python train.py", "srun -n $((SLURM_NNODES * 2)) python train.py --n $SLURM_NNODES",
 )  # fmt: skip
 _AFTER = (
     "after one", "after two || true", "kill $SERVER", "kill %1", "wait", "exit 0", "exit $?", "code=$?\nafter $code\nexit $code", "if [ $? -ne 0 ]; then exit 7; fi",

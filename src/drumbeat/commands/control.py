@@ -91,17 +91,18 @@ def _list(shell: ShellState, node: Node) -> Optional[bool]:
                 shell.keep(following)
                 shell.look_inside([following])
             continue
-        if result is None:  # what follows depends on it
+        sourced = len(shell.events) > events and shell.events[-1].words[:1] in (("source",), (".",))
+        if result is None or result and sourced:  # what follows depends on it
             ahead = shell.apart()
             ahead.started = []
             ahead.look_inside(*node.bodies[place + 1 :])
             certain = names[place] not in shell.asks and node.bodies[place][0].kind == "simple" and joint == "&&"
             if certain and ahead.started:
-                sourced = len(shell.events) > events and shell.events[-1].words[:1] in (("source",), (".",))
                 if len(shell.events) > events and shell.events[-1].kind == "once" or sourced:
                     shell.events[-1].text += " || exit"
                 result = _part(shell, node, place)
                 continue
+        if result is None:
             fresh = shell.events[events:]
             soft = bool(fresh) and all(each.soft for each in fresh)
             shell.__dict__.update({**before.__dict__, "started": shell.started, "words": shell.words})

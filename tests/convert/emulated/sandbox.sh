@@ -17,7 +17,7 @@ ln -s /proc/self/fd dev/fd
 chmod 777 tmp seen submit home image
 tar -x
 for each in srun mpirun mpiexec mpiexec.hydra torchrun composer deepspeed accelerate python python3 apptainer singularity module ml \
-  scontrol squeue sinfo sacct sbatch scancel hostname nproc nvidia-smi rocm-smi conda mamba sleep $(cat stubs/names); do
+  scontrol squeue sinfo sacct sbatch scancel hostname nproc nvidia-smi rocm-smi conda mamba sleep whoami run $(cat stubs/names); do
   ln -sf stub stubs/$each
 done
 for each in bash sh env cat ls mkdir rm rmdir cp mv ln touch chmod grep egrep sed awk cut head tail tr sort uniq wc seq date \
@@ -36,7 +36,7 @@ for case in *; do
   : > "$root/tmp/input"
   code=0
   (ulimit -t 10 -u 300 -f 20000 -v 4000000; exec env -i /usr/bin/timeout -k 1 ${LIMIT:-10} \
-    "$chroot" --userspec=65534:65534 "$root" /usr/bin/bash "/cases/$case/start") > "$root/seen/$case/out" 2>&1 < "$root/tmp/input" || code=$?
+    "$chroot" --userspec=65534:65534 "$root" /usr/bin/bash -c '. "${0%slurm_script}start"' "/cases/$case/slurm_script") > "$root/seen/$case/out" 2>&1 < "$root/tmp/input" || code=$?
   for wait in {1..30}; do kill -0 -1 2> /dev/null || break; sleep 0.1; done  # what it leaves has a moment
   kill -KILL -1 2> /dev/null || true  # all that it left in this namespace
   echo $code > "$root/seen/$case/code"
