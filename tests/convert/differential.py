@@ -5,6 +5,7 @@ of them starts is recorded and compared.
 They run in a namespace of their own (emulated/sandbox.sh), as nobody, with stubs and coreutils alone on PATH.
 """
 
+# ruff: noqa: E501
 from __future__ import annotations
 
 import argparse
@@ -18,7 +19,7 @@ import sys
 import tarfile
 from collections import Counter
 from pathlib import Path
-from typing import Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, Iterator, List, Mapping, NamedTuple, Sequence, Tuple
 
 from drumbeat.base.order import Order
 from drumbeat.base.problem import Problem
@@ -33,15 +34,42 @@ from drumbeat.plan.argv import after_setup, choose_launcher, rank_argv
 EMULATED = Path(__file__).parent / "emulated"
 OUTSIDE = {"PATH": "/stubs:/tools", "HOME": "/home", "USER": "me"}
 # Programs whose starts change nothing.
-_LOOK = frozenset("whoami printenv bc awk jq module ml conda mamba which free ip squeue sinfo sacct scontrol".split())
+_LOOK = {
+    "whoami",
+    "printenv",
+    "bc",
+    "awk",
+    "jq",
+    "module",
+    "ml",
+    "conda",
+    "mamba",
+    "which",
+    "free",
+    "ip",
+    "squeue",
+    "sinfo",
+    "sacct",
+    "scontrol",
+}
 _NOISE = re.compile(
     r"SLURM\w*|STUB_\w+|DRUMBEAT_\w+|_drumbeat_\w+|AS_TEXT_\w+|APPTAINER\w*|SINGULARITY\w*|BASH_FUNC_\S*|_|PWD|OLDPWD|SHLVL|SEEN|HOSTNAME|"
     r"FAILING|MASTER_\w+|ARG_\d+"
 )
 _MOST_RANKS = 64
-_EACH_TIME = re.compile(r"(?<=/tmp/tmp\.)\w+|(?<=/cases/)[^/\x1f]+|20\d{6}[-_]?\d{4,6}|20\d\d[-_]\d\d[-_]\d\d[-_T]\d\d[-_:]?\d\d[-_:]?\d\d")
+_EACH_TIME = re.compile(
+    r"(?<=/tmp/tmp\.)\w+|(?<=/cases/)[^/\x1f]+|20\d{6}[-_]?\d{4,6}|20\d\d[-_]\d\d[-_]\d\d[-_T]\d\d[-_:]?\d\d[-_:]?\d\d"
+)
 _HANDLE = 'command_not_found_handle() { STUB_AS=$1 /stubs/stub "${@:2}"; }; export -f command_not_found_handle'
-_LONG = {"-N": "nodes", "-n": "ntasks", "-c": "cpus-per-task", "-J": "job-name", "-D": "chdir", "-p": "partition", "-A": "account"}
+_LONG = {
+    "-N": "nodes",
+    "-n": "ntasks",
+    "-c": "cpus-per-task",
+    "-J": "job-name",
+    "-D": "chdir",
+    "-p": "partition",
+    "-A": "account",
+}
 
 
 class Start(NamedTuple):
@@ -100,7 +128,11 @@ def batch_variables(text: str) -> Dict[str, str]:
         if found:
             given[found[1] or _LONG.get(found[3], found[3])] = (found[2] if found[1] else found[4]) or ""
     nodes, total, each = given.get("nodes", ""), given.get("ntasks", ""), given.get("ntasks-per-node", "")
-    nodes = nodes.split("-")[0] if nodes.split("-")[0].isdigit() else (str(-(-int(total) // int(each or 64))) if total.isdigit() else "1")  # of 4 cores each
+    nodes = (
+        nodes.split("-")[0]
+        if nodes.split("-")[0].isdigit()
+        else (str(-(-int(total) // int(each or 64))) if total.isdigit() else "1")
+    )  # of 64 cores each
     total = total or (str(int(nodes) * int(each)) if each else "")
     gpus = re.findall(r"#SBATCH\s+(?:--gpus-per-node|--gres)[= ](?:gpu:)?(?:[a-zA-Z]\w*:)?(\d+)", text)
     found_all = {
@@ -155,13 +187,16 @@ def of_job(job: Job, outside: Mapping[str, str], failing: str, case: str) -> str
         _exports({**OUTSIDE, **outside, **batch, "FAILING": failing, "SEEN": f"/seen/{case}", "STUB_PHASE": "start"}),
         _HANDLE,
         f"cd {shlex.quote(workdir)} 2> /dev/null || {{ echo no workdir {shlex.quote(workdir)}; exit 78; }}",
-        *(f"module {each}" if each in ("purge", "reset") else f"module load {shlex.quote(each)}" for each in job.modules),
+        *(
+            f"module {each}" if each in ("purge", "reset") else f"module load {shlex.quote(each)}"
+            for each in job.modules
+        ),
         f"on_start={shlex.quote(job.on_start)}",
         'left=$(mktemp); bash -c "set -e; $on_start"$\'\\nexport -p >&9\' "$0" 9> "$left"; code=$?',
         '[ -s "$left" ] || { echo on-start ended the job; exit $code; }',
         f'. "$left"; cd {shlex.quote(workdir)}; code=0',
         "unset SLURM_CPUS_PER_TASK SLURM_NTASKS SLURM_NPROCS SLURM_NTASKS_PER_NODE",
-        *(f"{each}() {{ /stubs/{each} \"$@\"; }}; export -f {each}" for each in ("torchrun", "accelerate", "deepspeed")),
+        *(f'{each}() {{ /stubs/{each} "$@"; }}; export -f {each}' for each in ("torchrun", "accelerate", "deepspeed")),
     ]
     given = {name: expand(value, here, name) for name, value in job.env.items() if value is not None}
     for rank in range(nodes * each):
@@ -176,9 +211,11 @@ def of_job(job: Job, outside: Mapping[str, str], failing: str, case: str) -> str
         lines.append(f"({image}{_exports(tasks)}\n/stubs/run {shlex.join(argv)}) || code=$?")
     if job.on_end:
         filled = [re.sub(r"\{(run_id|outcome|exit_code|seconds|folder)\}", "x", word) for word in job.on_end]
-        outcome = 'DRUMBEAT_OUTCOME=$([ $code = 0 ] && echo finished || echo failed)'
+        outcome = "DRUMBEAT_OUTCOME=$([ $code = 0 ] && echo finished || echo failed)"
         words = shlex.join(expand(word, here, "on-end") for word in filled)
-        lines.append(f"(export STUB_PHASE=end DRUMBEAT_EXIT_CODE=$code {outcome}\n{words}) || printf '\\non-end ends with %d\\n' $?")
+        lines.append(
+            f"(export STUB_PHASE=end DRUMBEAT_EXIT_CODE=$code {outcome}\n{words}) || printf '\\non-end ends with %d\\n' $?"
+        )
     return "\n".join([*lines, "exit $code"])
 
 
@@ -195,8 +232,20 @@ def run(cases: Mapping[str, Mapping[str, str]], programs: Sequence[str] = ()) ->
             info, data = tarfile.TarInfo(path), text.encode("utf-8", "surrogateescape")
             info.size, info.mode = len(data), 0o755
             archive.addfile(info, io.BytesIO(data))
-    command = ["unshare", "--mount", "--net", "--pid", "--ipc", "--uts", "--fork", "--kill-child", str(EMULATED / "sandbox.sh")]
-    done = subprocess.run(command, input=packed.getvalue(), stdout=subprocess.PIPE, check=True, timeout=60 + 12 * len(cases))
+    command = [
+        "unshare",
+        "--mount",
+        "--net",
+        "--pid",
+        "--ipc",
+        "--uts",
+        "--fork",
+        "--kill-child",
+        str(EMULATED / "sandbox.sh"),
+    ]
+    done = subprocess.run(
+        command, input=packed.getvalue(), stdout=subprocess.PIPE, check=True, timeout=60 + 12 * len(cases)
+    )
     seen: Dict[str, Dict[str, bytes]] = {case: {} for case in cases}
     with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
         for member in archive:
@@ -261,7 +310,10 @@ def compare(script: Seen, job: Seen) -> Iterator[str]:
         ("before", *([str(each) for each in some if not each.background] for some in (before, started))),
         ("after", *([str(each) for each in some if not each.background] for some in (after, ended))),
         # beside all else, so in no order
-        ("behind", *(sorted(str(each) for each in some if each.background) for some in (before + after, started + ended))),
+        (
+            "behind",
+            *(sorted(str(each) for each in some if each.background) for some in (before + after, started + ended)),
+        ),
     )
     for where, one, other in sides:
         if one != other:
@@ -287,17 +339,25 @@ def judge(cases: Mapping[str, Case], programs: Sequence[str] = ()) -> Dict[str, 
     drafts: Dict[str, Draft] = {}
     runs: Dict[str, Dict[str, str]] = {}
     for name, case in cases.items():
-        contents = {path: text for path, text in case.files}
+        contents = dict(case.files)
         try:
-            draft = draft_of(case.text, name, case.arguments or None, lambda path, found=contents: found.get(path.lstrip("./"), ""))
+            draft = draft_of(
+                case.text, name, case.arguments or None, lambda path, found=contents: found.get(path.lstrip("./"), "")
+            )
             text = job_file(draft, name)
             job = job_from_text(text)
             outside = {note.text: f"given-{note.text}" for note in draft.to_export if re.fullmatch(r"\w+", note.text)}
             files = {f"files/{path}": content for path, content in case.files}
             for number, failing in enumerate(case.failing):
                 one, other = f"{name}.{number}.script", f"{name}.{number}.job"
-                given = case.arguments or tuple(f"given-ARG_{place}" for place in range(1, 10) if f"ARG_{place}" in outside)
-                runs[one] = {**files, "slurm_script": case.text, "start": of_script(case.text, given, outside, failing, one)}
+                given = case.arguments or tuple(
+                    f"given-ARG_{place}" for place in range(1, 10) if f"ARG_{place}" in outside
+                )
+                runs[one] = {
+                    **files,
+                    "slurm_script": case.text,
+                    "start": of_script(case.text, given, outside, failing, one),
+                }
                 runs[other] = {**files, "start": of_job(job, outside, failing, other)}
         except Problem as problem:
             verdicts[name] = Verdict([], [], True, f"{problem.what}: {problem.fix}", "")
@@ -310,7 +370,9 @@ def judge(cases: Mapping[str, Case], programs: Sequence[str] = ()) -> Dict[str, 
     scripts = {name: files for name, files in runs.items() if name.endswith(".script")}
     seen = run(scripts, programs) if runs else {}
     called = {each.name for some in seen.values() for each in some.starts if re.fullmatch(r"[\w.+-]+", each.name)}
-    seen |= run({name: runs[name] for name in runs.keys() - scripts.keys()}, sorted({*programs, *called})) if runs else {}
+    seen |= (
+        run({name: runs[name] for name in runs.keys() - scripts.keys()}, sorted({*programs, *called})) if runs else {}
+    )
     for name, draft in drafts.items():
         found: List[str] = []
         for number, failing in enumerate(cases[name].failing):
@@ -349,7 +411,6 @@ FILES = (
     ("reads.sh", "prep of-file ${A:-none} $B\n"),
     ("config", "mode: fast\n"),
 )
-_PATHS = ("work", "work/deep", "/tmp")
 _BEFORE = (
     "set -e", "set -eo pipefail", "set -u", "set +e", "prep one", "prep two || exit 1", "prep three || true", "prep four && B=done",
     "A=1", "B=$A-x", "export A=2", "export C=${C:-c}", ': "${D:=d}"', "B=$(echo b)", "export E=$SLURM_NNODES",
@@ -415,7 +476,9 @@ def smallest(statements: List[str], silent: Verdict) -> Tuple[List[str], Verdict
         found = judge({str(at): case_of(each) for at, each in enumerate(shorter)}, PROGRAMS) if shorter else {}
         kind = silent.silent[0].partition(":")[0]
         wrong = [
-            (shorter[int(name)], each) for name, each in found.items() if any(one.startswith(kind) for one in each.silent)
+            (shorter[int(name)], each)
+            for name, each in found.items()
+            if any(one.startswith(kind) for one in each.silent)
         ]
         if not wrong:
             return statements, silent
@@ -435,14 +498,19 @@ def main() -> int:
     parser.add_argument("folders", nargs="*", type=Path)
     parser.add_argument("--generate", type=int, default=0, metavar="COUNT")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--shrink", action="store_true", help="leave out statements of generated scripts that change nothing")
+    parser.add_argument(
+        "--shrink", action="store_true", help="leave out statements of generated scripts that change nothing"
+    )
     parser.add_argument("--show", action="store_true", help="print the scripts and job files of silent changes")
     options = parser.parse_args()
     made = {f"g{seed}": generated(seed) for seed in range(options.seed, options.seed + options.generate)}
     cases = {name: case_of(statements) for name, statements in made.items()}
     for folder in options.folders:
         paths = [each for each in sorted(folder.rglob("*")) if each.is_file()] if folder.is_dir() else [folder]
-        cases |= {re.sub(r"[^\w.-]", "_", each.name): Case(_on_few_nodes(each.read_text("utf-8", "replace"))) for each in paths}
+        cases |= {
+            re.sub(r"[^\w.-]", "_", each.name): Case(_on_few_nodes(each.read_text("utf-8", "replace")))
+            for each in paths
+        }
     verdicts: Dict[str, Verdict] = {}
     names = list(cases)
     for start in range(0, len(names), 40):

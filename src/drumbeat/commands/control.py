@@ -182,7 +182,7 @@ def _while(shell: ShellState, node: Node) -> Optional[bool]:
     def rounds(shell: ShellState) -> Optional[bool]:
         result: Optional[bool] = True
         for first in node.bodies[2:3]:
-            shell.body(first)
+            shell.asked(first)  # zero is no failure there
         for _ in range(MAX_ROUNDS):
             asked = shell.asked(node.bodies[0])
             if asked is None:
@@ -191,7 +191,7 @@ def _while(shell: ShellState, node: Node) -> Optional[bool]:
                 return result
             result = _round(shell, node.bodies[1])
             for step in node.bodies[3:]:
-                shell.body(step)
+                shell.asked(step)
         raise Unclear
 
     return _inline(shell, node, rounds)

@@ -340,7 +340,7 @@ def _carry_over(draft: Draft, chosen: Started, batch: Shell, script: Script, ray
     for name in sorted(set(re.findall(r"\$\{?(ARG_\d+)", job_file(draft, "")))) if draft.arguments is None else ():
         why = "an argument of the script: export it when you submit, or give it to convert after the script's name"
         draft.to_export.append(LeftOut(launch.line, name, why))
-    _from_outside(draft, script)
+    _from_outside(draft, script, batch.required)
     account(draft, batch, chosen, launch)
     _compare(draft, launch, ranks, batch, chosen)
     gone = [int(each.what[5:]) for each in draft.differences if each.job == "not started" and each.what[5:].isdigit()]
@@ -354,11 +354,12 @@ _OF_THE_JOB = ("SLURM_", "CUDA_", "ROCR_", "HIP_", "RANK", "LOCAL_", "WORLD_", "
 _OF_EVERY_LOGIN = frozenset(("HOME", "USER", "LOGNAME", "PWD", "SHELL", "PATH", "HOSTNAME", "LANG", "TMPDIR"))
 
 
-def _from_outside(draft: Draft, script: Script) -> None:
-    """Name variables that the job file reads and the script never sets: the user must export them."""
+def _from_outside(draft: Draft, script: Script, required: FrozenSet[str]) -> None:
+    """Name variables that the job file reads and the script never sets, or without which it ends: the user must export them."""
     written = draft.in_job_file([*draft.keys.values(), *draft.env.values()])
     texts = [each for value in written for each in (value if isinstance(value, list) else [value])]
     names = {name for each in texts if isinstance(each, str) for name in names_expanded(each)}
+    names |= {name for name in required if name.isidentifier()}
     command = draft.keys.get("command", [])
     if command[:2] == ["bash", "-c"]:  # what its shell reads on the nodes, and nothing there gives a value
         text = draft.marks.shown(command[2])
