@@ -33,9 +33,8 @@ from drumbeat.convert.launch import (
     unwrapped,
 )
 from drumbeat.convert.lines import account
-from drumbeat.convert.ray import cluster
 from drumbeat.convert.residue import OF_TASKS, changed, keep
-from drumbeat.convert.spread import spread
+from drumbeat.convert.spread import cluster, spread
 from drumbeat.findings.model import Finding
 from drumbeat.jobfile.check import names_expanded
 from drumbeat.jobfile.job import job_from_text
