@@ -34,11 +34,13 @@ _REPORTED = re.compile(
     r"srun: error: (?P<host>[\w.-]+): task (?P<task>\d+): "
     r"|process rank (?P<process>\d+) with PID \S+ on node (?P<node>\S+)"
     r"|\b[Rr]ank (?P<rank>\d+) (?:\(PID \d+\) )?(?:died from|(?:crashed|exited) with|exited on)"
-    r"|\(exitcode: -?\d+\) local_rank: (?P<local>\d+)"
+    r"|\(exitcode: -?\d+\) local_rank: (?P<local>\d+)|'--local[-_]rank=(?P<launched>\d+)'.*\] exits with return code"
     r"|\b[Pp]od(?:/| \"?)(?:[\w-]+/)?(?P<pod>[a-z][\w.]*-[\w.-]*\d)\b"
     r"|\b(?:[Ww]orker|[Pp]eer|[Tt]ask|[Nn]ode) ?[\[(](?P<address>\d{1,3}(?:\.\d{1,3}){3})(?::\d+)?[\])]"
     r"|-- Process (?P<spawned>\d+) terminated with|\bprocess (?P<exited>\d+) terminated with (?:signal|exit code)"
 )
+# The GPU of the rank that speaks; all may call their only one the first.
+_DEVICE = re.compile(r"(?:\bGPU |\bcuda:)([1-9]\d?)(?:;| has a total capacity)")
 
 
 @dataclass(frozen=True)
@@ -178,6 +180,9 @@ class Events:
         if rank is None:
             rank, reported_host, local = _reported(evidence.text)
             host = host or reported_host
+        if rank is None:
+            rank = line.local if record is None else record.device or None  # all may call their only GPU the first one
+            local = rank is not None
         unit = rank if rank is not None and not local and rank == _unit(evidence.text) else None
         most = MAX_ENDS if rule.code in ENDS else MAX_PER_RULE_AND_SOURCE
         owner = self.owner(evidence.file or "")
@@ -215,13 +220,17 @@ class Events:
         name = raised.text.split(":")[0]
         self._place("exception", evidence, raised.lines) if not said else None
         owner = self.owner(evidence.file or "")
+        rank = line.rank if line.rank is not None else owner[0]
+        local = rank is None and line.local is not None
+        rank = line.local if local else rank
         event = Event(
             sequence,
             evidence,
             exception=raised.text[:MAX_WORDS],
             raised_at=raised.where,
             beside=(Evidence(raised.asserted, evidence.file, (evidence.line or 1) - 1),) if raised.asserted else (),
-            rank=line.rank if line.rank is not None else owner[0],
+            rank=rank,
+            local=local,
             host=line.host or _reported(evidence.text)[1] or owner[1],
             time=line.time,
             level=line.level,
@@ -262,6 +271,17 @@ class Events:
         if event.unit is not None and rank == event.unit and self.labels.of_units(file, ""):
             rank = self.owner(file)[0]
         speaker = self.labels.speaker(file, event.number) if rank is None else None
+        units = self.labels.units
+        known = units.of_local(file, event.host, rank) if event.local and rank is not None else None
+        if rank is None and speaker is None:
+            known = units.of_name(file, event.host)
+            known = units.writer(file) if known is None else known
+            device = _DEVICE.search(event.evidence.text) if known is None and units.has_several(file) else None
+            if device:
+                rank = int(device[1])
+                return replace(event, raised_at=where, rank=units.of_local(file, event.host, rank) or rank, local=True)
+        if known is not None:
+            return replace(event, raised_at=where, rank=known, local=False)
         if (where, rank, speaker) == (event.raised_at, event.rank, None):
             return event
         # Text before the line that looks like a host is such a label: `s4: `
@@ -336,10 +356,10 @@ def _reported(text: str) -> Tuple[Optional[int], str, bool]:
     if not found:
         return None, "", False
     rank = next(
-        (found[name] for name in ("task", "process", "rank", "local", "spawned", "exited") if found[name]), None
+        (found[name] for name in ("task", "process", "rank", "local", "launched", "spawned", "exited") if found[name]), None
     )
     host = next(filter(None, found.group("host", "node", "pod", "address")), "")
-    return (int(rank) if rank else None), host, found["local"] is not None
+    return (int(rank) if rank else None), host, bool(found["local"] or found["launched"])
 
 
 def _unit(text: str) -> Optional[int]:
@@ -376,7 +396,7 @@ class RankOf:
 
     def local(self, event: Event) -> bool:
         """Return True if the event's rank is only a local rank."""
-        return event.local and not self._in_table(event)
+        return event.local and not self._in_table(event) and self._of_process(event) is None
 
     def _in_table(self, event: Event) -> bool:
         first = self.first
@@ -386,14 +406,15 @@ class RankOf:
     def rank(self, event: Event) -> Optional[int]:
         if event.local and self.first is not None and self._in_table(event):
             return self.first.rank
-        if not event.pid:
-            return event.rank
+        known = self._of_process(event)
+        return event.rank if known is None else known
+
+    def _of_process(self, event: Event) -> Optional[int]:
+        """Return the rank of the process that wrote the event, as its communicators name it."""
         host, pid = event.host or "", event.pid
-        if (host, pid) in self.processes:
-            return self.processes[(host, pid)]
-        if event.device is None:
-            return event.rank
-        return self.devices.get((host, pid, event.device), event.rank)
+        if not pid or (host, pid) in self.processes or event.device is None:
+            return self.processes.get((host, pid))
+        return self.devices.get((host, pid, event.device))
 
 
 def _own_ends(process: Process) -> Set[int]:

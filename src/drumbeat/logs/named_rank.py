@@ -57,6 +57,8 @@ def finding_of(event: Event, ranks: RankOf, first: bool = True) -> Finding:
         found = Finding(event.code, ERROR, title, cause, fix, where, host=event.host, rank=rank)
         return replace(found, confidence=sure, guessed=event.guessed)
     rule = event.match.rule
+    subject = _SUBJECT.match(event.evidence.text) if rank is None and rule.blames == SELF else None
+    rank = int(subject[1]) if subject else rank
     severity = INFO if rule.role == CONSEQUENCE else rule.severity
     severity = WARNING if rule.role == NOTE and severity == ERROR else severity
     finding = Finding(rule.code, severity, event.match.title, cause, fix, where, host=event.host if first else None)
@@ -71,6 +73,7 @@ def finding_of(event: Event, ranks: RankOf, first: bool = True) -> Finding:
     return replace(finding, title=f"{finding.title}, first seen by {seen_by}") if seen_by else finding
 
 
+_SUBJECT = re.compile(r"\W{0,3}(?:[\w.:-]{1,40} ){0,2}?[Rr]ank[ =:#]{1,2}(\d{1,6})\b(?![-.]\d)")  # who a line speaks of
 # Codes of lines that blame another rank than the speaker.
 OF_OTHERS = CONSEQUENCES | {"collective-desync", "node-failure"}
 
@@ -225,11 +228,14 @@ class NamedRank:
 
     def _reported(self, finding: Finding) -> Finding:
         """Add the rank of the launcher's reports if all are about the same rank."""
-        reports = [
-            event for event in self._tiers[REPORT] if self._ranks.rank(event) is not None or _task(event) is not None
-        ]
+        reports = (
+            event
+            for event in self._tiers[REPORT]
+            if (self._ranks.rank(event) is not None or _task(event) is not None)
+            and finding.host in (None, event.host)
+        )
         named = {(self._ranks.rank(event), _task(event), self._ranks.local(event), event.host) for event in reports}
-        if finding.host is not None or self._several or len({numbers[:2] for numbers in named}) != 1:
+        if self._several or len({numbers[:2] for numbers in named}) != 1:
             return finding
         rank, task, local, host = min(named, key=str)
         return replace(finding, rank=rank, task=task, local=local, host=host)

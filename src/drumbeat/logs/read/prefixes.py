@@ -183,6 +183,7 @@ class Line:
     task: Optional[int] = None  # number printed by srun -l and the like: a rank, or a node with its own launcher
     fields: str = ""  # other fields of a structured record: `pool=hbm want=2.1`
     rank_is_task: bool = False  # no other words name the rank
+    local: Optional[int] = None  # the local rank, where the prefix names only that
 
     @property
     def only_warns(self) -> bool:
@@ -212,6 +213,7 @@ def clean(raw: str) -> Line:
     text = text[bar.end() :] if bar else text
     rank: Optional[int] = None
     task: Optional[int] = None  # a launcher's number: a rank, or a node on which another launcher starts them
+    local: Optional[int] = None
     host: Optional[str] = None
     when: Optional[float] = None
     level = ""
@@ -227,6 +229,7 @@ def clean(raw: str) -> Line:
         found = match.groupdict()
         rank = int(found["rank"]) if found.get("rank") and rank is None else rank
         task = int(found["task"]) if found.get("task") and task is None else task
+        local = int(found["local"]) if found.get("local") else local
         host = found.get("host") or host
         when = seconds_in_year(found["time"]) if found.get("time") and when is None else when
         level = "" if found.get("redirected") else level or _LEVEL_LETTER.get(found.get("level") or "", "")
@@ -247,7 +250,7 @@ def clean(raw: str) -> Line:
     if not level and when is not None:  # 2026-01-02 03:04:05 ERROR text
         behind = _LEVEL_BEHIND_TIME.match(text)
         level = _LEVEL_LETTER[behind[1]] if behind else ""
-    return Line(text, rank, host, when, level, task, record[1] if record else "", rank_is_task)
+    return Line(text, rank, host, when, level, task, record[1] if record else "", rank_is_task, local)
 
 
 # Records of loggers that write fields: JSON, and `level=error rank=3 msg="..."`.
