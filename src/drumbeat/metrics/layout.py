@@ -277,7 +277,7 @@ class Layout:
             above, self._pending = self._pending, []
             above = [{**record, **counted} for record in above]
             return [self._in_steps(record) if record["kind"] == "step" else record for record in above] or records
-        waits = records and not self._trusted and not any({*COUNTERS} & {*record} for record in records)
+        waits = records and not self._trusted and not {*COUNTERS} & {*line.values}
         if waits and not self._heading and len(self._pending) < _PENDING:
             self._pending += records
             return []
