@@ -412,8 +412,9 @@ class RankOf:
     def _of_process(self, event: Event) -> Optional[int]:
         """Return the rank of the process that wrote the event, as its communicators name it."""
         host, pid = event.host or "", event.pid
-        if not pid or (host, pid) in self.processes or event.device is None:
-            return self.processes.get((host, pid))
+        known = self.processes.get((host, pid)) if pid else None
+        if known is not None or not pid or event.device is None:
+            return known
         return self.devices.get((host, pid, event.device))
 
 

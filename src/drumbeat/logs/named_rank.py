@@ -133,6 +133,8 @@ class NamedRank:
     def finding(self, event: Event, alike: List[Event], in_order: bool = True) -> Finding:
         """Return the finding for this event, with its rank. `in_order`: none of `alike` is known to have come before it."""
         waiting = {rank for rank in map(self._ranks.rank, alike) if rank is not None} - self._log.late
+        if len({each.device for each in alike} - {None}) > 1 and self._ranks.local(event):
+            event = replace(event, rank=None, local=False)  # processes of several devices say the same
         in_order = in_order and event.code not in WAITED
         told = {each.rank: each for each in alike if each.match and each.rank is not None and _blames(each) == SELF}
         if _blames(event) == OTHER and len(told) == 1:  # another line of the same says whom they wait for
