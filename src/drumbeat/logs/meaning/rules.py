@@ -129,6 +129,7 @@ class Rule:
     source: str
     locate: str = ""  # how to find where in the program it happened; left out if the log shows it
     find: Tuple[str, ...] = ()
+    says: Tuple[str, ...] = ()  # substrings of which each is enough, whatever the patterns are
     pattern: Tuple[str, ...] = ()  # one must match; none: the substring is enough
     mentions: Tuple[str, ...] = ()  # weaker patterns: words also used in lines that only mention such an error
     unless: str = ""
@@ -206,7 +207,7 @@ class Rulebook:
         literals = [
             (literal, rule)
             for rule in self.rules
-            for literal in rule.find + (words_of(rule.reads, rule.code) if rule.reads else ())
+            for literal in rule.find + rule.says + (words_of(rule.reads, rule.code) if rule.reads else ())
         ]
         self._owners = [rule for _, rule in literals]
         self._marks = sorted({mark for rule in self.rules for mark in rule.seen + rule.unseen + rule.not_near})
@@ -250,9 +251,11 @@ def _apply(rule: Rule, text: str, literal: str) -> Optional[Match]:
         code, place, only_status = READERS[rule.reads](text)
         if code == rule.code:
             return _match(rule, text, place, {}, only_status)
-    if not rule.pattern and literal in rule.find:
-        start = text.find(literal)
-        return _match(rule, text, (start, start + len(literal)), {}, False)
+    said = next((words for words in rule.says if words in text), "")
+    said = said or (literal if not rule.pattern and literal in rule.find else "")
+    if said:
+        start = text.find(said)
+        return _match(rule, text, (start, start + len(said)), {}, False)
     for mention, patterns in ((False, rule.pattern), (True, rule.mentions)):
         for pattern in patterns:
             match = _compiled(pattern).search(text)
@@ -301,7 +304,7 @@ def _removed_apis(entries: Any) -> List[Rule]:
     ]  # fmt: skip
 
 
-LISTS = ("find", "pattern", "mentions", "seen", "unseen", "not_near", "over", "absorbs")
+LISTS = ("find", "says", "pattern", "mentions", "seen", "unseen", "not_near", "over", "absorbs")
 
 
 def rules_of(entries: Sequence[Mapping[str, Any]], file: str) -> Iterator[Rule]:
