@@ -16,7 +16,6 @@ from drumbeat.logs.meaning.subject import is_of_program
 from drumbeat.logs.nccl.communicators import Communicators, Process
 from drumbeat.logs.nccl.grammar import Record
 from drumbeat.logs.read.labels import Labels
-from drumbeat.logs.read.launchers import FirstFailure
 from drumbeat.logs.read.prefixes import Line
 from drumbeat.logs.read.tracebacks import Raised, Span
 
@@ -356,7 +355,8 @@ def _reported(text: str) -> Tuple[Optional[int], str, bool]:
     if not found:
         return None, "", False
     rank = next(
-        (found[name] for name in ("task", "process", "rank", "local", "launched", "spawned", "exited") if found[name]), None
+        (found[name] for name in ("task", "process", "rank", "local", "launched", "spawned", "exited") if found[name]),
+        None,
     )
     host = next(filter(None, found.group("host", "node", "pod", "address")), "")
     return (int(rank) if rank else None), host, bool(found["local"] or found["launched"])
@@ -375,10 +375,9 @@ class RankOf:
 
     processes: Dict[Tuple[str, int], int]
     devices: Dict[Tuple[str, int, int], int]
-    first: Optional[FirstFailure] = None  # torchrun's table has the local rank and the rank side by side
 
     @staticmethod
-    def of(state: Communicators, first: Optional[FirstFailure] = None) -> RankOf:
+    def of(state: Communicators) -> RankOf:
         processes: Dict[Tuple[str, int], int] = {}
         devices: Dict[Tuple[str, int, int], int] = {}
         for process in state.processes.values():
@@ -392,20 +391,13 @@ class RankOf:
                     devices[(process.host, process.pid, member.device)] = member.rank
         for rank, (host, pid) in state.test_ranks.items():
             processes.setdefault((host, pid), rank)
-        return RankOf(processes, devices, first)
+        return RankOf(processes, devices)
 
     def local(self, event: Event) -> bool:
         """Return True if the event's rank is only a local rank."""
-        return event.local and not self._in_table(event) and self._of_process(event) is None
-
-    def _in_table(self, event: Event) -> bool:
-        first = self.first
-        here = first is not None and first.evidence.file == event.evidence.file
-        return here and first is not None and first.local is not None and first.local == event.rank
+        return event.local and self._of_process(event) is None
 
     def rank(self, event: Event) -> Optional[int]:
-        if event.local and self.first is not None and self._in_table(event):
-            return self.first.rank
         known = self._of_process(event)
         return event.rank if known is None else known
 

@@ -233,8 +233,7 @@ class NamedRank:
         reports = (
             event
             for event in self._tiers[REPORT]
-            if (self._ranks.rank(event) is not None or _task(event) is not None)
-            and finding.host in (None, event.host)
+            if (self._ranks.rank(event) is not None or _task(event) is not None) and finding.host in (None, event.host)
         )
         named = {(self._ranks.rank(event), _task(event), self._ranks.local(event), event.host) for event in reports}
         if self._several or len({numbers[:2] for numbers in named}) != 1:

@@ -135,7 +135,11 @@ def counter_of(item: Item, rest: Set[str], known: Set[str]) -> Tuple[str, Any]:
     rest = rest - vocab.VALIDATION
     for name, words in (("epoch", vocab.EPOCH), ("step", vocab.STEP), ("batch", vocab.BATCH), ("step", vocab.ROUNDS)):
         # `Num Epochs = 3`, `epochs: 3`
-        planned = name == "epoch" and "epochs" in rest and (rest & {"num", "max", "total"} or not item.total and not item.start)
+        planned = (
+            name == "epoch"
+            and "epochs" in rest
+            and (rest & {"num", "max", "total"} or not item.total and not item.start)
+        )
         if rest and rest & words and rest <= words | vocab.MORE_OF_A_COUNTER and not planned:
             return name, number("step" if item.text.isdigit() or name != "epoch" else "epoch", item.text)
     if rest == {"up"}:

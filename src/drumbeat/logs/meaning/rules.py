@@ -251,12 +251,9 @@ def _apply(rule: Rule, text: str, literal: str) -> Optional[Match]:
         code, place, only_status = READERS[rule.reads](text)
         if code == rule.code:
             return _match(rule, text, place, {}, only_status)
-    said = next((words for words in rule.says if words in text), "")
-    said = said or (literal if not rule.pattern and literal in rule.find else "")
-    if said:
-        start = text.find(said)
-        return _match(rule, text, (start, start + len(said)), {}, False)
-    for mention, patterns in ((False, rule.pattern), (True, rule.mentions)):
+    plain = rule.says if rule.pattern or literal not in rule.find else (literal,)
+    said = next((re.escape(words) for words in plain if words in text), None)
+    for mention, patterns in ((False, (*rule.pattern, said) if said else rule.pattern), (True, rule.mentions)):
         for pattern in patterns:
             match = _compiled(pattern).search(text)
             if match:

@@ -35,11 +35,11 @@ _OWN = re.compile(
     rb"(?m)\bGLOBAL_RANK: (\d{1,6})|\bdistributed init \(rank (\d{1,6})\)|^[ \t]*(?:export )?RANK=(\d{1,6})[ \t]*$"
     rb"|^[ \t]*rank \.{5,60} (\d{1,6})[ \t]*$|(?<![Ll]ocal[_ ])\b[Pp]rocess[_ ](?:index|id)[=:] ?(\d{1,6})\b"
 )
-# The ranks of a node by local rank: torchrun's list, and DeepSpeed's of every node.
-_RANKS = r"\[(\d[\d, ]{0,20000})\]"
-_GLOBAL = re.compile(rf"\bglobal_ranks['\"]?[=:] ?{_RANKS}".encode())
+# The first rank of a node: in torchrun's list and in its table of failures, and DeepSpeed's of every node.
+_GLOBAL = re.compile(rb"\bglobal_ranks['\"]?[=:] ?\[(\d{1,6})\b")
+_TABLE = re.compile(rb"\brank\s*: (\d{1,6}) \(local_rank: (\d{1,3})\)")
 _MAPPING = re.compile(rb"\bglobal_rank_mapping=[^{]{0,60}\{(.{1,200000})\}")
-_ON_HOST = re.compile(rf"'([\w.-]{{1,80}})': {_RANKS}".encode())
+_ON_HOST = re.compile(rb"'([\w.-]{1,80})': \[(\d{1,6})\b")
 _NODE = re.compile(rb"\bnode_rank[=:] ?(\d{1,5})\b")
 _UNIT = re.compile(r"\b(?P<kind>master|chief|worker|task|proc|process)[-_.]?(?P<number>\d{1,5})$")
 _NODES = re.compile(rb"\bnnodes['\"]?[=: ]{1,3}(?:\d{1,4}:)?(\d{1,4})\b")
@@ -66,17 +66,17 @@ class _Nodes:
 
     def __init__(self) -> None:
         self.numbers: Set[int] = set()
-        self.ranks: Set[Tuple[int, ...]] = set()  # the ranks of one node, by local rank
+        self.starts: Set[int] = set()  # first ranks
         self.per_node = 0
 
-    def only(self, hosts: Sequence[Tuple[int, ...]]) -> Tuple[int, ...]:
-        """Return the ranks of the only node. `hosts`: the ranks of each node, where the launcher lists them."""
-        if len(self.ranks) == 1:
-            return next(iter(self.ranks))
-        number = next(iter(self.numbers)) if len(self.numbers) == 1 and not self.ranks else len(hosts)
-        if hosts or len(self.numbers) != 1:
-            return hosts[number] if number < len(hosts) else ()
-        return tuple(range(number * self.per_node, (number + 1) * self.per_node))
+    def start(self, hosts: Sequence[int]) -> Optional[int]:
+        """Return the first rank of the only node. `hosts`: that of each node, where the launcher lists them."""
+        if self.starts or len(self.numbers) != 1:
+            return next(iter(self.starts)) if len(self.starts) == 1 else None
+        number = next(iter(self.numbers))
+        if hosts:
+            return hosts[number] if number < len(hosts) else None
+        return number * self.per_node if self.per_node else None
 
 
 class Units:
@@ -91,7 +91,7 @@ class Units:
         self._of_process: Dict[str, Dict[str, Dict[str, int]]] = {}  # file -> process id -> address -> rank
         self._own: Dict[str, Set[int]] = {}  # file -> ranks that processes call their own
         self._nodes: Dict[str, _Nodes] = {}  # file -> the nodes of which it speaks
-        self._of_host: Dict[str, Tuple[int, ...]] = {}  # host -> its ranks by local rank, in the order of nodes
+        self._of_host: Dict[str, int] = {}  # host -> its first rank, in the order of nodes
         self._masters = False  # a pod of the job is its master, which has rank 0
 
     @property
@@ -123,7 +123,9 @@ class Units:
             pid = found["process"] or found["pid"] or found["started"]
             address = found["of"] or found["ip"] or found["at"] or b""
             if len(known) < MAX_NUMBERS:
-                known.setdefault(pid.decode(), {})[address.decode()] = int(found["rank"] or found["own"] or found["given"])
+                known.setdefault(pid.decode(), {})[address.decode()] = int(
+                    found["rank"] or found["own"] or found["given"]
+                )
         for found in _REPORTED.finditer(text) if b"srun: error" in text else ():
             units = self._reported.setdefault(file, set())
             units.update(int(each) for each in _NUMBER.findall(found[1]) if len(units) < MAX_NUMBERS)
@@ -138,15 +140,16 @@ class Units:
         nodes = self._nodes.setdefault(file, _Nodes())
         nodes.per_node = per_node or nodes.per_node
         nodes.numbers.update(map(int, _NODE.findall(text)) if b"node_rank" in text else ())
-        nodes.ranks.update(_numbers(found[1]) for found in _GLOBAL.finditer(text) if b"global_ranks" in text)
+        nodes.starts.update(map(int, _GLOBAL.findall(text)) if b"global_ranks" in text else ())
+        nodes.starts.update(int(rank) - int(local) for rank, local in _TABLE.findall(text) if b"(local_rank" in text)
         mapping = _MAPPING.search(text) if b"global_rank_mapping" in text else None
         if mapping:
-            self._of_host.update({found[1].decode(): _numbers(found[2]) for found in _ON_HOST.finditer(mapping[1])})
+            self._of_host.update({host.decode(): int(first) for host, first in _ON_HOST.findall(mapping[1])})
 
     def of_local(self, file: str, host: Optional[str], local: int) -> Optional[int]:
         """Return the rank with this local rank on a host, or on the only node of a file."""
-        known = self._of_host.get(host or "") or self._nodes.get(file, _Nodes()).only(list(self._of_host.values()))
-        return known[local] if local < len(known) else None
+        first = self._of_host.get(host or "", self._nodes.get(file, _Nodes()).start(list(self._of_host.values())))
+        return None if first is None else first + local
 
     def writer(self, file: str) -> Optional[int]:
         """Return the rank of the only process that writes to a file and says which one it is. The first rank may speak for
@@ -208,7 +211,3 @@ class Units:
             or self._ranks.get(file, -1) <= max(reported)
             or bool(reported & self._failing.get(file, set()))
         )
-
-
-def _numbers(listed: bytes) -> Tuple[int, ...]:
-    return tuple(map(int, _NUMBER.findall(listed)))
