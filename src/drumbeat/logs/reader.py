@@ -483,6 +483,8 @@ class Reader:
         another rank's of the same run, and so they may where that fails in the same words as one before."""
         if self._good_ends.last(file) >= first or self.steps.goes_on(file, first):
             return True
+        if (file, first) in self.runs.requeued:
+            return False
         own = [event for event in self.events.kept if event.evidence.file == file and is_own_failure(event)]
         after = [event for event in own if event.number >= first]
         before = {_shape(event) for event in own if event.number < first}

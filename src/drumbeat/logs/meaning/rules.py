@@ -108,7 +108,6 @@ class Prefilter:
 CAUSE, SYMPTOM, REPORT, CONSEQUENCE, NOISE, NOTE = "cause", "symptom", "report", "consequence", "noise", "note"
 ROLES = (CAUSE, SYMPTOM, REPORT, CONSEQUENCE, NOISE, NOTE)
 SELF, OTHER, JOB = "self", "other", "job"  # whom a line blames
-NEAR = 30  # lines
 MAX_TEXT = 4096  # part of a line that patterns see; NCCL cuts its own lines at 1023
 
 
@@ -140,7 +139,7 @@ class Rule:
     when: Optional[Mapping[str, Any]] = None  # conditions on the log as a whole; conditions.py
     seen: Tuple[str, ...] = ()  # substrings that must all occur in the log
     unseen: Tuple[str, ...] = ()  # substrings that must not occur in the log
-    not_near: Tuple[str, ...] = ()  # substrings that must not occur within NEAR lines of it
+    until: Tuple[str, ...] = ()  # substrings of later lines that withdraw it: the opposite has happened since
     reads: str = ""  # death, gpu-error or link: matches every line that this reader of senses.py gives the rule's code
     fallback: bool = False  # matches only lines that no other rule matches
     any_level: bool = False  # matches even if the line was logged as a warning or lower
@@ -157,7 +156,7 @@ class Rule:
     @property
     def conditional(self) -> bool:
         """Return True if the rule depends on more than its own line."""
-        return bool(self.when or self.seen or self.unseen or self.not_near or self.versions or self.library)
+        return bool(self.when or self.seen or self.unseen or self.until or self.versions or self.library)
 
 
 @dataclass(frozen=True)
@@ -210,7 +209,7 @@ class Rulebook:
             for literal in rule.find + rule.says + (words_of(rule.reads, rule.code) if rule.reads else ())
         ]
         self._owners = [rule for _, rule in literals]
-        self._marks = sorted({mark for rule in self.rules for mark in rule.seen + rule.unseen + rule.not_near})
+        self._marks = sorted({mark for rule in self.rules for mark in rule.seen + rule.unseen + rule.until})
         self.literals = tuple(literal for literal, _ in literals) + tuple(self._marks)
 
     @functools.cached_property
@@ -301,7 +300,7 @@ def _removed_apis(entries: Any) -> List[Rule]:
     ]  # fmt: skip
 
 
-LISTS = ("find", "says", "pattern", "mentions", "seen", "unseen", "not_near", "over", "absorbs")
+LISTS = ("find", "says", "pattern", "mentions", "seen", "unseen", "until", "over", "absorbs")
 
 
 def rules_of(entries: Sequence[Mapping[str, Any]], file: str) -> Iterator[Rule]:
