@@ -173,25 +173,18 @@ class Events:
         self.counts[rule.id] = self.counts.get(rule.id, 0) + 1
         self._place(rule.code, evidence)
         named = match.groups.get("rank", "").strip()
-        rank = int(named) if named.isdigit() else line.rank
-        host = match.groups.get("host", "").strip() or (record.host if record else "") or line.host or ""
-        local = False
-        if rank is None:
-            rank, reported_host, local = _reported(evidence.text)
-            host = host or reported_host
-        if rank is None:
-            rank = line.local if record is None else record.device or None  # all may call their only GPU the first one
-            local = rank is not None
+        line = replace(line, rank=int(named)) if named.isdigit() else line
+        rank, host, local = self._who(line, evidence, record.device if record else None)
+        host = match.groups.get("host", "").strip() or (record.host if record else "") or host
         unit = rank if rank is not None and not local and rank == _unit(evidence.text) else None
         most = MAX_ENDS if rule.code in ENDS else MAX_PER_RULE_AND_SOURCE
-        owner = self.owner(evidence.file or "")
         event = Event(
             sequence,
             evidence,
             match,
-            rank=rank if rank is not None else owner[0],
+            rank=rank,
             local=local,
-            host=host or owner[1],
+            host=host or None,
             pid=record.pid if record else 0,
             device=record.device if record else None,
             time=line.time,
@@ -201,6 +194,18 @@ class Events:
             of_table=of_table,
         )
         self._keep((rule.id, evidence.file or "", rank, host), event, most)
+
+    def _who(self, line: Line, evidence: Evidence, device: Optional[int] = None) -> Tuple[Optional[int], str, bool]:
+        """Return rank and host that a line is about, or else those of its file, and True for a local rank."""
+        reported, host, local = _reported(evidence.text)
+        owner = self.owner(evidence.file or "")
+        host = line.host or host or owner[1] or ""
+        ranks = (line.rank, reported, owner[0])
+        rank = next((each for each in ranks if each is not None), None)
+        if rank is None:  # all may call their only GPU the first one
+            rank = line.local if device is None else device or None
+            return rank, host, rank is not None
+        return rank, host, local and line.rank is None
 
     def add_words(self, sequence: int, line: Line, evidence: Evidence, meant: str = "") -> None:
         """Add an event for plain words that mean a failure."""
@@ -218,10 +223,7 @@ class Events:
     ) -> None:
         name = raised.text.split(":")[0]
         self._place("exception", evidence, raised.lines) if not said else None
-        owner = self.owner(evidence.file or "")
-        rank = line.rank if line.rank is not None else owner[0]
-        local = rank is None and line.local is not None
-        rank = line.local if local else rank
+        rank, host, local = self._who(line, evidence)
         event = Event(
             sequence,
             evidence,
@@ -230,7 +232,7 @@ class Events:
             beside=(Evidence(raised.asserted, evidence.file, (evidence.line or 1) - 1),) if raised.asserted else (),
             rank=rank,
             local=local,
-            host=line.host or _reported(evidence.text)[1] or owner[1],
+            host=host or None,
             time=line.time,
             level=line.level,
             bare=bare,

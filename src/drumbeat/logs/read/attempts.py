@@ -184,7 +184,9 @@ class Runs:
         self.jobs: Dict[str, List[str]] = {}  # file -> ids of a scheduler's jobs, in the order in which they came
         self.mixed = False  # lines of several jobs are interleaved
         self.guessed: Dict[Tuple[str, int], bool] = {}  # file and line of guessed starts; True: likely ones
-        self.requeued: Set[Tuple[str, int]] = set()  # those of guessed that follow a job's end: steps must show the next run
+        self.requeued: Set[Tuple[str, int]] = (
+            set()
+        )  # those of guessed that follow a job's end: steps must show the next run
         self._openings: Dict[str, Opening] = {}
         self._started: Dict[Tuple[str, str], str] = {}  # file and kind -> id of the run, empty where it has none
         self._reports: Dict[str, int] = {}  # file -> first line of LSF's last report
