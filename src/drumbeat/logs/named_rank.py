@@ -55,7 +55,8 @@ def finding_of(event: Event, ranks: RankOf, first: bool = True) -> Finding:
         rank = other if other is not None else rank_in(event.exception) if event.said and rank is None and own else rank
         title, sure = message(event.exception) if event.said else event.whole, LIKELY if event.sense else CERTAIN
         found = Finding(event.code, ERROR, title, cause, fix, where, host=event.host, rank=rank)
-        return replace(found, confidence=sure, guessed=event.guessed)
+        own = rank is not None and rank == ranks.rank(event)
+        return replace(found, confidence=sure, guessed=event.guessed, local=own and ranks.local(event))
     rule = event.match.rule
     subject = _SUBJECT.match(event.evidence.text) if rank is None and rule.blames == SELF else None
     rank = int(subject[1]) if subject else rank
