@@ -268,7 +268,6 @@ DEVICE = "n1:908:910 [{}] misc/cudawrap.cc:36 NCCL WARN Cuda failure 2 'out of m
         (DEVICE.format(2), 2, True),
         (DEVICE.format(0), None, False),  # each process may call its only GPU the first one
         (DEVICE.format(2) + DEVICE.format(3), None, False),
-        (f"WORLD_SIZE=4\n{TRACEBACK}OutOfMemoryError: CUDA out of memory. GPU 3 has a total capacity of 79 GiB.", 3, True),
         (f"MASTER_PORT=29500\nWORLD_SIZE=16\nRANK=9\n{TRACEBACK}", 9, False),
         (f"| distributed init (rank 6): env://\n{TRACEBACK}", 6, False),
         (f"| distributed init (rank 0): env://\n{TRACEBACK}", None, False),  # the first rank may speak for all

@@ -31,15 +31,14 @@ _RANK_IN_NAME = re.compile(r"(?:rank|local_rank)[-_.]?(\d{1,6})(?!\d)|/(\d{1,6})
 # Launchers name the process they report on.
 _REPORTED = re.compile(
     r"srun: error: (?P<host>[\w.-]+): task (?P<task>\d+): "
-    r"|process rank (?P<process>\d+) with PID \S+ on node (?P<node>\S+)"
+    r"|process rank (?P<process>\d+) with PID \S+ on(?: node (?P<node>\S+)|$)"
+    r"|\*\*\* (?:JOB|STEP) \S+ ON (?P<ended>\S+) CANCELLED"
     r"|\b[Rr]ank (?P<rank>\d+) (?:\(PID \d+\) )?(?:died from|(?:crashed|exited) with|exited on)"
     r"|\(exitcode: -?\d+\) local_rank: (?P<local>\d+)|'--local[-_]rank=(?P<launched>\d+)'.*\] exits with return code"
     r"|\b[Pp]od(?:/| \"?)(?:[\w-]+/)?(?P<pod>[a-z][\w.]*-[\w.-]*\d)\b"
     r"|\b(?:[Ww]orker|[Pp]eer|[Tt]ask|[Nn]ode) ?[\[(](?P<address>\d{1,3}(?:\.\d{1,3}){3})(?::\d+)?[\])]"
     r"|-- Process (?P<spawned>\d+) terminated with|\bprocess (?P<exited>\d+) terminated with (?:signal|exit code)"
 )
-# The GPU of the rank that speaks; all may call their only one the first.
-_DEVICE = re.compile(r"(?:\bGPU |\bcuda:)([1-9]\d?)(?:;| has a total capacity)")
 
 
 @dataclass(frozen=True)
@@ -277,10 +276,6 @@ class Events:
         if rank is None and speaker is None:
             known = units.of_name(file, event.host)
             known = units.writer(file) if known is None else known
-            device = _DEVICE.search(event.evidence.text) if known is None and units.has_several(file) else None
-            if device:
-                rank = int(device[1])
-                return replace(event, raised_at=where, rank=units.of_local(file, event.host, rank) or rank, local=True)
         if known is not None:
             return replace(event, raised_at=where, rank=known, local=False)
         if (where, rank, speaker) == (event.raised_at, event.rank, None):
@@ -360,7 +355,7 @@ def _reported(text: str) -> Tuple[Optional[int], str, bool]:
         (found[name] for name in ("task", "process", "rank", "local", "launched", "spawned", "exited") if found[name]),
         None,
     )
-    host = next(filter(None, found.group("host", "node", "pod", "address")), "")
+    host = next(filter(None, found.group("host", "node", "pod", "address", "ended")), "")
     return (int(rank) if rank else None), host, bool(found["local"] or found["launched"])
 
 

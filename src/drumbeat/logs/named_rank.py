@@ -198,7 +198,7 @@ class NamedRank:
     def by_launcher(self, finding: Finding, events: Sequence[Event] = ()) -> Finding:
         """Add rank and host as the launcher names them, if the lines of `events` name none."""
         if finding.code in NOBODYS_FAULT:
-            return replace(finding, rank=None, host=None)
+            return replace(finding, rank=None, host=finding.host if "CANCELLED" in finding.evidence[0].text else None)
         if any(map(self._of_nobody, events)):
             return finding
         first = self._first

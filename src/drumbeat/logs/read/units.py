@@ -50,15 +50,11 @@ _HOST = re.compile(
 )
 _PER_NODE = re.compile(rb"\bnproc[_-]per[_-]node['\"]?[=: ]{1,3}(\d{1,3})\b")
 # Ray says once which process is which rank: `(ip=10.0.0.5, pid=2902) world_rank=3`, `(Worker pid=811) ... [rank=0, world_size=3]`
-_PROCESS = r"pid=(?P<{pid}>\d{{1,9}})(?:, ip=(?P<{ip}>[\w.:-]{{1,60}}))?"
-_RANK_OF = re.compile(
-    (
-        r"\((?:[\w=, -]{0,60}\bip=(?P<of>[\w.:-]{1,60}), )?pid=(?P<process>\d{1,9})\) world_rank=(?P<rank>\d{1,6})"
-        rf"|\(\w{{1,60}} {_PROCESS.format(pid='pid', ip='ip')}\).{{0,80}}\[rank=(?P<own>\d{{1,6}}), world_size="
-        r"|, ip=(?P<at>[\w.:-]{1,60}), pid=(?P<started>\d{1,9})\) world_rank=(?P<given>\d{1,6})"
-    ).encode()
+_RANK_OF = re.compile(rb"(?m)^(?P<head>.*?)(?:\bworld_rank=(?P<rank>\d{1,6})|\[rank=(?P<own>\d{1,6}), world_size=)")
+_PID, _IP = re.compile(rb"\bpid=(\d{1,9})\b"), re.compile(rb"\bip=([\w.:-]{1,60})")
+_SPEAKS = re.compile(
+    r"Worker PID: (?P<died>\d{1,9})|\((?:\w{1,60} )?pid=(?P<pid>\d{1,9})(?:, ip=(?P<ip>[\w.:-]{1,60}))?[,)]"
 )
-_SPEAKS = re.compile(rf"Worker PID: (?P<died>\d{{1,9}})|\((?:\w{{1,60}} )?{_PROCESS.format(pid='pid', ip='ip')}[,)]")
 
 
 class _Nodes:
@@ -120,12 +116,9 @@ class Units:
             self._ranks[file] = highest
         for found in _RANK_OF.finditer(text) if b"rank=" in text and len(self._of_process) < MAX_FILES else ():
             known = self._of_process.setdefault(file, {})
-            pid = found["process"] or found["pid"] or found["started"]
-            address = found["of"] or found["ip"] or found["at"] or b""
-            if len(known) < MAX_NUMBERS:
-                known.setdefault(pid.decode(), {})[address.decode()] = int(
-                    found["rank"] or found["own"] or found["given"]
-                )
+            pids, addresses = _PID.findall(found["head"]), _IP.findall(found["head"]) or [b""]
+            if pids and len(known) < MAX_NUMBERS:
+                known.setdefault(pids[-1].decode(), {})[addresses[-1].decode()] = int(found["rank"] or found["own"])
         for found in _REPORTED.finditer(text) if b"srun: error" in text else ():
             units = self._reported.setdefault(file, set())
             units.update(int(each) for each in _NUMBER.findall(found[1]) if len(units) < MAX_NUMBERS)
@@ -164,10 +157,6 @@ class Units:
         found = _UNIT.search(host or PurePath(file).stem) if file not in self._of_several else None
         known = found is not None and (self._masters or not host)
         return int(found["number"]) + (found["kind"] == "worker" and self._masters) if found and known else None
-
-    def has_several(self, file: str) -> bool:
-        """Return True if the job of this file has several ranks."""
-        return file in self._of_several or self.world(file) > 1
 
     def note(self, file: str, line: Line) -> None:
         """Learn from a line of an event."""
