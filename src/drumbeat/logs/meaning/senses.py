@@ -214,16 +214,10 @@ def _owner(text: str) -> Optional[Tuple[re.Pattern[str], str, Sequence[str]]]:
     return next((each for each in words().owners if each[0].search(text)), None)
 
 
-# Words of help texts, which tell what may have happened elsewhere: they are no evidence.
-_HEDGED = regex(r"(?i)\b(?:sometimes|usually|typically|there are (?:many|several|two|three) reasons)\b|\(e\.g\.,")
-
-
 @functools.lru_cache(maxsize=4096)
 def sense(text: str) -> str:
     """Return the code of what this error means; empty if its words do not tell."""
     text = text[:MAX]
-    if _HEDGED.search(text):
-        return ""
     message = fault_in(text)
     if message:
         code = sense(text[message:]) if is_stated(text) else ""
