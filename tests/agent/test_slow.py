@@ -11,8 +11,10 @@ import pytest
 from drumbeat.agent.watchers.contract import AskLook, Emit, Saw, Warn
 from drumbeat.agent.watchers.straggler import Straggler
 from drumbeat.agent.wire.messages import Beat, Pace
+from drumbeat.inspector import activity
 from drumbeat.inspector.activity import PEERS, READS, RUNS, SENDS, read_ranks
 from drumbeat.inspector.record import RankLook
+from drumbeat.machine.model import Gpu
 
 # Each rank works, then meets the others at rank 0 over TCP. It reports nothing, and nothing inside it answers.
 PROGRAM = """
@@ -55,10 +57,14 @@ def looks(tmp_path):
 
     processes = []
 
-    def of(kind):
+    device = tmp_path / "gpu"  # each rank holds it open
+    device.touch()
+
+    def of(kind, gpus=()):
         servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
         ports = [str(server.getsockname()[1]) for server in servers]
         fds = [server.fileno() for server in servers]
+        gpu = os.open(device, os.O_RDONLY)
         for rank in range(3):
             own = {
                 "RANK": str(rank),
@@ -76,16 +82,17 @@ def looks(tmp_path):
             }
             argv = [sys.executable, "-c", PROGRAM, kind, *ports]
             processes.append(
-                subprocess.Popen(argv, env=environ, pass_fds=fds if rank == 0 else (), stdout=subprocess.PIPE)
+                subprocess.Popen(argv, env=environ, pass_fds=[gpu, *(fds if rank == 0 else ())], stdout=subprocess.PIPE)
             )
+        os.close(gpu)
         for server in servers:
             server.close()
         mains = {process.pid: rank for rank, process in enumerate(processes)}
         assert processes[0].stdout.read(12) == b"all have met"
-        last = read_ranks("slow", 0, mains, False, str(tmp_path), ()).last
+        last = read_ranks("slow", 0, mains, False, str(tmp_path), gpus).last
         for _ in range(15):
             time.sleep(4.0)
-            reading = read_ranks("slow", 0, mains, False, str(tmp_path), (), last)
+            reading = read_ranks("slow", 0, mains, False, str(tmp_path), gpus, last)
             last = reading.last
             if None not in (look.waits for look in reading.looks):  # nothing was sent in this time: the machine is busy
                 yield {look.rank: look for look in reading.looks}
@@ -102,6 +109,16 @@ def test_the_others_wait_for_a_slow_rank(looks, kind, does):
         return found[2].doing == does and found[2].waits < 0.2 < 0.3 < min(found[0].waits, found[1].waits)
 
     assert any(map(shows, looks(kind)))
+
+
+def test_work_on_a_gpu_that_ranks_share_is_not_that_of_a_rank_that_waits(looks, tmp_path, monkeypatch):
+    work = {"index": 0, "busy": 100.0, "power": 690.0, "power_cap": 700.0}
+    monkeypatch.setattr(activity.Sampler, "sample", lambda _: {"gpus": [work]})
+
+    def shows(found):
+        return found[2].gpu == 100 and found[2].waits == 0 and min(found[0].waits, found[1].waits) > 0.3
+
+    assert any(map(shows, looks("longer", [Gpu(0, "nvidia", device=str(tmp_path / "gpu"))])))
 
 
 def test_nobody_waits_much_more_than_the_others_in_a_balanced_world(looks):

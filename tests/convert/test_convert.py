@@ -671,7 +671,7 @@ def test_the_type_of_gpu_is_kept(option, kept):
 
 def test_more_ranks_than_gpus_are_asked_about():
     text = script("srun torchrun --nproc-per-node=8 train.py", sbatch=("-N 2", "--gpus-per-node=4"))
-    assert [why for line, why in asked(text) if "4 of 8 ranks get no GPU" in why]
+    assert [why for line, why in asked(text) if "4 of 8 ranks have no GPU of their own" in why]
     fits = script("srun torchrun --nproc-per-node=4 train.py", sbatch=("-N 2", "--gpus-per-node=4"))
     assert not asked(fits)
 

@@ -155,8 +155,14 @@ def test_shell_in_a_job_file_is_read_as_in_a_script(tmp_path):
 @pytest.mark.parametrize(
     ("job", "says"),
     [
-        ("ranks-per-node: 8\ngpus: 4\ncommand: python train.py\n", "job.yaml:2: error: 4 of 8 ranks get no GPU"),
-        ("gpus: 4\ncommand: torchrun --nproc-per-node=8 train.py\n", "job.yaml:1: error: 4 of 8 ranks get no GPU"),
+        (
+            "ranks-per-node: 8\ngpus: 4\ncommand: python train.py\n",
+            "job.yaml:2: error: 4 of 8 ranks have no GPU of their own",
+        ),
+        (
+            "gpus: 4\ncommand: torchrun --nproc-per-node=8 train.py\n",
+            "job.yaml:1: error: 4 of 8 ranks have no GPU of their own",
+        ),
         ("ranks-per-node: 8\ngpus: 4\nranks-per-gpu: 2\ncommand: python train.py\n", "nothing found"),
         ("ranks-per-node: 8\ncommand: python train.py\n", "nothing found"),
         ("ranks-per-node: 8\ngpus: 0\ncommand: python train.py\n", "nothing found"),

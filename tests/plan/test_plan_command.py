@@ -155,9 +155,9 @@ def test_explain_gives_the_sites_reasons_also_without_a_command(site, capsys):
 def test_more_ranks_than_the_requested_gpus_are_told_before_any_node_is_known(gpus, code, capsys):
     words = ["plan", "--site", "lumi", "--nodes", "2", "--ranks-per-node", "8", "--gpus", gpus]
     assert main([*words, "--", "python", "x.py"]) == code
-    assert capsys.readouterr().err.count("4 of 8 ranks get no GPU") == code, "said once"
+    assert capsys.readouterr().err.count("4 of 8 ranks have no GPU of their own") == code, "said once"
     assert main([*words, "--account", "a", "--time", "1h", "--render", "--", "python", "x.py"]) == 0
-    assert ("4 of 8 ranks get no GPU" in capsys.readouterr().err) is bool(code)
+    assert ("4 of 8 ranks have no GPU of their own" in capsys.readouterr().err) is bool(code)
 
 
 def test_the_nodes_of_an_earlier_run(lumi, tmp_path, capsys):
@@ -184,7 +184,7 @@ def test_a_run_that_was_emulated_is_planned_so_again(tmp_path, capsys):
 
 def test_an_error_in_the_plan_is_the_exit_code(lumi, capsys):
     assert main(["plan", "--root", lumi[0], "--ranks-per-node", "9", "--", "x"]) == 1
-    assert "error: 1 of 9 ranks get no GPU" in capsys.readouterr().out
+    assert "error: 1 of 9 ranks have no GPU of their own" in capsys.readouterr().out
     assert main(["plan", "--root", lumi[0], "--root", lumi[1], "--nodes", "1", "--", "x"]) == 2
 
 

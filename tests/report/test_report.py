@@ -231,7 +231,8 @@ def test_legends_stand_below_the_drawing_and_end_inside_of_it():
 def test_every_figure_is_a_file_and_validation_is_drawn(tmp_path, capsys):
     run = finished(tmp_path / "run")
     losses = [{"t": 1020.0 + 10 * k, "rank": 0, "kind": "validation", "step": k, "loss": 3.0 - k} for k in range(2)]
-    metrics(run, *losses)
+    metrics(run, *losses, *({**each, "t": each["t"] + 0.1, "rank": 1} for each in losses))
+    assert [value for _, value in figures_of(run).curves["validation loss"]] == [3.0, 2.0], "one rank's"
     assert main(["report", run.path, "--svg", str(tmp_path / "svg")]) == 0
     files = {path.name: path.read_text() for path in (tmp_path / "svg").iterdir()}
     assert set(files) == {"time.svg", "loss.svg", "throughput.svg", "gpu-busy-mean.svg", "gpu-power-mean.svg"}

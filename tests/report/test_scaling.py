@@ -39,6 +39,9 @@ def test_a_changed_batch_is_flagged():
     rates = [run(4, 4000.0, name=name, command=f"train.py --lr {name}") for name in ("0.1", "0.01")]
     varied = compare(rates)
     assert "Variants, not scaling" in "\n".join(said(varied)) and varied.fair is None and not varied.questions
+    assert "differs: command: train.py --lr 0.1 (0.1); train.py --lr 0.01 (0.01)" in said(varied)
+    assert [row[:2] for row in cells(varied)[1]] == [["0.1", "--lr 0.1"], ["0.01", "--lr 0.01"]]
+    assert csv_text(varied).splitlines()[0].endswith(",source,command") and "--lr 0.01" in csv_text(varied)
     assert any(line == "differs: batch of a step: 4,096 tokens (run-4); 6,000 tokens (run-8)" for line in said(found))
 
 

@@ -130,6 +130,9 @@ def test_a_missing_module_names_the_python_that_lacks_it_and_the_environment_tha
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(own), os.environ["PYTHONPATH"])))
     shown = drumbeat("run", "--ranks-per-node", "1", "--", sys.executable, "train.py").stderr
     assert f"had it in {own}, which the program has taken off sys.path" in shown
+    (drumbeat.folder / "train.py").write_text("import colections")
+    shown = drumbeat("run", "--ranks-per-node", "1", "--", sys.executable, "train.py").stderr
+    assert "does not have it; it has collections" in shown and "if collections was meant, correct the import" in shown
     (drumbeat.folder / "train.py").write_text("import json.not_there")
     shown = drumbeat("run", "--ranks-per-node", "1", "--", sys.executable, "train.py").stderr
     assert "cause      by likelihood: it is not installed in this Python" in shown  # its package is

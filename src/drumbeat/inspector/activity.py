@@ -9,6 +9,7 @@ import socket
 import subprocess
 import threading
 import time
+from collections import Counter
 from dataclasses import field, replace
 from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Sequence, Tuple
 
@@ -172,12 +173,13 @@ def read_ranks(
     gone = stacks.read_notes(folder)
     then = seen.later(seen.below([pid for rank in ranks for pid in rank.pids]))
     devices = Sampler(LiveHost(), gpus).sample()["gpus"] if gpus else []
+    users = Counter(gpu for rank in ranks for gpu in open_gpus(seen.processes[rank.main], gpus) or ())
     looks, last, links = [], [], []
     usage, held = _all_usage(ranks, then), {rank.main: list((then.sockets(rank.main) or {}).values()) for rank in ranks}
     ends = {ports for each in held.values() for ports in each}
     for rank in ranks:
         pid, used = rank.main, usage[rank.main]
-        look = _look(rank, seen, used, used.since(before[pid]), now - begin, gpus, devices)
+        look = _look(rank, seen, used, used.since(before[pid]), now - begin, gpus, devices, users)
         if pid in gone:
             note = gone[pid]
             look = replace(look, left=True, raised=note["raised"], raised_for=round(time.time() - note["t"], 1))
@@ -362,7 +364,7 @@ def _carried() -> int:
 
 def _look(
     rank: RankProcesses, seen: Snapshot, after: Usage, used: Usage, seconds: float, gpus: Sequence[Gpu],
-    devices: Sequence[Mapping[str, Any]],
+    devices: Sequence[Mapping[str, Any]], users: Mapping[int, int],
 ) -> RankLook:  # fmt: skip
     first, last = seen.processes[rank.main].stat.state, after.state
     call = proc.word(rank.main, "syscall").split()
@@ -381,6 +383,8 @@ def _look(
     programs = (seen.processes[pid].program for pid in rank.pids)
     opened = open_gpus(seen.processes[rank.main], gpus)
     device = next((each for each in devices if opened == (each.get("index"),)), {})  # if it holds exactly one
+    if users.get(device.get("index", -1), 0) > 1 and 2 * rank.moments.count(PEERS) > len(rank.moments):
+        device = {}  # of the ranks that share a GPU, those that wait for the others do not use it
     power, cap = device.get("power"), device.get("power_cap")
     return RankLook(
         rank.number,

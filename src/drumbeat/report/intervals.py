@@ -42,7 +42,7 @@ class Reports:
     work: float = 0.0  # of the lowest rank since its first report
     unit: str = ""
     loss: List[Tuple[float, float]] = field(default_factory=list)
-    validation: List[Tuple[float, float]] = field(default_factory=list)  # of any rank: all are told the same
+    validations: Dict[int, List[Tuple[float, float]]] = field(default_factory=dict)  # by rank: all are told the same
     sums: Dict[str, List[float]] = field(default_factory=dict)  # name -> values of the lowest rank
     setup: Dict[str, object] = field(default_factory=dict)
     began: Optional[int] = None  # step after which the program was set up: above 0, it resumed
@@ -64,7 +64,7 @@ class Reports:
         if metric.rate is not None and metric.unit:
             self.unit = metric.unit
         if metric.kind == "validation" and metric.loss is not None and math.isfinite(metric.loss):
-            self.validation.append((metric.t, metric.loss))
+            self.validations.setdefault(rank, []).append((metric.t, metric.loss))
         if metric.kind != "step" or metric.t < self.since or rank != self.lowest:
             return
         self.printed = self.printed or metric.printed
@@ -93,6 +93,11 @@ class Reports:
                 self.steps[number].work = (number - before) / steps
             self.work, self.unit = 1.0, unit
         self.times = total / self.work if total and self.work else 1.0
+
+    @property
+    def validation(self) -> List[Tuple[float, float]]:
+        """Return the validation losses of the lowest rank that has any."""
+        return self.validations.get(min(self.validations, default=0), [])
 
     @property
     def too_close(self) -> bool:

@@ -57,7 +57,8 @@ def differences(runs: Sequence[Figures], batch_is_explained: bool) -> List[Diffe
         values = {name: str(getattr(setting, what)) for name, setting in settings.items()}
         found += _difference(what, values, breaks=what != "site")
     commands = {run.name: work for run, work in zip(runs, _works(runs))}
-    found += _difference("command", _cut_alike(commands), breaks=True)
+    long = any(len(command) > _MOST for command in commands.values())
+    found += _difference("command", cut_alike(commands) if long else commands, breaks=True)
     found += _each("hardware", {name: setting.hardware for name, setting in settings.items()})
     found += _each("software", {name: setting.software for name, setting in settings.items()})
     return found
@@ -89,11 +90,11 @@ def _difference(what: str, values: Mapping[str, str], breaks: bool) -> List[Diff
     return [Difference(what, {run: value or "not known" for run, value in shown.items()}, breaks and len(told) > 1)]
 
 
-def _cut_alike(commands: Mapping[str, str]) -> Dict[str, str]:
+def cut_alike(commands: Mapping[str, str]) -> Dict[str, str]:
     """Shorten commands: what all have in common becomes `...`, except the name of an option whose value differs."""
     words = {name: command.split() for name, command in commands.items()}
     told = [each for each in words.values() if each]
-    if len({*map(tuple, told)}) < 2 or all(len(command) <= _MOST for command in commands.values()):
+    if len({*map(tuple, told)}) < 2:
         return dict(commands)
     return {name: _own_words(each, reduce(_common, told)) for name, each in words.items()}
 

@@ -16,7 +16,7 @@ from drumbeat.findings.model import ERROR, WARNING
 from drumbeat.metrics.trackers import MODULES, open_tracker
 from drumbeat.report.figures import LOSS, NOT_RECORDED, VALIDATION, Figures
 from drumbeat.report.printed_log import metrics_of_log
-from drumbeat.report.scaling import FINISHED, NOT, NOT_KNOWN, STRONG, WEAK, Comparison, Repeats, Row
+from drumbeat.report.scaling import FINISHED, NOT, NOT_KNOWN, STRONG, WEAK, Comparison, Repeats, Row, cut_alike
 from drumbeat.report.text import end_words, rows, size_words, speed_words
 from drumbeat.runfolder.lines import near, part_words
 from drumbeat.runfolder.records import Metric
@@ -131,8 +131,22 @@ def cells(comparison: Comparison) -> Tuple[List[str], List[List[str]]]:
     if {row.outcome for row in comparison.rows} <= {FINISHED, NOT_RECORDED}:
         header, rows = header[:-1], [row[:-1] for row in rows]
     rows += [_means(each, len(header)) for each in comparison.repeats]
+    varied = _varied(comparison)
+    runs = [row.name for row in comparison.rows] + [each.runs[0] for each in comparison.repeats]
+    header = [header[0], *varied, *header[1:]]
+    rows = [[row[0], *(values[run] for values in varied.values()), *row[1:]] for run, row in zip(runs, rows)]
     shown = [at for at in range(len(header)) if not {row[at] for row in rows} <= {_WORDS[None], NOT, ""}]
     return [header[at] for at in shown], [[row[at] for at in shown] for row in rows]
+
+
+def _varied(comparison: Comparison) -> Dict[str, Dict[str, str]]:
+    """Return the settings in which variants differ: name of a setting -> run -> value, of a command only its own words."""
+    found = [each for each in comparison.differences if each.breaks and each.values and comparison.variants]
+    varied = {each.what: cut_alike(each.values) if each.what == "command" else each.values for each in found}
+    return {
+        what: {run: value.replace("...", "").strip() for run, value in values.items()}
+        for what, values in varied.items()
+    }
 
 
 def _cells(row: Row) -> List[str]:
@@ -179,10 +193,11 @@ def csv_text(comparison: Comparison) -> str:
         "seconds": "seconds", "loss": "loss", "accuracy": "accuracy", "target_reached": "target_reached", "step_ms": "step_ms",
         "lost_ms": "lost_ms", "end": "outcome", "source": "source",
     }  # fmt: skip
-    writer.writerow(fields)
+    varied = _varied(comparison)
+    writer.writerow([*fields, *varied])
     for row in comparison.rows:
         values = (getattr(row, name) if name else comparison.unit for name in fields.values())
-        writer.writerow([_plain(value) for value in values])
+        writer.writerow([*map(_plain, values), *(values[row.name] for values in varied.values())])
     return out.getvalue()
 
 
@@ -274,15 +289,15 @@ def page(comparison: Comparison) -> str:
     end = _unfair(comparison) if broken else kind
     words = f"{cell[4]} times as fast on {last.size} {comparison.size_is} as on {comparison.rows[0].size}"
     words = f"{words}: {cell[5]} of ideal" if last.efficiency is not None else "speed-up and efficiency: not known"
+    state = "error" if broken else "ok"
     if comparison.variants:
-        least = min(
-            (row for row in comparison.rows if row.loss is not None), key=lambda row: row.loss or 0.0, default=None
-        )
-        words = f"lowest last loss: {least.loss:.4g} ({least.name})" if least else "no loss is known"
+        losses = [(row.loss, row.name) for row in comparison.rows if row.loss is not None]
+        words = "lowest last loss: {:.4g} ({})".format(*min(losses)) if losses else "no loss is known"
+        state = ""
     verdict = f'<p class="end">{escape(end)}</p><p>{escape(words)}</p>{broken}'
     notes = "".join(f"<li>{escape(each)}</li>" for each in said(comparison))
     parts = [
-        f'<section class="verdict {"error" if broken else "ok"}"><h1>{len(comparison.rows)} runs</h1>{verdict}</section>',
+        f'<section class="verdict {state}"><h1>{len(comparison.rows)} runs</h1>{verdict}</section>',
         f'<div class="scroll"><table><tr>{head}</tr>{body}</table></div>',
         '<div class="plots">',
         *charts_of_comparison(comparison).values(),

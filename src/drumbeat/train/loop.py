@@ -357,7 +357,7 @@ class Trouble(Judge):
         super().__init__(settings.on_nan, settings.on_spike, back=True)
         self.settings, self.trainer, self.stream = settings, trainer, stream
         self.start(trainer.skipped)
-        self._back_to = self._times = 0
+        self._back_to = self._times = self._left_out = 0
         for name in ("on_nan", "on_spike"):
             if getattr(settings, name) == "back" and not (settings.checkpoint and settings.save_every):
                 raise Refusal(f"{name}=back without checkpoints", "give checkpoint=FOLDER and save_every=STEPS")
@@ -370,7 +370,8 @@ class Trouble(Judge):
         if not step or self._times > _SO_OFTEN:
             why = f"tried {_SO_OFTEN} times from step {step}" if step else "nothing is saved yet"
             raise type(problem)(f"{problem.what}; going back does not help: {why}", problem.fix)
-        first, self._back_to = self.stream.sample, step
+        first = max(self.stream.sample, self._left_out)  # the note of the last time names those before
+        self._back_to, self._left_out = step, sample
         self.start(self.trainer.skipped)
         self.stream.load_state_dict({"sample": sample})
         say(

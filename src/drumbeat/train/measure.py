@@ -162,7 +162,7 @@ class Utilisation:
         return shares
 
     def describe(self) -> str:
-        sheet = f"no MFU: none is known for {self.dtype}"
+        sheet = f"not known for {self.dtype}, so there is no MFU"
         if self.sheet_tflops:
             sheet = f"{self.sheet_tflops:g} TFLOP/s {self.dtype} ({self.source})"
         matmul = f"; measured matmul {self.measured_tflops:.0f} TFLOP/s" if self.measured_tflops else ""

@@ -58,6 +58,7 @@ class RunState:
         self.findings: Deque[Finding] = deque(maxlen=_MOST_FINDINGS)
         self.failure: Optional[Finding] = None
         self.replaced: Tuple[str, ...] = ()  # which spares took whose place, in words
+        self.created = order.created if order else None
         self.started: Optional[float] = None  # when the lead began, by its clock
         self.now = 0.0  # the latest time that any record is of
         self.skew = SKEW
@@ -124,7 +125,8 @@ def apply_event(view: RunState, event: Event, t: float) -> None:
         _attempt_started(view, event, t)
     elif isinstance(event, kinds.FirstStep):
         view.phase = "training"
-        view.mark(t, "first step", f"first report after {event.seconds:.1f} s")
+        reported = t if view.created is None else min(t, view.created + event.seconds)  # the lead hears of it later
+        view.mark(reported, "first step", f"first report after {event.seconds:.1f} s")
     elif isinstance(event, (kinds.RankStarted, kinds.RankExited)):
         _rank(view, event)
     elif isinstance(event, kinds.VerdictGiven):

@@ -584,8 +584,10 @@ def attempt_outcome(
     if found.confidence != CERTAIN == finding.confidence:
         finding = replace(finding, confidence=LIKELY)
     if tied:
-        words = f"{named(tied)} failed too, so close in time that either may have been first"
-        finding = replace(finding, cause="; ".join(filter(None, (finding.cause, words))), confidence=LIKELY)
+        alike = all(end.finding and end.finding.title == finding.title for end in tied)
+        words = f"{named(tied)} failed {'in the same way' if alike else 'too'}, so close in time that either may have been first"
+        confidence = finding.confidence if alike else LIKELY
+        finding = replace(finding, cause="; ".join(filter(None, (finding.cause, words))), confidence=confidence)
     told = (text for each in attempt.accused if each.rank == finding.rank is not None for text in each.evidence)
     finding = replace(finding, evidence=(*finding.evidence, *told))
     return Outcome(FAILED, one.code, finding)

@@ -520,8 +520,9 @@ def _with_python(finding: Optional[Finding], notes: Sequence[Mapping[str, Any]])
     if note is None or finding is None:
         return finding
     python = printable(str(note.get("python")))
-    have, taken = ([printable(str(each)) for each in note.get(name) or ()] for name in ("have", "taken"))
-    case, other = "taken" if taken else "elsewhere" if have else "nowhere", [*taken, *have, ""][0]
+    cases = {"taken": "taken", "have": "elsewhere", "near": "near"}
+    case, others = next(((case, note[name]) for name, case in cases.items() if note.get(name)), ("nowhere", [""]))
+    other = printable(str(others[0]))
     known = find("import-error", case, what="", python=python, other=other)
     _, raised, place = finding.cause.partition("; raised at ")
     own = case == "nowhere" and note["module"].partition(".")[0] == "drumbeat"  # it is not to be had by its name

@@ -80,7 +80,9 @@ def note_missing(name: str) -> None:
     """Append the note about a missing module. Looked through: the active environment, those on PATH, and `.venv` and the like
     beside the program."""
     import json
+    from difflib import get_close_matches
     from glob import escape, glob
+    from pkgutil import iter_modules
 
     begin, beside = escape(name.partition(".")[0]), (os.getcwd(), os.path.dirname(os.path.abspath(sys.argv[0])))
     places = [os.environ.get(each, "") for each in ("VIRTUAL_ENV", "CONDA_PREFIX")]
@@ -93,10 +95,12 @@ def note_missing(name: str) -> None:
 
     have = [each for each in others if holds(each, "lib/python3*/*-packages")]
     taken = [each for each in AT_START if each not in sys.path and holds(each, "")]
+    near = get_close_matches(name, (module.name for module in iter_modules()), 1, 0.8)
     path = os.path.join(os.path.dirname(os.environ["DRUMBEAT_METRICS"]), LACKS + os.environ["RANK"])
     note = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
     with open(note, "w") as file:
-        file.write(json.dumps({"module": name, "python": sys.executable, "have": have, "taken": taken}) + "\n")
+        found = {"have": have, "taken": taken, "near": near}
+        file.write(json.dumps({"module": name, "python": sys.executable, **found}) + "\n")
 
 
 def read_missing(folder: str, rank: int) -> List[Dict[str, Any]]:

@@ -38,7 +38,8 @@ def lines_of(folder: str, use: Callable[[Mapping[str, Any]], T] = dict) -> Itera
             try:
                 if (row := next(rows, _END)) is _END:
                     break
-                made = None if row is None else use(row)
+                # A null is how a table writes that the row has no value in that column.
+                made = None if row is None else use({name: value for name, value in row.items() if value is not None})
             except Refusal as refusal:
                 raise Refusal(f"{path}, {place} {number}: {refusal.what}", refusal.fix) from None
             except Exception as error:  # whatever files, tokenizers and chat templates raise
@@ -56,8 +57,7 @@ def _rows(path: str) -> Iterator[Optional[Mapping[str, Any]]]:
         except ImportError:
             raise Refusal("reading parquet needs pyarrow", "pip install pyarrow, or give .jsonl files") from None
         for batch in parquet.ParquetFile(path).iter_batches():
-            for row in batch.to_pylist():  # a column that a row has no value in is None
-                yield {name: value for name, value in row.items() if value is not None}
+            yield from batch.to_pylist()
         return
     with open(path, "rb") as file:
         for line in file:

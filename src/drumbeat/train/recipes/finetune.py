@@ -65,12 +65,18 @@ def samples(settings: FinetuneSettings, tokenizer: Any) -> Tuple[Mixture, Mixtur
     learnt, kept = [], []  # with their weights
     for folder, weight in weighted(settings.data):
         rows = list(lines_of(folder, lambda row: documents(row, tokenizer)))
+        if not rows:
+            raise Refusal(
+                f"{folder}: no rows", "write one JSON object per line: messages, prompt and completion, or text"
+            )
         held = range(_KEPT - 1, len(rows) if settings.validation else 0, _KEPT)
         packed = Packed([each for i, row in enumerate(rows) if i not in held for each in row], settings.length, padding)
         learnt.append((packed, weight))
         kept.append((Packed([each for i in held for each in rows[i]], settings.length, padding), weight))
         if not len(packed):
-            raise Refusal(f"{folder}: nothing to learn from", "rows need an answer, a completion or a text")
+            raise Refusal(
+                f"{folder}: nothing to learn from", "rows need a message of the assistant, a completion or a text"
+            )
     every = [packed for packed, _ in learnt]
     cut, empty, count = (sum(getattr(packed, name) for packed in every) for name in ("cut", "empty", "documents"))
     parts = [f"{cut:,} cut to {settings.length} tokens"] if cut else []

@@ -134,15 +134,18 @@ export class Chart {
     const axis = { gridcolor: css("--grid"), zeroline: false, linecolor: css("--line"), tickfont: { size: 11 }, fixedrange: false };
     const named = traces.filter((trace) => trace.name).length > (this.band ? 0 : 1);
     const byStep = along.what === "step", y = typeof this.unit === "function" ? this.unit() : this.unit;
+    // A time that spans no second has no label of its own, and one that is divided finer has the same label twice.
+    const shown = byStep || span >= 2e3 ? span : span + 4e3, most = Math.max(2, Math.floor(this.plot.clientWidth / 90));
+    const whole = byStep ? 1 : 1e3, apart = shown < 5 * whole * most ? whole * Math.max(1, Math.ceil(shown / whole / most)) : undefined;
     const ticks = byStep ? "~s" : span < 180e3 ? "%H:%M:%S" : span < 72e6 ? "%H:%M" : "%b %-d %H:%M";
     const layout = {
       width: this.plot.clientWidth, height: this.plot.clientHeight, margin: { l: 58, r: 10, t: named && !this.compact ? 22 : 6, b: 40 }, paper_bgcolor: "transparent", plot_bgcolor: "transparent", shapes,
       font: { color: css("--quiet"), family: "system-ui, sans-serif", size: 11 }, hovermode: "x unified", showlegend: named && !this.compact,
       legend: { orientation: "h", yanchor: "bottom", y: 1, xanchor: "right", x: 1, font: { size: 11 }, bgcolor: "transparent" }, uirevision: "keep", hoverlabel: { bgcolor: css("--card"), bordercolor: css("--line"), font: { color: css("--text") } },
-      xaxis: { ...axis, title: { text: byStep ? along.counts : "time of day", standoff: 4 }, type: byStep ? "linear" : "date", tickformat: ticks, dtick: byStep && span < 10 ? 1 + (span > 5) : undefined, hoverformat: byStep ? ",.0f" : "%H:%M:%S", nticks: span ? Math.max(2, Math.floor(this.plot.clientWidth / 90)) : 1, tickangle: 0, showgrid: false }, yaxis: { ...axis, title: { text: y, standoff: 6 }, nticks: 5, type: this.log ? "log" : "linear", exponentformat: "SI", rangemode: this.zero && !this.log ? "tozero" : "normal" },
+      xaxis: { ...axis, title: { text: byStep ? along.counts : "time of day", standoff: 4 }, type: byStep ? "linear" : "date", tickformat: ticks, dtick: apart, hoverformat: byStep ? ",.0f" : "%H:%M:%S", nticks: most, tickangle: 0, showgrid: false }, yaxis: { ...axis, title: { text: y, standoff: 6 }, nticks: 5, type: this.log ? "log" : "linear", exponentformat: "SI", rangemode: this.zero && !this.log ? "tozero" : "normal" },
     };
     if (this.range) layout.yaxis.range = this.range;
-    if (!byStep && span < 2e3) layout.xaxis.range = [first - 2e3, last + 2e3]; // or no full second, and so no label, is on the axis
+    if (shown > span) layout.xaxis.range = [first - 2e3, last + 2e3];
     Plotly.react(this.plot, traces, layout, { displayModeBar: false });
   }
 }

@@ -4,7 +4,7 @@ import { duration, element, number, scaled, setText, stepTime } from "./words.js
 const STEADY = 0.02; // a change of speed below this is none
 
 function trend(head) {
-  if (!head.rate || head.recent_rate === null) return ["since the first step", ""];
+  if (!head.rate || head.recent_rate === null) return [`since the first ${head.step_is || "step"}`, ""];
   const change = head.recent_rate / head.rate - 1;
   const now = `last minute ${scaled(head.recent_rate, "")[0]}${scaled(head.recent_rate, "")[1]}`;
   if (Math.abs(change) < STEADY) return [`${now}, steady`, ""];

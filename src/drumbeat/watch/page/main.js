@@ -65,12 +65,13 @@ function take(message) {
     setText($("shows").querySelector("[data-show=step]"), `${head.step_is} time`);
   }
   setText(charts.loss.now, head.loss_not_finite ? head.loss_not_finite : head.loss === null ? "" : String(Number(head.loss.toPrecision(4))));
-  setText(charts.rate.now, head.rate === null ? "" : scaled(head.rate, ` ${head.rate_unit}`).join(""));
+  setText(charts.rate.now, head.rate === null ? "" : scaled(head.rate, ` ${head.rate_unit}`).join(" "));
   showHead(head);
   showFigures($("figures"), head);
   layOut();
   showChecks(head);
   showEvents(message.marks);
+  setText($("heattitle"), head.gpus ? "Every GPU and rank" : "Every rank");
   if (show === null && (head.gpus || head.step !== null)) choose(head.gpus ? "use" : "step");
   for (const button of $("shows").children) button.hidden = !head.gpus && button.dataset.show !== "step";
   if (head.state === "running" && !calm.matches) beat.animate({ opacity: [0.25, 1], transform: ["scale(1.5)", "scale(1)"] }, 500);
