@@ -273,7 +273,7 @@ class Layout:
         closes = self._closes and "epoch" in line.values and {*line.values} <= {"epoch", "epochs", "step_time"}
         if closes:
             self._left, self._heading = 0, {}
-            counted = {name: line.values[name] for name in ("epoch", "epochs") if name in line.values}
+            counted: Record = {name: line.values[name] for name in COUNTERS if name in line.values}
             above, self._pending = self._pending, []
             above = [{**record, **counted} for record in above]
             return [self._in_steps(record) if record["kind"] == "step" else record for record in above] or records
