@@ -338,7 +338,7 @@ def test_a_launcher_that_has_looked_at_the_gpus_is_no_rank():
     watch.on(unnumbered(), 5)
     (said,) = watch.on(Saw("ended"), 6)
     assert [row.rank for row in said.data["rows"]] == [0, 1]
-    assert said.data["verdict"].summary.startswith("0/2 ranks")
+    assert said.data["verdict"].summary.startswith("not looked at: rank 0")
 
 
 def test_the_only_rank_of_a_launcher_that_numbers_none_is_that_rank():

@@ -13,6 +13,7 @@ from drumbeat.agent.lead.attempt import Attempt, rank_end
 from drumbeat.agent.ranks.ends import Explainer, with_last_step
 from drumbeat.agent.ranks.launchers import launcher_of
 from drumbeat.agent.ranks.start import End, plain_end, start
+from drumbeat.findings.model import ERROR, Finding
 from drumbeat.machine.model import Facts, Identity
 from drumbeat.metrics.printed import PrintedMetrics
 from drumbeat.runfolder.layout import NodeFolder
@@ -88,6 +89,24 @@ def test_words_behind_which_the_run_made_more_steps_are_history(tmp_path, told):
         attempt.forget_history(progress)
         assert attempt.ends[0].finding == end.finding
     assert old in silent.later[0][1].cause
+
+
+@pytest.mark.parametrize(
+    "last, silence, of_thread",
+    [("_queue.Empty", 0.1, True), ("RuntimeError: no batch", 9.0, True), ("RuntimeError: no batch", 0.1, False)],
+)
+def test_steps_that_go_on_without_a_thread_do_not_make_its_failure_history(last, silence, of_thread):
+    """Those that are queued are still made. A rank that stands still before it fails has waited for something."""
+    progress = Progress()
+    for step in range(1, 12):
+        progress.add(Metric(0, 0, 10.0 + 0.4 * step, "step", step=step))
+    first, later = (Finding("exception", ERROR, words, "raised") for words in ("AssertionError: 31 samples", last))
+    end = End(0, 1, None, progress.last_t + silence + 0.5, finding=first, later=((11.0, later),), own=True)
+    end = replace(end, noted=progress.last_t + silence, of_thread=True)
+    attempt = Attempt(0, 1.0, 2, (0,), 2, ends=[rank_end(end, 0, 0.0)])
+    attempt.forget_history(progress)
+    assert attempt.ends[0].finding.title == (first.title if of_thread else last)
+    assert not of_thread or attempt.ends[0].finding.cause.endswith(last)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from drumbeat.agent.watchers.world import WorldCount
-from drumbeat.inspector.ranks import Identity, _versions, rows_of
+from drumbeat.inspector.ranks import Family, Identity, _versions
 from drumbeat.inspector.record import SHARED, Row
 from drumbeat.plan.world_seen import Planned, copies, judge, silent
 from drumbeat.runfolder.events import FindingMade, VerdictGiven
@@ -203,10 +203,10 @@ def test_a_launcher_is_not_a_rank_and_helpers_are_not_counted():
         15: other[0],
         16: mine,
     }  # bash, bash, torchrun, …
-    rows = rows_of(0, parents, identities, [10], False)
+    rows = Family(parents, identities).rows(0, [10], False)
     assert [(row.pid, row.rank, row.starts_others) for row in rows] == [(10, 0, True), (13, 0, False), (14, 1, False)]
     assert rows[1].meeting == "127.0.0.1:29500 on node 0"  # a loopback is each node's own
-    plain = rows_of(0, {10: 1, 11: 10}, {10: mine, 11: mine}, [10], False)  # a rank and its data loader
+    plain = Family({10: 1, 11: 10}, {10: mine, 11: mine}).rows(0, [10], False)  # a rank and its data loader
     assert [(row.pid, row.starts_others) for row in plain] == [(10, False)]
 
 
@@ -445,20 +445,21 @@ def test_an_identity_that_is_not_complete_is_unknown_and_never_another_one():
     parts = [replace(trainer, port=None), replace(trainer, address="", local_rank=None), Identity(None, None, "", None)]
     parents = {10: 1, 11: 10, 12: 10, 13: 11, 14: 13, 15: 10}
     identities = {10: trainer, 11: parts[0], 12: parts[1], 13: parts[2], 14: trainer, 15: None}
-    assert [row.pid for row in rows_of(0, parents, identities, [10], True)] == [10]
+    assert [row.pid for row in Family(parents, identities).rows(0, [10], True)] == [10]
 
 
 def test_a_launcher_that_has_a_pods_number_is_not_the_rank_of_that_number():
     pod, worker = Identity(1, 4, "10.0.0.1", 62000), Identity(0, 4, "10.0.0.1", 62000)
     workers = {12: replace(worker, rank=0, local_rank=0), 13: replace(worker, rank=1, local_rank=1)}
     parents = {10: 1, 11: 10, 12: 11, 13: 11, 14: 13, 15: 11}
-    carried = {10, 11, 15}  # a shell, torchrun, a helper of its own
     identities = {10: pod, 11: pod, 14: workers[13], 15: pod, **workers}
-    rows = rows_of(0, parents, identities, [10], True, carried)
+    family = Family(parents, identities, [10])
+    assert family.carried == {10, 11, 15}, "a shell, torchrun, a helper of its own"
+    rows = family.rows(0, [10], True)
     assert [(row.pid, row.rank, row.starts_others, row.complete) for row in rows] == [
         (10, 1, True, False), (12, 0, False, True), (13, 1, False, True),
     ]  # fmt: skip
-    early = rows_of(1, {20: 1}, {20: pod}, [20], True, {20})  # on another node it has not started its ranks yet
+    early = Family({20: 1}, {20: pod}, [20]).rows(1, [20], True)  # on another node it has not started its ranks yet
     joined = [replace(row, joined=True) for row in (*rows, *early)]
     for final in (False, True):
         verdict = judge(joined, PLAN, final)
@@ -568,7 +569,7 @@ def test_one_training_is_certain_only_by_what_its_ranks_send_each_other():
     connected, (at, _, summary, sure) = told([(1, None, one_node()), (3, None, one_node(sent=9_000_000))])
     assert connected[1:] == (
         "as planned",
-        "2 ranks connected (seen in 2 of 2 processes); too little data between them so far to tell if they train together",
+        "2 ranks connected (seen in 2 of 2 processes); too little data between them to tell if they train together",
         "likely",
     )
     assert (at, summary, sure) == (3, "2 ranks in one world (seen in 2 of 2 processes)", "certain")

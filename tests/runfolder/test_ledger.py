@@ -2,6 +2,8 @@
 
 import random
 
+import pytest
+
 from drumbeat.findings.model import LIKELY, WARNING, Finding
 from drumbeat.runfolder.events import (
     AttemptEnded,
@@ -13,6 +15,7 @@ from drumbeat.runfolder.events import (
     RunStarted,
 )
 from drumbeat.runfolder.progress import Progress
+from drumbeat.runfolder.records import Metric
 from drumbeat.runfolder.state import PARTS, ledger, training_share
 
 
@@ -119,7 +122,39 @@ def test_hangs_have_their_own_part():
     hang, over = at(FindingMade, 40.0, finding=finding), at(Resumed, 52.0, seconds=20.0)
     steps = {"first_t": 12.0, "last_t": 72.0, "first_step": 1, "step": 41}
     parts = ledger(0.0, 100.0, [run_started(1.0), started(2.0), hang, over, ended(100.0, outcome="cancelled", **steps)])
-    assert seconds(parts) == {"start": 2.0, "first step": 10.0, "training": 40.0, "hang": 20.0, "unknown": 28.0}
+    assert seconds(parts) == {"start": 2.0, "first step": 10.0, "training": 60.0, "unknown": 28.0}, (
+        "no hang: it went on"
+    )
     again = at(FindingMade, 80.0, finding=finding)
     events = [run_started(1.0), started(2.0), hang, over, again, ended(100.0, outcome="cancelled", **steps)]
-    assert ledger(0.0, 100.0, events)["hang"] == 48.0
+    assert ledger(0.0, 100.0, events)["hang"] == 28.0
+
+
+def test_a_pause_has_one_figure_whether_or_not_it_was_called_a_hang():
+    finding = Finding("hang-asleep", WARNING, "rank 1 is asleep", "it sleeps", "look at that line", confidence=LIKELY)
+    steps = Progress()
+    for step in range(1, 25):
+        steps.add(Metric(0, 0, 10.0 + 0.5 * step + (60.0 if step > 9 else 0.0), "step", step=step, steps=40))
+    assert steps.rate() == (pytest.approx(2.0), "steps/s") and steps.step_seconds == pytest.approx(0.5)
+    assert steps.seconds_left() == pytest.approx(8.0) and steps.paused() == pytest.approx(60.0)
+    begun = [run_started(1.0), started(2.0)]
+    warned = [at(FindingMade, 50.0, finding=finding), at(Resumed, 75.2, seconds=60.0)]
+    for events in (begun, [*begun, *warned]):
+        parts = ledger(0.0, 82.0, events, current=steps)
+        assert (parts["paused"], parts["training"], parts["hang"]) == (60.0, 11.5, 0.0)
+    assert Progress.restored(steps.snapshot()).pauses == steps.pauses == ((15.0, 75.0),)
+
+
+def test_what_a_program_reports_or_does_often_is_no_pause():
+    for kind, told in (("checkpoint", {"seconds": 60.0}), ("validation", {})):
+        steps = Progress()
+        for step in range(1, 25):
+            steps.add(Metric(0, 0, 10.0 + 0.5 * step + (60.0 if step > 9 else 0.0), "step", step=step))
+            if step == 9:
+                steps.add(Metric(0, 0, 20.0, kind, **told))
+        assert not steps.pauses
+    often = Progress()
+    for step in range(1, 60):
+        often.add(Metric(0, 0, 10.0 + 0.5 * step + 30.0 * (step // 10), "step", step=step))
+        assert bool(often.paused()) == (10 <= step < 30), "the third shows that it is the program's way"
+    assert often.rate() == (pytest.approx(58 / (29.0 + 150.0)), "steps/s") and not often.paused()

@@ -20,7 +20,8 @@ from drumbeat.runfolder.files import append
 from drumbeat.runfolder.lines import closing_lines, loss_words, progress_line, trend
 from drumbeat.runfolder.progress import Progress, RankPace, StepTimes, merged, speed, stands_out, step_times
 from drumbeat.runfolder.records import Metric, parse_metric
-from drumbeat.runfolder.summary import Summary, write_summary
+from drumbeat.runfolder.state import Course
+from drumbeat.runfolder.summary import Summary, moment, write_summary
 from drumbeat.watch.prometheus import families
 from drumbeat.watch.session import Session
 from drumbeat.watch.text import screen
@@ -316,15 +317,16 @@ def test_whether_the_announced_steps_were_made(steps, total, short):
 
 def test_no_time_is_left_once_no_step_comes():
     fast = added(*(step(number, 1.0, steps=30) for number in range(1, 11)))
-    assert fast.seconds_left(now=13.0) == 20.0 and fast.quiet(13.0) is None
-    assert fast.seconds_left(now=40.0) is None and fast.quiet(40.0) == 30.0
+    assert fast.seconds_left() == 20.0 and fast.quiet(13.0) is None
+    left = [moment("running", "", None, Course(), fast, 0.0, now).seconds_left for now in (13.0, 40.0)]
+    assert left == [20.0, None] and fast.quiet(40.0) == 30.0
     assert progress_line(fast, now=40.0).endswith("1.00 steps/s  no step for 30 s")
     assert progress_line(fast, now=13.0).endswith("1.00 steps/s  20 s left")
     assert Progress.restored(fast.snapshot()).quiet(40.0) == 30.0
     seldom = added(*(step(number, 1.0, steps=200) for number in range(10, 101, 10)))  # every tenth step is reported
-    assert seldom.seconds_left(now=145.0) == 100.0 and seldom.seconds_left(now=155.0) is None
+    assert seldom.seconds_left() == 100.0 and seldom.quiet(145.0) is None and seldom.quiet(155.0)
     over = added(*(step(number, 1.0, steps=10) for number in range(1, 11)))
-    assert over.quiet(1000.0) is over.seconds_left(1000.0) is None, "it saves, or validates"
+    assert over.quiet(1000.0) is over.seconds_left() is None, "it saves, or validates"
     assert added(step(1, 1.0, steps=9)).quiet(1000.0) is None, "how far apart steps are is not known yet"
 
 

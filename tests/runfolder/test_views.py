@@ -26,7 +26,6 @@ from drumbeat.inspector.record import Row
 from drumbeat.plan.world_seen import Planned, copies
 from drumbeat.runfolder.lines import closing_lines, end_words, failure_lines
 from drumbeat.runfolder.progress import Progress
-from drumbeat.runfolder.run import Ranks
 from drumbeat.runfolder.state import Course, condition, world_of
 from drumbeat.runfolder.summary import (
     Affected,
@@ -135,7 +134,7 @@ def test_a_time_limit_and_a_doubt_have_one_word_everywhere():
     assert end_words(limit) == "time-limit reached after 13 s, exit code 124"
     for summary, state in ((limit, "failed"), (doubt, "finished")):
         said = condition(state, "", summary.outcome, Course(), Progress())
-        shown = State("r", "f", Status("h", state), 0.0, None, Progress(), Ranks(), summary, condition=said)
+        shown = State(said, run_id="r", folder="f", status=Status("h", state), summary=summary)
         assert said.word == as_plain(shown)["outcome"] == summary.outcome
         assert table([shown], 80)[1].split()[1] == summary.outcome
 

@@ -89,8 +89,7 @@ def test_a_run_that_was_started_again_says_how_its_earlier_attempts_ended(tmp_pa
 @pytest.mark.parametrize("word", STATES)
 def test_every_view_says_the_same_word(tmp_path, word, monkeypatch, capsys):
     run, told = recorded(tmp_path / "run", word)
-    for place in ("drumbeat.desk.state.status", "drumbeat.watch.session.status"):
-        monkeypatch.setattr(place, lambda run: told)
+    monkeypatch.setattr("drumbeat.desk.state.status", lambda run: told)
     state = state_of(run)
     assert state.condition.word == word
     assert any(f" {word} " in f" {line} " for line in table([state], 120))
@@ -120,8 +119,7 @@ def test_every_view_has_the_same_time_per_step_and_says_that_it_ended_early(tmp_
     steps = [{**STEP, "step": step, "t": t} for step, t in zip(range(1, 6), (1.0, 2.0, 3.0, 4.0, 9.0))]
     monkeypatch.setitem(STATES, "finished", ("finished", TRAINS, steps))
     run, told = recorded(tmp_path / "run", "finished")
-    for place in ("drumbeat.desk.state.status", "drumbeat.watch.session.status"):
-        monkeypatch.setattr(place, lambda run: told)
+    monkeypatch.setattr("drumbeat.desk.state.status", lambda run: told)
     session = Session(run)
     session.load()
     session.tick()
@@ -156,8 +154,7 @@ def test_a_slow_rank_is_shown_while_it_holds_the_others_up(tmp_path, monkeypatch
     ):
         monkeypatch.setitem(STATES, "running", ("running", (*TRAINS, *seen), (STEP,)))
         run, told = recorded(tmp_path / str(len(seen)), "running")
-        for place in ("drumbeat.desk.state.status", "drumbeat.watch.session.status"):
-            monkeypatch.setattr(place, lambda run, told=told: told)
+        monkeypatch.setattr("drumbeat.desk.state.status", lambda run, told=told: told)
         assert main(["status", run.path]) == 0
         out = capsys.readouterr().out
         assert words in " ".join(out.split()) and ("holds the others up" in out) == bool(words)
@@ -177,8 +174,7 @@ def test_a_silent_run_says_in_every_view_what_its_ranks_do(tmp_path, monkeypatch
         reports = [*steps, {**STEP, "step": 10, "t": 1.0}] if again else steps
         monkeypatch.setitem(STATES, "running", ("running", (*TRAINS, look), reports))
         run, told = recorded(tmp_path / str(again), "running")
-        for place in ("drumbeat.desk.state.status", "drumbeat.watch.session.status"):
-            monkeypatch.setattr(place, lambda run, told=told: told)
+        monkeypatch.setattr("drumbeat.desk.state.status", lambda run, told=told: told)
         said = {}
         for command in ("status", "diagnose"):
             assert main([command, run.path]) == 0

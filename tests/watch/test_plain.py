@@ -103,7 +103,7 @@ def test_an_array_is_watched_job_by_job(tmp_path):
 def test_a_scheduler_that_does_not_answer_ends_nothing(tmp_path, monkeypatch):
     """A line that is only half written is read once it is whole."""
     from drumbeat.backends.contract import RUNNING, UNKNOWN, Status
-    from drumbeat.watch import session as module
+    from drumbeat.desk import state as module
 
     answers = iter([Status("", UNKNOWN, "busy"), Status("", RUNNING)])
     monkeypatch.setattr(module, "status", lambda run: next(answers))

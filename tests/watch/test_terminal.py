@@ -142,7 +142,7 @@ def test_the_most_important_columns_are_whole_at_80_columns(tmp_path):
 
 def test_a_queued_run_shows_why_and_an_ended_one_how(tmp_path, demo_run, monkeypatch):
     from drumbeat.backends.contract import QUEUED, Status
-    from drumbeat.watch import session as module
+    from drumbeat.desk import state as module
 
     monkeypatch.setattr(module, "status", lambda run: Status("slurm://c/7", QUEUED, "Priority"))
     queued = Session(make_run(tmp_path / "q"))

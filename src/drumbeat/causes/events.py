@@ -128,7 +128,7 @@ def is_observed(exception: str) -> bool:
 _FOLLOWS = regex(
     r"(?:Connection|ConnectionReset|ConnectionAborted|ConnectionRefused|BrokenPipe|EOF|Timeout|Cancelled|Aborted|Unavailable"
     r"|CommClosed|DeadlineExceeded|StreamClosed|RemoteDisconnected|CalledProcess|Rpc)Error\b|timeout\b|KilledWorker\b"
-    r"|BrokenProcessPool\b|TimeoutExpired\b"
+    r"|BrokenProcessPool\b|TimeoutExpired\b|BrokenBarrierError\b|(?:Empty|Full)\b"
 )
 _OF_PEERS = regex(r"(?:ConnectionReset|ConnectionAborted|BrokenPipe|CommClosed|Dist\w*|HorovodInternal)Error\b")
 _PEERS = regex(

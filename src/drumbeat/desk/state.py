@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, Dict, FrozenSet, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
 
 from drumbeat.backends.contract import ALIVE, QUEUED, RUNNING, Status
@@ -23,18 +23,16 @@ from drumbeat.runfolder.lines import GpuUse, gpu_use, near, not_finite_words, qu
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.run import Ranks, Run, lead_now, spares_left
 from drumbeat.runfolder.state import (
-    Condition,
     Course,
     Hang,
     Muster,
-    condition,
     last_attempt,
     replaced_nodes,
     stood_still,
     verdicts_of,
     world_of,
 )
-from drumbeat.runfolder.summary import Affected, Summary
+from drumbeat.runfolder.summary import Affected, Moment, Summary, moment
 
 if TYPE_CHECKING:
     from drumbeat.logs.recorded import Recorded
@@ -43,27 +41,43 @@ find = Catalog("lead")
 
 
 @dataclass(frozen=True)
-class State:
+class Told:
+    """Answer about a run's state: what its folder and its scheduler say, its summary if it has ended, and why it failed."""
+
+    status: Status
+    summary: Optional[Summary] = None
+    failure: Optional[Finding] = None  # as the lead says, or as its job's own output says
+
+
+def told_of(run: Run) -> Told:
+    """Ask folder and scheduler for a run's state; this changes nothing."""
+    told, summary = status(run), read_summary(run)
+    if told.state in ALIVE:
+        return Told(told)  # the summary is of an end after which it was started again
+    failure = summary.failure if summary else _recorded_cause(run.run_events())
+    if failure is None and told.state in ("failed", "unknown"):
+        failure = cause_in_output(run, told)
+    return Told(told, summary, failure)
+
+
+@dataclass(frozen=True)
+class State(Moment):
     """Everything that `status` and `list` show of one run."""
 
-    run_id: str
-    folder: str
-    status: Status
-    created: float
-    seconds: Optional[float]  # since its start, or how long it took; waiting time while it is queued
-    progress: Progress
-    ranks: Ranks
+    run_id: str = ""
+    folder: str = ""
+    status: Status = Status("", "unknown")
+    created: float = 0.0
+    progress: Progress = field(default_factory=Progress)
+    ranks: Ranks = Ranks()
     summary: Optional[Summary] = None
-    failure: Optional[Finding] = None  # why it failed: as the lead says, or as its job's own output says
+    failure: Optional[Finding] = None
     hang: Optional[Hang] = None  # reported, and not over
     world: Optional[Finding] = None  # why its ranks are not the one training that was planned
-    quiet: Optional[float] = None  # seconds without a step, of a run that runs and usually makes steps much faster
-    seconds_left: Optional[float] = None
     gpus: Optional[GpuUse] = None  # of a run that is running
     muster: Optional[Muster] = None  # of a run whose nodes have not all come yet
     spares: int = 0  # nodes that wait without a role, of a run that goes on
     replaced: Tuple[str, ...] = ()  # which spares took whose place
-    condition: Condition = Condition("unknown", WARNING)
     attempt: int = 0  # number of the one that runs
     before: Tuple[str, ...] = ()  # how earlier attempts of a run that goes on have ended
 
@@ -76,50 +90,46 @@ class State:
     def goes_on(self) -> bool:
         return self.status.state in ALIVE
 
-    @property
-    def rate(self) -> Optional[Tuple[float, str]]:
-        if self.summary and self.summary.throughput:
-            return self.summary.throughput.value, self.summary.throughput.unit
-        return self.progress.rate()
-
 
 def as_plain(state: State) -> Dict[str, Any]:
     """Return what `--json` prints."""
-    rate = state.rate
+    plain = to_plain(state)
+    rate = plain.pop("rate")
     throughput = {"value": round(rate[0], 3), "unit": rate[1]} if rate else None
     outcome = None if state.goes_on else state.condition.word
-    return {**to_plain(state), "outcome": outcome, "throughput": throughput}
+    return {**plain, "outcome": outcome, "throughput": throughput}
 
 
 def state_of(run: Run, now: Optional[float] = None, parts: Optional[Mapping[int, Progress]] = None) -> State:
     """Return the state of a run. `parts`: the progress of its nodes, if already read."""
-    told, summary = status(run), read_summary(run)
-    goes_on = told.state in ALIVE
+    told = told_of(run)
+    summary, runs, goes_on = told.summary, told.status.state == RUNNING, told.status.state in ALIVE
     if now is None:
         now = lead_now(run) if goes_on else time.time()
-    if goes_on:
-        summary = None  # it has ended once, and was started again
     progress = summary.progress if summary else run.progress(parts)
-    seconds = summary.elapsed if summary else _elapsed(run, told.state, now)
-    failure = summary.failure if summary else None
-    if summary is None and not goes_on:
-        failure = recorded_end(run).cause
-    if failure is None and told.state in ("failed", "unknown"):
-        failure = cause_in_output(run, told)
-    ranks = run.ranks() if goes_on else Ranks()
     events = run.run_events() if goes_on else []
     course = Course(events)
-    gpus = gpu_use(run) if told.state == RUNNING else None
-    hang, muster = course.hang, course.muster if told.state == RUNNING else None
-    said = condition(told.state, told.detail, summary.outcome if summary else "", course, progress)
-    world = summary.world if summary else world_of(events)
-    quiet = progress.quiet(now) if told.state == RUNNING else None
-    left = progress.seconds_left(now if told.state == RUNNING else None) if goes_on and hang is None else None
+    started = [event.t for event in events if isinstance(event, kinds.RunStarted)]
+    began = started[-1] if runs and started else run.record.created if goes_on else None
     return State(
-        run.run_id, run.path, told, run.record.created, seconds, progress, ranks, summary, failure, hang, world, quiet,
-        left, gpus, muster, spares_left(events), summary.replaced if summary else replaced_nodes(events), said,
-        max((event.attempt for event in events if isinstance(event, kinds.AttemptStarted)), default=0), _before(events),
-    )  # fmt: skip
+        **vars(moment(told.status.state, told.status.detail, summary, course, progress, began, now)),
+        run_id=run.run_id,
+        folder=run.path,
+        status=told.status,
+        created=run.record.created,
+        progress=progress,
+        ranks=run.ranks() if goes_on else Ranks(),
+        summary=summary,
+        failure=told.failure,
+        hang=course.hang,
+        world=summary.world if summary else world_of(events),
+        gpus=gpu_use(run) if runs else None,
+        muster=course.muster if runs else None,
+        spares=spares_left(events),
+        replaced=summary.replaced if summary else replaced_nodes(events),
+        attempt=max((event.attempt for event in events if isinstance(event, kinds.AttemptStarted)), default=0),
+        before=_before(events),
+    )
 
 
 def with_ranks(run: Run, state: State) -> State:
@@ -138,13 +148,6 @@ def _before(events: Sequence[Event]) -> Tuple[str, ...]:
             who = "" if finding is None or finding.rank is None else f"rank {finding.rank}: "
             found.append(words + (f": {who}{finding.title}" if finding else ""))
     return tuple(found)
-
-
-def _elapsed(run: Run, state: str, now: float) -> Optional[float]:
-    started = [event.t for event in run.run_events() if isinstance(event, kinds.RunStarted)]
-    if state == "running" and started:
-        return max(0.0, now - started[-1])  # a job that was queued again counts from its last start
-    return max(0.0, now - run.record.created) if state in ALIVE and run.record.created else None
 
 
 def output_of(run: Run, told: Status) -> List[str]:
@@ -185,35 +188,32 @@ def recorded_end(run: Run) -> Recorded:
     words = stood_still(events)
     still = [find("stood-still", words=words)] if words else []
     notes, summary = (*_earlier(run), *_warnings(events), *still, *network), read_summary(run)
+    stores = [(each.master_addr, each.master_port) for each in events if isinstance(each, kinds.AttemptStarted)]
+    where = ([("", 0), *stores][-1], len({member.host for member in run.members()}))
     if summary is not None:
-        cause = _cause(summary.failure, summary.hang)
-        missing = _steps_missing(run, summary)
-        notes += _not_finite(summary.progress)
-        source, stopped = near(run.folder.summary), _ended_by_us(summary.consequences)
         gone = any(isinstance(each, kinds.Stopping) and each.why.endswith(kinds.ORPHANED) for each in events)
         return Recorded(
-            source, summary.outcome, summary.exit_code, cause, notes, stopped, missing, gone, *_store(run, events)
-        )
-    failed: Optional[Finding] = None
-    outcome, code = "", None
-    for event in events:
-        if isinstance(event, (kinds.RunStarted, kinds.AttemptStarted)):
-            failed, outcome, code = None, "", None
-        elif isinstance(event, kinds.Failed):
-            failed = failed or event.finding
-        elif isinstance(event, kinds.RunEnded):
-            outcome, code = event.outcome, event.exit_code
-    hang, stopped = Course(events).hang, _ended_by_us(each for each in events if isinstance(each, kinds.Consequence))
-    cause = _cause(failed, hang.finding if hang else None)
+            near(run.folder.summary), summary.outcome, summary.exit_code, _cause(summary.failure, summary.hang),
+            (*notes, *_not_finite(summary.progress)), _ended_by_us(summary.consequences), _steps_missing(run, summary),
+            gone, *where,
+        )  # fmt: skip
+    ends = [(each.outcome, each.exit_code) for each in _last_start(events) if isinstance(each, kinds.RunEnded)]
+    (outcome, code), cause = [("", None), *ends][-1], _recorded_cause(events)
+    stopped = _ended_by_us(each for each in events if isinstance(each, kinds.Consequence))
     silence = "" if outcome or cause else _silence(run, events)
-    source = near(run.folder.events)
-    return Recorded(source, outcome, code, cause, notes, stopped, "", False, *_store(run, events), silence=silence)
+    return Recorded(near(run.folder.events), outcome, code, cause, notes, stopped, "", False, *where, silence=silence)
 
 
-def _store(run: Run, events: Sequence[Event]) -> Tuple[Tuple[str, int], int]:
-    """Return where the ranks of the last attempt were to meet, and the number of machines they ran on."""
-    started = [(each.master_addr, each.master_port) for each in events if isinstance(each, kinds.AttemptStarted)]
-    return (started or [("", 0)])[-1], len({member.host for member in run.members()})
+def _last_start(events: Sequence[Event]) -> Sequence[Event]:
+    """Return the events since the lead or an attempt was last started."""
+    starts = [place for place, each in enumerate(events) if isinstance(each, (kinds.RunStarted, kinds.AttemptStarted))]
+    return events[starts[-1] if starts else 0 :]
+
+
+def _recorded_cause(events: Sequence[Event]) -> Optional[Finding]:
+    """Return why a run failed, or hung when it ended, where it has no summary."""
+    failed, hang = (each.finding for each in _last_start(events) if isinstance(each, kinds.Failed)), Course(events).hang
+    return _cause(next(failed, None), hang.finding if hang else None)
 
 
 def _silence(run: Run, events: Sequence[Event]) -> str:

@@ -38,6 +38,8 @@ _COMPUTES = (
     "JUMP_", "POP_JUMP", "POP_TOP", "COPY", "SWAP", "DUP_", "ROT_", "NOP", "CACHE", "EXTENDED_ARG", "TO_BOOL", "NOT_TAKEN",
 )  # fmt: skip
 _PLAIN = (int, float, complex, bool, str, bytes, type(None))
+_CALLS = ("LOAD_GLOBAL", "PUSH_NULL", "PRECALL", "CALL")  # of functions that only compute
+_FUNCTIONS = (abs, bool, divmod, float, int, len, max, min, pow, round)
 _SWITCH, _WATCHED, _RAN = 0.005, 0.1, 0.004
 _ENDLESS, _PURE, _SEALED = "endless", "pure", "sealed"
 PROVEN = 2  # the loop can only be broken from outside (see `_is_alone`): one such sample is enough
@@ -45,9 +47,8 @@ PROVEN = 2  # the loop can only be broken from outside (see `_is_alone`): one su
 _CLOSED, _CLOSE_WAIT, _LISTENS = 7, 8, 10  # states of a TCP connection
 _NOTE = "end-"  # prefix of the names of notes
 
-_SHOWN = (
-    "<frozen socket>"  # as tracebacks show what stands between a program and its connection: no line of the program
-)
+# As tracebacks show what stands between a program and its connection: no line of the program.
+_SHOWN = "<frozen socket>"
 _TRIES, _LATELY = 3, 20.0  # refused connections that count as trying again and again; seconds since the first of them
 _refused: List[Tuple[float, Any]] = []  # the last refused connections: when, and the address
 _died: List[str] = []  # the thread that ended last with an exception, and which
@@ -187,7 +188,8 @@ def _words(kind: Any, value: Any) -> str:
 
 def note_end(own: bool = False, raised: str = "") -> None:
     """Record, once, that this rank leaves: the time, its TCP connections (own port, peer's port), and those that the peer has
-    closed, with the seconds since their last data. `own`: it has raised, and no lost connection was the reason."""
+    closed, with the seconds since their last data. `own`: it has raised, and no lost connection was the reason. A thread that
+    ended with an exception before is noted too."""
     metrics = os.environ.get("DRUMBEAT_METRICS")
     if not metrics or _serving != os.getpid():
         return
@@ -197,8 +199,9 @@ def note_end(own: bool = False, raised: str = "") -> None:
         name = f"{_NOTE}{os.environ.get('RANK', '0')}.{_serving}"
         place = os.open(os.path.join(os.path.dirname(metrics), name), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         now, (links, left) = time.time(), _connections()
+        note = {"t": now, "links": links, "left": left, "own": own, "raised": raised, "died": "".join(_died)}
         with open(place, "w") as file:
-            file.write(json.dumps({"t": now, "links": links, "left": left, "own": own, "raised": raised}))
+            file.write(json.dumps(note))
     except Exception:  # noqa: BLE001, S110 - an exception's own words must come out
         pass
 
@@ -296,8 +299,8 @@ def _stack(frame: Optional[FrameType], thread: int) -> List[List[Any]]:
     while frame is not None and len(found) < _DEEPEST:
         name = frame.f_code.co_filename
         library = name == _SHOWN or any(part in name for part in _LIBRARY)
-        kind = _loop(frame.f_code, frame.f_lasti)
-        proven = kind == _SEALED or (kind == _PURE and _repeats(frame, thread))
+        kind, names = _loop(frame.f_code, frame.f_lasti)
+        proven = kind == _SEALED or (kind == _PURE and _only_compute(frame, names) and _repeats(frame, thread))
         endless = PROVEN if proven else int(kind == _ENDLESS)
         found.append([name, frame.f_lineno, frame.f_code.co_name, library, endless])
         frame = frame.f_back
@@ -338,9 +341,10 @@ def _is_only_called(code: bytes, at: int) -> bool:
 
 
 @functools.lru_cache(_KEPT)
-def _loop(code: CodeType, at: int) -> str:
-    """Return the kind of loop that the code is in: one that is endless, as it has no exit, or waits for a change and makes none
-    itself; one that only computes with its own variables; or, sealed, both without an exit and only computing."""
+def _loop(code: CodeType, at: int) -> Tuple[str, Tuple[str, ...]]:
+    """Return the kind of loop that the code is in, and the global names that it reads: one that is endless, as it has no exit, or
+    waits for a change and makes none itself; one that only computes with its own variables, if its globals do too; or, sealed,
+    both without an exit and only computing."""
     import dis
 
     steps = list(dis.get_instructions(code))
@@ -359,11 +363,19 @@ def _loop(code: CodeType, at: int) -> str:
     counted = inside if handles or at not in stays else stays
     acts = any(inside[step].startswith(_ACTS) for step in counted)
     if end < 0:
-        return ""
-    pure = all(name.startswith(_COMPUTES) for name in inside.values())
+        return "", ()
+    names = {str(each.argval) for each in steps if each.offset in inside and each.opname == "LOAD_GLOBAL"}
+    plain = all(name.startswith(_COMPUTES) for name in inside.values())
     if not (exits and acts):
-        return _SEALED if pure and not exits else _ENDLESS
-    return _PURE if pure else ""
+        return _SEALED if plain and not exits else _ENDLESS, ()
+    pure = all(name.startswith((*_COMPUTES, *_CALLS)) for name in inside.values())
+    return _PURE if pure else "", tuple(names)
+
+
+def _only_compute(frame: FrameType, names: Collection[str]) -> bool:
+    """Return true if these globals are plain values and functions that have no other effect than their result."""
+    values = [frame.f_globals.get(name, frame.f_builtins.get(name)) for name in names]
+    return all(type(value) in _PLAIN or any(value is each for each in _FUNCTIONS) for value in values)
 
 
 def _repeats(frame: FrameType, thread: int) -> bool:

@@ -117,6 +117,7 @@ class Stood:
     usage: Usage
     places: Tuple[str, ...] = ()  # where it has been since its last progress
     still: float = 0.0  # seconds without progress until then
+    answer: Dict[str, Any] = field(default_factory=dict)  # its last answer: holds until its main thread wakes
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,7 @@ def read_ranks(
     ranks = find_ranks(seen, run_id, node, mains, commands, folder)
     # Its answer covers all nodes.
     notes = _ask_ras([seen.environ(rank.main) for rank in ranks] if node == 0 else [])
-    _have_asked([rank for rank in ranks if not (earlier.spares or rank.main in stood)], folder)
+    _asked_first([rank for rank in ranks if not (earlier.spares or rank.main in stood)], folder)
     begin = time.monotonic()
     carried, before = _carried(), _all_usage(ranks, seen)
     for index in range(_ASKS):
@@ -179,13 +180,16 @@ def read_ranks(
     ends = {ports for each in held.values() for ports in each}
     for rank in ranks:
         pid, used = rank.main, usage[rank.main]
+        was, since, seconds = stood.get(pid, Stood(pid, before[pid])), used.since(before[pid]), now - begin
+        if pid in stood:
+            since, seconds = used.since(was.usage), now - earlier.at
+        if rank.silent and (rank.answers or was.answer) and not (since.wakes or since.ran):
+            rank.silent = False  # it stands where it stood: it was our question that came late
+            rank.answers = rank.answers or [was.answer]
         look = _look(rank, seen, used, used.since(before[pid]), now - begin, gpus, devices, users)
         if pid in gone:
             note = gone[pid]
             look = replace(look, left=True, raised=note["raised"], raised_for=round(time.time() - note["t"], 1))
-        was, since, seconds = stood.get(pid, Stood(pid, before[pid])), used.since(before[pid]), now - begin
-        if pid in stood:
-            since, seconds = used.since(was.usage), now - earlier.at
         look = replace(look, network=network, granted=since.granted, waits=_waits(look, rank.moments, since, seconds))
         if not (look.waits_for or earlier.spares):
             look = replace(look, waits_for=awaited(rank, ranks, then, run_id, told))
@@ -201,7 +205,7 @@ def read_ranks(
         if look.meets or look.dials:
             look = replace(look, missed=_missed(rank, look.meets or look.dials, then, run_id))
         looks.append(replace(look, signs=signs, still=round(still + seconds, 1)))
-        last.append(Stood(pid, used, places, looks[-1].still))
+        last.append(Stood(pid, used, places, looks[-1].still, rank.answers[-1] if rank.answers else {}))
         if not (rank.command or rank.unnumbered):
             links.append((rank.number, tuple(rank.pids), tuple([each for each in held[pid] if each[1]][:MOST_LINKS])))
     return Reading(tuple(looks), notes(), Earlier(now, tuple(last)), tuple(links))
@@ -218,16 +222,14 @@ def _told(ranks: Sequence[RankProcesses]) -> Dict[int, int]:
 def read_usage(run_id: str, node: int, mains: Mapping[int, int], commands: bool, folder: str) -> Tuple[Stood, ...]:
     seen = Snapshot()
     ranks = find_ranks(seen, run_id, node, mains, commands, folder)
-    _have_asked(ranks, folder)
+    answers = _asked_first(ranks, folder)
     usage = _all_usage(ranks, seen)
-    return tuple(Stood(pid, used) for pid, used in usage.items())
+    return tuple(Stood(pid, used, answer=answers[pid]) for pid, used in usage.items())
 
 
-def _have_asked(ranks: Sequence[RankProcesses], folder: str) -> None:
+def _asked_first(ranks: Sequence[RankProcesses], folder: str) -> Dict[int, Dict[str, Any]]:
     """Ask each rank once before its usage is read: for its first answer it loads modules, which is no work of its own."""
-    for rank in ranks:
-        if rank.sock:
-            stacks.ask(folder, rank.sock, _ANSWER)
+    return {rank.main: rank.sock and stacks.ask(folder, rank.sock, _ANSWER) or {} for rank in ranks}
 
 
 def _all_usage(ranks: Sequence[RankProcesses], seen: Snapshot) -> Dict[int, Usage]:

@@ -53,50 +53,105 @@ class Identity:
         return any(None not in pair and pair[0] != pair[1] for pair in zip(self._parts, other._parts))
 
 
-class Own:
-    """This node's processes of the run, and which of them carry a rank number: those at or below `mains` and, given a run id,
-    all that have it in their environment, whoever their parent is. Every search for ranks starts here."""
+class Family:
+    """Processes by their parents and the identities in their environments: whose RANK is its own, and who starts ranks."""
+
+    def __init__(
+        self, parents: Mapping[int, int], identities: Mapping[int, Optional[Identity]], commands: Container[int] = ()
+    ) -> None:
+        """`commands`: those that start ranks; their own RANK, which their children inherit, is not a rank's."""
+        self.parents, self.identities = parents, identities
+        self.numbered = {pid: one for pid, one in identities.items() if one is not None and one.rank is not None}
+        # Whose RANK is that of a node's command above it, which may have it from a pod: not a rank of this run.
+        self.carried = {
+            pid
+            for pid, one in self.numbered.items()
+            for top in (pid, *above(pid, parents))
+            if top in commands and top in self.numbered
+            and (one.rank, one.local_rank) == (self.numbered[top].rank, self.numbered[top].local_rank)
+        }  # fmt: skip
+        # Those above one with another identity, and the shells between them.
+        self.launchers = {
+            top
+            for pid, one in self.numbered.items()
+            for top in above(pid, parents)
+            for own in [identities.get(top)]
+            if own is not None and (one.differs(own) or (top in self.carried and pid not in self.carried))
+        }
+
+    def near(self, pid: int, among: Container[int]) -> Optional[int]:
+        """Return the nearest process above this one that is in `among`."""
+        return next((each for each in above(pid, self.parents) if each in among), None)
+
+    def rows(
+        self, node: int, mains: Sequence[int], shared_loopback: bool, joins: Callable[[int], bool] = lambda pid: False
+    ) -> List[Row]:
+        """Return one row for the topmost process of each identity on a branch; the processes below it that do not contradict it
+        are its helpers. Below a launcher that itself has a rank number, the rank is the process with the more complete
+        identity, or the one that connects to the meeting point."""
+        rows = []
+        for pid, identity in sorted(self.numbered.items()):
+            near = self.near(pid, self.numbered)
+            if pid not in mains and near is not None and not identity.differs(self.numbered[near]):
+                knows_more = identity.is_complete and not self.numbered[near].is_complete
+                apart = near in self.launchers and pid not in self.launchers
+                if not (apart and (knows_more or joins(pid))):
+                    continue
+            known, starts = identity.is_complete and pid not in self.carried, pid in self.launchers
+            where = _meeting(identity, node, shared_loopback)
+            rows.append(Row(node, pid, identity.rank, identity.world_size, where, starts, complete=known))
+        return rows
+
+    def branches(self, tops: Set[int]) -> Dict[int, List[int]]:
+        """Map each of these processes to itself and the helpers below it that carry a number."""
+        found: Dict[int, List[int]] = {pid: [pid] for pid in tops}
+        for pid in self.numbered.keys() - tops:
+            near = self.near(pid, tops)
+            if near is not None:
+                found[near].append(pid)
+        return found
+
+
+class Own(Family):
+    """This node's processes of the run: those at or below `mains` and, given a run id, all that have it in their environment,
+    whoever their parent is. Every search for ranks starts here."""
 
     def __init__(
         self, seen: Snapshot, mains: Iterable[int], commands: Sequence[int] = (), run_id: str = "", node: int = 0
     ) -> None:
-        """Take a snapshot. `commands`: those of `mains` that start ranks; their own RANK, which their children inherit, is not
-        a rank's."""
         self.seen, self.pids = seen, seen.below(mains)
         if run_id:
             agent = proc.stat(os.getppid())  # or an older process: none of the run's is older
             young = [pid for pid, each in seen.processes.items() if not agent or each.age >= (int(agent.started), 0)]
             mark = {"DRUMBEAT_RUN": run_id, "NODE_RANK": str(node)}
             self.pids |= {pid for pid in young if mark.items() <= seen.environ(pid).items()}
-        environs = {pid: seen.processes[pid].environ for pid in self.pids}
-        self.identities = {pid: None if own is None else identity_in(own) for pid, own in environs.items()}
-        self.carried = carries(seen.parents, self.identities, commands)
-        self.launchers = launchers(seen.parents, self.identities, self.carried)
+        environs = ((pid, seen.processes[pid].environ) for pid in self.pids)
+        identities = {pid: None if environ is None else identity_in(environ) for pid, environ in environs}
+        super().__init__(seen.parents, identities, commands)
 
     def rank(self, pid: int) -> Optional[int]:
         """Return the rank number of a process, unless it is inherited from the node's command."""
-        identity = None if pid in self.carried else self.identities[pid]
-        return identity.rank if identity else None
+        return self.numbered[pid].rank if pid in self.numbered and pid not in self.carried else None
 
 
 def look(node: int, mains: Sequence[int], port: int, shared_loopback: bool, commands: Sequence[int] = ()) -> List[Row]:
     """Return the processes at or below `mains` that carry a rank number; if there are none, those that have connections."""
     own = Own(Snapshot(), mains, commands)
-    seen, parents, tree, identities = own.seen, own.seen.parents, own.pids, own.identities
+    seen = own.seen
 
     def joins(pid: int) -> bool:
-        identity, parent = identities[pid], parents.get(pid, 0)
-        inherited = (seen.sockets(parent) if parent in tree else None) or {}
+        parent = seen.parents.get(pid, 0)
+        inherited = (seen.sockets(parent) if parent in own.pids else None) or {}
         held = [ports for inode, ports in (seen.sockets(pid) or {}).items() if inode not in inherited]
-        return identity is not None and any(identity.port in ports for ports in held if ports[1])
+        return any(own.numbered[pid].port in ports for ports in held if ports[1])
 
-    rows = rows_of(node, parents, identities, mains, shared_loopback, own.carried, joins)
-    if rows:
-        branches = _branches({row.pid for row in rows}, parents, identities)
-        rows = [_with_sockets(row, branches[row.pid], identities, seen) for row in rows]
-        ports = {row.pid: one.port if one else None for row in rows for one in [identities[row.pid]]}
-        return rows if all(row.world_size == 1 for row in rows) else with_exchange(rows, ports, seen)
-    return unnumbered(node, seen, tree, port)
+    rows = own.rows(node, mains, shared_loopback, joins)
+    if not rows:
+        return unnumbered(node, seen, own.pids, port)
+    branches = own.branches({row.pid for row in rows})
+    rows = [_with_sockets(row, own.numbered[row.pid], branches[row.pid], seen) for row in rows]
+    ports = {row.pid: own.numbered[row.pid].port for row in rows}
+    return rows if all(row.world_size == 1 for row in rows) else with_exchange(rows, ports, seen)
 
 
 def unnumbered(node: int, seen: Snapshot, tree: Set[int], port: int) -> List[Row]:
@@ -114,81 +169,6 @@ def unnumbered(node: int, seen: Snapshot, tree: Set[int], port: int) -> List[Row
             rows.append(Row(node, pid, None, None, place, alone=False, joined=joined, links=tuple(links)))
     above_others = {parent for row in rows for parent in above(row.pid, parents)}
     return [row for row in rows if row.joined or row.pid not in above_others]
-
-
-def carries(
-    parents: Mapping[int, int], identities: Mapping[int, Optional[Identity]], commands: Sequence[int]
-) -> Set[int]:
-    """Return the processes whose RANK is that of a node's command above them, which may have it from a pod: not a rank of this
-    run."""
-    found: Set[int] = set()
-    for pid, identity in identities.items():
-        for top in {pid, *above(pid, parents)}.intersection(commands):
-            own = identities.get(top)
-            if identity is None or own is None or own.rank is None:
-                continue
-            if (identity.rank, identity.local_rank) == (own.rank, own.local_rank):
-                found.add(pid)
-    return found
-
-
-def launchers(
-    parents: Mapping[int, int], identities: Mapping[int, Optional[Identity]], carried: Container[int] = ()
-) -> Set[int]:
-    """Return the processes with a RANK above one with another identity, and the shells between them."""
-    found: Set[int] = set()
-    for pid, identity in identities.items():
-        if identity is not None and identity.rank is not None:
-            for top in above(pid, parents):
-                own = identities.get(top)
-                if own is not None and (identity.differs(own) or (top in carried and pid not in carried)):
-                    found.add(top)
-    return found
-
-
-def rows_of(
-    node: int,
-    parents: Mapping[int, int],
-    identities: Mapping[int, Optional[Identity]],
-    mains: Sequence[int],
-    shared_loopback: bool,
-    carried: Container[int] = (),
-    joins: Callable[[int], bool] = lambda pid: False,
-) -> List[Row]:
-    """Return one row for the topmost process of each identity on a branch; the processes below it that do not contradict it
-    are its helpers. Below a launcher that itself has a rank number, the rank is the process with the more complete identity,
-    or the one that connects to the meeting point."""
-    numbered = {pid: one for pid, one in identities.items() if one is not None and one.rank is not None}
-    starts_others = launchers(parents, identities, carried)
-    rows = []
-    for pid, identity in sorted(numbered.items()):
-        near = _nearest(pid, parents, numbered)
-        if pid not in mains and near is not None and not identity.differs(numbered[near]):
-            knows_more = identity.is_complete and not numbered[near].is_complete
-            apart = near in starts_others and pid not in starts_others
-            if not (apart and (knows_more or joins(pid))):
-                continue
-        known = identity.is_complete and pid not in carried
-        where = _meeting(identity, node, shared_loopback)
-        rows.append(Row(node, pid, identity.rank, identity.world_size, where, pid in starts_others, complete=known))
-    return rows
-
-
-def _nearest(pid: int, parents: Mapping[int, int], among: Container[int]) -> Optional[int]:
-    """Return the nearest process above this one that is in `among`."""
-    return next((each for each in above(pid, parents) if each in among), None)
-
-
-def _branches(
-    tops: Set[int], parents: Mapping[int, int], identities: Mapping[int, Optional[Identity]]
-) -> Dict[int, List[int]]:
-    """Map each row's process to itself and the helpers below it that carry a number."""
-    found: Dict[int, List[int]] = {pid: [pid] for pid in tops}
-    for pid, identity in identities.items():
-        near = None if pid in tops else _nearest(pid, parents, tops)
-        if near is not None and identity is not None and identity.rank is not None:
-            found[near].append(pid)
-    return found
 
 
 def added(row: Row, before: Optional[Row]) -> Row:
@@ -222,10 +202,9 @@ def identity_in(environ: Mapping[str, str]) -> Identity:
     return Identity(number("RANK"), number("WORLD_SIZE"), address, port, by_mpi, number("LOCAL_RANK"))
 
 
-def _with_sockets(row: Row, branch: Sequence[int], identities: Mapping[int, Optional[Identity]], seen: Snapshot) -> Row:
+def _with_sockets(row: Row, identity: Identity, branch: Sequence[int], seen: Snapshot) -> Row:
     """Set `alone` if none of these processes has a TCP connection, `joined` if one is connected to its meeting point."""
-    identity = identities[row.pid]
-    if identity is None or identity.by_mpi:
+    if identity.by_mpi:
         return row
     held = {one: seen.sockets(one) for one in branch}
     found = list(held.values())
@@ -294,13 +273,14 @@ def find_ranks(
     """Group processes by rank: by their environment, else by the process started for the rank. A command counts only while it
     has no ranks; processes below it that are connected to each other are ranks, whatever their numbers."""
     own = Own(seen, mains, list(mains) if commands else (), run_id, node)
-    with_rank = {pid: one.rank for pid, one in own.identities.items() if one is not None and one.rank is not None}
-    numbers = {pid: rank for pid, rank in with_rank.items() if pid not in own.carried} or with_rank
+    carried = own.carried if len(own.carried) < len(own.numbered) else ()
+    numbers = {pid: one.rank or 0 for pid, one in own.numbered.items() if pid not in carried}
+    tops = {**mains, **numbers}
     found: Dict[int, List[int]] = {}
     for pid in own.pids:
-        near = next((each for each in (pid, *above(pid, seen.parents)) if each in numbers or each in mains), None)
+        near = pid if pid in tops else own.near(pid, tops)
         if near is not None and (near in numbers or not (commands and numbers)):
-            found.setdefault(numbers[near] if near in numbers else mains[near], []).append(pid)
+            found.setdefault(tops[near], []).append(pid)
     names = [name for name in (os.listdir(folder) if os.path.isdir(folder) else []) if name.endswith(".sock")]
     socks = {int(name.split(".")[1]): name for name in names}
     if not numbers:

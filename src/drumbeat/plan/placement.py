@@ -251,7 +251,8 @@ def _answer(table: Sequence[Row], bound: Binding, findings: Sequence[Finding], g
     if unknown or not table:
         reasons = sorted({row.note for row in unknown}) or ["no rank was found"]
         names = ", ".join(_rank_name(row) for row in unknown[:_SHOWN])
-        return "unknown", f"{good}; {names}: {'; '.join(reasons[:2])}" if unknown else reasons[0]
+        known = f"{good}; " if _count(table, RIGHT) else "" if any(row.cpus for row in table) else "not looked at: "
+        return "unknown", f"{known}{names}: {'; '.join(reasons[:2])}" if unknown else reasons[0]
     if _count(table, RIGHT) < len(table):
         return "not pinned", bound.threads_why
     return "as planned", good

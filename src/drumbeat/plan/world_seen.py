@@ -104,7 +104,7 @@ def _one_world(members: Sequence[Row], seen: Tuple[str, ...], begun: Begun) -> V
     if little:
         summary += f"; they exchange {each} bytes per step, so it is not proven that they average gradients"
     if early:
-        summary += "; too little data between them so far to tell if they train together"
+        summary += "; too little data between them to tell if they train together"
     if inner:
         summary += f"; {inner} processes below it are connected to each other, and may be ranks of their own"
     seen += (LITTLE,) if little else ("bytes of the TCP connections between them",) if proven and total > 1 else ()

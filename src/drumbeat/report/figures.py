@@ -31,7 +31,7 @@ class Speed:
     error: Optional[float] = None  # half of the 95 % interval of the mean; None: too few intervals
     no_spread: str = ""  # why there is none
     rough: bool = False  # measured over a short time between printed lines
-    hung: float = 0.0  # seconds of a hang that are part of the time it was measured over
+    hung: float = 0.0  # seconds in which the run had paused; a speed that is not the program's own leaves them out
 
     def __str__(self) -> str:
         return f"{speed(self.value, self.unit, rough=self.rough)} ({self.how})"

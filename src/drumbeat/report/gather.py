@@ -45,7 +45,7 @@ from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.events import Event
 from drumbeat.runfolder.files import decode
 from drumbeat.runfolder.layout import RunFolder
-from drumbeat.runfolder.lines import end_words, lasted_words, trend
+from drumbeat.runfolder.lines import end_words, lasted_words, trend, without_words
 from drumbeat.runfolder.progress import Progress, StepTimes, slowest_rank, stands_out, step_times
 from drumbeat.runfolder.records import Metric, Sample, parse_metric
 from drumbeat.runfolder.run import Run, lead_now
@@ -252,8 +252,8 @@ def figures_of(run: Run, now: Optional[float] = None) -> Figures:
         reached = progress.accuracy >= target
     batch = None if progress.laps else reports.work_per_step()
     utilisation, why_not = _utilisation(speed, reports.setup, gpus, facts)
-    slowest, no_slowest = _slowest(reports)
-    phases = Phases() if progress.laps or progress.rough else _phases(reports, speed, batch, progress.seconds)
+    slowest, no_slowest = _slowest(reports, progress.step_seconds)
+    phases = Phases() if progress.laps or progress.rough else _phases(reports, speed, batch, progress.step_seconds)
     nodes = summary.nodes if summary else (order.nodes if order else None)
     seen = next(reversed(verdicts_of("world", events)), None)
     certain = seen is not None and seen.confidence == CERTAIN
@@ -401,15 +401,13 @@ def _reports(run: Run, events: Sequence[Event], progress: Progress, parts: Mappi
     since = max(
         (t for t in starts if not stepped or t <= stepped[-1]), default=0.0
     )  # of the last attempt that made steps
-    over = [event for event in events if isinstance(event, kinds.Resumed) and event.t > since]
-    hangs = tuple((event.t - event.seconds, event.t) for event in over if not event.ended)
     offsets = run.clock_offsets()
     paces = {
         rank: replace(pace, mean_t=pace.mean_t + shift, marks=tuple((many, mean + shift) for many, mean in pace.marks))
         for shift, part in ((offsets.get(node, 0.0), part) for node, part in parts.items())
         for rank, pace in part.paces.items()
     }
-    reports = Reports(since, min(paces, default=None), paces, hangs=hangs)
+    reports = Reports(since, min(paces, default=None), paces, pauses=progress.pauses if progress.paused() else ())
     for metric in _lines(run, parts, reports.lowest):
         shift = offsets.get(metric.node, 0.0)
         reports.add(metric._replace(t=metric.t + shift) if shift else metric)
@@ -427,17 +425,16 @@ def _speed(
     value, unit = rate
     how = f"reported {progress.counts}s, first to last"
     how += "; times of printed lines, to about 0.25 s on an idle node" if reports.printed else ""
-    hung = reports.hung
     if not (progress.tokens or progress.samples) and unit != f"{progress.counts}s/s":
-        how, hung = MEAN_STATED if reports.stated and "rate" not in reports.summary else OWN_SUMMARY, 0.0
+        how = MEAN_STATED if reports.stated and "rate" not in reports.summary else OWN_SUMMARY
     factor, unit, how = of_whole_job(unit, how, gpus or ranks, ranks)
-    how += f"; {duration(hung)} of it in a hang" if hung else ""
-    rates = [each * factor for _, each in reports.rates(hangs=False) if each > 0]
+    how += without_words(progress)
+    rates = [each * factor for _, each in reports.rates(paused=False) if each > 0]
     no_spread = f"steps are counted anew in each {progress.lap}" if progress.lap and not reports.stated else ""
     if reports.too_close:
         no_spread = f"printed lines are read every 0.25 s, too coarse for steps of less than {CLOSE:g} s"
     rates = [] if no_spread else rates
-    return spread(value * factor, unit, how, rates, no_spread=no_spread, rough=progress.rough, hung=hung)
+    return spread(value * factor, unit, how, rates, no_spread=no_spread, rough=progress.rough, hung=progress.paused())
 
 
 def _utilisation(
@@ -482,15 +479,15 @@ def _gpu_use(devices: Devices, progress: Progress, speed: Optional[Speed], gpus:
     )  # fmt: skip
 
 
-def _slowest(reports: Reports) -> Tuple[Optional[Slowest], str]:
+def _slowest(reports: Reports, step: Optional[float]) -> Tuple[Optional[Slowest], str]:
     """Return the rank that `watch` names as well, if one stands out; otherwise the rank for which the others wait: in collectives
-    if those were measured, else by the time of its step reports."""
+    if those were measured, else by the time of its step reports. `step`: the mean seconds of a step."""
     slow = slowest_rank(reports.paces.values())
     if slow and slow.stands_out:
         also = f", and it is {count(slow.behind, 'step')} behind" if slow.behind else ""
         how = f"its steps take this much longer than the median rank's {1e3 * slow.median_seconds:.1f} ms{also}"
         return Slowest(slow.rank, slow.node, 1e3 * (slow.step_seconds - slow.median_seconds), how), ""
-    exposed, step = reports.exposed(), _step_ms(reports)
+    exposed = reports.exposed()
     if len(exposed) > 1:
         rank = min(exposed, key=lambda each: exposed[each])
         behind = statistics.fmean(exposed.values()) - exposed[rank]
@@ -501,7 +498,7 @@ def _slowest(reports: Reports) -> Tuple[Optional[Slowest], str]:
             return None, "one rank reports its steps" if len(reports.paces) == 1 else "not measured"
         rank = max(late, key=lambda each: late[each])
         behind, how = late[rank], "it reports a step this long after the first rank does, on average"
-    if behind < max(_READ_MS if reports.printed and not exposed else _LATE_MS, _LATE_SHARE * (step or 0.0)):
+    if behind < max(_READ_MS if reports.printed and not exposed else _LATE_MS, 1e3 * _LATE_SHARE * (step or 0.0)):
         return None, f"none stands out (rank {rank}, {behind:.1f} ms)"
     return Slowest(rank, reports.paces[rank].node, behind, how), ""
 
@@ -523,23 +520,11 @@ def _steps_by_rank(nodes: Sequence[StepTimes]) -> Optional[Steps]:
     return replace(steps, slowest=longest[0].slowest, first=first, last=last, seconds=most)
 
 
-def _step_ms(reports: Reports) -> Optional[float]:
-    """Return the mean of the steps after the first report, without hangs: what the throughput is made of."""
-    made = sorted((number, step.t) for number, step in reports.steps.items())
-    return _mean_ms(made[-1][1] - made[0][1], made[-1][0] - made[0][0], reports) if made else None
-
-
-def _mean_ms(seconds: float, steps: float, reports: Reports) -> Optional[float]:
-    """Return the mean time of a step; hangs, and the step that each of them delayed, do not count."""
-    seconds, steps = seconds - reports.hung, steps - len(reports.hangs)
-    return 1e3 * seconds / steps if seconds > 0 and steps > 0 else None
-
-
-def _phases(reports: Reports, speed: Optional[Speed], batch: Optional[float], seconds: float) -> Phases:
-    """Return the phases of a step. `seconds`: the time over which the speed was measured."""
-    step = _step_ms(reports)
+def _phases(reports: Reports, speed: Optional[Speed], batch: Optional[float], seconds: Optional[float]) -> Phases:
+    """Return the phases of a step. `seconds`: the mean step by its reports, where the speed does not give it."""
+    step = None if seconds is None else 1e3 * seconds
     if speed and batch and speed.value:
-        step = _mean_ms(seconds, speed.value * seconds / batch, reports) if speed.hung else 1e3 * batch / speed.value
+        step = 1e3 * batch / speed.value
     exposed = reports.exposed()
     least = min(exposed.values()) if exposed else None
     waiting = statistics.fmean(exposed.values()) - least if least is not None and len(exposed) > 1 else None

@@ -48,7 +48,7 @@ class Reports:
     began: Optional[int] = None  # step after which the program was set up: above 0, it resumed
     summary: Dict[str, float] = field(default_factory=dict)  # what the program printed at its end
     printed: bool = False  # steps were read from printed lines: their times are those of the reading
-    hangs: Tuple[Tuple[float, float], ...] = ()  # from, to: reported and over
+    pauses: Tuple[Tuple[float, float], ...] = ()  # see Progress
     times: float = 1.0  # work of all ranks for each part of the lowest one's
 
     def add(self, metric: Metric) -> None:
@@ -106,21 +106,16 @@ class Reports:
         each = [later - earlier for earlier, later in zip(times, times[1:])]
         return self.printed and not self.unit and bool(each) and statistics.median(each) < CLOSE
 
-    @property
-    def hung(self) -> float:
-        """Return the seconds of hangs between the first and the last step."""
-        return sum(end - begin for begin, end in self.hangs)
+    def _spans_pause(self, begin: float, end: float) -> bool:
+        return any(begin < (first + last) / 2 < end for first, last in self.pauses)
 
-    def _spans_hang(self, begin: float, end: float) -> bool:
-        return any(begin < (first + last) / 2 < end for first, last in self.hangs)
-
-    def rates(self, hangs: bool = True) -> List[Tuple[float, float]]:
+    def rates(self, paused: bool = True) -> List[Tuple[float, float]]:
         """Return time and speed of each interval between two reports: from work and steps, else as the program states it.
-        `hangs`: include those in which it hung."""
+        `paused`: include those in which it paused."""
         made, found = sorted(self.steps.items()), []
         for (before, first), (number, second) in zip(made, made[1:]):
             seconds = second.t - first.t
-            if seconds > 0 and (hangs or not self._spans_hang(first.t, second.t)):
+            if seconds > 0 and (paused or not self._spans_pause(first.t, second.t)):
                 work = second.work * self.times
                 found.append((second.t, (work or (0.0 if self.unit else number - before)) / seconds))
         if any(rate for _, rate in found):

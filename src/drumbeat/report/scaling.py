@@ -412,8 +412,6 @@ def _questions(rows: Sequence[Row], runs: Sequence[Figures], kind: str) -> List[
             found.append(f"{run.name} is not proven to be one training: {run.world_unproven}")
         if run.outcome not in (FINISHED, NOT_RECORDED):
             found.append(f"{run.name} did not finish ({run.outcome}): its figures are those of the part that was done")
-        if run.speed and run.speed.hung:
-            found.append(f"{run.name} hung for {run.speed.hung:.0f} s, which are part of the time of its throughput")
         if run.loss_not_finite:
             found.append(f"{run.name}: loss {run.loss_not_finite}")
     steps = {run.name: run.step for run in runs if run.loss and run.step}

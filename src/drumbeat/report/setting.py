@@ -17,6 +17,7 @@ from drumbeat.predict.past import Seen, remember
 from drumbeat.report.figures import Figures, Foreseen, Phases, Setting
 from drumbeat.runfolder.lines import code_words
 from drumbeat.runfolder.run import Run
+from drumbeat.runfolder.state import PAUSED
 from drumbeat.runfolder.summary import gpus_of_run, gpus_used
 
 _PRECISION = regex(r"(?:--)?(?:precision|mixed[-_]precision|dtype|torch[-_]dtype)[= ]+([\w.-]+)")
@@ -153,7 +154,7 @@ def _off(
 ) -> str:  # fmt: skip
     """Name what makes a run slower than predicted: the largest excess that was measured, else computing."""
     spent = sum(ledger.values())
-    lost = sum(ledger.get(name, 0.0) for name in ("lost", "restart", "hang"))
+    lost = sum(ledger.get(name, 0.0) for name in ("lost", "restart", PAUSED, "hang"))
     if measured <= high:
         return "restarts" if spent and lost > 0.1 * spent else ""
     network = sum(terms.get(name, 0.0) for name in NETWORK)

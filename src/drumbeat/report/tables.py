@@ -49,7 +49,7 @@ svg { width: 100%; height: auto; } svg .t { fill: var(--text); } svg .g { stroke
 """
 _PARTS = {
     "queue": "#bbbbbb", "start": "#88aacc", "first step": "#56b4e9", "training": "#009e73", "validation": "#e69f00",
-    "checkpoint": "#cc79a7", "between stages": "#bbbbbb",
+    "checkpoint": "#cc79a7", "between stages": "#bbbbbb", "paused": "#c8b900",
     "hang": "#f0e442", "lost": "#d55e00", "restart": "#a04000", "idle": "#999999", "unknown": "#666666",
 }  # fmt: skip
 

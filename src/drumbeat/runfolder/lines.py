@@ -87,7 +87,7 @@ _LONGEST = 300  # characters of a line
 def progress_line(progress: Progress, left: bool = True, now: Optional[float] = None) -> str:
     """Return the progress line. `left`: also say how long the run will take, if known. `now`, by the lead's clock, for a run that
     goes on: also say how long no step has been reported."""
-    rest = progress.seconds_left(now) if left else None
+    rest = progress.seconds_left() if left else None
     return progress_words(progress, rest, None if now is None else progress.quiet(now))
 
 
@@ -135,6 +135,13 @@ def quiet_words(seconds: float) -> str:
     return f"no step for {duration(seconds)}"
 
 
+def without_words(progress: Progress) -> str:
+    """Return the end of the words about a speed that leaves out pauses; what a program states itself is as it states it."""
+    stated = progress.reported_rate and not (progress.tokens or progress.samples)
+    paused = 0.0 if stated else progress.paused()
+    return f"; without the {duration(paused)} in which it had paused" if paused else ""
+
+
 def lasted_words(seconds: float) -> str:
     """Return the end of the title of a hang that is over: its whole duration. The title names the duration when it was found."""
     return f"; it lasted {duration(seconds)}"
@@ -166,7 +173,8 @@ def closing_lines(run: Run, summary: Summary, printed: Collection[int] = ()) -> 
         size = f"{count(summary.nodes, 'node')}, {count(summary.ranks, 'rank')}"
         told = summary.throughput
         unsure = f"; {WHOSE_RATE}" if told.unit.endswith(AS_PRINTED) else ""
-        after.append(("speed", f"{speed(told.value, told.unit, rough=progress.rough)} on {size}{unsure}"))
+        measured = speed(told.value, told.unit, rough=progress.rough)
+        after.append(("speed", f"{measured} on {size}{unsure}{without_words(progress)}"))
     if summary.gpus:
         after.append(("GPUs", _gpus_words(run, summary)))
     if summary.ledger:

@@ -15,6 +15,8 @@ from drumbeat.runfolder.records import Metric, is_count
 AS_PRINTED = " as printed"  # after the unit of a figure whose scope (rank or job) is unknown
 STAGE = "stage"  # a metric's kind: a script has started another launcher
 BETWEEN_STAGES = "between stages"  # of `spent`: from the last step before that to the first one after it
+# More pauses belong to the program's pace: it validates or saves now and then, and does not report it.
+_MOST_PAUSES = 2
 _MOST_KINDS = 32  # of `spent`: scripts may use any word
 _SHORT = 5.0  # seconds: over less, the times at which printed lines were read give no exact speed,
 _TOO_SHORT = 2.0  # and over less than this none
@@ -126,6 +128,9 @@ class Progress:
     reported_rate: Optional[float] = None  # where a script prints its own throughput: see StatedRates
     reported_unit: str = ""
     spent: Dict[str, float] = field(default_factory=dict)  # kind -> seconds, as reported by the lowest rank
+    pauses: Tuple[
+        Tuple[float, float], ...
+    ] = ()  # long times without a step, after which steps came again; see `paused`
     ranks: int = 0  # that have reported a step
 
     def __post_init__(self) -> None:
@@ -141,6 +146,7 @@ class Progress:
         self._previous: Tuple[Optional[int], Optional[float]] = (None, None)  # the lowest rank's last step, its epoch
         self._stage_began: Optional[float] = None  # and none of its steps has come
         self._validated = False  # `accuracy` is a validation's
+        self._at_work = False  # the lowest rank has reported something else since its last step, which takes its time
         self._new_stage = False  # the lowest rank has yet to make its first step in it
 
     def add(self, metric: Metric, clock_offset: float = 0.0) -> None:
@@ -154,6 +160,7 @@ class Progress:
         lowest = rank == self._lowest
         if lowest:
             self.phase = metric.kind if metric.announces else ""
+            self._at_work = self._at_work or metric.announces or metric.kind != "step" and metric.seconds is not None
         if metric.seconds is not None and lowest and (metric.kind in self.spent or len(self.spent) < _MOST_KINDS):
             self.spent[metric.kind] = self.spent.get(metric.kind, 0.0) + metric.seconds
         if metric.accuracy is not None and (metric.kind != "step" or not self._validated):
@@ -197,6 +204,8 @@ class Progress:
         if pace is None:
             pace = self.paces[metric.rank] = RankPace(metric.rank, metric.node)
         before = pace.reported
+        if lowest:
+            self._add_pause(before, t)
         took = pace.add_step(metric, t)
         if took is not None and metric.step is not None:
             self.times.add(metric.rank, metric.step, took)
@@ -229,6 +238,25 @@ class Progress:
             self.steps = None  # the planned number does not count these steps
         if metric.loss is not None and lowest:
             self._add_loss(metric.loss, metric.step)
+
+    def _add_pause(self, before: Optional[float], t: float) -> None:
+        """Note the time since the lowest rank's last step as a pause if it was much longer than usual and nothing was reported
+        of it."""
+        usual, gap = self._usual, 0.0 if before is None else t - before
+        at_work, self._at_work = self._at_work or self._stage_began is not None, False
+        if usual is not None and not at_work and gap > late_after(usual) and len(self.pauses) <= _MOST_PAUSES:
+            self.pauses = (*self.pauses, (t - gap + usual, t))
+
+    def paused(self, until: float = math.inf) -> float:
+        """Return the seconds of pauses until this time; 0 where they come often. The one function for all figures: a pause is no
+        part of speed, step time, remaining time and training."""
+        times = self.pauses if len(self.pauses) <= _MOST_PAUSES else ()
+        return sum(max(0.0, min(end, until) - begin) for begin, end in times)
+
+    @property
+    def _usual(self) -> Optional[float]:
+        """Return the usual seconds between two reports of a step; None if there are too few."""
+        return self.trained / (self.reports - 1) if self.reports and self.reports > 1 else None
 
     def _count_laps(self, metric: Metric, step: int, took: Optional[float]) -> None:
         """Count a new lap when the step number is back at the first one: the script counts the steps of each epoch or stage."""
@@ -326,14 +354,19 @@ class Progress:
             return 0.0
         return max(0.0, self.last_t - self.first_t)
 
+    @property
+    def trained(self) -> float:
+        """Return the seconds from the first step to the last one in which steps were made: without pauses."""
+        idle = self.spent.get(BETWEEN_STAGES, 0.0) + self.paused()
+        return self.seconds - idle if self.seconds > idle else self.seconds
+
     def rate(self) -> Optional[Tuple[float, str]]:
         """Return the throughput of all ranks together, with its unit."""
-        trained = self.seconds - self.spent.get(BETWEEN_STAGES, 0.0)
-        if trained > 0:
+        if self.trained > 0:
             if self.tokens:
-                return self.tokens / trained, "tokens/s"
+                return self.tokens / self.trained, "tokens/s"
             if self.samples:
-                return self.samples / trained, "samples/s"
+                return self.samples / self.trained, "samples/s"
         if self.reported_rate:
             return self.reported_rate, self.reported_unit
         mean = self.step_seconds
@@ -359,11 +392,10 @@ class Progress:
             return None
         if self.step is None or self.first_step is None or self.step <= self.first_step:
             return None
-        made, seconds = self.step - self.first_step, self.seconds
+        made, seconds = self.step - self.first_step, self.trained
         if self.own_steps and self.own_seconds and self.own_steps > 0:  # steps and time of the same rank
-            made, seconds = self.own_steps, self.own_seconds
-        trained = seconds - self.spent.get(BETWEEN_STAGES, 0.0)
-        return (trained if trained > 0 else seconds) / made
+            made, seconds = self.own_steps, self.own_seconds - (self.seconds - self.trained)
+        return (seconds if seconds > 0 else self.seconds) / made
 
     @property
     def rough(self) -> bool:
@@ -378,20 +410,19 @@ class Progress:
 
     def quiet(self, now: float) -> Optional[float]:
         """Return the seconds without a step once that is much longer than the usual time between two reports; else None."""
-        if self.last_t is None or not self.reports or self.reports < 2 or self.all_made:
+        usual = self._usual
+        if self.last_t is None or usual is None or self.all_made:
             return None
         silent = now - self.last_t
-        return silent if silent > late_after(self.seconds / (self.reports - 1)) else None
+        return silent if silent > late_after(usual) else None
 
-    def seconds_left(self, now: Optional[float] = None) -> Optional[float]:
-        """Return the seconds left; None if unknown; with `now`, also None if no step was reported for long."""
-        if now is not None and self.quiet(now) is not None:
-            return None
+    def seconds_left(self) -> Optional[float]:
+        """Return the seconds left, if steps come as before; None if unknown."""
         if self.steps is None or self.step is None or self.first_step is None or self.step <= self.first_step:
             return None
         if self.laps or self.all_made or (self.printed and self.seconds < _TOO_SHORT):
             return None
-        return (self.steps - self.step) * self.seconds / (self.step - self.first_step)
+        return (self.steps - self.step) * self.trained / (self.step - self.first_step)
 
     def snapshot(self, paced: bool = True) -> Dict[str, Any]:
         """Return everything that `restored` needs to go on from here. `paced`: with the pace of each rank, unless
@@ -443,6 +474,7 @@ def merged(parts: Iterable[Tuple[Progress, float]]) -> Progress:
         if first:
             total.accuracy, total.target_reached = part.accuracy, part.target_reached
             total.spent = part.spent
+            total.pauses = tuple((begin + clock_offset, end + clock_offset) for begin, end in part.pauses)
         first = False
     return total
 

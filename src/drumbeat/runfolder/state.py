@@ -286,7 +286,8 @@ def ranks_seen(events: Iterable[Event]) -> Optional[int]:
 # validation  seconds that the program reported for validation
 # checkpoint  seconds that the program reported for saving
 # between stages  from the last step before a script started another launcher to the first step after it
-# hang        from the last step before a reported hang to the next step, or to the end
+# paused      much longer than usual without a step, after which steps came again, whether or not a hang was reported meanwhile
+# hang        from the last step before a reported hang to the end
 # lost        steps that a later attempt had to repeat, and attempts that failed before their first step
 # restart     from the last step of an attempt that failed, through the end of its ranks, to the first step of the next one
 # idle        nothing of the job ran
@@ -295,12 +296,12 @@ def ranks_seen(events: Iterable[Event]) -> Optional[int]:
 # The parts add up to the wall time.
 
 
-QUEUE, FIRST_STEP, TRAINING, UNKNOWN = "queue", "first step", "training", "unknown"
+QUEUE, FIRST_STEP, TRAINING, PAUSED, UNKNOWN = "queue", "first step", "training", "paused", "unknown"
 PARTS = (
-    QUEUE, "start", FIRST_STEP, TRAINING, "validation", "checkpoint", BETWEEN_STAGES, "hang", "lost", "restart", "idle",
+    QUEUE, "start", FIRST_STEP, TRAINING, "validation", "checkpoint", BETWEEN_STAGES, PAUSED, "hang", "lost", "restart", "idle",
     UNKNOWN,
 )  # fmt: skip
-_REPORTED = ("validation", "checkpoint", BETWEEN_STAGES)  # nothing is training during these
+_REPORTED = ("validation", "checkpoint", BETWEEN_STAGES, PAUSED)  # nothing is training during these
 
 
 @dataclass
@@ -313,7 +314,6 @@ class _Attempt:
     wait: float = 0.0  # since the attempt before, or since the agents started
     queue: float = 0.0  # of that, in a scheduler's queue
     after_first: bool = False
-    hung: float = 0.0  # in hangs that were reported and are over
     hangs: Optional[float] = None  # since when, of one that was reported and is not over; inf: since the last step
 
     @property
@@ -366,16 +366,11 @@ class _Timeline:
             self.open, self.waited, self.waited_in_queue = True, 0.0, 0.0
         elif isinstance(event, kinds.AttemptEnded):
             self.close(event.t, event.progress)
-        elif self.open:
-            self.on_hang(self.attempts[-1], event)
+        elif self.open and isinstance(event, kinds.FindingMade) and event.finding.code.startswith(CODE):
+            self.attempts[-1].hangs = math.inf if event.seconds is None else event.t - event.seconds
+        elif self.open and isinstance(event, kinds.Resumed):
+            self.attempts[-1].hangs = None
         self.last = max(self.last, event.t)
-
-    @staticmethod
-    def on_hang(attempt: _Attempt, event: Event) -> None:
-        if isinstance(event, kinds.FindingMade) and event.finding.code.startswith(CODE):
-            attempt.hangs = math.inf if event.seconds is None else event.t - event.seconds
-        elif isinstance(event, kinds.Resumed):
-            attempt.hung, attempt.hangs = attempt.hung + event.seconds, None
 
 
 def ledger(
@@ -419,13 +414,11 @@ def _add(parts: Dict[str, float], attempt: _Attempt, superseded: bool, resumed: 
     last = min(max(min(progress.last_t, since), first), attempt.end)
     parts["restart" if attempt.after_first else FIRST_STEP] += first - attempt.begin
     span, tail = last - first, attempt.end - last
+    spent = {**progress.spent, PAUSED: progress.paused(last)}
     for kind in _REPORTED:
-        reported = min(max(0.0, progress.spent.get(kind, 0.0)), span + tail)
+        reported = min(max(0.0, spent.get(kind, 0.0)), span + tail)
         parts[kind] += reported
         span, tail = span - min(span, reported), tail - max(0.0, reported - span)
-    hung = min(attempt.hung, span)
-    parts["hang"] += hung
-    span -= hung
     repeated = span * _share_repeated(progress, resumed) if superseded else 0.0
     parts[TRAINING] += span - repeated
     parts["lost"] += repeated

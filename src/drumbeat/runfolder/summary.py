@@ -18,7 +18,7 @@ from drumbeat.base.order import Order
 from drumbeat.base.ranges import fold, ranges
 from drumbeat.base.record import RecordError, check_schema, from_plain, to_plain
 from drumbeat.base.regex import regex
-from drumbeat.findings.model import Finding
+from drumbeat.findings.model import WARNING, Finding
 from drumbeat.machine.model import Facts
 from drumbeat.runfolder.events import Event
 from drumbeat.runfolder.files import Files, read_json, replace, replace_json
@@ -28,6 +28,11 @@ from drumbeat.runfolder.records import Member, is_count
 from drumbeat.runfolder.state import (
     ASKED_TO_STOP,
     QUEUE,
+    QUEUED,
+    RUNNING,
+    Condition,
+    Course,
+    condition,
     hangs_of,
     ranks_seen,
     replaced_nodes,
@@ -101,6 +106,31 @@ class Summary:
     def elapsed(self) -> float:
         """Return the duration of the run without its time in a queue."""
         return max(0.0, self.seconds - self.ledger.get(QUEUE, 0.0))
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What every view says of a run at one moment. The one place where it is worked out."""
+
+    condition: Condition = Condition("unknown", WARNING)
+    seconds: Optional[float] = None  # since its start, or how long it took; waiting time while it is queued
+    quiet: Optional[float] = None  # seconds without a step, of a run that runs and usually makes steps much faster
+    seconds_left: Optional[float] = None
+    rate: Optional[Tuple[float, str]] = None  # of all ranks together, since the first step
+
+
+def moment(
+    told: str, detail: str, summary: Optional[Summary], course: Course, progress: Progress, began: Optional[float], now: float
+) -> Moment:  # fmt: skip
+    """Return the state of a run. `told`, `detail`: as its folder and its scheduler say. `began`: when it was created, or last
+    started. `now`: for a run without a summary that has ended, the last time that is known."""
+    seconds = summary.elapsed if summary else max(0.0, now - began) if began and now else None
+    quiet = progress.quiet(now) if told == RUNNING else None
+    left = progress.seconds_left() if told in (QUEUED, RUNNING) and course.hang is None and quiet is None else None
+    said = condition(told, detail, summary.outcome if summary else "", course, progress)
+    told_rate = summary.throughput if summary else None
+    rate = (told_rate.value, told_rate.unit) if told_rate else None if summary else progress.rate()
+    return Moment(said, seconds, quiet, left, rate)
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ from drumbeat.runfolder.events import Event
 from drumbeat.runfolder.lines import mean_of, not_finite_words
 from drumbeat.runfolder.progress import SKEW, Progress, Slowest, merged, slowest_rank
 from drumbeat.runfolder.records import Line, Member, Metric, Sample, SoFar
-from drumbeat.runfolder.state import Course, condition, refutes, withdrawn
-from drumbeat.runfolder.summary import Summary, shortened
+from drumbeat.runfolder.state import Course, refutes, withdrawn
+from drumbeat.runfolder.summary import Summary, moment, shortened
 from drumbeat.watch.node_view import MOST_NODES, MOST_RANKS, Curve, NodeView, Point, RankView, rates, sum_of
 
 # The current state of a run, in memory that is bounded by the number of its ranks.
@@ -305,15 +305,8 @@ class RunView(RunState):
             self._total = (self.changes, merged(parts))
         return self._total[1]
 
-    def rate(self) -> Optional[Tuple[float, str]]:
-        """Return the throughput of all ranks since the first step; at the end, the summary's."""
-        if self.summary:
-            told = self.summary.throughput
-            return (told.value, told.unit) if told else None
-        return self.progress.rate()
-
     def recent_rate(self) -> Optional[float]:
-        """Return the throughput over the last minute, in the unit of `rate`; None if ranks report no tokens or samples."""
+        """Return the throughput over the last minute, in the unit of `Head.rate`; None if ranks report no tokens or samples."""
         points = self.work.points(self.now - 2 * _RECENT)[:-1]  # the last slot is still filling
         if len(points) < 3:
             return None
@@ -323,7 +316,7 @@ class RunView(RunState):
         return sum(point.total for point in late) / seconds if seconds > 0 else None
 
     def throughput(self) -> List[Point]:
-        """Return the curve of `rate`; its last slot is left out while it is still filling."""
+        """Return the curve of the throughput; its last slot is left out while it is still filling."""
         if len(self.work):
             points, reporter = self.work.points(), self.ranks.get(self._reporter or 0)
             step = reporter.step_seconds if reporter and reporter.step_seconds else 0.0
@@ -490,14 +483,16 @@ class Head:
 
 
 def head_of(view: RunView, standing: Standing, now: float) -> Head:
-    progress, rate = view.shown, view.rate()
+    progress = view.shown
     nodes = list(view.nodes.values())
     used = [(node.means["gpu_use"], len(node.gpus)) for node in nodes if node.gpus]
     weighted = [(use * count, count) for use, count in used if use is not None]
     reporter = min(view.ranks, default=None)
     step_seconds = view.ranks[reporter].step_seconds if reporter is not None else None
-    outcome = view.summary.outcome if view.summary else ""
-    said = condition(standing.state, standing.detail, outcome, view.course, progress)
+    queued = standing.state == QUEUED or view.started is None
+    began, now = standing.created if queued else view.started, now if standing.goes_on else view.now
+    at = moment(standing.state, standing.detail, view.summary, view.course, progress, began, now)
+    said = at.condition
     return Head(
         run_id=standing.run_id,
         name=standing.name,
@@ -514,8 +509,8 @@ def head_of(view: RunView, standing: Standing, now: float) -> Head:
         loss_not_finite=not_finite_words(progress) if progress.not_finite else "",
         validation_loss=None if progress.validation_not_finite else progress.last_validation,
         validation_not_finite=progress.validation_not_finite,
-        rate=rate[0] if rate else None,
-        rate_unit=rate[1] if rate else "",
+        rate=at.rate[0] if at.rate else None,
+        rate_unit=at.rate[1] if at.rate else "",
         rate_rough=progress.rough,
         epoch=progress.epoch if progress.step is None else None,
         step_is=progress.step_is,
@@ -523,9 +518,9 @@ def head_of(view: RunView, standing: Standing, now: float) -> Head:
         recent_rate=view.recent_rate() if standing.goes_on else None,
         step_seconds=None if progress.rough else step_seconds,
         mean_step_seconds=None if progress.rough else progress.step_seconds,
-        seconds_left=progress.seconds_left(now) if standing.goes_on and not view.course.hang else None,
-        quiet=progress.quiet(now) if standing.state == RUNNING else None,
-        elapsed=_elapsed(view, standing, now),
+        seconds_left=at.seconds_left,
+        quiet=at.quiet,
+        elapsed=at.seconds,
         nodes=view.planned_nodes,
         nodes_here=sum(1 for node in nodes if node.joined and not (node.lost or node.idle)),
         world=view.world or view.planned_ranks or None,
@@ -546,12 +541,3 @@ def head_of(view: RunView, standing: Standing, now: float) -> Head:
         updated=view.now or None,
         predicted=standing.predicted,
     )
-
-
-def _elapsed(view: RunView, standing: Standing, now: float) -> Optional[float]:
-    if view.summary:
-        return view.summary.elapsed
-    begin = standing.created if standing.state == QUEUED or view.started is None else view.started
-    if not standing.goes_on:
-        return view.now - begin if view.now and begin else None
-    return max(0.0, now - begin) if begin else None

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Iterable, List, Optional, Tuple
 
-from drumbeat.backends.contract import ALIVE, FAILED, UNKNOWN, Status
-from drumbeat.base.light_dataclass import dataclass
+from drumbeat.backends.contract import ALIVE, UNKNOWN
 from drumbeat.base.problem import Problem
 from drumbeat.base.record import RecordError
-from drumbeat.desk.state import cause_in_output
-from drumbeat.desk.status import array_numbers, read_summary, status
-from drumbeat.findings.model import Finding
+from drumbeat.desk.state import Told, told_of
+from drumbeat.desk.status import array_numbers
 from drumbeat.predict.job import line_of_command
 from drumbeat.runfolder.follow import EVENTS, METRICS, TELEMETRY, Follower, Record
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.records import Line
 from drumbeat.runfolder.run import LeadClock, Run, list_logs
-from drumbeat.runfolder.summary import Summary, gpus_used
+from drumbeat.runfolder.summary import gpus_used
 from drumbeat.watch.model import Head, RunView, Standing, head_of
 
 _STATUS_EVERY = 3.0  # seconds between two questions about the run's state
@@ -27,16 +26,6 @@ _MANY_NODES = 64  # above, a node's monitor writes this many samples at once, an
 _BATCH = 6
 _LAST_BYTES = 32 << 10  # of a rank's log
 _AT = RunFolder("")
-
-
-@dataclass(frozen=True)
-class Told:
-    """Answer about a run's state: what its scheduler says, its summary if it has ended, and why it failed before any agent
-    ran."""
-
-    status: Status
-    summary: Optional[Summary]
-    failure: Optional[Finding]
 
 
 class Session:
@@ -81,12 +70,7 @@ class Session:
 
     def ask(self) -> Told:
         """Ask folder and scheduler for the run's state. This changes nothing, so it may run in another thread."""
-        told = status(self.run)
-        summary = None if told.state in ALIVE else read_summary(self.run)
-        failure = None
-        if summary is None and told.state in (FAILED, UNKNOWN):
-            failure = self.standing.failure or cause_in_output(self.run, told)
-        return Told(told, summary, failure)
+        return told_of(self.run)
 
     def load(self) -> None:
         """Read everything that exists; nodes of a large run take turns, so an empty poll is not yet the end."""
@@ -122,7 +106,7 @@ class Session:
 
     def settle(self, told: Told) -> None:
         """Apply the answer of `ask`."""
-        status, record = told.status, self.run.record
+        status = told.status
         ended = status.state not in (*ALIVE, UNKNOWN)
         if ended and not self._over:
             for records in self.follower.drain():
@@ -132,10 +116,10 @@ class Session:
         self._over = ended
         self._next_status = time.monotonic() + _STATUS_EVERY
         self.view.end(told.summary)
-        self.standing = Standing(
-            self.run.run_id, record.name, status.state, status.detail, record.created, told.failure, self.run.path,
-            self.standing.predicted or self._prediction(),
-        )  # fmt: skip
+        predicted = self.standing.predicted or self._prediction()
+        self.standing = replace(
+            self.standing, state=status.state, detail=status.detail, failure=told.failure, predicted=predicted
+        )
 
     def _prediction(self) -> str:
         """Return the step time predicted from the command and the first node's GPUs; empty if unknown."""

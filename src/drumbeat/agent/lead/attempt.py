@@ -266,7 +266,8 @@ class Attempt:
 
     def forget_history(self, progress: Progress) -> None:
         """Explain each end by what its rank wrote after the words behind which the run made more steps than others may still
-        make without it. An exception that it noted itself did end it, however long that took."""
+        make without it. An exception that it noted itself did end it, however long that took. So did that of a thread, which
+        never comes back, if the rank then gave up waiting: by the name of its last exception, or after a silence."""
         reports = progress.reports or 0
         if not any(end.later for end in self.ends) or progress.last_t is None or reports < 2:
             return
@@ -275,6 +276,10 @@ class Attempt:
         last = progress.last_t - max(_SHORTLY, FEW_STEPS * progress.seconds / (reports - 1))
         for place, end in enumerate(self.ends):
             after = [found for t, found in end.later if t < min(last, end.when - _UNWINDS)]
+            if after and end.of_thread and end.finding:
+                gave_up = order.may_follow(after[-1].title) or progress.quiet(end.when) is not None
+                then = f"{end.finding.cause}; it ended a thread, and then the rank with {after[-1].title}"
+                after = [replace(end.finding, cause=then, confidence=LIKELY)] if gave_up else after
             self.ends[place] = replace(end, finding=after[-1]) if after else end
 
     def doubt(self, progress: Progress) -> Optional[Finding]:

@@ -485,6 +485,8 @@ class Ends:
             left = tuple((here, there, age) for here, there, age in note["left"] if age < _RECENT)
             links = tuple((here, there) for here, there in note["links"])
             noted = replace(end, noted=at, own=bool(note["own"]), links=links, left=left[:MOST_LINKS])
+            words, found = str(note.get("died") or "").partition(" ended with ")[2], end.finding
+            noted = replace(noted, of_thread=bool(words and found and found.title.endswith(words)))
             return noted if self._began <= at <= end.at else end
         except (OSError, KeyError, TypeError, ValueError):
             return end

@@ -100,6 +100,7 @@ class End:
     closed: Tuple[Closed, ...] = ()  # connections that it closed before its peer did, and when both had
     left: Tuple[Closed, ...] = ()  # those that its peer had closed when it raised or exited; seconds before that
     own: bool = False  # it raised, and no lost connection was the reason
+    of_thread: bool = False  # the finding is the exception of a thread, which had ended before
     noted: Optional[float] = None  # when it raised or exited, by its own record
     since: Optional[float] = None  # when it was last seen alive
     # What explains its end if the run still made steps after this time, when the words of the finding had been written.

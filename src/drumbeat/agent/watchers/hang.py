@@ -229,7 +229,7 @@ class Hang:
         looks = [look for look in looks if not look.had_ranks]
         done = [beat.done for _, beat in self._beats.values() if beat.silent is not None]  # all steps are made
         all_done = bool(done) and all(done)
-        silence = Silence(seconds, steps, one_rank, quiet * one_rank, ended, now, same, all_done, self._longest)
+        silence = Silence(seconds, steps, quiet * one_rank, ended, now, same, all_done, self._longest)
         finding = judge(looks, silence)
         proven = finding is not None and finding.confidence == CERTAIN
         if one_rank or finding and (steps or same or proven):
@@ -242,7 +242,7 @@ class Hang:
                 self._alone, self._alone_for = quiet, stale
             return actions
         again: List[Action] = []
-        if self._said and not (steps or finding):  # this look refutes it
+        if self._said and not (steps or finding) and all(look.asked is not False for look in looks):  # it is refuted
             self._said, again = None, [Emit("resumed", {"seconds": round(seconds, 1), "stepped": False})]
         return self._state(looks, seconds, now, steps) + again
 

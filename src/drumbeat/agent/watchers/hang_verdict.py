@@ -178,8 +178,7 @@ class Silence:
 
     seconds: float  # since the last step
     steps: bool = True  # the program reports steps
-    others_go_on: bool = False  # only some ranks are silent: `quiet`
-    quiet: Tuple[int, ...] = ()
+    quiet: Tuple[int, ...] = ()  # only these ranks are silent, and the others go on
     ended: Tuple[Ended, ...] = ()  # in the order of their ends
     now: float = 0.0
     again: bool = False  # an earlier look at this silence showed the same
@@ -196,7 +195,7 @@ def early_exit(silence: Silence, looks: Sequence[RankLook]) -> Finding:
     spoke = named_ranks([first.rank]) if first.rank is not None else named_commands([first.node])
     return find(
         "hang-early-exit", "spoke" if first.words else "", who=" and ".join(names), seconds=silence.now - first.at,
-        rest=_rest(looks, ()), spoke=spoke, words=first.words, not_zero=NOT_ZERO, evidence=_evidence((), looks),
+        rest=_rest(looks, ())[2:], spoke=spoke, words=first.words, not_zero=NOT_ZERO, evidence=_evidence((), looks),
         node=first.node, host=first.host, rank=first.rank, confidence=_confidence(EARLY, looks, silence), seen=_seen(looks),
     )  # fmt: skip
 
@@ -207,7 +206,7 @@ def held_up(word: str, odd: Sequence[RankLook], looks: Sequence[RankLook], silen
     line = first.place.rsplit(" ", 1)[0]  # its function is named in the title
     died = first.died and f" (its thread {first.died})"
     waited = f"no step for {silence.seconds:.0f} s" if silence.steps else f"nothing moves for {silence.seconds:.0f} s"
-    if silence.others_go_on:
+    if silence.quiet:
         title = f"{say_of(odd, doing(first))}, without a report for {silence.seconds:.0f} s; the others go on"
     elif odd:
         title = f"{waited}: {say_of(odd, doing(first))}{died}{_rest(looks, odd)}"
@@ -297,7 +296,7 @@ def judge(looks: Sequence[RankLook], silence: Silence) -> Optional[Finding]:
         return held_up(MISSED, missed, looks, silence)
     if silence.done and not any(in_collective(look) for look in looks):
         return None  # no rank waits for another
-    if silence.others_go_on:
+    if silence.quiet:
         odd = [look for look in looks if look.rank in silence.quiet]
         # One that waits may have had fewer steps to do, and waits at the end for the others, which go on.
         odd = [look for look in odd if class_of(look) != WAITS or look.stack and not in_collective(look)]
@@ -376,7 +375,7 @@ def _raised(looks: Sequence[RankLook], silence: Silence) -> Optional[RankLook]:
     idle = [look for look in looks if class_of(look) in _IDLE or look in leaving]
     over = [look for look in idle if look.raised and look.raised_for >= _RAISED and not look.command]
     patient = len(idle) == len(looks) or silence.seconds >= _WORKING_PATIENCE
-    return max(over, key=lambda look: look.raised_for) if over and patient and not silence.others_go_on else None
+    return max(over, key=lambda look: look.raised_for) if over and patient and not silence.quiet else None
 
 
 def _missed(looks: Sequence[RankLook], silence: Silence) -> List[RankLook]:
