@@ -272,6 +272,8 @@ class Events:
             rank = self.owner(file)[0]
         speaker = self.labels.speaker(file, event.number) if rank is None else None
         units = self.labels.units
+        if event.local and event.device is not None and units.has_several_gpus(event.pid):
+            return replace(event, raised_at=where, rank=None, local=False)
         known = units.of_local(file, event.host, rank) if event.local and rank is not None else None
         if rank is None and speaker is None:
             known = units.of_name(file, event.host)

@@ -1,4 +1,4 @@
-"""Which rank a process is: what it says of itself, the numbers of its launcher's units, and where its node's ranks begin.
+"""Ranks of processes: what each says of itself, the numbers of its launcher's units, and where its node's ranks begin.
 
 Numbers of units (srun's tasks, mpirun's processes, pods) are ranks unless each unit starts several: a launcher of ranks
 speaks in the same file, ranks label lines behind the unit's number, or a rank speaks whose number is higher than that of
@@ -52,6 +52,7 @@ _PER_NODE = re.compile(rb"\bnproc[_-]per[_-]node['\"]?[=: ]{1,3}(\d{1,3})\b")
 # Ray says once which process is which rank: `(ip=10.0.0.5, pid=2902) world_rank=3`, `(Worker pid=811) ... [rank=0, world_size=3]`
 _RANK_OF = re.compile(rb"(?m)^(?P<head>.*?)(?:\bworld_rank=(?P<rank>\d{1,6})|\[rank=(?P<own>\d{1,6}), world_size=)")
 _PID, _IP = re.compile(rb"\bpid=(\d{1,9})\b"), re.compile(rb"\bip=([\w.:-]{1,60})")
+_DEVICE = re.compile(rb":(\d{1,9}):\d{1,9} \[(\d{1,3})\] ")  # NCCL's host:pid:tid [device]
 _SPEAKS = re.compile(
     r"Worker PID: (?P<died>\d{1,9})|\((?:\w{1,60} )?pid=(?P<pid>\d{1,9})(?:, ip=(?P<ip>[\w.:-]{1,60}))?[,)]"
 )
@@ -88,6 +89,7 @@ class Units:
         self._own: Dict[str, Set[int]] = {}  # file -> ranks that processes call their own
         self._nodes: Dict[str, _Nodes] = {}  # file -> the nodes of which it speaks
         self._of_host: Dict[str, int] = {}  # host -> its first rank, in the order of nodes
+        self._devices: Dict[int, Set[int]] = {}  # process id -> GPUs for which it speaks
         self._masters = False  # a pod of the job is its master, which has rank 0
 
     @property
@@ -122,6 +124,8 @@ class Units:
         for found in _REPORTED.finditer(text) if b"srun: error" in text else ():
             units = self._reported.setdefault(file, set())
             units.update(int(each) for each in _NUMBER.findall(found[1]) if len(units) < MAX_NUMBERS)
+        for pid, device in _DEVICE.findall(text) if b"CCL" in text and len(self._devices) < MAX_NUMBERS else ():
+            self._devices.setdefault(int(pid), set()).add(int(device))
         if len(self._own) < MAX_FILES:
             self._look_for_ranks(file, text, int(per_node[1]) if per_node else 0)
 
@@ -143,6 +147,10 @@ class Units:
         """Return the rank with this local rank on a host, or on the only node of a file."""
         first = self._of_host.get(host or "", self._nodes.get(file, _Nodes()).start(list(self._of_host.values())))
         return None if first is None else first + local
+
+    def has_several_gpus(self, pid: int) -> bool:
+        """Return True if this process speaks for several GPUs, none of which is its rank."""
+        return len(self._devices.get(pid, ())) > 1
 
     def writer(self, file: str) -> Optional[int]:
         """Return the rank of the only process that writes to a file and says which one it is. The first rank may speak for
