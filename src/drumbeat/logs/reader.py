@@ -28,6 +28,7 @@ from drumbeat.logs.nccl.communicators import Communicators
 from drumbeat.logs.nccl.transport import Transport
 from drumbeat.logs.read.attempts import GOOD_ENDS, GoodEnds, Runs, is_good_end, speaker
 from drumbeat.logs.read.attempts import WORDS as RUN_WORDS
+from drumbeat.logs.read.boxes import Boxes
 from drumbeat.logs.read.flight import Dump, compare
 from drumbeat.logs.read.launchers import FAILURES, LOCAL_RANK, ROOT_CAUSE, ElasticSummary, Timeouts
 from drumbeat.logs.read.pods import WORDS as POD_WORDS
@@ -139,6 +140,7 @@ class Reader:
         self.timeouts = Timeouts()
         self.elastic = ElasticSummary()
         self.runs = Runs()
+        self._boxes = Boxes()
         self._pods = Pods()
         self._crashes = Crashes()
         self.losses = Losses()
@@ -204,6 +206,10 @@ class Reader:
     def feed_lines(self, file: str, first: int, lines: Sequence[bytes], last: bool = False) -> None:
         """Lines that follow each other in `file`, from number `first` on: as `feed`, and much cheaper for many. `last`: they are
         the end of the file, so each is read however often the like of it came before."""
+        for begin, some in self._boxes.feed(file, first, lines, last):
+            self._feed_lines(file, begin, some, last)
+
+    def _feed_lines(self, file: str, first: int, lines: Sequence[bytes], last: bool) -> None:
         self._prefilter.limited = not last
         enough = not last and self._raised.get(file, 0) > MAX_RAISED
         self._dull = self._dull_later if enough else self._dull_at_first
@@ -282,6 +288,11 @@ class Reader:
 
     def feed(self, file: str, number: int, raw: bytes) -> None:
         """One line, with or without its newline. `number` counts from 1 within `file`."""
+        for first, lines in self._boxes.feed(file, number, (raw,)):
+            for place, each in enumerate(lines, first):
+                self._feed_one(file, place, each)
+
+    def _feed_one(self, file: str, number: int, raw: bytes) -> None:
         line = raw.rstrip(b"\r\n")
         if self.recorded is None and self.runs.look(file, number, Chunk((line,))):
             self.events.ends_of_run(file)
@@ -308,6 +319,8 @@ class Reader:
 
     def report(self) -> Report:
         """Return the final report on everything that was fed."""
+        for file, first, lines in self._boxes.rest():
+            self._feed_lines(file, first, lines, False)
         self.communicators.finish()
         self.elastic.finish()
         self._finish_tracebacks()
