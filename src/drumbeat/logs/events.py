@@ -31,7 +31,8 @@ _RANK_IN_NAME = re.compile(r"(?:rank|local_rank)[-_.]?(\d{1,6})(?!\d)|/(\d{1,6})
 # Launchers name the process they report on.
 _REPORTED = re.compile(
     r"srun: error: (?P<host>[\w.-]+): task (?P<task>\d+): "
-    r"|process rank (?P<process>\d+) with PID \S+ on(?: node (?P<node>\S+)|$)"
+    r"|process rank (?P<process>\d+) with PID \S+ on node (?P<node>\S+)"
+    r"|; (?:Local host|Host|Node|Process [^;]{1,40} is on host): (?P<boxed>[\w.-]+)"
     r"|\*\*\* (?:JOB|STEP) \S+ ON (?P<ended>\S+) CANCELLED"
     r"|\b[Rr]ank (?P<rank>\d+) (?:\(PID \d+\) )?(?:died from|(?:crashed|exited) with|exited on)"
     r"|\(exitcode: -?\d+\) local_rank: (?P<local>\d+)|'--local[-_]rank=(?P<launched>\d+)'.*\] exits with return code"
@@ -357,7 +358,7 @@ def _reported(text: str) -> Tuple[Optional[int], str, bool]:
         (found[name] for name in ("task", "process", "rank", "local", "launched", "spawned", "exited") if found[name]),
         None,
     )
-    host = next(filter(None, found.group("host", "node", "pod", "address", "ended")), "")
+    host = next(filter(None, found.group("host", "node", "pod", "address", "ended", "boxed")), "")
     return (int(rank) if rank else None), host, bool(found["local"] or found["launched"])
 
 

@@ -21,7 +21,7 @@ from drumbeat.logs.judge import judge
 from drumbeat.logs.meaning.conditions import whole
 from drumbeat.logs.meaning.grammar import BARE_SIGNS, FOREIGN_WORDS, NAMES, is_bare, may_be_bare
 from drumbeat.logs.meaning.rules import CAUSE, NOTE, OTHER, REPORT, SHAPE, SYMPTOM, Match, Prefilter, Rulebook, rulebook
-from drumbeat.logs.meaning.senses import sense
+from drumbeat.logs.meaning.senses import PROGRAM, sense
 from drumbeat.logs.named_rank import finding_of
 from drumbeat.logs.nccl import communicators, grammar, missing, transport
 from drumbeat.logs.nccl.communicators import Communicators
@@ -55,6 +55,7 @@ from drumbeat.logs.read.records import (
     Tails,
     Work,
     ended_well,
+    last_statement,
     last_work,
     once,
     telling,
@@ -114,6 +115,7 @@ _LEVELS = (
 _OWN = (
     HEADER, _FRAME, _IPYTHON_FRAME, FAILURES, ROOT_CAUSE, LOCAL_RANK, _TEST_TABLE, *_ENQUEUED, FATAL, STACK, *_LEVELS,
 )  # fmt: skip
+_ABORTS = ("MPI_ABORT was invoked", "called MPI_Abort(")
 _ARROW = ARROW.encode()
 _GLOG_ERROR = re.compile(rb"\b[EF]\d{4} \d\d:\d\d:\d\d")  # E0516 10:49:24.165000 10143 path.py:874]
 _GLOG_SHAPES = (b"E0000 00:00:00", b"F0000 00:00:00")
@@ -454,13 +456,18 @@ class Reader:
     def _add_unknown(self, file: str, evidence: Evidence, rank: Optional[int]) -> None:
         self._unknown.setdefault(file, deque(maxlen=MAX_UNKNOWN)).append((evidence, rank))
 
-    def _look_above(self, file: str, number: int) -> None:
-        """Search the lines right before a launcher's failure report for the reason."""
+    def _look_above(self, file: str, number: int, decided: bool) -> None:
+        """Search the lines right before a launcher's failure report for the reason. `decided`: the program itself called for its
+        end, so its last words are the reason."""
         first, chunk = self._chunk
         lines = [*self._tails.of(file), *enumerate(chunk[: max(number - first, 0)], first)]
-        said = telling([line for line in lines if line[0] < number][-KEPT:], self._is_known)
+        lines = [line for line in lines if line[0] < number][-KEPT:]
+        said = telling(lines, self._is_known)
+        last = last_statement(lines) if decided else None
         if said is not None and said[2]:
             self._say(file, *said)
+        elif last is not None and not self._is_known(last[1].text):
+            self._say(file, *last, PROGRAM)
 
     def _is_known(self, text: str) -> bool:
         """Return True for an exception, or a line of a rule that asks for nothing else: it is an event already."""
@@ -596,7 +603,7 @@ class Reader:
             for match in self.rules.match(text, found):
                 matched = matched or (match.rule.role != NOTE and not match.rule.conditional)
                 if match.rule.role == REPORT and (match.rule.id, file) not in self.events.reported:
-                    self._look_above(file, number)
+                    self._look_above(file, number, any(words in text for words in _ABORTS))
                 of_table = entry is not None and not self.elastic.root
                 self.events.add_match(self.lines, match, line, evidence, record, of_table)
                 if match.rule.code == NAN_LOSS:

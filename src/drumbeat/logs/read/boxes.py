@@ -7,6 +7,7 @@ tell what the reason often is, in the same words whatever happened. So a box bec
 from __future__ import annotations
 
 import re
+from itertools import groupby
 from typing import Dict, List, Sequence, Tuple
 
 from drumbeat.base.regex import regex
@@ -20,7 +21,8 @@ _FIELD = regex(r"\s*[A-Z][^:]{1,50}:\s{1,20}(?=\S)")
 _OTHER = re.compile(r"Traceback \(most|File \"|\d\d:\d\d:\d\d|^\s*\d+\.\s")
 _END = re.compile(r"(?<=[.;:]) +(?=[A-Z])")
 _HEDGED = re.compile(
-    r"(?i)\b(?:sometimes|typically|usually|often|may|might|can|could|should|either|likely|please|note|reasons?|means that|most)\b"
+    r"(?i)\b(?:sometimes|typically|usually|often|may|might|can|could|should|either|likely|common|please"
+    r"|note|reasons?|means that|most)\b"
 )
 Lines = Tuple[int, Sequence[bytes]]  # number of the first one
 
@@ -76,7 +78,7 @@ def _prefix(bar: bytes) -> str:
 
 
 def _joined(box: List[bytes]) -> List[bytes]:
-    """Return the box with its sentence and fields on its first line, and its other lines empty; as it is if it is no such text."""
+    """Return the box with sentence and fields on its first line, and its other lines empty; unchanged if it is no such text."""
     prefix = _prefix(box[0])
     texts = [line.decode("utf-8", "replace").rstrip() for line in box[1:-1]]
     if not _begins(box) or any(text.strip() and not text.startswith(prefix.rstrip()) for text in texts):
@@ -86,9 +88,11 @@ def _joined(box: List[bytes]) -> List[bytes]:
         return box
     size = next((place for place, text in enumerate(texts) if _ends(text)), len(texts))
     said, *more = _END.split(" ".join(" ".join(text.split()) for text in texts[:size]))
-    facts = [" ".join(text.split()) for text in texts[size:] if text[:1].isspace() or _FIELD.match(text)]
-    told = " ".join([said, *(each for each in more if not _HEDGED.search(each))])
-    whole = "; ".join([told.rstrip(":"), *filter(None, facts)]) if facts else told
+    paragraphs = [list(each) for _, each in groupby(texts[size:], key=lambda text: bool(text.strip()))]
+    told = (text for each in paragraphs if not _HEDGED.search(each[0]) for text in each)
+    facts = [" ".join(text.split()) for text in told if text[:1].isspace() or _FIELD.match(text)]
+    sure = " ".join([said, *(each for each in more if not _HEDGED.search(each))])
+    whole = "; ".join([sure.rstrip(":"), *facts]) if facts else sure
     return [box[0], f"{prefix}{whole}".encode(), *[b""] * (len(texts) - 1), box[-1]]
 
 

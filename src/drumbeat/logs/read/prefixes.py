@@ -49,6 +49,7 @@ _BRACKET = _patterns(
     r"\[(?P<host>(?![\w.-]+\.(?:cc?|cpp|cu|h|hpp|rs|go|jl):)[A-Za-z][\w.-]{0,60}):\d{3,9}\] (?=\S)",  # Open MPI
     r"\[ *\+?\d{1,9}\.\d{3,9}\] ",  # dmesg, seconds since boot
     r"\[[A-Z][a-z]{2} (?P<time>[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d) \d{4}\] ",  # dmesg -T
+    r"\[\d{9,11}\.\d{3,9}\] \[(?P<host>[A-Za-z][\w.-]{0,60}):\d{1,9}:\d{1,6}\] +",  # UCX
     r"\[\d{1,9}\.(?:\d{1,2}|batch|extern|interactive)\] (?=\w{1,20}: )",  # slurmd's own log, the step
     r"\[pod/(?P<host>[\w.-]+)/[\w.-]+\] ?",  # kubectl logs --prefix
     r"\[(?P<host>[a-z][a-z-]*\d[a-z0-9.-]{0,60})\] (?=[\w.-]+:\d+:\d+ )",
@@ -92,6 +93,7 @@ _COMPOSE = _patterns(
     r"[\w.-]{1,60} +\| ",  # docker compose
 )
 _HOST = _patterns(
+    r"Abort\(\d+\) on node \d+ \(rank (?P<rank>\d+) in comm \w+\): ",  # MPICH
     r"(?!(?:hsn|eth|cxi|mlx|bond|hfi|ib|efa|eno|en[ps])\d)"  # an interface is no host
     r"(?P<host>[a-z][a-z-]*\d[a-z0-9.-]{0,60}|localhost): ",  # pdsh, clush, ssh loops, DeepSpeed
     r"(?!error|warning|python|bash)(?P<host>[a-z][a-z0-9.-]{1,60}): " + _OWN_START,
