@@ -116,8 +116,8 @@ BARE = re.compile(
 )
 # How other languages say that nobody caught an exception: Java, Rust, Go, Fortran, MPI, Julia, R.
 FOREIGN_WORDS = (
-    "Exception in thread", "panicked at", "panic:", "Fortran runtime error", "forrtl: ", "Fatal error in ", "*** MPI_ERR_", "LoadError",
-    "Execution halted", "Uncaught exception", "Unhandled exception",
+    "Exception in thread", "panicked at", "panic:", "Fortran runtime error", "forrtl: ", "Fatal error in ", "*** MPI_ERR_",
+    "LoadError", "Execution halted", "Uncaught exception", "Unhandled exception",
 )  # fmt: skip
 _FOREIGN = re.compile(
     r'Exception in thread "[^"]{1,100}" [\w.$]+|thread \'[^\']{0,100}\' (?:\(\d+\) )?panicked at |panic: |Fortran runtime error: '
