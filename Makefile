@@ -171,11 +171,14 @@ slurm-versions: $(VENV)/.dev
 			$(addprefix tests/slurm/test_,submit.py stopped.py comes_back.py refused.py range.py) || failed="$$failed $$release"; \
 	done; test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 
-# Longer proofs: more cases of what a quicker test of `make test` shows already (layouts, precisions, trials, lost pods).
+# Longer proofs: more cases of what a quicker test of `make test` shows already (layouts, precisions, trials, lost pods, long work),
+# healthy jobs in 49 surroundings, and who is blamed under load.
 proofs: $(VENV)/.dev
 	@sh tests/system-packages.sh
 	DRUMBEAT_PROOFS=1 $(BIN)/python -m pytest -q -m proof --timeout 1800 tests
 	DRUMBEAT_PROOFS=1 $(BIN)/python -m pytest -q --timeout 1800 tests/bundle/test_oldest_python.py
+	$(BIN)/python bench/worlds.py
+	$(BIN)/python bench/blame.py --trials 50 --load 40
 
 # One job file on this machine, Slurm, Kubernetes, ssh hosts and mpirun: the same loss. Needs root; some minutes of two idle
 # cores. Kubernetes is left out, with the reason, where `make cluster` has not built it and KUBE_BIN=FOLDER names no programs.

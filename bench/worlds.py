@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 SECONDS = 7  # of work: several looks
-LONGEST = 300  # seconds that a row may take
+LONGEST = 900  # seconds that a row may take: DeepSpeed compiles an extension at its first start
 # Ranks that know nothing of torch: a star around MASTER_ADDR:MASTER_PORT, or where that is the launcher's own store, beside it.
 STAR = """
 import os, socket, sys, time

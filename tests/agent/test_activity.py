@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from functools import partial
@@ -209,17 +210,19 @@ def test_the_work_of_short_lived_processes_is_counted(tmp_path):
     assert used.cpu > 0.05 and used.cpu > 2 * own, (used, own)
 
 
-def test_a_child_that_computes_on_a_machine_that_gives_it_no_core_is_at_work(tmp_path):
+@pytest.mark.parametrize("who", ["child", "thread"])
+def test_what_computes_on_a_machine_that_gives_it_no_core_is_at_work(tmp_path, who):
     core = min(os.sched_getaffinity(0))
     spin = f"import os; os.sched_setaffinity(0, [{core}]); open('up', 'w').close()\nwhile True: pass"
-    least = f"import os; os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0)); {spin}"
-    rank = f"import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', {least!r}])"
+    least = f"import os; os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0)); {spin}".replace("'up'", "'rank'")
+    rank = {
+        "child": f"import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', {least!r}])",
+        "thread": f"import threading; t = threading.Thread(target=exec, args=({least!r},)); t.start(); t.join()",
+    }
     others = [subprocess.Popen([sys.executable, "-S", "-c", spin], cwd=tmp_path) for _ in range(2)]
-    waits = subprocess.Popen(
-        [sys.executable, "-S", "-c", rank.replace("'up'", "'rank'")], cwd=tmp_path, start_new_session=True
-    )
+    waits = subprocess.Popen([sys.executable, "-S", "-c", rank[who]], cwd=tmp_path, start_new_session=True)
     try:
-        wait_for((tmp_path / "rank").exists, what="the child")
+        wait_for((tmp_path / "rank").exists, what="the work")
         about = ("r", 0, {waits.pid: 0}, False, str(tmp_path))
         earlier = Earlier(time.monotonic(), read_usage(*about))
         time.sleep(2.0)
@@ -229,7 +232,8 @@ def test_a_child_that_computes_on_a_machine_that_gives_it_no_core_is_at_work(tmp
         for process in (waits, *others):
             process.kill()
             process.wait()
-    assert seen.signs.startswith("it waits for a process of its own") and seen.still <= 0.1, seen
+    assert who == "thread" or seen.signs.startswith("it waits for a process of its own"), seen
+    assert (who == "child" or class_of(seen) == "busy") and seen.still <= 0.1, seen
 
 
 VFORKS = "import ctypes, time; libc = ctypes.CDLL(None); print('go', flush=True); libc.vfork() or time.sleep(600)"
@@ -259,3 +263,14 @@ def test_the_file_of_a_call_is_named(tmp_path):
         words = waits_for("rpc_wait_bit_killable", call, os.getpid())
         assert words == f"an NFS server, {file.name}" if number else words == "an NFS server"
     assert waits_for("", [], os.getpid()) == ""
+
+
+def test_a_rank_that_ends_during_a_look_is_not_judged():
+    rank = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
+    end = threading.Timer(0.7, rank.kill)
+    end.start()
+    try:
+        assert read_ranks("r", 0, {rank.pid: 0}, False, "", []).looks == ()
+    finally:
+        end.join()
+        rank.wait()

@@ -70,6 +70,7 @@ def test_all_busy_alike_is_no_hang_and_all_idle_is_one():
     found = judge([spins, waits(1)], Silence(9.0, False, again=True))
     assert found.code == "hang-raised" and "rank 0 is still alive after it raised ValueError: no" in found.title
     assert judge([replace(spins, asked=True), waits(1)], Silence(9.0, again=True)) is None, "it may save at its end"
+    assert judge([replace(spins, granted=0.1), waits(1)], Silence(9.0, again=True)) is None, "its exit needs a core too"
     for call in ("clock_nanosleep", "futex", "accept"):
         assert judge([look(0, call=call)], Silence(100.0, False, again=True)) is None, "a timer, a server, a script"
     resting = look(2, call="nanosleep", place="a.py:1 f", stack=("a.py:1 f",))

@@ -17,7 +17,7 @@ from drumbeat.backends.slurm import Slurm
 from drumbeat.backends.ssh import Ssh
 from drumbeat.base.problem import Problem
 from drumbeat.findings.model import Finding
-from drumbeat.inrank.call.__main__ import read_own, write_own
+from drumbeat.inrank.call import read_own, write_own
 from drumbeat.jobfile.job import Job
 from drumbeat.report.figures import Figures, Speed
 from drumbeat.report.scaling import Comparison
@@ -156,7 +156,7 @@ def test_the_rank_goes_on_from_a_checkpoint(tmp_path):
         "pickle.dump(call, open(os.environ['CALL'], 'wb'))\n"
     )
     subprocess.run([sys.executable, "-c", sends], env=environ, check=True)
-    program = os.path.join(os.path.dirname(inrank.__file__), "call", "__main__.py")
+    program = os.path.join(os.path.dirname(inrank.__file__), "call.py")
     process = subprocess.Popen([sys.executable, program], env=environ, stdout=subprocess.PIPE)
     assert any(line.strip() == b"at 5" for line in process.stdout)
     process.terminate()

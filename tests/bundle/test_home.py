@@ -3,8 +3,7 @@
 import os
 import pwd
 
-from drumbeat.base.folders import users_folder
-from drumbeat.desk.start.create import index_folder
+from drumbeat.base.folders import index_folder, users_folder
 
 
 def test_without_home_the_user_database_counts():

@@ -226,3 +226,74 @@ def test_long_values_are_shown_from_where_they_differ():
     draft = convert("#SBATCH -N 1\nsrun python t.py\n")
     draft.differs("argument 1", "x" * 200 + "1", "x" * 200 + "2")
     assert f"... {'x' * 60}1 there, ... {'x' * 60}2 here" in job_file(draft, "s")
+
+
+def test_errexit_stays_on_for_what_relies_on_it():
+    made = job(script("set -e", "source ./env.sh", 'cd "$REPO"', "srun python t.py", sbatch=("--nodes=2",)))
+    assert made.on_start.startswith("source ./env.sh\n") and "set +e" not in made.on_start
+
+
+def test_a_launcher_by_path_that_needs_a_shell_is_found_by_its_name():
+    line = 'srun ./pt/bin/torchrun --nproc_per_node=1 --nnodes=2 --rdzv_backend=c10d $(dirname "$PWD")/t.py'
+    assert "PATH=./pt/bin:$$PATH; torchrun " in job(script(line, sbatch=("--nodes=2",))).command[2]
+
+
+def test_nodes_that_slurm_chooses_by_the_tasks_are_asked_for():
+    body = ("N=$((SLURM_JOB_NUM_NODES * 8))", "srun -n $N python t.py --mesh $N")
+    draft = convert(script(*body, sbatch=("-n 384", "--gpus-per-node=8")))
+    assert any("write nodes" in each.why for each in draft.to_check) and "nodes" not in draft.keys
+    assert "SLURM_JOB_NUM_NODES * 8" in draft.marks.shown(draft.keys["command"][2])
+    assert convert(script(*body, sbatch=("-n 8", "--gpus-per-node=8"))).keys["command"][-1] == "8"
+
+
+def test_a_function_in_the_background_stays_there():
+    text = script(
+        "run() { srun -N1 -n1 python t.py --part $1; }",
+        "for i in 1; do",
+        "  run $i &",
+        "done",
+        "run 0",
+        "wait",
+        sbatch=("--nodes=2",),
+    )
+    assert "run $i &" in job(text).on_start and job(text).command[-1] == "0"
+    assert any("runs at the same time" in each.why for each in convert(text).to_check)
+
+
+def test_a_server_that_on_start_leaves_in_the_background_is_not_called_left_out():
+    text = script(
+        "if grep -q x c.yaml; then", "  srun -N1 python serve.py &", "fi", "srun python t.py", sbatch=("--nodes=2",)
+    )
+    assert "python serve.py &" in job(text).on_start and not differing(text)
+
+
+def test_jobs_of_the_script_s_own_shell_are_not_for_on_end():
+    assert not job(script("monitor &", "srun python t.py", "kill %1")).on_end
+
+
+@pytest.mark.parametrize("program", ["pmemd.MPI", "pw.x", "gmx_mpi"])
+def test_a_compiled_program_keeps_its_name_and_is_one_task_per_rank(program):
+    made = job(script(f"srun {program} -i in", sbatch=("--nodes=1", "--ntasks=28")))
+    assert (made.command[0], made.launcher, made.ranks_per_node) == (program, "tasks", 28)
+
+
+def test_a_folder_of_the_image_is_no_workdir():
+    made = job(script('srun --container-image /x.sqsh bash -c "cd /opt/NeMo; python t.py"', sbatch=("--nodes=2",)))
+    assert made.setup == "cd /opt/NeMo" and not made.workdir
+
+
+def test_what_an_unread_file_may_read_stays_before_it():
+    assert "out=b\n" in job(script("out=b", "source prepare.sh", "srun python t.py")).on_start
+
+
+def test_two_equal_steps_are_two_here_too():
+    assert not differing(script("./a.out x", "./a.out x"))
+
+
+@pytest.mark.parametrize("option", ["--export=A,C=3", "--export=NONE", "--multi-prog"])
+def test_options_of_a_step_that_a_job_file_has_not_are_asked_about(option):
+    assert any(option in each.text for each in convert(script(f"srun {option} python t.py")).to_check)
+
+
+def test_a_list_with_all_exports_all():
+    assert not convert(script("srun --export=ALL,C=3 python t.py")).to_check

@@ -14,6 +14,8 @@ import sys
 import threading
 import time
 
+from long_work import ALONE, TOGETHER
+
 from drumbeat import metrics
 
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -312,75 +314,6 @@ FAULTS = {
 }  # fmt: skip
 
 
-def paced(until):
-    with open(os.environ["FAULT_FILE"] + ".bytes", "wb", buffering=0) as file:
-        while time.monotonic() < until:
-            file.write(b"x" * 4096)
-            time.sleep(5)
-
-
-def polls(until):
-    while time.monotonic() < until:
-        time.sleep(1)
-
-
-def reply(until):
-    """It waits for the answer of a server, which takes its time."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        client = socket.create_connection(listener.getsockname())
-        server, _ = listener.accept()
-        code = f"import os,time; time.sleep({until - time.monotonic()}); os.write({server.fileno()}, b'.')"
-        child = subprocess.Popen([sys.executable, "-S", "-c", code], pass_fds=[server.fileno()])
-        client.recv(1)
-        child.wait()
-
-
-def uploads(until):
-    """A process of its own sends a little now and then."""
-    code = "import socket,sys,time; a, b = socket.socketpair()\nfor _ in range(int(sys.argv[1])): a.send(b'x'); time.sleep(1)"
-    seconds = str(round(until - time.monotonic()))
-    subprocess.run([sys.executable, "-S", "-c", code, seconds], check=True)
-
-
-def sends(until):
-    """It sends slowly over a socket, as an upload does that is held back."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        client = socket.create_connection(listener.getsockname())
-        server, _ = listener.accept()
-        while time.monotonic() < until:
-            client.sendall(b"x" * 512)
-            server.recv(512)
-            time.sleep(3)
-
-
-def own_work(until):
-    """It computes, in Python, outside it, and in calls into C that hold Python's lock."""
-    total = 0
-    while time.monotonic() < until:
-        for number in range(100_000):
-            total += number * number
-        sorted(range(200_000), key=lambda each: -each)
-        sum(range(300_000_000))
-
-
-def waits_for_file(until):
-    while time.monotonic() < until:
-        os.path.exists(os.environ["FAULT_FILE"] + ".none")
-        time.sleep(0.5)
-
-
-def computes(until):
-    """One short process after the other computes for it."""
-    while time.monotonic() < until:
-        subprocess.run([sys.executable, "-S", "-c", "sum(range(5_000_000))"], check=True, env={})
-
-
-ALONE = {
-    "paced": paced, "polls": polls, "reply": reply, "uploads": uploads, "computes": computes, "sends": sends,
-    "own-work": own_work, "file": waits_for_file,
-}  # fmt: skip
-
-
 def healthy(kind, world, step):
     """Long work that is no hang."""
     seconds = float(os.environ.get("FAULT_LONG", "12"))
@@ -403,6 +336,8 @@ def healthy(kind, world, step):
                     time.sleep(0.02)
     elif kind in ALONE and RANK == 0:  # it works, mostly at rest, and the others wait for it
         ALONE[kind](until)
+    elif kind in TOGETHER:
+        TOGETHER[kind](until, RANK)
     elif kind == "compile":  # a compiler works for every rank
         import shutil
         import subprocess

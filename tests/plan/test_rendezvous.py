@@ -113,7 +113,7 @@ def test_of_two_fast_enough_ones_that_by_which_it_was_reached():
         )
         for each in facts
     ]
-    assert meeting(facts, address="10.1.0.1").why == "node 0's address on ens50f0np0, by which it was reached"
+    assert meeting(facts, address="10.1.0.1").why == "node 0's address on ens50f0np0, where it was reached"
     peers = Peers((Peer(0, "n0", "10.1.0.1", facts[0]), Peer(1, "n1", "", facts[1])), "", 0)
     assert "the other nodes reached this one by it" in choose(facts[0], peers, 0, ComputeNics()).why
 

@@ -218,7 +218,10 @@ class Lane:
         cut = bool(asked) and len(saved) < len(asked)
         if cut and not (slurm_kills and stop.save > KILL_WAIT - 4) and stop.kind != "cancel twice":
             raise Wrong(f"a save was cut: {told}")
-        if cut and not any(each in words for each in ("is cut", "had to be killed", "may be missing or incomplete")):
+        if cut and not any(
+            each in words
+            for each in ("is cut", "had to be killed", "may be missing or incomplete", "not saved by then is lost")
+        ):
             raise Wrong(f"a save was cut, and status does not say so\n{words}")
 
     def nothing_left(self, before: Set[str], killed: bool) -> str:

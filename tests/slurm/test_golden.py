@@ -1,5 +1,6 @@
 """Batch scripts of known clusters, word for word. DRUMBEAT_WRITE_GOLDEN=1 writes them anew; then read what changed."""
 
+import dataclasses
 import os
 import re
 import shlex
@@ -41,7 +42,9 @@ def script(name, **more):
     environ = {"PROJ": "/project/465", "HOME": "/home/ada", "WITH_CONDA": "conda"}
     site = load_site(job.site or name, environ)
     here = Here("login1", "/project/465/code", environ, 8, None, "ada", 1.7e9, "golden")
-    return re.sub(r"\b[0-9a-f]{64}\b", "SHA256-OF-THE-ORDER", render(resolve(job, site, here)).text)
+    order = dataclasses.replace(resolve(job, site, here), program="0" * 64)
+    text = render(order).text.replace(order.program, "SHA256-OF-THE-PROGRAM")
+    return re.sub(r"\b[0-9a-f]{64}\b", "SHA256-OF-THE-ORDER", text)
 
 
 def node_part(text):

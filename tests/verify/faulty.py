@@ -11,7 +11,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from drumbeat.inrank.collective_test import main, pair_tests, sweep
+from drumbeat.inrank.collective_test import __main__, pair_tests, sweep
 
 fault = sys.argv.pop(1)
 mine = os.environ["RANK"] == "1"
@@ -53,4 +53,4 @@ if mine and fault == "corrupt":
     sweep.compare_products = wrong_product
 if mine and fault == "silent":
     pair_tests.with_partner = never_answers
-sys.exit(main.main())
+sys.exit(__main__.main())

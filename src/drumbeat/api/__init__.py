@@ -42,7 +42,7 @@ from drumbeat.desk.start.place import check_not_login, find_place, to_queue
 from drumbeat.desk.start.submit import prepare
 from drumbeat.desk.state import State, state_of, with_ranks
 from drumbeat.desk.status import status as run_status
-from drumbeat.inrank.call.__main__ import read_own
+from drumbeat.inrank.call import read_own
 from drumbeat.jobfile.flags import with_hostfile, with_preset
 from drumbeat.jobfile.job import Job, job_from_file, job_from_text
 from drumbeat.jobfile.resources import image_of
@@ -398,7 +398,7 @@ def with_call(job: Job, function: Callable[..., Any], calls: Sequence[Call]) -> 
     ]  # which has a Python of its own
     python = "python3" if job.setup or job.on_start or image else sys.executable
     name = job.name or getattr(function, "__name__", "call").strip("<>_") or "call"
-    command = (python, "{attempt}/call/__main__.py")
+    command = (python, "{attempt}/call.py")
     return dataclasses.replace(job, command=command, name=name, brings=(FUNCTION,)), {RunFolder("").call: data}
 
 

@@ -4,7 +4,9 @@ faster."""
 from __future__ import annotations
 
 import functools
+import importlib
 import json
+import os
 import pkgutil
 from typing import Any, Tuple
 
@@ -12,10 +14,18 @@ from typing import Any, Tuple
 @functools.lru_cache(None)  # inside drumbeat.pyz each look reads the list of all its files
 def names(package: str) -> Tuple[str, ...]:
     """Return the names of the data files in a folder of the package, without their ending; some have only the JSON twin."""
-    from importlib.resources import files
-
     parent, _, folder = package.rpartition(".")
-    found = (item.name for item in files(parent).joinpath(folder).iterdir())
+    module = importlib.import_module(parent)
+    place = os.path.join(os.path.dirname(str(module.__file__)), folder)
+    archive = getattr(module.__loader__, "archive", "")
+    if archive:
+        import zipfile  # importlib.resources would take three times as long
+
+        below = place[len(archive) + 1 :] + "/"
+        with zipfile.ZipFile(archive) as file:
+            found = [name[len(below) :] for name in file.namelist() if name.startswith(below)]
+    else:
+        found = os.listdir(place)
     return tuple(sorted({name.rpartition(".")[0] for name in found if name.endswith((".yaml", ".json"))}))
 
 

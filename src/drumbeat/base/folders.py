@@ -46,6 +46,11 @@ def state_folder(environ: Mapping[str, str], *parts: str) -> str:
 # Folders that only this user can write to: what is read from them later may be run as code.
 
 
+def index_folder(environ: Mapping[str, str]) -> str:
+    """Return the folder with links to every run that this user started here, wherever it is: `drumbeat list` reads it."""
+    return state_folder(environ, "runs")
+
+
 def make_private(path: str) -> str:
     """Make the folder with mode 0700, or check that the existing one is safe; return why it is not, or ''.
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os.path
+import re
 from dataclasses import field
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Dict, Mapping, Optional, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.record import RecordError, check_schema, from_json, to_json, to_plain
@@ -24,7 +25,7 @@ SOURCES = ("user", "site", "detected", "default")  # strongest first
 _TERMS = (
     "command", "nodes", "ranks_per_node", "launcher", "gpus", "setup", "wrap", "restarts", "spares", "time_limit",
 )  # fmt: skip
-FUNCTION = "inrank/call"  # one of Order.brings: the ranks call a function that was submitted
+FUNCTION = "inrank/call.py"  # one of Order.brings: the ranks call a function that was submitted
 
 
 @dataclass(frozen=True)
@@ -202,7 +203,7 @@ class Order:
     expect: Expect = field(default_factory=Expect)
     checks: Dict[str, str] = field(default_factory=dict)  # a watcher's check -> one of CHECK_LEVELS
     floors: Dict[str, Floor] = field(default_factory=dict)  # one of COLLECTIVES -> the site's floor
-    brings: Tuple[str, ...] = ()  # packages of drumbeat's own that agents copy to `{attempt}`: inrank/collective_test
+    brings: Tuple[str, ...] = ()  # drumbeat's own modules and packages that agents copy to `{attempt}`: inrank/call.py
     sweep: Tuple[
         Dict[str, str], ...
     ] = ()  # name -> value of `{name}` in the command: of each job of an array, or of this job
@@ -283,6 +284,12 @@ class Order:
 
     def digest(self) -> str:
         return hashlib.sha256(json.dumps(self.terms(), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def swept_name(name: str, values: Mapping[str, str]) -> str:
+    """Return the name of a sweep's job, from the sweep's name and the job's values."""
+    whole = "-".join([name, *(f"{key}-{value}" for key, value in values.items())])
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", whole)[:64]
 
 
 def dump_order(order: Order) -> str:

@@ -127,10 +127,17 @@ def moved(pid: int) -> int:
     return sum(int(about.get(name, "0")) for name in ("rchar", "wchar"))
 
 
-def scheduled(pid: int) -> Tuple[float, float]:
-    """Return the seconds that the main thread has run, and the seconds that it was runnable but waited for a core."""
-    fields = word(pid, "schedstat").split()
+def scheduled(pid: int, thread: str = "") -> Tuple[float, float]:
+    """Return the seconds that a thread, else the main thread, has run, and those that it was runnable but waited for a core."""
+    fields = word(pid, f"task/{thread}/schedstat" if thread else "schedstat").split()
     return (int(fields[0]) / 1e9, int(fields[1]) / 1e9) if len(fields) > 1 else (0.0, 0.0)
+
+
+def queued(pid: int) -> float:
+    """Return the seconds that its threads were runnable but waited for a core, in all."""
+    with suppress(OSError):
+        return sum(scheduled(pid, thread)[1] for thread in os.listdir(f"/proc/{pid}/task"))
+    return 0.0
 
 
 def word(pid: int, name: str) -> str:
@@ -158,7 +165,7 @@ def open_files(pid: int) -> Optional[List[str]]:
 
 
 def descriptor(pid: int, number: int) -> str:
-    """Return the path by which another process can open this process's file descriptor."""
+    """Return the path at which another process can open this process's file descriptor."""
     return f"/proc/{pid}/fd/{number}"
 
 

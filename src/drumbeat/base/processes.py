@@ -191,7 +191,7 @@ def close_all_but(*kept: int) -> None:
 
 
 def launcher_descriptors(environ: Mapping[str, str]) -> List[int]:
-    """Return open files by which an MPI launcher talks to its tasks (PMI_FD of MPICH, Intel MPI, MVAPICH and PMI-2): the
+    """Return open files through which an MPI launcher talks to its tasks (PMI_FD of MPICH, Intel MPI, MVAPICH and PMI-2): the
     ranks need them, so every process between the launcher and the ranks must keep them open."""
     found = []
     for name, value in environ.items():
@@ -200,6 +200,18 @@ def launcher_descriptors(environ: Mapping[str, str]) -> List[int]:
                 os.fstat(int(value))
                 found.append(int(value))
     return found
+
+
+def leave_terminal(log: str, mode: int = 0o644, quiet: bool = False) -> None:
+    """Go on in a session of its own, which no Ctrl-C and no closed terminal ends: without input, and with all output in `log`,
+    or only the errors if `quiet`."""
+    os.setsid()
+    nothing = os.open(os.devnull, os.O_RDWR)
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, mode)
+    for number, target in enumerate((nothing, nothing if quiet else output, output)):
+        os.dup2(target, number)
+    os.close(nothing)
+    os.close(output)
 
 
 # Work in a forked child with a deadline: whatever blocks in the kernel, such as a hung file system, holds only the

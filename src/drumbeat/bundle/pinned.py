@@ -1,9 +1,9 @@
 """Start exactly the drumbeat.pyz and the order that were submitted.
 
 A run folder may be writable by others, and a job may wait for days before it starts. So the order holds the SHA-256 of
-drumbeat.pyz, and whatever starts a node (the scheduler's script, a launcher's argument) holds the SHA-256 of the order, with
-the few lines of Python below. They read both files once, check them, and run private copies, because the program is read again
-and again while the run goes on.
+drumbeat.pyz, and whatever starts a node (the scheduler's script, a launcher's argument) holds the SHA-256 of both, with the few
+lines of Python below. They read both files once, check them, and run private copies, because the program is read again and
+again while the run goes on.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import json
 import os
 import shlex
 import shutil
@@ -29,8 +30,10 @@ def running_bundle() -> Optional[str]:
     return os.path.abspath(archive) if archive else None
 
 
+# It is what a node's start waits for, so it imports what is quick: `signal` alone takes as long as Python itself, and `tempfile`
+# twice that. Others are imported where something is wrong.
 LOADER = f"""
-import fcntl, glob, hashlib, json, os, shutil, signal, stat, sys, tempfile, time
+import _signal, fcntl, hashlib, os, stat, sys, time
 
 def end(code, words):
     sys.stderr.write("drumbeat: " + words + "\\n")
@@ -40,7 +43,7 @@ def checked(path, digest):
     with open(path, "rb") as file:
         data = file.read()
     if hashlib.sha256(data).hexdigest() != digest:
-        end({EXIT_PREFLIGHT}, path + " was changed after the job was submitted, so nothing of it is run: submit the job again")
+        end({EXIT_PREFLIGHT}, path + " was changed after the job was submitted, so it is not run: submit the job again")
     return data
 
 def replaceable(folder):
@@ -53,20 +56,34 @@ def replaceable(folder):
             return False
         folder = os.path.dirname(folder)
 
-def private_folder():
-    usual = tempfile.gettempdir()
-    for folder in (usual, "/tmp", "/var/tmp", "/dev/shm"):
-        if os.access(folder, os.W_OK | os.X_OK) and not replaceable(os.path.realpath(folder)):
-            break
-    else:
-        folder = usual
-    for old in glob.glob(glob.escape(folder) + "/drumbeat-node-*"):  # a start that was killed outright left its own
-        found = hold(old, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if found and found.st_uid == os.geteuid() and found.st_mtime < time.time() - 3600:
-            shutil.rmtree(old, ignore_errors=True)
-    made = tempfile.mkdtemp(prefix="drumbeat-node-", dir=folder)
-    hold(made, fcntl.LOCK_SH)
-    return made
+def remove(folder):
+    import shutil
+    shutil.rmtree(folder, ignore_errors=True)
+
+def private_copies(files):
+    chosen = [os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP")]
+    usable = [folder for folder in chosen + ["/tmp", "/var/tmp", "/dev/shm"] if folder and os.access(folder, os.W_OK | os.X_OK)]
+    safe = [folder for folder in usable if not replaceable(os.path.realpath(folder))]
+    failed = OSError("no folder for temporary files can be written: set TMPDIR")
+    for folder in safe or usable:
+        for name in os.listdir(folder):
+            if name.startswith("drumbeat-node-"):  # a start that was killed outright left its own
+                old = os.path.join(folder, name)
+                found = hold(old, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if found and found.st_uid == os.geteuid() and found.st_mtime < time.time() - 3600:
+                    remove(old)
+        made = os.path.join(os.path.abspath(folder), "drumbeat-node-" + os.urandom(8).hex())
+        try:
+            os.mkdir(made, 0o700)
+            hold(made, fcntl.LOCK_SH)
+            for name, data in files.items():
+                with open(os.path.join(made, name), "wb") as file:
+                    file.write(data)
+            return made
+        except OSError as error:  # it is full
+            remove(made)
+            failed = error
+    raise failed
 
 def hold(folder, how):
     try:
@@ -77,20 +94,15 @@ def hold(folder, how):
     except OSError:
         return None  # it is in use, or another user's
 
-word, request, digest = sys.argv[1:]
-private = ""
-signal.pthread_sigmask(signal.SIG_BLOCK, {list(map(int, STOPS))})  # heard when the private copies can be removed
+word, request, digest, program = sys.argv[1:]
+name = os.path.basename(request)
+_signal.pthread_sigmask(_signal.SIG_BLOCK, {list(map(int, STOPS))})  # heard when the private copies can be removed
 try:
-    order = checked(request, digest)
-    program = checked(os.path.join(os.path.dirname(request), "drumbeat.pyz"), json.loads(order.decode())["program"])
-    private = private_folder()
-    for name, data in (("drumbeat.pyz", program), (os.path.basename(request), order)):
-        with open(os.path.join(private, name), "wb") as file:
-            file.write(data)
+    bundle = os.path.join(os.path.dirname(request), "drumbeat.pyz")
+    private = private_copies({{name: checked(request, digest), "drumbeat.pyz": checked(bundle, program)}})
 except OSError as error:
-    shutil.rmtree(private, ignore_errors=True)
     end({EXIT_STORAGE}, str(error))
-words = [os.path.join(private, "drumbeat.pyz"), word, os.path.join(private, os.path.basename(request)), private]
+words = [os.path.join(private, "drumbeat.pyz"), word, os.path.join(private, name), private]
 os.execv(sys.executable, [sys.executable, "-I", "-S"] + words)
 """.strip()
 
@@ -107,18 +119,22 @@ def start_argv(python: str, request: str, text: str, word: str = "_node") -> Tup
 
     -I -S: neither the caller's PYTHONPATH nor an installed package may change drumbeat.
     """
-    return (python, "-I", "-S", "-c", LOADER, word, request, hashlib.sha256(text.encode()).hexdigest())
+    return (python, "-I", "-S", "-c", LOADER, word, request, *_digests(text))
+
+
+def _digests(text: str) -> Tuple[str, str]:
+    """Return the SHA-256 of a request, and that of the bundle, which the request holds."""
+    return hashlib.sha256(text.encode()).hexdigest(), json.loads(text)["program"]
 
 
 def shell_start(python: str, folder: str, name: str, text: str, word: str = "_node") -> Tuple[List[str], str]:
     """Return the start of `start_argv` as shell: preparatory lines, and the command. `python` and `folder` are shell words."""
-    digest = start_argv("", "", text)[-1]
     lines = [
         "# Run the very drumbeat.pyz and the very request that were submitted, from private copies: days may pass until this",
         "# starts, and others may be able to write to the run folder.",
         f"LOADER={shlex.quote(LOADER)}",
     ]
-    return lines, f'{python} -I -S -c "$LOADER" {word} "{folder}/{name}" {digest}'
+    return lines, f'{python} -I -S -c "$LOADER" {word} "{folder}/{name}" {" ".join(_digests(text))}'
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ from drumbeat.jobfile.check import check, keys_of, mistakes, required_keys
 from drumbeat.jobfile.job import Job, job_from_text
 from drumbeat.jobfile.site import Site
 from drumbeat.jobfile.yamlfile import Items, Text, load_text, shown_path
-from drumbeat.lint.context import rules
+from drumbeat.lint.context import in_batch, rules
 from drumbeat.lint.engine import MAX_SHOWN, Review, apply_edits, difference, lint
 from drumbeat.lint.pages import SCRIPTS
 from drumbeat.plan.binding import ranks_without_gpu
@@ -191,9 +191,14 @@ def review_job_file(text: str, name: str) -> Any:
         if not is_job_file(list(table.entries)):
             return None
         problems = mistakes(Job, table, file, "the job")
+        size = {
+            key: entry.value
+            for key, entry in table.entries.items()
+            if isinstance(entry, Text) and entry.value.isdigit()
+        }
         for key in ("command", "on-start", "setup"):
             if key in table.entries:
-                shell += _in_shell(table.entries[key], table.lines[key], text.splitlines(), name)
+                shell += _in_shell(table.entries[key], table.lines[key], text.splitlines(), name, size)
     found = [*(_finding(problem, file, name, text.splitlines()) for problem in problems), *shell]
     if not problems:
         found += [replace(each, evidence=(_gpus_line(text, name),)) for each in _without_gpu(text, file)]
@@ -234,13 +239,13 @@ def _gpus_line(text: str, name: str) -> Any:
     return next((Evidence(line, name, at) for at, line in numbered if re.match(r"gpus\s*:", line)), Evidence("", name))
 
 
-def _in_shell(entry: Any, first: int, lines: Sequence[str], name: str) -> Iterator[Any]:
-    """Yield findings on the shell text of a key, each with its line of the job file."""
+def _in_shell(entry: Any, first: int, lines: Sequence[str], name: str, size: Dict[str, str]) -> Iterator[Any]:
+    """Yield findings on the shell text of a key in a job of that size, each with its line of the job file."""
     items = [each.value for each in entry.values if isinstance(each, Text)] if isinstance(entry, Items) else []
     words = items[2] if items[:2] == ["bash", "-c"] and items[2:] else shlex.join(items)
     words = entry.value if isinstance(entry, Text) else words
     settled = {rule.id for rule in rules() if rule.converted}
-    for finding in lint(words.replace("$$", "$"), "job.sh").findings:
+    for finding in lint(in_batch(words.replace("$$", "$"), size), "job.sh").findings:
         shown = finding.evidence[0].text
         line = next((n for n, text in enumerate(lines, 1) if n >= first and shown in text.replace("$$", "$")), first)
         if finding.code not in settled:

@@ -18,7 +18,6 @@ from drumbeat.desk.runs import all_runs, is_trial, of_this_folder, old_runs, rem
 from drumbeat.desk.state import State, as_plain, state_of
 from drumbeat.desk.status import ask_together
 from drumbeat.findings.model import WARNING
-from drumbeat.jobfile.check import parse_duration
 from drumbeat.runfolder.lines import not_finite_words, quiet_words
 from drumbeat.runfolder.state import FINISHED, QUEUED, RUNNING
 
@@ -68,6 +67,8 @@ def run(args: Any) -> int:
 
 
 def clean(args: Any) -> int:
+    from drumbeat.jobfile.check import parse_duration
+
     try:
         seconds = parse_duration(args.older_than)
     except ValueError as error:

@@ -64,6 +64,8 @@ class Parser(argparse.ArgumentParser):
                 self.error(f"{name[2:]} is a key of the job file, and not an option")
             known = [option for action in self._actions for option in action.option_strings]
             near = [option for option in known if option.startswith(name)]
+            if name == "-n" and "--ranks-per-node" in known:  # of mpirun and its like
+                near = ["--ranks-per-node, or --nodes"]
             near = near or difflib.get_close_matches(name.replace("_", "-"), known, 1)
             self.error(f"unknown option {name}" + (f" (did you mean {near[0]}?)" if near else ""))
         if getattr(args, "takes_command", False):

@@ -27,7 +27,7 @@ def run(args: Any) -> int:
     handle = found.record.handle
     backend = backends.of_handle(handle)
     if backend is None:
-        raise Problem(f"{found.run_id} belongs to no scheduler that drumbeat knows here")
+        raise Problem(f"{found.run_id} was not submitted to a scheduler that drumbeat knows here")
     state = status(found).state
     if state in (FINISHED, FAILED, CANCELLED):
         raise Problem(f"{found.run_id} has ended ({state}): no process of it is left", f"drumbeat logs {found.run_id}")

@@ -157,7 +157,7 @@ def _check(args: Any) -> int:
         runs = site.runs or ""
         top = f"/{runs.split('/')[1]}" if runs.startswith("/") else ""
         if top and not host.list(top) and not top.startswith("/$"):
-            print(f"runs: {top} is not on this machine, or is empty; whoever starts a job needs it")
+            print(f"runs: {top} is not on this machine, or is empty; run folders go there")
         note = f", but {len(missing)} of its {len(wanted)} paths are not on this machine" if missing else ""
         print(f"{args.site}: valid{note}")
     return 1 if missing else 0

@@ -141,8 +141,11 @@ def _if(shell: ShellState, node: Node) -> Optional[bool]:
             _part_of(shell, node, events)
             return None
         fresh = set(shell.defaults) - defaults
-        if result and fresh and _ends(body):  # it does not go on without them
-            shell.required = shell.required | fresh
+        if (
+            result and fresh and _ends(body)
+        ):  # it does not go on without them, nor without others that are asked for there
+            asked = names_read(shell.text[condition[0].start : condition[-1].end]) & shell.own
+            shell.required = shell.required | fresh | asked - shell.variables.keys()
             for name in fresh:
                 del shell.defaults[name]
             continue

@@ -433,7 +433,7 @@ OUTSIDE: Dict[str, Wrapper] = {
     "horovodrun": _HOROVOD,
     "jsrun": Wrapper(every=1),
 }
-STARTERS = ("srun", "mpirun", "mpiexec")
+STARTERS = ("srun", "mpirun", "mpiexec", "mpiexec.hydra")
 CONTAINERS = ("apptainer", "singularity", "docker", "podman")
 _APPTAINER = Wrapper(
     values(
@@ -467,7 +467,7 @@ def options(words: Sequence[str], program: str) -> Tuple[List[Tuple[str, str]], 
             break
         name, _, value = words[at].lstrip("-").partition("=")
         count = following(wrapper, words[at])
-        short = not words[at].startswith("--") and len(words[at]) > 2 and program not in ("mpirun", "mpiexec")
+        short = not words[at].startswith("--") and len(words[at]) > 2 and program not in STARTERS[1:]
         if short and following(wrapper, words[at][:2]):  # -N2
             name, value = name[0], words[at][2:]
         elif count:

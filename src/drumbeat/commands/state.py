@@ -344,9 +344,14 @@ class ShellState:
                 f"line {node.line}: more than {MAX_STEPS:,} steps",
                 "no batch script needs so many: is it the right file?",
             )
-        if node.background and node.kind != "simple":
+        if node.background and (node.kind != "simple" or program_of(node) in self.functions):
             self.keep(node)
-            self.look_inside(*bodies_of(node))
+            started, called = len(self.started), copy.copy(node)
+            called.background = False
+            self.look_inside(*(bodies_of(node) if node.kind != "simple" else [[called]]))
+            self.events[-1].starts = self.started[started:]
+            for each in self.started[started:]:
+                each.background = True
             return True
         result = self.simple(node, piped) if node.kind == "simple" else self.compound[node.kind](self, node)
         if node.kind == "simple" and program_of(node) not in {"return", "exit", *self.functions} or node.negated:

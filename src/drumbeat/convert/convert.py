@@ -33,9 +33,8 @@ from drumbeat.convert.launch import (
     unwrapped,
 )
 from drumbeat.convert.lines import account
-from drumbeat.convert.ray import cluster
 from drumbeat.convert.residue import OF_TASKS, changed, keep
-from drumbeat.convert.spread import spread
+from drumbeat.convert.spread import cluster, spread
 from drumbeat.findings.model import Finding
 from drumbeat.jobfile.check import names_expanded
 from drumbeat.jobfile.job import job_from_text
@@ -198,6 +197,14 @@ def _chosen(draft: Draft, batch: Shell, chosen: Started, ray: Sequence[Started])
             if unwrapped(other.words)[0].rsplit("/", 1)[-1] in STARTERS or ranks_of_launchers([other], 1):
                 why = "a step before the last one: on-start runs it, and drumbeat watches only the last"
                 draft.question(other.line, other.text, why, advice=True)
+        elif _left_in_on_start(other, batch, chosen):
+            apart = draft.keys.get("nodes", 1) > 1 and _one_task(chosen) and _one_task(other)
+            why = (
+                "runs at the same time on a node of its own; on-start starts it, and here "
+                if apart
+                else "on-start starts it; "
+            )
+            draft.question(other.line, other.text, f"{why}drumbeat watches only the last", advice=not apart)
         elif (other.line, list(map(draft.marks.resolved, other.words))) not in seen:
             seen.append((other.line, list(map(draft.marks.resolved, other.words))))
             again = other.line == chosen.line and other.text == chosen.text  # another round of a loop
@@ -205,6 +212,12 @@ def _chosen(draft: Draft, batch: Shell, chosen: Started, ray: Sequence[Started])
             draft.question(other.line, words, "a job file starts one command; give this one a job of its own")
             draft.differs(f"line {other.line}", words, "not started")
     return chosen
+
+
+def _left_in_on_start(started: Started, batch: Shell, chosen: Started) -> bool:
+    """Return true for a command inside a statement that on-start runs as it stands: the training is not part of it."""
+    starts = [list(map(id, event.starts)) for event in batch.events[: chosen.before]]
+    return any(id(started) in each and id(chosen) not in each for each in starts)
 
 
 def _whole(chosen: Started, batch: Shell, draft: Draft) -> Optional[Started]:
@@ -448,7 +461,11 @@ def _command(draft: Draft, launch: Launch) -> FrozenSet[str]:
         )
 
     text += "".join(f"{name}=({quoted(items)}); " for name, items in given.items())
-    text += "exec " + quoted(words)
+    folder, _, program = words[0].rpartition("/")
+    if launch.launcher and folder:  # drumbeat gives its flags to a launcher that bash finds by its name
+        text += f"PATH={quoted([folder])}:$PATH; {quoted([program, *words[1:]])}"
+    else:
+        text += "exec " + quoted(words)
     draft.keys["command"] = ["bash", "-c", text]
     return frozenset(assigned)
 
@@ -515,7 +532,7 @@ def _ranks(draft: Draft, launch: Launch, tasks: Optional[int]) -> Optional[int]:
     return count
 
 
-_COMPILED = re.compile(r"(?:\S*/)[\w+-]+")
+_INTERPRETED = re.compile(r"(?:\S*/)?(?:python[\d.]*|(?:ba)?sh|uv|poetry|pixi|micromamba|conda|\S+\.(?:py|sh|bash))")
 
 
 def _mpi(draft: Draft, launch: Launch, ranks: int) -> None:
@@ -523,7 +540,7 @@ def _mpi(draft: Draft, launch: Launch, ranks: int) -> None:
     if launch.launcher:
         return
     imports = read_script(launch.words, launch.shell.read).about_mpi
-    compiled = _COMPILED.fullmatch(launch.words[0]) and not launch.words[0].endswith("python")
+    compiled = not _INTERPRETED.fullmatch(launch.words[0])
     if launch.mpi in STARTERS:
         why = "MPI that does not find the other ranks: export SLURM_MPI_TYPE in on-start, one of srun --mpi=list"
         draft.differs("MPI", f"{launch.mpi} starts the ranks", "srun starts them", why)
@@ -630,7 +647,8 @@ def _compare_steps(draft: Draft, launch: Launch, batch: Shell, chosen: Started, 
     for each, words in zip(batch.started, of_script):
         what, seen, times = f"line {each.line}", of_job.count(words), of_script.count(words)
         told = any(known.what == what for known in draft.differences)
-        if each is chosen and seen:
+        told = told or _left_in_on_start(each, batch, chosen)
+        if each is chosen and seen >= times:
             draft.differs(what, "started once", "started by on-start too")
         elif each is chosen and not each.certain and not told:
             draft.differs(what, "started under a condition, or in a loop", "started once")

@@ -59,15 +59,20 @@ def read_directives(draft: Draft, directives: Sequence[Directive]) -> None:
     for name, key in _MEMORY_PER.items():
         if name in given:
             _memory(draft, given[name], draft.keys.get(key, 0))
+    if whole and "nodes" not in draft.keys and not tasks_per_node(directives, draft.keys.get("gpus")):
+        draft.question(whole.line, whole.text, "Slurm takes as many nodes as these tasks need: write nodes")
 
 
 def tasks_per_node(directives: Sequence[Directive], gpus: Optional[int] = None) -> Optional[int]:
-    """Return the number of tasks that Slurm starts per node. `gpus`: GPUs per node, if known."""
+    """Return the number of tasks that Slurm starts per node; None if it is not known, as for more tasks than a node has GPUs, on
+    as many nodes as Slurm takes. `gpus`: GPUs per node, if known."""
     given = {each.name: each.value for each in directives}
     for name in ("ntasks-per-node", "tasks-per-node"):
         if given.get(name, "").isdigit():
             return int(given[name])
     total, nodes = given.get("ntasks", ""), given.get("nodes", "1")
+    if "nodes" not in given and gpus and total.isdigit() and int(total) > gpus:
+        return None
     if total.isdigit() and nodes.isdigit() and int(nodes) and int(total) % int(nodes) == 0:
         return int(total) // int(nodes)
     return gpus * int(given["ntasks-per-gpu"]) if gpus and given.get("ntasks-per-gpu", "").isdigit() else None
@@ -275,9 +280,10 @@ def _cores(draft: Draft, given: Mapping[str, Directive], tasks: Optional[int]) -
 def slurm_variables(draft: Draft, directives: Sequence[Directive]) -> Dict[str, str]:
     """Return Slurm's variables in the batch script as far as the options decide them; '' for one that Slurm does not set."""
     given = {each.name: each.value for each in directives}
-    nodes = str(draft.keys["nodes"]) if "nodes" in draft.keys else "" if "nodes" in given else "1"
     gpus = draft.keys.get("gpus")
     tasks = tasks_per_node(directives, gpus)
+    unknown = "nodes" in given or "ntasks" in given and tasks is None
+    nodes = str(draft.keys["nodes"]) if "nodes" in draft.keys else "" if unknown else "1"
     total = given.get("ntasks", "") or (str(tasks * int(nodes)) if tasks and nodes else "")
     found = {
         "SLURM_NNODES": nodes, "SLURM_JOB_NUM_NODES": nodes, "SLURM_NTASKS": total, "SLURM_NPROCS": total,

@@ -8,6 +8,7 @@ from typing import Dict, FrozenSet, List, Sequence, Tuple
 
 from drumbeat.commands.events import Event, Started, Trap, options_at
 from drumbeat.commands.interpret import Shell
+from drumbeat.commands.programs import CONTROL, PRINTS, QUICK_WITH_FILES, QUICK_WITH_OTHERS, WAIT
 from drumbeat.commands.syntax import arguments_read, names_read, parse, program_of
 from drumbeat.commands.values import SUBMIT, at_submission
 from drumbeat.convert.directives import stop_with
@@ -114,10 +115,10 @@ def traps(draft: Draft, batch: Shell) -> List[Trap]:
 
 _REPORTS = re.compile(r"[\w./-]+(?: (?:-[\w=-]+|/[\w./-]+|\"?\$\{?SLURM_\w+\}?\"?))*")
 # What is over within the 15 s that `on-end` has.
-_QUICK = frozenset((
-    "rm", "rmdir", "mkdir", "touch", "ln", "chmod", "scancel", "dcgmi", "sacct", "seff", "sstat", "jobstats", "kill", "pkill",
-    "curl", "sbatch", "exit", "true", "false", ":", "unset", "[", "[[", "test", "return", "local", "trap", "cd", "export", "set",
-)) - {"sleep", "wait"}  # fmt: skip
+_QUICK = (QUICK_WITH_FILES | QUICK_WITH_OTHERS | CONTROL | PRINTS) - WAIT
+_OF_THE_SCRIPT = re.compile(
+    r"\$\{?0(?!\w)|\bsrun\b|\bjobs\b|\s%(?=[\d%+-])"
+)  # its name, its steps, its background jobs
 _FILLED_IN = re.compile(r"\$\{(run_id|outcome|exit_code|seconds|folder)\}")  # by on-end itself
 _STOPPED = 'case "$DRUMBEAT_OUTCOME" in cancelled | time-limit) exit ;; esac'  # the batch script does not go on then
 _CODE = '(exit "$DRUMBEAT_EXIT_CODE")'
@@ -202,10 +203,10 @@ def _fits(draft: Draft, batch: Shell, chosen: Started, text: str) -> bool:
     whole = "\n".join([text, *functions_in(text, batch.events)])
     nodes = [each for top in parse(whole) for each in top.walk()]
     called = {program_of(each) for each in nodes if each.kind == "simple" and each.words}
-    quick = called <= _QUICK | batch.prints | set(batch.functions) and not called & {"sleep", "wait"}
+    quick = called <= _QUICK | set(batch.functions)
     loops = any(each.kind in ("while", "unknown") or each.background for each in nodes)
     reports = all(_REPORTS.fullmatch(line) for line in text.split("\n")) and not called & set(batch.functions)
-    own = re.search(r"\$\{?0(?!\w)|\bsrun\b", whole) or arguments_read(text) and not draft.arguments
+    own = _OF_THE_SCRIPT.search(whole) or arguments_read(text) and not draft.arguments
     folder = draft.marks.kind(chosen.cwd) in ("", SUBMIT)
     relative = _FILLED_IN.search(whole) and re.search(_FILLED_IN.pattern + r"\w", whole)
     return (reports or quick and not loops) and not own and folder and not relative

@@ -7,6 +7,7 @@ from typing import FrozenSet, List, Optional, Sequence
 
 from drumbeat.commands.events import Event, Variable
 from drumbeat.commands.interpret import Shell
+from drumbeat.commands.programs import ASK, FILTERS, LOOK, PRINTS, STATE, words
 from drumbeat.commands.state import ShellState
 from drumbeat.commands.syntax import Node, exports, names_read, parse
 from drumbeat.commands.values import (
@@ -23,18 +24,6 @@ from drumbeat.commands.values import (
     whole_marks,
 )
 
-
-def _words(text: str) -> FrozenSet[str]:
-    return frozenset(text.split())
-
-
-_PRINTS = _words(
-    "echo printf date hostname set wait sleep pwd nvidia-smi rocm-smi amd-smi ls env printenv true : "
-    "scontrol sinfo squeue sacct which type free df lscpu uname id whoami cat head tail grep wc numactl "
-    "lspci ibstat ibv_devinfo ifconfig ip ulimit_ nvcc gcc lstopo du history groups uptime tput clear"
-)
-_STATE = _words("ulimit umask shopt stty alias hash enable complete trap_ unset pushd popd dirs let")
-_ASKING = _words("[ [[ test command which type grep egrep pgrep nvidia-smi ping nc hash cmp diff")
 _FIRST_OF = re.compile(
     r"head\s+-(?:n\s*)?1\b|-f\s*1\b|\$1\b|sed\s+-n\s+['\"]?1p|NR\s*==\s*1|%%|\[0\]|head\s+--lines=1|tail\s+-n\s*1\b.*-1"
 )
@@ -44,18 +33,16 @@ _OWN_HOST = re.compile(
     r"|\s*(?:/bin/|/usr/bin/)?(?:hostname\b|uname\s+-n|ip\s+(?:-\S+\s+)*(?:a|addr|address|route)\b|ifconfig\b)"
     r"|\s*python3?\s+-c\b.*gethost"
 )
-_FILTERS = _words(
-    "awk cut head tr sed getent grep nslookup dig host echo hostname xargs printf ping tail egrep cat srun"
-)
-_TASK_VARIABLES = _words(
-    "SLURM_PROCID SLURM_LOCALID SLURM_NODEID SLURMD_NODENAME HOSTNAME RANK LOCAL_RANK NODE_RANK "
-    "GROUP_RANK OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_LOCAL_RANK PMI_RANK PMIX_RANK SLURM_TOPOLOGY_ADDR "
+_TASK_VARIABLES = words(
+    "SLURM_PROCID SLURM_LOCALID SLURM_NODEID SLURMD_NODENAME HOSTNAME RANK LOCAL_RANK NODE_RANK GROUP_RANK "
+    "OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_LOCAL_RANK PMI_RANK PMIX_RANK SLURM_TOPOLOGY_ADDR "
     "CUDA_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES"
 )
 _OF_DRUMBEAT = frozenset(("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "NNODES", "LOCAL_WORLD_SIZE"))
-_OF_HEAD = _words("HOSTNAME SLURMD_NODENAME SLURM_LAUNCH_NODE_IPADDR")
+_OF_HEAD = frozenset(("HOSTNAME", "SLURMD_NODENAME", "SLURM_LAUNCH_NODE_IPADDR"))
 _SITE = re.compile(
-    r"(?:HOME|USER|PATH|TMPDIR|SCRATCH|WORK|PWD|SHELL|LANG|LOGNAME)|\w*PATH|XDG_\w+|CONDA_\w+|(?:SLURM|PBS)_\w+"
+    r"(?:HOME|USER|TMPDIR|SCRATCH|WORK|PWD|SHELL|LANG|LOGNAME)|XDG_\w+|CONDA_\w+|(?:SLURM|PBS)_\w+"
+    r"|(?:LD_\w+_|\w*LIBRARY_|PYTHON|MAN|MODULE|C|\w*INCLUDE_|\w*CONFIG_|\w*PREFIX_)?PATH"
 )
 
 OWN_PATH = re.compile(r"(?<!\\)\$\{?(?:0|BASH_SOURCE(?:\[0\])?)(?![\w\[])")  # of the batch script
@@ -68,11 +55,7 @@ def by_own_name(text: str) -> str:
 
 
 class JobShell(Shell):
-    prints, state, asks = _PRINTS, _STATE, _ASKING
-    looks = _FILTERS - {"srun"} | _words(
-        "basename dirname realpath readlink sort uniq expr seq jq nproc shuf openssl bc find stat git pip conda jobs tac rev "
-        "paste base64 md5sum sha1sum sha256sum getconf nodeset sacctmgr module ml cd [ read export unset uuidgen"
-    )
+    prints, state, asks, looks = PRINTS, STATE, ASK, LOOK
     acts = re.compile(
         r"\bscontrol\s+(?:-\S+\s+)*(?:requeue\w*|update|hold|release|suspend|resume|write|cancel_reboot)\b"
     )
@@ -151,9 +134,9 @@ class JobShell(Shell):
         counted = re.search(r"\|\s*wc\s+(?:-[lw]|--(?:lines|words))\s*$", text)
         if counted and (_HOST_LIST.search(text) or HOSTS in kinds) and len(names) == 2 and "SLURM_NNODES" in self.known:
             return self.known["SLURM_NNODES"]
-        if _HOST_LIST.search(text) or (HOSTS in kinds and set(names) <= _FILTERS):
+        if _HOST_LIST.search(text) or (HOSTS in kinds and set(names) <= (FILTERS | {"srun"})):
             return self.mark(f"$({text})", HEAD if _FIRST_OF.search(text) else HOSTS, False)
-        if (HEAD in kinds and set(names) <= _FILTERS) or (
+        if (HEAD in kinds and set(names) <= (FILTERS | {"srun"})) or (
             _OWN_HOST.match(text) and not re.search(r"\$\{?SLURM_(?:PROC|NODE|LOCAL)ID", text)
         ):
             return self.mark(f"$({text})", HEAD, False)

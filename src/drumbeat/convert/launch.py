@@ -23,6 +23,7 @@ from drumbeat.commands.launch import (
     started_per_node,
 )
 from drumbeat.commands.launch import peel as off
+from drumbeat.commands.programs import PRINTS, is_utility
 from drumbeat.commands.starts import PER_TASK, starts_of
 from drumbeat.commands.values import HEAD, JOB, MARK, SUBMIT, Marks, Unknown, outside_quotes, split_marks, whole_marks
 from drumbeat.convert.draft import Draft
@@ -47,11 +48,6 @@ IMAGE_FOLDER = Unknown("${OLDPWD}", JOB, frozenset(("OLDPWD",)))  # a rank leave
 _LABELS = ("--role", "--tee", "-t")
 SHELLS = ("bash", "sh")
 _SIZE = {"N": "nodes", "nodes": "nodes", "n": "ntasks", "ntasks": "ntasks"}
-_UTILITY = regex(
-    r"(?:\S*/)?(?:nvidia-smi|rocm-smi|amd-smi|hostname|dcgmi|nvtop|mkdir|rm|cp|mv|rsync|tar|unzip|ls|echo|cat|chmod|sudo|apt(?:-get)?"
-    r"|pip3?|conda|git|wget|curl|date|df|free|sleep|true|killall|pkill|scontrol|sbcast|ln|touch|find|ray(?!\s+job\s+submit\b)|dcgmproftester\d*|enroot|env\s*$"
-    r"|python3?\s+-m\s+(?:pip|venv)|\S+\s+(?:-V|--version|--help)\s*$|python3?\s+-c(?!\s[\s\S]*\n)|python3?\s*$|python3?\s+-\s*$|sh\s*$|bash\s*$|nproc|uname|which|module|test|stress\S*)(?=\s|$)"
-)
 _PYTHON = regex(r"python[\d.]*")
 _RAY = regex(r"(?:^|[\s/;&|])ray\s+(?:start|stop)\b")
 _BUILDS = regex(r"(?:docker|podman|apptainer|singularity)\s+(?!run\b|exec\b)")
@@ -124,8 +120,8 @@ def starts_training(words: Sequence[str]) -> bool:
     text = " ".join(rest)
     if rest[0].rsplit("/", 1)[-1] in SHELLS and len(rest) > 2 and runs_text(rest[1]):
         commands = [part.strip() for part in re.split(r"[\n;]|&&|\|\|", rest[2]) if part.strip()]
-        return not all(map(_is_utility, commands))
-    return not _is_utility(text) and not _BUILDS.match(text)
+        return not all(map(is_utility, commands))
+    return not is_utility(text) and not _BUILDS.match(text)
 
 
 def manages_ray(words: Sequence[str]) -> bool:
@@ -138,9 +134,7 @@ def manages_ray(words: Sequence[str]) -> bool:
 def starts_something(words: Sequence[str]) -> bool:
     """Return true for a command that may be the job's program, in a script where no command is known to train."""
     name = unwrapped(words)[0].rsplit("/", 1)[-1]
-    return name in STARTERS or (
-        _anything(list(words)) and name not in JobShell.prints and not _is_utility(" ".join(words))
-    )
+    return name in STARTERS or (_anything(list(words)) and name not in PRINTS and not is_utility(" ".join(words)))
 
 
 def redirected(draft: Draft, started: Started) -> None:
@@ -151,10 +145,6 @@ def redirected(draft: Draft, started: Started) -> None:
         )
     elif started.redirected:
         draft.drop(started.line, started.redirected, "every rank's output is kept in the run folder")
-
-
-def _is_utility(text: str) -> bool:
-    return bool(_UTILITY.match(text))
 
 
 def peel(draft: Draft, started: Started, batch: Shell, shells: bool = True) -> Launch:
@@ -359,8 +349,12 @@ def _starter(draft: Draft, launch: Launch, program: str) -> None:
             launch.before.append(f"export SLURM_{variable}={draft.marks.quoted(value or '1')}  # srun --{name}")
         elif name == "export":
             _give(launch, dict(_pair(each) for each in value.split(",") if "=" in each))
-            if value.split(",")[0] == "NONE":
+            if "ALL" not in value.split(","):
                 draft.question(launch.line, f"srun --export={value}", "your own variables reach the ranks here")
+        elif name == "multi-prog":
+            draft.question(
+                launch.line, "srun --multi-prog", "each task has a program of its own: a job file starts one"
+            )
         elif name in _SIZE and is_srun:
             launch.size.update({_SIZE[name]: int(value)} if value.isdigit() else {})
         elif name in ("n", "np") and not is_srun:
@@ -397,7 +391,7 @@ def _starter(draft: Draft, launch: Launch, program: str) -> None:
             _other_option(draft, launch, f"{program} {_dashed(name)} {value}".strip(), fates.get(name, ""), value)
     _in_image(draft, launch, draft.keys.get("container-runtime") == "pyxis" and launch.container)
     launch.words = _first_part(draft, launch, program, launch.words[1 + at :])
-    if is_srun and launch.words and re.fullmatch(r"[\w+-][\w+.-]*\.[A-Za-z]\w*", launch.words[0]):
+    if is_srun and launch.words and re.fullmatch(r"[\w+-][\w+.-]*\.(?:sh|bash|py)", launch.words[0]):
         launch.words[0] = f"./{launch.words[0]}"  # srun looks in the working directory too
 
 
@@ -411,11 +405,15 @@ def _other_option(draft: Draft, launch: Launch, said: str, fate: str, value: str
 
 def _masks(value: str) -> List[str]:
     """Return --cpu-bind as the key `cpu-bind` takes it; nothing if it leaves the cores to Slurm."""
-    found = re.search(r"(?:^|,)(none|mask_cpu:|map_cpu:)([\w,]*)$", value)
+    found = re.search(r"(?:^|,)(none|mask_cpu[:=]|map_cpu[:=])([\w,]*)$", value)
     if not found or found[1] == "none":
         return ["none"] if found else []
     each = found[2].split(",")
-    return each if found[1] == "map_cpu:" else [f"0x{mask[2:] if mask.startswith('0x') else mask}" for mask in each]
+    return (
+        each
+        if found[1].startswith("map_cpu")
+        else [f"0x{mask[2:] if mask.startswith('0x') else mask}" for mask in each]
+    )
 
 
 def _dashed(name: str) -> str:

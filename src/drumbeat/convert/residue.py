@@ -14,6 +14,7 @@ from typing import FrozenSet, List, Optional, Set
 
 from drumbeat.base.redact import is_secret
 from drumbeat.commands.events import Event, options_at
+from drumbeat.commands.programs import ASK, WITH_FILES
 from drumbeat.commands.state import ARGUMENTS
 from drumbeat.commands.syntax import DECLARING, arguments_read, into_file, names_read, parse, program_of
 from drumbeat.commands.values import HEAD, HOSTS, JOB, MARK, ONCE, SUBMIT, TASK, Unknown, at_submission
@@ -38,9 +39,6 @@ OF_TASKS = (
     "SLURM_TRES_PER_TASK",
 )  # fmt: skip  # otherwise in our job
 _NUMBERED = frozenset("123456789")
-_UTILITIES = frozenset((
-    "mkdir", "rmdir", "chmod", "rm", "cp", "mv", "ln", "touch", "rsync", "tar", "unzip", "unsquashfs", "cat", "sed",
-))  # fmt: skip  # no variable changes them
 
 
 def keep(draft: Draft, launch: Launch, wanted: FrozenSet[str]) -> None:
@@ -186,14 +184,18 @@ class _Residue:
             if event.kind == "shell" and event.writes and not event.soft and not _has_effects(event):
                 if not event.writes & needed:
                     continue  # it only gives variables that nothing reads
-            elif ours and not (event.kind == "cd" or event.soft or set(event.words[:1]) & _UTILITIES):
+            elif event.words[:1] in (("source",), (".",)) and not event.soft:  # it may read all that is set before it
+                needed |= {
+                    name for each in self.launch.events[:place] if each.kind == "assign" for name in each.writes
+                } - OURS
+            elif ours and not (event.kind == "cd" or event.soft or set(event.words[:1]) & WITH_FILES):
                 needed |= self.exported - OURS  # what it starts may read them
             if re.search(r"\bsbatch\b.*\$\{?0\b", event.text, re.DOTALL):
                 self._submits_itself(event)
                 continue
             if event.kind == "once" and any(self.marks.resolved(word) == "$0" for word in event.words[1:]):
                 why = "$0 is drumbeat's batch script here, and Slurm's copy of yours there: name the file"
-                copies = bool(set(event.words[:1]) & _UTILITIES)  # the script that Slurm runs, as there
+                copies = bool(set(event.words[:1]) & WITH_FILES)  # the script that Slurm runs, as there
                 self.draft.question(event.line, event.text, why, advice=copies)
             if event.kind == "cd" and not ours and not self._cd_in_setup(place):
                 continue
@@ -275,7 +277,8 @@ class _Residue:
         workdir = self.launch.workdir or self.launch.shell.cwd
         moves = [event for event in batch if event.kind == "cd"]
         there = self.marks.kind(workdir) in ("", SUBMIT)
-        if self.launch.workdir and self.launch.container:  # of the image: nothing outside knows it
+        inside = any(event.kind == "cd" and not self._outside(event) for event in self.launch.events)
+        if self.launch.container and (self.launch.workdir or inside and not self.marks.kind(workdir)):
             return [f"cd {self._quoted(workdir, self.elsewhere)}"]
         if workdir.startswith(self.marks.mark(IMAGE_FOLDER)):
             return ['cd "$OLDPWD"']
@@ -284,7 +287,7 @@ class _Residue:
             if there:
                 return [f"cd {self._quoted(workdir, self.elsewhere)}"]
             batch.append(Event("shell", self.launch.line, f'export {PLACE}="$PWD"', writes=frozenset((PLACE,))))
-            self.places[id(batch[-1])] = self.launch.outside
+            self.places[id(batch[-1])] = self.launch.outside - 1
             return [f'cd "${PLACE}"']
         if workdir and not in_setup and there:
             line = next((event.line for event in self.launch.events[::-1] if event.kind == "cd"), self.launch.line)
@@ -306,6 +309,7 @@ class _Residue:
         """Return the statements as lines under the script's own `set` options; drumbeat itself begins with `set -e`."""
         lines: List[str] = []
         now = frozenset("e")
+        relies = False  # on -e, a statement before the first `set`
         for event in events:
             text = self._assignment(event, moved) if event.kind == "assign" else event.text
             if self._outside(event) and "<<" not in text:  # a heredoc may be of another script
@@ -324,10 +328,11 @@ class _Residue:
                 text = re.sub(r"\Aexport (\w+)(=.*)", r"\1\2\nexport \1", text, flags=re.DOTALL)
             wanted = there if acts else there - {"e"} | now & {"e"}
             if wanted != now and (acts or event.kind not in ("assign", "export") or "$" in text):
-                first = wanted < now == {"e"} and not any(line.startswith("set ") for line in lines)
+                first = wanted < now == {"e"} and not relies and not any(line.startswith("set ") for line in lines)
                 held = "; -e is on already" if "e" in now & wanted and not lines else ""
                 lines.insert(0 if first else len(lines), f"set {changed(now, wanted)}  # as in the script{held}")
                 now = wanted
+            relies = relies or acts and "e" in now
             lines.append(text)
         written = "\n".join(lines)
         sure = {name for name in self.exported if name not in self.variables or not self.variables[name].maybe} - OURS
@@ -411,4 +416,4 @@ def _has_effects(event: Event) -> bool:
     """Return true if a kept compound statement may do more than assign variables."""
     nodes = [each for top in parse(event.text) for each in top.walk()]
     called = {program_of(each) for each in nodes if each.words and each.kind in ("simple", "unknown")}
-    return any(map(into_file, nodes)) or not called <= _SILENT | JobShell.asks
+    return any(map(into_file, nodes)) or not called <= _SILENT | ASK

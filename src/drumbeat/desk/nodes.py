@@ -12,7 +12,7 @@ from dataclasses import field, replace
 from typing import Any, Callable, Container, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from drumbeat import backends
-from drumbeat.base.folders import make_private, state_folder, unsafe
+from drumbeat.base.folders import index_folder, make_private, state_folder, unsafe
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import AvoidedNode, Order
 from drumbeat.base.problem import Problem
@@ -22,7 +22,6 @@ from drumbeat.base.redact import printable
 from drumbeat.base.regex import regex
 from drumbeat.causes.table import HARDWARE, PROGRAM, cause_of
 from drumbeat.desk.runs import open_run
-from drumbeat.desk.start.create import index_folder
 from drumbeat.findings.model import Finding
 from drumbeat.jobfile.check import parse_duration
 from drumbeat.jobfile.site import Site

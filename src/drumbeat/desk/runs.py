@@ -13,13 +13,13 @@ from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 from drumbeat import backends
 from drumbeat.backends.contract import ALIVE, CANCELLED, FINISHED
 from drumbeat.backends.local import handle_job
+from drumbeat.base.folders import index_folder
+from drumbeat.base.order import swept_name
 from drumbeat.base.problem import Problem
 from drumbeat.base.record import RecordError
 from drumbeat.base.redact import printable
 from drumbeat.base.text import some
-from drumbeat.desk.start.create import index_folder
 from drumbeat.desk.status import ask_together, read_order_of, read_summary, status
-from drumbeat.jobfile.resolve import swept_name
 from drumbeat.runfolder.run import Run
 
 _LOOKED_AT = 20  # newest runs among which one to diagnose is chosen

@@ -16,7 +16,6 @@ from drumbeat.base.text import traffic
 from drumbeat.desk.status import read_summary, status
 from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import ENDED_BY_US, ERROR, UNKNOWN, WARNING, Evidence, Finding
-from drumbeat.plan.placement import Row, text_table
 from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.events import Event, VerdictGiven
 from drumbeat.runfolder.lines import GpuUse, gpu_use, near, not_finite_words, quiet_words
@@ -374,6 +373,8 @@ class Gathering:
 
 def placement_lines(run: Run) -> List[str]:
     """Return each node's verdict and latest table, or that it has not checked its ranks yet."""
+    from drumbeat.plan.placement import Row, text_table  # a third of what `drumbeat list` would import
+
     latest: Dict[int, Dict[str, VerdictGiven]] = {}
     for event in run.events():
         if isinstance(event, VerdictGiven) and event.peer is None:

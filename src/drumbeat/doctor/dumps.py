@@ -143,7 +143,7 @@ def _words(dump: Dump) -> Iterator[str]:
     for gpu in facts.gpus:
         about = [gpu.name, f"at {gpu.pci}" if gpu.pci and gpu.index >= 0 else "", _beside(gpu, dump), gpu.partition]
         about += [f"NUMA {gpu.numa}" if gpu.numa is not None else "", *state_words(gpu)]
-        yield f"{gpu.label}: {', '.join(part for part in about if part) or 'nothing of it to judge'}"
+        yield f"{gpu.label}: {', '.join(part for part in about if part) or 'nothing to judge'}"
     kinds = _between(facts)
     if kinds:
         yield f"between the GPUs: {', '.join(kinds)}"

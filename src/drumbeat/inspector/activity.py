@@ -90,7 +90,7 @@ class Usage:
     """Resources that a rank has used so far, including the processes below it and those of them that have ended."""
 
     state: str = ""  # of its main thread
-    cpu: float = 0.0  # seconds of a core that it has had, or that a main thread of it waited for
+    cpu: float = 0.0  # seconds of a core that it has had, or that its threads and a helper's main thread waited for
     moved: int = 0  # bytes read and written
     own_moved: int = 0  # by the process that trains
     carried: int = 0  # bytes over its TCP connections, except those to the meeting point
@@ -154,7 +154,7 @@ def read_ranks(
     notes = _ask_ras([seen.environ(rank.main) for rank in ranks] if node == 0 else [])
     _asked_first([rank for rank in ranks if not (earlier.spares or rank.main in stood)], folder)
     begin = time.monotonic()
-    carried, before = _carried(), _all_usage(ranks, seen)
+    carried, before = _carried(), _all_usage(ranks, seen, not earlier.spares)
     for index in range(_ASKS):
         for rank in ranks:
             about, answer = proc.stat(rank.main), None
@@ -176,17 +176,20 @@ def read_ranks(
     devices = Sampler(LiveHost(), gpus).sample()["gpus"] if gpus else []
     users = Counter(gpu for rank in ranks for gpu in open_gpus(seen.processes[rank.main], gpus) or ())
     looks, last, links = [], [], []
-    usage, held = _all_usage(ranks, then), {rank.main: list((then.sockets(rank.main) or {}).values()) for rank in ranks}
+    usage = _all_usage(ranks, then, not earlier.spares)
+    held = {rank.main: list((then.sockets(rank.main) or {}).values()) for rank in ranks}
     ends = {ports for each in held.values() for ports in each}
     for rank in ranks:
         pid, used = rank.main, usage[rank.main]
+        if used.state in ("", "Z", "X"):
+            continue  # it has ended meanwhile, and the agent will say how
         was, since, seconds = stood.get(pid, Stood(pid, before[pid])), used.since(before[pid]), now - begin
         if pid in stood:
             since, seconds = used.since(was.usage), now - earlier.at
         if rank.silent and (rank.answers or was.answer) and not (since.wakes or since.ran):
             rank.silent = False  # it stands where it stood: it was our question that came late
             rank.answers = rank.answers or [was.answer]
-        look = _look(rank, seen, used, used.since(before[pid]), now - begin, gpus, devices, users)
+        look = _look(rank, seen, used, used.since(before[pid]), now - begin, _gpu_of(rank, seen, gpus, devices, users))
         if pid in gone:
             note = gone[pid]
             look = replace(look, left=True, raised=note["raised"], raised_for=round(time.time() - note["t"], 1))
@@ -223,7 +226,7 @@ def read_usage(run_id: str, node: int, mains: Mapping[int, int], commands: bool,
     seen = Snapshot()
     ranks = find_ranks(seen, run_id, node, mains, commands, folder)
     answers = _asked_first(ranks, folder)
-    usage = _all_usage(ranks, seen)
+    usage = _all_usage(ranks, seen, True)
     return tuple(Stood(pid, used, answer=answers[pid]) for pid, used in usage.items())
 
 
@@ -232,12 +235,13 @@ def _asked_first(ranks: Sequence[RankProcesses], folder: str) -> Dict[int, Dict[
     return {rank.main: rank.sock and stacks.ask(folder, rank.sock, _ANSWER) or {} for rank in ranks}
 
 
-def _all_usage(ranks: Sequence[RankProcesses], seen: Snapshot) -> Dict[int, Usage]:
+def _all_usage(ranks: Sequence[RankProcesses], seen: Snapshot, threads: bool) -> Dict[int, Usage]:
+    """`threads`: find out what a rank's other threads wanted, too, which is expensive."""
     sockets = {inode: carried for inode, (carried, _) in tcp_sockets().items()}
-    return {rank.main: _usage(rank, seen, sockets) for rank in ranks}
+    return {rank.main: _usage(rank, seen, sockets, threads) for rank in ranks}
 
 
-def _usage(rank: RankProcesses, seen: Snapshot, sockets: Mapping[str, int]) -> Usage:
+def _usage(rank: RankProcesses, seen: Snapshot, sockets: Mapping[str, int], threads: bool) -> Usage:
     tree = seen.below(rank.pids)
     stats = {pid: seen.processes[pid].stat for pid in tree}
     moved = {pid: proc.moved(pid) for pid in tree}
@@ -247,9 +251,10 @@ def _usage(rank: RankProcesses, seen: Snapshot, sockets: Mapping[str, int]) -> U
     held = {inode: ports for pid in tree for inode, ports in (seen.sockets(pid) or {}).items()} if sockets else {}
     main, times = stats.get(rank.main), {pid: proc.scheduled(pid) for pid in {*tree, rank.main}}
     ran, queued = times[rank.main]
+    waited = sum(waited for _, waited in times.values()) + (proc.queued(rank.main) - queued if threads else 0.0)
     return Usage(
         main.state if main else "",
-        sum(stat.cpu + stat.waited for stat in stats.values()) + sum(waited for _, waited in times.values()),
+        sum(stat.cpu + stat.waited for stat in stats.values()) + waited,
         sum(moved.values()),
         moved.pop(rank.main, 0),
         sum(sockets.get(inode, 0) for inode, ports in held.items() if port not in ports),
@@ -365,8 +370,8 @@ def _carried() -> int:
 
 
 def _look(
-    rank: RankProcesses, seen: Snapshot, after: Usage, used: Usage, seconds: float, gpus: Sequence[Gpu],
-    devices: Sequence[Mapping[str, Any]], users: Mapping[int, int],
+    rank: RankProcesses, seen: Snapshot, after: Usage, used: Usage, seconds: float,
+    gpu: Tuple[Mapping[str, Any], Optional[Gpu]],
 ) -> RankLook:  # fmt: skip
     first, last = seen.processes[rank.main].stat.state, after.state
     call = proc.word(rank.main, "syscall").split()
@@ -383,15 +388,12 @@ def _look(
     calling = str(rank.answers[-1].get("calling") or "") if rank.answers else ""
     called = [calling] if calling.startswith(MPI) else []  # a method in C, which has no frame
     programs = (seen.processes[pid].program for pid in rank.pids)
-    opened = open_gpus(seen.processes[rank.main], gpus)
-    device = next((each for each in devices if opened == (each.get("index"),)), {})  # if it holds exactly one
-    if users.get(device.get("index", -1), 0) > 1 and 2 * rank.moments.count(PEERS) > len(rank.moments):
-        device = {}  # of the ranks that share a GPU, those that wait for the others do not use it
+    device, _ = gpu
     power, cap = device.get("power"), device.get("power_cap")
     return RankLook(
         rank.number,
         rank.main,
-        state=last if first == last or last == "" else "R" if "R" in (first, last) else last,
+        state="R" if "R" in (first, last) else last,
         waits_in="" if waits_in == "0" else waits_in,
         call=name,
         waits_for=waits_for(waits_in, call, rank.main) if last == "D" else "",
@@ -413,13 +415,29 @@ def _look(
         clock=device.get("clock"),
         device=device.get("index"),
         doing=max(sorted(set(rank.moments) - {PEERS}), key=rank.moments.count, default=""),
-        ails=_ails(device, next((gpu for gpu in gpus if opened == (gpu.index,)), None)),
+        ails=_ails(*gpu),
         command=rank.command,
         unnumbered=rank.unnumbered,
         meets=_throughout(rank.answers, "meets"),
         dials=_throughout(rank.answers, "dials"),
         died=str(rank.answers[-1].get("died") or "") if rank.answers else "",
     )
+
+
+def _gpu_of(
+    rank: RankProcesses,
+    seen: Snapshot,
+    gpus: Sequence[Gpu],
+    devices: Sequence[Mapping[str, Any]],
+    users: Mapping[int, int],
+) -> Tuple[Mapping[str, Any], Optional[Gpu]]:
+    """Return what the GPU does that a rank uses, and the GPU; nothing if it holds none or several. Of the ranks that share a
+    GPU (`users`: their number for each), those that wait for the others do not use it."""
+    opened = open_gpus(seen.processes[rank.main], gpus)
+    device = next((each for each in devices if opened == (each.get("index"),)), {})
+    if users.get(device.get("index", -1), 0) > 1 and 2 * rank.moments.count(PEERS) > len(rank.moments):
+        return {}, None
+    return device, next((gpu for gpu in gpus if opened == (gpu.index,)), None)
 
 
 def waits_for(function: str, call: Sequence[str], pid: int) -> str:
@@ -443,7 +461,7 @@ def awaited(
     holders, lock = _holders(rank.main, name, target, seen), f"the lock of {target}" if name in _LOCKS else ""
     if lock and rank.main in holders:
         return f"{lock}, which it holds itself"
-    others = [pid for pid in holders if pid != rank.main]
+    others = [pid for pid in holders if pid != rank.main and seen.processes[pid].program]  # one without has ended
     if not others:
         path = proc.text_at(rank.main, int(call[2], 16)) if name == "openat" else ""
         return f"{path} to be opened" if path else target if target[:1] == "/" else ""

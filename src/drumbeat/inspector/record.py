@@ -30,7 +30,7 @@ class RankLook:
     node: int = 0
     step: Optional[int] = None  # last step it reported
     quiet: Optional[float] = None  # seconds since its last report
-    state: str = ""  # of the main thread, as /proc names it: R, S, D, T, t; '': gone
+    state: str = ""  # of the main thread, as /proc names it: R, S, D, T, t
     waits_in: str = ""  # the kernel's function, where it waits and may be read
     call: str = ""  # the system call, where it may be read
     waits_for: str = ""  # in words: the kernel resource (state D), or whose answer over a pipe or a connection

@@ -427,7 +427,7 @@ class JobSoftware:
 class Job(JobSoftware, JobScheduler, JobCourse, JobLaunch):
     """A job. Its keys are those of its four parts; fields of the last part come first, in docs/job.md as well."""
 
-    brings: Tuple[str, ...] = ()  # packages of drumbeat's own that the command runs; no key of a file
+    brings: Tuple[str, ...] = ()  # drumbeat's own modules and packages that the command runs; no key of a file
     origins: Dict[str, str] = origins_field()
 
     @property

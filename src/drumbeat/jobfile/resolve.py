@@ -12,7 +12,7 @@ import time
 from dataclasses import replace
 from typing import Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
-from drumbeat.base.order import COLLECTIVES, Expect, Floor, HostPath, Order, Wrap
+from drumbeat.base.order import COLLECTIVES, Expect, Floor, HostPath, Order, Wrap, swept_name
 from drumbeat.base.problem import Problem
 from drumbeat.base.text import count
 from drumbeat.commands import launchers
@@ -93,12 +93,6 @@ def separate(job: Job) -> List[Job]:
         name = swept_name(job.name or default_name(job.command), values)
         found.append(dataclasses.replace(job, command=command, name=name, sweep={}, array=None))
     return found
-
-
-def swept_name(name: str, values: Mapping[str, str]) -> str:
-    """Return the name of a sweep's job, from the sweep's name and the job's values."""
-    whole = "-".join([name, *(f"{key}-{value}" for key, value in values.items())])
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", whole)[:64]
 
 
 # The meeting point of a run's nodes: their hosts, node 0 among them, and the identity that tells this run from another.

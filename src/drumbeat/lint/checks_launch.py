@@ -66,9 +66,9 @@ _SIF = ("apptainer", "singularity")
 _SOCKETS = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 
 
-def socket_on_loopback(context: Context) -> Iterator[Hit]:
+def socket_interface(context: Context) -> Iterator[Hit]:
     for each in context.script.assignments if (context.script.nodes or 1) > 1 else ():
-        if each.name in _SOCKETS and re.fullmatch(r"=?lo(?:,lo)*", each.text):
+        if each.name in _SOCKETS and re.fullmatch(context.settings["interfaces"], each.text):
             yield Hit(each.line, {"name": each.name, "value": each.text, "nodes": str(context.script.nodes)})
 
 
@@ -391,7 +391,7 @@ def secret(context: Context) -> Iterator[Hit]:
 
 CHECKS = by_name(
     launcher_per_task, deepspeed_on_every_node, more_tasks_than_gpus, not_distributed, gpus_unused, wait_returns_zero,
-    port_fixed, master_is_localhost, localhost_after_failure, socket_on_loopback, ranks_unset, rendezvous_mixed,
+    port_fixed, master_is_localhost, localhost_after_failure, socket_interface, ranks_unset, rendezvous_mixed,
     rendezvous_missing, container_variable_twice, container_without_gpus,
     fabric_unset, value_unknown, dead, misspelt, left_on, too_many_sockets,
     rdma_off, sockets_without_tcp, visibility_twice, masks_unused, secret,

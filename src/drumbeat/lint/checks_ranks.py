@@ -117,7 +117,7 @@ def _asked(start: Start) -> Tuple[str, Optional[int]]:
 
 
 def nodes_apart(context: Context) -> Iterator[Hit]:
-    """Find a launcher on each of several nodes that is told nothing of the others."""
+    """Find launchers, one on each of several nodes, that are not told about the others."""
     for start in context.script.starts if context.batch else ():
         launcher, (nodes, tasks) = start.launcher, context.script.extent(start)
         if launcher is None or launcher.kind not in NODE_BY_NODE or not nodes or nodes < 2 or _het(start, context):

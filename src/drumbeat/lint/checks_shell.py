@@ -11,6 +11,7 @@ from drumbeat.base.problem import Problem
 from drumbeat.base.regex import regex
 from drumbeat.commands.interpret import Shell
 from drumbeat.commands.launch import STARTERS
+from drumbeat.commands.programs import CONTROL, PRINTS, WITH_FILES
 from drumbeat.commands.script import CONTAINER, FILE, SUBSTITUTION, TASK, Command, Script, last_number, runtime_at
 from drumbeat.commands.shell import Fault, Lexer
 from drumbeat.commands.starts import OF_LAUNCHERS, PER_TASK
@@ -452,10 +453,7 @@ def _output_folders(context: Context) -> Iterator[Hit]:
 
 
 # Commands that end at once: a script that goes on with nothing else ends before its background work.
-_QUICK = frozenset((
-    "echo", "printf", "date", "sleep", "exit", "cd", "true", ":", "export", "unset", "set", "mkdir", "rm", "cp", "mv", "cat",
-    "ls", "touch", "[", "[[", "test", "hostname", "module", "source", ".", "trap",
-))  # fmt: skip
+_QUICK = (PRINTS | WITH_FILES | CONTROL | {"module", "source", "."}) - {"wait"}
 
 
 def not_waited_for(context: Context) -> Iterator[Hit]:

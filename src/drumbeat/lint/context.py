@@ -32,6 +32,12 @@ class Hit(NamedTuple):
     severity: str = ""  # where it differs from the rule's own
 
 
+def in_batch(text: str, job: Mapping[str, str]) -> str:
+    """Return a shell text as a batch script that asks for the nodes and GPUs of a job file."""
+    options = {"nodes": "nodes", "gpus": "gpus-per-node"}
+    return "\n".join(["#!/bin/bash", *(f"#SBATCH --{options[key]}={job[key]}" for key in options if key in job), text])
+
+
 def by_name(*checks: Any) -> Dict[str, Any]:
     """Map each check to the name that rules have for it: `sbatch-late` is sbatch_late."""
     return {check.__name__.replace("_", "-"): check for check in checks}

@@ -369,7 +369,7 @@ def _one_numa(facts: Facts, cpus: Sequence[int]) -> Optional[int]:
 
 def _bound_by(order: Order) -> str:
     if order.cpu_bind == ("none",):
-        return "the job asks for no affinity (cpu-bind: none)"
+        return "the job turns binding off (cpu-bind: none)"
     return "the job's own cpu-bind put them there" if order.cpu_bind else "drumbeat bound them"
 
 
@@ -447,7 +447,7 @@ def _cpus(
     nothing: List[Tuple[int, ...]] = [()] * total
     fair = max(1, len(cores) // total)
     if order.cpu_bind == ("none",):
-        return nothing, fair, "the job asks for no affinity; threads are the cores divided by the ranks", []
+        return nothing, fair, "the job turns binding off; threads are the cores divided by the ranks", []
     if order.cpu_bind:
         # A list is for one node and reused on the next: emulated nodes then share their cores, unless it covers all ranks.
         width = total if len(order.cpu_bind) >= total else max(1, total // (order.nodes if order.emulated else 1))

@@ -267,7 +267,7 @@ def _address(order: Order, peers: Peers, facts: Optional[Facts]) -> Tuple[str, s
     fast = slingshot_interfaces(facts) if here.fabric == "slingshot" else []
     interface = fast[0] if fast else choose(facts, peers, 0, here.nics, fastest=here.fabric == "ethernet").interface
     if interface is None:
-        return reached, "the address by which node 0 was reached"
+        return reached, "the address at which node 0 was reached"
     if holds(interface, reached):
-        return reached, f"node 0's address on {interface.name}, by which it was reached"
+        return reached, f"node 0's address on {interface.name}, where it was reached"
     return address_of(interface) or reached, f"node 0's address on {interface.name}"

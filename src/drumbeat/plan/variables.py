@@ -295,7 +295,7 @@ COMPUTED: Tuple[Computed, ...] = (
 )  # fmt: skip
 
 
-# Other names that people set, by which misspelt ones are known.
+# Other names that people set: a name close to one of them is misspelt.
 _NCCL = (
     "ALLOC_P2P_NET_LL_BUFFERS BUFFSIZE CGA_CLUSTER_SIZE COLLNET_ENABLE COLLNET_NODE_THRESHOLD COMM_BLOCKING COMM_ID "
     "CONF_FILE CTA_POLICY CUMEM_HOST_ENABLE DEBUG_TIMESTAMP_FORMAT DEBUG_TIMESTAMP_LEVELS ENV_PLUGIN GDRCOPY_ENABLE "

@@ -1,4 +1,4 @@
-"""Setting of a run, and its hardware: the part of a report by which runs are compared."""
+"""Setting of a run, and its hardware: the part of a report that says if runs can be compared."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ class Ranks:
     ended: Tuple[EndedRank, ...] = ()
     commands: int = 0  # nodes whose command starts its ranks itself
     counted: bool = True
-    seen: Optional[int] = None  # in one world, whoever started them; None: not known
+    seen: Optional[int] = None  # in one world; None: unknown
 
 
 @dataclass(frozen=True)

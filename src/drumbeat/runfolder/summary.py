@@ -110,7 +110,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class Moment:
-    """What every view says of a run at one moment. The one place where it is worked out."""
+    """State, times and causes of a run at one moment, as every view shows them; worked out here alone."""
 
     condition: Condition = Condition("unknown", WARNING)
     seconds: Optional[float] = None  # since its start, or how long it took; waiting time while it is queued

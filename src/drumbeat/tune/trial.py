@@ -18,7 +18,7 @@ from typing import Callable, List, Optional, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.problem import Problem
-from drumbeat.base.processes import die_with_parent, fork, sweep
+from drumbeat.base.processes import die_with_parent, fork, leave_terminal, sweep
 from drumbeat.base.signals import STOP_REQUESTS, plain_signals
 from drumbeat.desk.start.run import run_job
 from drumbeat.findings.model import Finding
@@ -256,13 +256,9 @@ def _fork(job: Job, output: str) -> Tuple[int, int]:
 
 
 def _child(job: Job, output: str, parent: int, pipe: int) -> int:
-    os.setsid()
+    leave_terminal(output)
     plain_signals()
     die_with_parent(parent, signal.SIGTERM)
-    log = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    for target, source in ((0, nothing), (1, log), (2, log)):
-        os.dup2(source, target)
 
     def say(**words: str) -> None:
         os.write(pipe, json.dumps(words).encode() + b"\n")

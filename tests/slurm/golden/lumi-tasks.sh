@@ -61,7 +61,7 @@ if [ -d "$found" ]; then bind "$found:"/opt/host/libcxi; else bind "$found:"/opt
 newest slurmd /var/spool/slurmd  # MPI and PMI inside a container read the job's credentials there
 bind "$found"
 # variables of this job reach the container by themselves: singularity hands the environment on
-exec singularity exec $binds /project/465/rocm.sif sh -c 'LD_LIBRARY_PATH=/opt/host/libfabric:/opt/host/libcxi${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}; export LD_LIBRARY_PATH; exec "$@"' sh python3 -I -S -c "$LOADER" _node "$BASE/order.json" SHA256-OF-THE-ORDER
+exec singularity exec $binds /project/465/rocm.sif sh -c 'LD_LIBRARY_PATH=/opt/host/libfabric:/opt/host/libcxi${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}; export LD_LIBRARY_PATH; exec "$@"' sh python3 -I -S -c "$LOADER" _node "$BASE/order.json" SHA256-OF-THE-ORDER SHA256-OF-THE-PROGRAM
 END_OF_NODE
 
 # The lead reads this file. A signal to srun would reach every process, DataLoader workers too.

@@ -46,7 +46,7 @@ flags="$flags --user $(id -u):$(id -g)"  # files in the run folder stay yours
 name="drumbeat-$TASK"
 trap 'docker rm -f "$name" >/dev/null 2>&1' EXIT  # only our own container, never another
 trap 'exit 143' TERM INT
-docker run --name "$name" $flags --cap-add=SYS_PTRACE $binds docker.io/rocm/pytorch-training python3 -I -S -c "$LOADER" _node "$BASE/order.json" SHA256-OF-THE-ORDER &
+docker run --name "$name" $flags --cap-add=SYS_PTRACE $binds docker.io/rocm/pytorch-training python3 -I -S -c "$LOADER" _node "$BASE/order.json" SHA256-OF-THE-ORDER SHA256-OF-THE-PROGRAM &
 wait $!
 exit $?
 END_OF_NODE

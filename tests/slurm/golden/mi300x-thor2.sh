@@ -63,7 +63,7 @@ flags="$flags --user $(id -u):$(id -g)"  # files in the run folder stay yours
 name="drumbeat-$TASK"
 trap 'docker rm -f "$name" >/dev/null 2>&1' EXIT  # only our own container, never another
 trap 'exit 143' TERM INT
-docker run --name "$name" $flags --cap-add=SYS_PTRACE $binds docker.io/rocm/megatron-lm sh -c 'LD_LIBRARY_PATH=/opt/host/roce_library${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}; export LD_LIBRARY_PATH; exec "$@"' sh python3 -I -S -c "$LOADER" _node "$BASE/order.json" SHA256-OF-THE-ORDER &
+docker run --name "$name" $flags --cap-add=SYS_PTRACE $binds docker.io/rocm/megatron-lm sh -c 'LD_LIBRARY_PATH=/opt/host/roce_library${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}; export LD_LIBRARY_PATH; exec "$@"' sh python3 -I -S -c "$LOADER" _node "$BASE/order.json" SHA256-OF-THE-ORDER SHA256-OF-THE-PROGRAM &
 wait $!
 exit $?
 END_OF_NODE

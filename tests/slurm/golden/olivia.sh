@@ -72,7 +72,7 @@ if [ -d "$found" ]; then bind "$found:"/opt/host/libcxi; else bind "$found:"/opt
 newest libfabric_headers '/opt/cray/libfabric/*/include'  # code that is compiled in the job finds the headers of that libfabric
 if [ -d "$found" ]; then bind "$found:"/opt/host/libfabric_headers; else bind "$found:"/opt/host/libfabric_headers"/${found##*/}"; fi
 # variables of this job reach the container by themselves: apptainer hands the environment on
-exec apptainer exec --nv $binds /project/465/pytorch.sif sh -c 'LD_LIBRARY_PATH=/opt/host/libfabric:/opt/host/nccl:/opt/host/hpc_sdk:/opt/host/libcxi${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}; export LD_LIBRARY_PATH; CPATH=/opt/host/libfabric_headers${CPATH:+:$CPATH}; export CPATH; exec "$@"' sh python3 -I -S -c "$LOADER" _node "$BASE/order.json" SHA256-OF-THE-ORDER  # --nv: the host's NVIDIA driver libraries
+exec apptainer exec --nv $binds /project/465/pytorch.sif sh -c 'LD_LIBRARY_PATH=/opt/host/libfabric:/opt/host/nccl:/opt/host/hpc_sdk:/opt/host/libcxi${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}; export LD_LIBRARY_PATH; CPATH=/opt/host/libfabric_headers${CPATH:+:$CPATH}; export CPATH; exec "$@"' sh python3 -I -S -c "$LOADER" _node "$BASE/order.json" SHA256-OF-THE-ORDER SHA256-OF-THE-PROGRAM  # --nv: the host's NVIDIA driver libraries
 END_OF_NODE
 
 # The lead reads this file. A signal to srun would reach every process, DataLoader workers too.

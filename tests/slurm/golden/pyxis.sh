@@ -27,7 +27,7 @@ mkdir -p "$RUN"
 # Run the very drumbeat.pyz and the very request that were submitted, from private copies: days may pass until this
 # starts, and others may be able to write to the run folder.
 LOADER='...'  # bundle/pinned.py
-exec python3 -I -S -c "$LOADER" _node "$BASE/order.json" SHA256-OF-THE-ORDER
+exec python3 -I -S -c "$LOADER" _node "$BASE/order.json" SHA256-OF-THE-ORDER SHA256-OF-THE-PROGRAM
 END_OF_NODE
 
 # The lead reads this file. A signal to srun would reach every process, DataLoader workers too.

@@ -26,7 +26,7 @@ LOADER='...'  # bundle/pinned.py
 DRUMBEAT_REJOIN=1; export DRUMBEAT_REJOIN  # an agent that has lost its lead ends with 75
 trap : TERM INT HUP USR2  # they are for the agent; this shell must outlive it
 (
-  exec python3 -I -S -c "$LOADER" _node "$BASE/order.json" SHA256-OF-THE-ORDER
+  exec python3 -I -S -c "$LOADER" _node "$BASE/order.json" SHA256-OF-THE-ORDER SHA256-OF-THE-PROGRAM
 )
 code=$?
 # the batch script is gone with the first node, and --no-kill keeps the job: queue it again, one node for all

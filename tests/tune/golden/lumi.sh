@@ -29,7 +29,7 @@ def checked(path, digest):
     with open(path, "rb") as file:
         data = file.read()
     if hashlib.sha256(data).hexdigest() != digest:
-        end(78, path + " was changed after the job was submitted, so nothing of it is run: submit the job again")
+        end(78, path + " was changed after the job was submitted, so it is not run: submit the job again")
     return data
 
 def replaceable(folder):

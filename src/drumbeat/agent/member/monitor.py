@@ -12,7 +12,7 @@ from typing import Callable, List, Optional, Protocol
 
 from drumbeat.base import clock
 from drumbeat.base.order import Order
-from drumbeat.base.processes import close_all_but, die_with_parent, fork, name_process
+from drumbeat.base.processes import close_all_but, die_with_parent, fork, leave_terminal, name_process
 from drumbeat.base.signals import ignore_stops, stops_held_back
 from drumbeat.machine.host import LiveHost
 from drumbeat.machine.model import Facts
@@ -113,14 +113,10 @@ def _leave(agent: int, log: str) -> List[int]:
     """In the child: leave the agent's process group and close its descriptors; return the list that gets the end signal."""
     ended: List[int] = []
     name_process(NAME)
-    os.setsid()
     signal.signal(signal.SIGTERM, lambda number, frame: ended.append(number))
     ignore_stops(but=(signal.SIGTERM,))
     die_with_parent(agent)
     close_all_but()
-    for number, path in enumerate((os.devnull, os.devnull, log)):
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        os.dup2(descriptor, number)
-        os.close(descriptor)
+    leave_terminal(log, quiet=True)
     os.chdir(os.path.sep)
     return ended

@@ -98,29 +98,32 @@ class Ranks:
         self.guarded.clear()
 
 
-# Packages of drumbeat that a job runs: each agent puts a plain copy beside its ranks' logs.
+# Modules and packages of drumbeat that a job runs: each agent puts a plain copy beside its ranks' logs.
 
 
-ATTEMPT = "{attempt}"  # in the command of a job that brings packages: the folder of this node and attempt
+ATTEMPT = "{attempt}"  # in the command of a job that brings them: the folder of this node and attempt
 
 
 def bring(order: Order, folder: str) -> None:
     if order.brings:
         from importlib.resources import files
-    for package in order.brings:
-        target = os.path.join(folder, os.path.basename(package))
-        os.makedirs(target, exist_ok=True)
+    for path in order.brings:
+        *parents, name = path.split("/")
         origin = files("drumbeat")
-        for part in package.split("/"):  # not the parents' own modules: they may not be bundled
+        for part in parents:  # not the parents' own modules: they may not be bundled
             origin = origin / part
-        for source in origin.iterdir():
-            if source.name.endswith(".py"):
-                with open(os.path.join(target, source.name), "wb") as file:
-                    file.write(source.read_bytes())
+        sources, target = [origin / name], folder
+        if not name.endswith(".py"):
+            sources = [each for each in (origin / name).iterdir() if each.name.endswith(".py")]
+            target = os.path.join(folder, name)
+        os.makedirs(target, exist_ok=True)
+        for source in sources:
+            with open(os.path.join(target, source.name), "wb") as file:
+                file.write(source.read_bytes())
 
 
 def filled(order: Order, argv: Sequence[str], folder: str) -> Tuple[str, ...]:
-    """Fill in the attempt's folder in the command of a job that brings packages; a user's own command is left as it is."""
+    """Fill in the attempt's folder in the command of a job that brings code of ours; a user's own command is left as it is."""
     return tuple(word.replace(ATTEMPT, folder) for word in argv) if order.brings else tuple(argv)
 
 

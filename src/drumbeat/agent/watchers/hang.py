@@ -32,9 +32,10 @@ from drumbeat.runfolder.progress import LATE, late_after, median
 
 _LEARNED = 1.5  # or this factor on the longest pause that ended well
 _UNKNOWN = 30.0  # seconds without a report while the usual time is unknown
-# Seconds of silence before a verdict without proof may end a run: what the rank waits for may still come; a long query.
+# Seconds of silence before a verdict without proof may end a run: what the rank waits for may still come; the same where it
+# shows that it works: it computes, polls, reads or writes.
 _UNPROVEN = 300.0
-_COMPUTES = 1800.0
+_WORKS = 1800.0
 _FACT = LATE  # seconds after which the ranks' state is reported, although it may be fine
 _ANNOUNCED = 300.0  # seconds that an announced phase may take before the first look
 _ANSWERS = 11.0  # seconds for all members to answer
@@ -233,8 +234,9 @@ class Hang:
         finding = judge(looks, silence)
         proven = finding is not None and finding.confidence == CERTAIN
         if one_rank or finding and (steps or same or proven):
-            computes = finding is not None and finding.code == "hang-busy"
-            left = 0.0 if proven else (_COMPUTES if computes else _UNPROVEN) - seconds
+            named = [look for look in looks if finding is not None and finding.rank in (None, look.rank)]
+            works = any(class_of(look) == BUSY or look.still < PATIENCE for look in named)
+            left = 0.0 if proven else (_WORKS if works else _UNPROVEN) - seconds
             if left > 0:
                 self._next_look = min(self._next_look, now + left)  # then it may end the run
             actions = self._say(finding, None if one_rank else seconds, may_stop=steps and left <= 0)

@@ -276,7 +276,7 @@ PATIENCE = 30.0  # seconds without any sign of progress
 _STORAGE_PATIENCE = 30.0  # seconds: a slow file system may hold a rank in the kernel for a while
 _WORKING_PATIENCE = 60.0  # seconds: a rank idles while others work
 _POLLS = 1.5  # wakeups per second; a sleeping rank that wakes more often may be polling for another
-_RAISED = 5.0  # seconds that a rank may take to exit after an exception
+_RAISED = 5.0  # seconds with a core that a rank may take to exit after an exception
 _BUSY_PATIENCE = 300.0  # seconds of unannounced work that only some ranks do
 _TIMES_LONGEST = 3.0  # or this factor on the longest pause that ended well
 
@@ -373,7 +373,7 @@ def _raised(looks: Sequence[RankLook], silence: Silence) -> Optional[RankLook]:
     # It spins in a library after Python has ended; what saves at a program's end still answers.
     leaving = [look for look in looks if look.left and look.asked is False and not moves(look)]
     idle = [look for look in looks if class_of(look) in _IDLE or look in leaving]
-    over = [look for look in idle if look.raised and look.raised_for >= _RAISED and not look.command]
+    over = [look for look in idle if look.raised and look.raised_for * had_core(look) >= _RAISED and not look.command]
     patient = len(idle) == len(looks) or silence.seconds >= _WORKING_PATIENCE
     return max(over, key=lambda look: look.raised_for) if over and patient and not silence.quiet else None
 

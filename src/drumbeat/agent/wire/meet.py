@@ -26,7 +26,8 @@ from drumbeat.agent.wire.channel import Channel, plain_address
 from drumbeat.agent.wire.messages import Message, Place, WireError
 from drumbeat.base.processes import in_child
 from drumbeat.machine.model import Facts
-from drumbeat.plan.network import candidates, usable_addresses
+from drumbeat.plan.network import candidates
+from drumbeat.plan.reach import usable_addresses
 
 PROVE_WITHIN = 3.0  # seconds, if strangers hold more than half of the places
 _UNHURRIED = 15.0  # seconds otherwise: a node of a large job may be slow to start
@@ -223,8 +224,8 @@ def dial(
                 continue
             if channel:
                 return channel
-        # a late lead, or none at all
-        pause = time.monotonic() + (0.3 if time.monotonic() < begin + FIRST_NOTICE else 2.0)
+        waited = time.monotonic() - begin  # for a lead that starts as we do, a late one, or none at all
+        pause = time.monotonic() + (2.0 if waited > FIRST_NOTICE else min(0.3, 0.03 + waited / 4))
         while time.monotonic() < pause:
             beat()
             time.sleep(min(0.05, max(0.0, pause - time.monotonic())))

@@ -17,7 +17,7 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from drumbeat import __version__
 from drumbeat.backends.local import own_handle
-from drumbeat.base.folders import config_folder, state_folder, unsafe
+from drumbeat.base.folders import config_folder, index_folder, unsafe
 from drumbeat.base.order import Order, dump_order
 from drumbeat.base.problem import Problem
 from drumbeat.base.proc import start_time
@@ -158,11 +158,6 @@ def forget_run(order: Order, environ: Mapping[str, str]) -> None:
         os.unlink(link)
 
 
-def index_folder(environ: Mapping[str, str]) -> str:
-    """Return the folder with links to every run that this user started here, wherever it is: `drumbeat list` reads it."""
-    return state_folder(environ, "runs")
-
-
 def enlist(folder: str, run_id: str, environ: Mapping[str, str]) -> None:
     index = index_folder(environ)
     with suppress(OSError):  # a home directory that is read-only or full costs the listing, not the run
@@ -170,7 +165,7 @@ def enlist(folder: str, run_id: str, environ: Mapping[str, str]) -> None:
         os.symlink(folder, os.path.join(index, run_id))
 
 
-# The token by which agents of one run know each other.
+# The token with which agents of one run recognise each other.
 
 
 _SHORTEST = 16  # characters

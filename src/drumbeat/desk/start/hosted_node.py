@@ -26,7 +26,7 @@ from drumbeat.base.folders import make_private, state_folder, unsafe
 from drumbeat.base.order import Order, dump_order, load_order
 from drumbeat.base.problem import Problem
 from drumbeat.base.proc import children, start_time
-from drumbeat.base.processes import become_subreaper, die_with_parent, fork, sweep
+from drumbeat.base.processes import become_subreaper, die_with_parent, fork, leave_terminal, sweep
 from drumbeat.base.record import RecordError
 from drumbeat.base.signals import STOPS, heed_interrupts
 from drumbeat.bundle.pinned import running_bundle
@@ -248,16 +248,12 @@ def _daemon(work: Callable[[], int], output: str) -> int:
     if first == 0:
         code = 70
         try:
-            os.setsid()
             if os.fork():
                 os._exit(0)
             os.write(write_fd, f"{os.getpid()}\n".encode())
             os.close(write_fd)
             os.close(read_fd)
-            log = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-            os.dup2(log, 1)
-            os.dup2(log, 2)
+            leave_terminal(output)
             code = work()
         finally:
             os._exit(code)

@@ -103,7 +103,7 @@ def check_scheduler_here(place: Place, site: Site) -> None:
     backend = backends.get(site.backend)
     if place.node_rank is None and backend.name not in ("local", "ssh"):
         raise Problem(
-            f"site {site.name} uses {backend.title}, and this machine is in no job of it and cannot submit one",
+            f"site {site.name} uses {backend.title}, but this machine is not in one of its jobs and cannot submit one",
             "leave --site out, or name localhost, to run it on this machine",
         )
 

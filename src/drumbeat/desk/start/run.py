@@ -24,7 +24,7 @@ from drumbeat.backends.ssh.connection import BEAT_EVERY, Notice, Session, Sessio
 from drumbeat.base.order import Order, load_order
 from drumbeat.base.problem import Problem
 from drumbeat.base.proc import children
-from drumbeat.base.processes import become_subreaper, fork, redacting
+from drumbeat.base.processes import become_subreaper, fork, leave_terminal, redacting
 from drumbeat.base.record import RecordError
 from drumbeat.base.signals import EXIT_MUSTER, STOP_REQUESTS, STOPS, heed_stops
 from drumbeat.bundle.build import cached_bundle
@@ -213,7 +213,7 @@ def join(job: Job, site: Site, place: places.Place, environ: Mapping[str, str], 
     places.check_command(order, environ)
     if identity.own_home and not environ.get("DRUMBEAT_TOKEN"):
         raise Problem(
-            "pods share no home, so they share no token by which the nodes of this run could know each other",
+            "pods do not share a home directory, so the nodes of this run have no common token",
             "give all of them the same secret: DRUMBEAT_TOKEN",
         )
     token = users_token(environ)
@@ -412,13 +412,13 @@ def run_queued(command: Sequence[str], waits: bool = True) -> int:
     order, folder = load_order(sys.stdin.read()), os.getcwd()
     if fork():
         return 0  # the parent exits: the run must not have a parent that could end with it or fail to reap it
-    os.setsid()
     os.chdir(os.path.sep)
     queue = Queue(os.environ)
     ticket = queue.join(order.run_id) if waits else ""
     try:
         print(own_process(), flush=True)
-        _leave_terminal(RunFolder(order.folder).desk_log)
+        leave_terminal(RunFolder(order.folder).desk_log, 0o600, quiet=True)
+        sys.stderr = sys.stdout  # nobody reads it; desk.log gets tracebacks and what on-start prints
         return _become(command, folder, order, queue, ticket) if command else _in_turn(order, queue, ticket)
     except BaseException:
         os.write(2, traceback.format_exc().encode())
@@ -426,16 +426,6 @@ def run_queued(command: Sequence[str], waits: bool = True) -> int:
     finally:
         with contextlib.suppress(OSError):
             os.unlink(ticket)
-
-
-def _leave_terminal(log: str) -> None:
-    """Detach from the terminal: the ranks' output is in their logs. The output of on-start and this process's own errors go to
-    `log`."""
-    own = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for number, target in ((0, nothing), (1, nothing), (2, own)):
-        os.dup2(target, number)
-    sys.stdout = sys.stderr = os.fdopen(nothing, "w", encoding="utf-8")
 
 
 def _become(command: Sequence[str], folder: str, order: Order, queue: Queue, ticket: str) -> int:

@@ -109,7 +109,7 @@ def as_plain(
 # `drumbeat verify --mpi`: a job whose command is the MPI test. mpirun stands before drumbeat, as for every MPI program.
 
 
-MPI_PACKAGE = "inrank/mpi_test"
+MPI_PACKAGE = "inrank/mpi_test.py"
 MPI_RESULTS = "mpi.json"
 # Set by each kind of MPI launcher for its tasks.
 _STARTED = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "MPI_LOCALRANKID", "PALS_RANKID", "FLUX_TASK_RANK")
@@ -126,7 +126,7 @@ def require_mpi_launcher(environ: Mapping[str, str]) -> None:
 
 def mpi_job(job: Job, quick: bool, python: Optional[str]) -> Job:
     chosen = python or (sys.executable if importlib.util.find_spec("mpi4py") is not None else "python3")
-    command = [chosen, "{attempt}/mpi_test/__main__.py", "--out", "{attempt}/" + MPI_RESULTS]
+    command = [chosen, "{attempt}/mpi_test.py", "--out", "{attempt}/" + MPI_RESULTS]
     return _test_job(job, "verify-mpi", command + ["--quick"] * quick, "auto", MPI_PACKAGE)
 
 

@@ -31,7 +31,7 @@ Users = Mapping[int, Tuple[int, ...]]  # process -> indices of the GPUs it uses
 
 
 class ContainerFlags(NamedTuple):
-    """Options by which a container runtime exposes GPUs."""
+    """Options that make a container runtime expose GPUs."""
 
     words: str = ""
     why: str = ""
