@@ -60,7 +60,7 @@ class Boxes:
 
     def rest(self) -> List[Tuple[str, int, Sequence[bytes]]]:
         """Return the lines of boxes that have not ended."""
-        held = [(file, first, lines) for file, (first, lines) in self._open.items()]
+        held: List[Tuple[str, int, Sequence[bytes]]] = [(file, *each) for file, each in self._open.items()]
         self._open.clear()
         return held
 
