@@ -110,7 +110,9 @@ def test_the_facts_of_a_box_and_a_program_s_last_words_decide(text, code, rank, 
 def test_only_help_texts_become_one_line():
     table = [f"{BAR}", "name        calls   total", "conv        1200    3.1 s", BAR]
     trace = [BAR, "RuntimeError in the following call here:", "Traceback (most recent call last):", BAR]
-    for lines in (table, trace, [BAR, "", "This is a title of some kind", BAR]):
+    section = [BAR, "Forces of all MPI processes are computed", "atom 1 is fine", "", "Negative density found", BAR]
+    other = [BAR, "This program was made for the simulation of large and small", "clouds by many people", BAR]
+    for lines in (section, other, table, trace, [BAR, "", "This is a title of some kind", BAR]):
         raw = [line.encode() for line in lines]
         assert Boxes().feed("log", 1, raw, True) == [(1, raw)]
 

@@ -14,11 +14,15 @@ from drumbeat.base.regex import regex
 
 MAX_LINES = 60
 MAX_FILES = 1_000
+WRAPPED = 45  # characters: a line that goes on in the next one has at least as many
 _DASHES = b"-" * 60
 _BAR = regex(r"(?P<prefix>(?:\[\d+,\d+\]<\w+>: ?|\[[\w.-]+:\d+\] )?)-{60,}\s*$")
 _PROSE = regex(r"(?:WARNING: )?[A-Za-z_-]+(?: +[\w(\"'.,:;)-]+){3}")
 _FIELD = regex(r"\s*[A-Z][^:]{1,50}:\s{1,20}(?=\S)")
 _OTHER = re.compile(r"Traceback \(most|File \"|\d\d:\d\d:\d\d|^\s*\d+\.\s")
+_OF_LAUNCHER = re.compile(
+    r"(?i)(?<![a-z])(?:o?mpi|orte|prte|pmix|btl|openfabrics|libfabric|ucx)|\b(?:daemon|out-of-band|requested component|slots)\b"
+)
 _END = re.compile(r"(?<=[.;:]) +(?=[A-Z])")
 _HEDGED = re.compile(
     r"(?i)\b(?:sometimes|typically|usually|often|may|might|can|could|should|either|likely|common|please"
@@ -84,16 +88,24 @@ def _joined(box: List[bytes]) -> List[bytes]:
     if not _begins(box) or any(text.strip() and not text.startswith(prefix.rstrip()) for text in texts):
         return box
     texts = [text[len(prefix) :] for text in texts]
-    if any("Traceback (most" in text for text in texts):
+    if any("Traceback (most" in text for text in texts) or not any(map(_OF_LAUNCHER.search, texts)):
         return box
     size = next((place for place, text in enumerate(texts) if _ends(text)), len(texts))
+    if any(len(text) < WRAPPED for text in texts[: size - 1]):
+        return box
     said, *more = _END.split(" ".join(" ".join(text.split()) for text in texts[:size]))
-    paragraphs = [list(each) for _, each in groupby(texts[size:], key=lambda text: bool(text.strip()))]
-    told = (text for each in paragraphs if not _HEDGED.search(each[0]) for text in each)
-    facts = [" ".join(text.split()) for text in told if text[:1].isspace() or _FIELD.match(text)]
+    facts: List[str] = []
+    rest: List[bytes] = []
+    for _, paragraph in groupby(texts[size:], key=lambda text: bool(text.strip())):
+        lines = list(paragraph)
+        supposed = bool(_HEDGED.search(lines[0]))
+        for text in lines:
+            fact = text[:1].isspace() or bool(_FIELD.match(text))
+            facts += [" ".join(text.split())] if fact and not supposed else []
+            rest.append(b"" if fact or supposed or not text else f"{prefix}{text}".encode())
     sure = " ".join([said, *(each for each in more if not _HEDGED.search(each))])
     whole = "; ".join([sure.rstrip(":"), *facts]) if facts else sure
-    return [box[0], f"{prefix}{whole}".encode(), *[b""] * (len(texts) - 1), box[-1]]
+    return [box[0], f"{prefix}{whole}".encode(), *[b""] * (size - 1), *rest, box[-1]]
 
 
 def _ends(text: str) -> bool:
