@@ -4,7 +4,7 @@ import pytest
 
 from drumbeat.logs.failure import NO_FAILURE
 from drumbeat.logs.show import render
-from tests.logs.reading import read
+from tests.logs.reading import read, read_files
 
 STEP = "*** STEP 8.0 ON n1 CANCELLED AT 2026-01-27T14:51:17 ***"
 ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
@@ -238,3 +238,52 @@ def test_a_module_that_did_not_load_is_no_answer_where_a_command_is_missing(comm
     assert found.answer == "command-not-found"
     assert "module-not-found" in {note.code for note in found.notes}
     assert read(f"{lmod}\nPlease check the spelling").failure.answer == "module-not-found"
+
+
+TRACEBACK = 'Traceback (most recent call last):\n  File "/w/train.py", line 8, in <module>\n    main()\nKeyError: 1\n'
+NODE = "master_addr=n0\n  group_rank=1\n  local_ranks=[0, 1, 2, 3]\n  global_ranks=[4, 5, 6, 7]\n"
+MAPPING = (
+    "[INFO] [launch.py:84:main] nnodes=2, num_local_procs=4, node_rank=1\n"
+    "[INFO] [launch.py:99:main] global_rank_mapping=defaultdict(<class 'list'>, {'worker-0': [0, 1], 'worker-1': [2, 3]})\n"
+)
+LAUNCHED = (
+    "[ERROR] [launch.py:321:sigkill_handler] ['python3', '-u', 'main.py', '--local_rank=1'] exits with return code"
+)
+RAY = "(TorchTrainer pid=8) - (node_id=21, ip=10.0.7.58, pid=895) world_rank=1, local_rank=0, node_rank=1\n"
+DEVICE = "n1:908:910 [{}] misc/cudawrap.cc:36 NCCL WARN Cuda failure 2 'out of memory'\n"
+
+
+@pytest.mark.parametrize(
+    "text,rank,local",
+    [
+        (f"{NODE}{TRACEBACK}ERROR:api:failed (exitcode: 1) local_rank: 2 (pid: 5) of binary: /usr/bin/python", 6, False),
+        (NODE + "".join(f"[default3]:{line}\n" for line in TRACEBACK.splitlines()), 7, False),
+        ("".join(f"[default3]:{line}\n" for line in TRACEBACK.splitlines()), 3, True),
+        (f"{LAUNCHED} = -7", 1, True),
+        (f"{MAPPING}{LAUNCHED} = -11", 3, False),
+        (f"--node_rank=1 --nproc_per_node=4\n{LAUNCHED} = -11", 5, False),
+        ("".join(f"worker-1: {line}\n" for line in f"{MAPPING}{TRACEBACK}{LAUNCHED} = 1".splitlines()), 3, False),
+        (f"{RAY}(raylet) A worker died. Worker PID: 895 Worker exit type: SYSTEM_ERROR", 1, False),
+        (f"{TRACEBACK}[rank: 3] Child process with PID 2217 terminated with code 1.", 3, False),
+        (DEVICE.format(2), 2, True),
+        (DEVICE.format(0), None, False),  # each process may call its only GPU the first one
+        (DEVICE.format(2) + DEVICE.format(3), None, False),
+        (f"MASTER_PORT=29500\nWORLD_SIZE=16\nRANK=9\n{TRACEBACK}", 9, False),
+        (f"| distributed init (rank 6): env://\n{TRACEBACK}", 6, False),
+        (f"| distributed init (rank 0): env://\n{TRACEBACK}", None, False),  # the first rank may speak for all
+        (f"GLOBAL_RANK: 3, MEMBER: 4/8\nGLOBAL_RANK: 2, MEMBER: 3/8\n{TRACEBACK}", None, False),
+        (f"Num processes: 8\nProcess index: 5\nLocal process index: 1\n{TRACEBACK}", 5, False),
+        ("2026-01-01 10:00:00 INFO Rank 3 got an exception: [Errno 5] Input/output error: '/data/x'", 3, False),
+    ],
+)  # fmt: skip
+def test_the_rank_of_a_process(text, rank, local):
+    finding = read(text).failure.finding
+    assert (finding.rank, finding.local) == (rank, local)
+
+
+def test_a_pod_or_file_of_one_process_names_its_rank():
+    other = {"job-master-0.log": "step 1 loss 2.0"}
+    assert read_files({"job-worker-7.log": TRACEBACK, **other}).failure.finding.rank == 8
+    assert read_files({"logs/task5.err": TRACEBACK, "logs/task4.err": "step 1 loss 2"}).failure.finding.rank == 5
+    several = f"(exitcode: 1) local_rank: 1\n{TRACEBACK}"
+    assert read_files({"job-worker-7.log": several, **other}).failure.finding.rank != 8

@@ -242,4 +242,4 @@ def test_answer_and_rank(name):
     failure = read(text).failure
     assert (failure.answer, failure.finding.rank if failure.finding else None) == (answer, rank), failure
     if answer in ("time-limit", "cancelled"):
-        assert failure.finding.host is None, "nobody's fault"
+        assert failure.finding.host in (None, "cgpu12"), "the scheduler's own words, where it has any"

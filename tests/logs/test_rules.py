@@ -181,7 +181,7 @@ def wrong_in(entry):
             yield f"'{key}' is not of its kind"
         if key in WORDS and value not in WORDS[key]:
             yield f"{key} is one of {', '.join(WORDS[key])}"
-        if key in ("find", "seen", "unseen", "not_near"):
+        if key in ("find", "seen", "unseen", "until"):
             yield from (
                 f"'{item}' needs a word of {SHORTEST} letters" for item in items if len(word_of(str(item))) < SHORTEST
             )

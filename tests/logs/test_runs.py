@@ -231,3 +231,23 @@ def test_a_container_is_judged_by_its_last_state():
     assert read(f"Containers:\n{two}").failure.answer == "oom-kill", "it did well in another container"
     two = IN_YAML.format(0, "Completed") + IN_YAML.format(137, "OOMKilled")
     assert read(f"status:\n{two}").failure.answer == "oom-kill"
+
+
+CANCELLED = "slurmstepd: error: *** JOB 77 ON n1 CANCELLED AT 2026-01-01T01:02:03 DUE TO PREEMPTION ***"
+
+
+def test_a_job_that_slurm_ended_and_that_trains_on_is_another_run():
+    steps = "\n".join(f"step {number} loss 2.{number}" for number in range(40))
+    traceback = 'Traceback (most recent call last):\n  File "/w/train.py", line 8, in <module>\n    main()\nKeyError: 1'
+    failure = read(f"{steps}\n{CANCELLED}\nresuming from step 39\n{steps}\n{traceback}").failure
+    assert (failure.answer, [note.code for note in failure.notes]) == ("exception", ["earlier-attempt"])
+    assert read(f"{steps}\n{CANCELLED}\n{traceback}").failure.answer == "preempted"  # what its end led to
+
+
+PULL = "Warning  Failed  3m  kubelet  Error: ImagePullBackOff"
+
+
+def test_a_later_record_of_the_opposite_withdraws_a_pod_s_error():
+    pulled = 'Normal  Pulled  2m  kubelet  Successfully pulled image "r/train:1"'
+    assert read(f"{pulled}\n{PULL}").failure.answer == "pod-failed"
+    assert read(f"{PULL}\n{pulled}\nstep 1 loss 2.0\nstep 2 loss 1.9").failure.answer == "none"

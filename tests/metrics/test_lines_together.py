@@ -181,3 +181,23 @@ def test_settings_tell_the_total_unless_the_counter_passes_it():
         (600, 6000, 1.871),
     ]
     assert all("steps" not in each for each in read(settings.format(400), *steps))
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [f"Epochs:  {n}0%|#   | {n}/10 [00:05<00:45,  5.00s/it, loss=2.{n}]" for n in (1, 2, 3)],
+        ["Namespace(epochs=10, lr=0.1)", *(f"[{n}/10] train loss: 2.{n}" for n in (1, 2, 3))],
+        ["Num epochs: 10", *(f"Training:  {n}0%|#   | {n}/10 [00:05<00:45,  5.00s/it, loss=2.{n}]" for n in (1, 2, 3))],
+        [line for n in (1, 2, 3) for line in (f"train loss: 2.{n}", f"Epoch {n}/10 done")],
+    ],
+)  # fmt: skip
+def test_a_counter_of_epochs_that_is_called_so_elsewhere(lines):
+    records = [record for record in read(*lines) if "loss" in record]
+    assert values(records, "epoch", "epochs", "loss", "step_is") == [(n, 10, 2 + n / 10, "epoch") for n in (1, 2, 3)]
+
+
+def test_a_bar_that_advances_with_the_epochs_counts_no_steps():
+    bars = [f"{n * 33}%|#   | {n}/3 [00:05<00:10,  5.0s/it]" for n in (0, 1, 2)]
+    records = read(*(line for n, bar in enumerate(bars) for line in (bar, f"epoch {n + 1} loss 2.{n}")))
+    assert {record["step_is"] for record in records if "loss" in record} == {"epoch"}

@@ -16,7 +16,6 @@ from drumbeat.logs.meaning.subject import is_of_program
 from drumbeat.logs.nccl.communicators import Communicators, Process
 from drumbeat.logs.nccl.grammar import Record
 from drumbeat.logs.read.labels import Labels
-from drumbeat.logs.read.launchers import FirstFailure
 from drumbeat.logs.read.prefixes import Line
 from drumbeat.logs.read.tracebacks import Raised, Span
 
@@ -33,8 +32,10 @@ _RANK_IN_NAME = re.compile(r"(?:rank|local_rank)[-_.]?(\d{1,6})(?!\d)|/(\d{1,6})
 _REPORTED = re.compile(
     r"srun: error: (?P<host>[\w.-]+): task (?P<task>\d+): "
     r"|process rank (?P<process>\d+) with PID \S+ on node (?P<node>\S+)"
+    r"|; (?:Local host|Host|Node|Process [^;]{1,40} is on host): (?P<boxed>[\w.-]+)"
+    r"|\*\*\* (?:JOB|STEP) \S+ ON (?P<ended>\S+) CANCELLED"
     r"|\b[Rr]ank (?P<rank>\d+) (?:\(PID \d+\) )?(?:died from|(?:crashed|exited) with|exited on)"
-    r"|\(exitcode: -?\d+\) local_rank: (?P<local>\d+)"
+    r"|\(exitcode: -?\d+\) local_rank: (?P<local>\d+)|'--local[-_]rank=(?P<launched>\d+)'.*\] exits with return code"
     r"|\b[Pp]od(?:/| \"?)(?:[\w-]+/)?(?P<pod>[a-z][\w.]*-[\w.-]*\d)\b"
     r"|\b(?:[Ww]orker|[Pp]eer|[Tt]ask|[Nn]ode) ?[\[(](?P<address>\d{1,3}(?:\.\d{1,3}){3})(?::\d+)?[\])]"
     r"|-- Process (?P<spawned>\d+) terminated with|\bprocess (?P<exited>\d+) terminated with (?:signal|exit code)"
@@ -172,22 +173,18 @@ class Events:
         self.counts[rule.id] = self.counts.get(rule.id, 0) + 1
         self._place(rule.code, evidence)
         named = match.groups.get("rank", "").strip()
-        rank = int(named) if named.isdigit() else line.rank
-        host = match.groups.get("host", "").strip() or (record.host if record else "") or line.host or ""
-        local = False
-        if rank is None:
-            rank, reported_host, local = _reported(evidence.text)
-            host = host or reported_host
+        line = replace(line, rank=int(named)) if named.isdigit() else line
+        rank, host, local = self._who(line, evidence, record.device if record else None)
+        host = match.groups.get("host", "").strip() or (record.host if record else "") or host
         unit = rank if rank is not None and not local and rank == _unit(evidence.text) else None
         most = MAX_ENDS if rule.code in ENDS else MAX_PER_RULE_AND_SOURCE
-        owner = self.owner(evidence.file or "")
         event = Event(
             sequence,
             evidence,
             match,
-            rank=rank if rank is not None else owner[0],
+            rank=rank,
             local=local,
-            host=host or owner[1],
+            host=host or None,
             pid=record.pid if record else 0,
             device=record.device if record else None,
             time=line.time,
@@ -197,6 +194,18 @@ class Events:
             of_table=of_table,
         )
         self._keep((rule.id, evidence.file or "", rank, host), event, most)
+
+    def _who(self, line: Line, evidence: Evidence, device: Optional[int] = None) -> Tuple[Optional[int], str, bool]:
+        """Return rank and host that a line is about, or else those of its file, and True for a local rank."""
+        reported, host, local = _reported(evidence.text)
+        owner = self.owner(evidence.file or "")
+        host = line.host or host or owner[1] or ""
+        ranks = (line.rank, reported, owner[0])
+        rank = next((each for each in ranks if each is not None), None)
+        if rank is None:  # all may call their only GPU the first one
+            rank = line.local if device is None else device or None
+            return rank, host, rank is not None
+        return rank, host, local and line.rank is None
 
     def add_words(self, sequence: int, line: Line, evidence: Evidence, meant: str = "") -> None:
         """Add an event for plain words that mean a failure."""
@@ -214,15 +223,16 @@ class Events:
     ) -> None:
         name = raised.text.split(":")[0]
         self._place("exception", evidence, raised.lines) if not said else None
-        owner = self.owner(evidence.file or "")
+        rank, host, local = self._who(line, evidence)
         event = Event(
             sequence,
             evidence,
             exception=raised.text[:MAX_WORDS],
             raised_at=raised.where,
             beside=(Evidence(raised.asserted, evidence.file, (evidence.line or 1) - 1),) if raised.asserted else (),
-            rank=line.rank if line.rank is not None else owner[0],
-            host=line.host or _reported(evidence.text)[1] or owner[1],
+            rank=rank,
+            local=local,
+            host=host or None,
             time=line.time,
             level=line.level,
             bare=bare,
@@ -262,6 +272,15 @@ class Events:
         if event.unit is not None and rank == event.unit and self.labels.of_units(file, ""):
             rank = self.owner(file)[0]
         speaker = self.labels.speaker(file, event.number) if rank is None else None
+        units = self.labels.units
+        if event.local and event.device is not None and units.has_several_gpus(event.pid):
+            return replace(event, raised_at=where, rank=None, local=False)
+        known = units.of_local(file, event.host, rank) if event.local and rank is not None else None
+        if rank is None and speaker is None:
+            known = units.of_name(file, event.host)
+            known = units.writer(file) if known is None else known
+        if known is not None:
+            return replace(event, raised_at=where, rank=known, local=False)
         if (where, rank, speaker) == (event.raised_at, event.rank, None):
             return event
         # Text before the line that looks like a host is such a label: `s4: `
@@ -336,10 +355,11 @@ def _reported(text: str) -> Tuple[Optional[int], str, bool]:
     if not found:
         return None, "", False
     rank = next(
-        (found[name] for name in ("task", "process", "rank", "local", "spawned", "exited") if found[name]), None
+        (found[name] for name in ("task", "process", "rank", "local", "launched", "spawned", "exited") if found[name]),
+        None,
     )
-    host = next(filter(None, found.group("host", "node", "pod", "address")), "")
-    return (int(rank) if rank else None), host, found["local"] is not None
+    host = next(filter(None, found.group("host", "node", "pod", "address", "ended", "boxed")), "")
+    return (int(rank) if rank else None), host, bool(found["local"] or found["launched"])
 
 
 def _unit(text: str) -> Optional[int]:
@@ -355,10 +375,9 @@ class RankOf:
 
     processes: Dict[Tuple[str, int], int]
     devices: Dict[Tuple[str, int, int], int]
-    first: Optional[FirstFailure] = None  # torchrun's table has the local rank and the rank side by side
 
     @staticmethod
-    def of(state: Communicators, first: Optional[FirstFailure] = None) -> RankOf:
+    def of(state: Communicators) -> RankOf:
         processes: Dict[Tuple[str, int], int] = {}
         devices: Dict[Tuple[str, int, int], int] = {}
         for process in state.processes.values():
@@ -372,28 +391,23 @@ class RankOf:
                     devices[(process.host, process.pid, member.device)] = member.rank
         for rank, (host, pid) in state.test_ranks.items():
             processes.setdefault((host, pid), rank)
-        return RankOf(processes, devices, first)
+        return RankOf(processes, devices)
 
     def local(self, event: Event) -> bool:
         """Return True if the event's rank is only a local rank."""
-        return event.local and not self._in_table(event)
-
-    def _in_table(self, event: Event) -> bool:
-        first = self.first
-        here = first is not None and first.evidence.file == event.evidence.file
-        return here and first is not None and first.local is not None and first.local == event.rank
+        return event.local and self._of_process(event) is None
 
     def rank(self, event: Event) -> Optional[int]:
-        if event.local and self.first is not None and self._in_table(event):
-            return self.first.rank
-        if not event.pid:
-            return event.rank
+        known = self._of_process(event)
+        return event.rank if known is None else known
+
+    def _of_process(self, event: Event) -> Optional[int]:
+        """Return the rank of the process that wrote the event, as its communicators name it."""
         host, pid = event.host or "", event.pid
-        if (host, pid) in self.processes:
-            return self.processes[(host, pid)]
-        if event.device is None:
-            return event.rank
-        return self.devices.get((host, pid, event.device), event.rank)
+        known = self.processes.get((host, pid)) if pid else None
+        if known is not None or not pid or event.device is None:
+            return known
+        return self.devices.get((host, pid, event.device))
 
 
 def _own_ends(process: Process) -> Set[int]:

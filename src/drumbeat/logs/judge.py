@@ -96,7 +96,7 @@ def judge(
     live = [with_settings(event, seen) for event in held]
     first = None if first is not None and log.is_of_failed_tests(first.evidence) else first
     rules = tuple(sorted({event.match.rule.id for event in live if event.match}))
-    judged = _Judge(most_specific(_met(live, log)), RankOf.of(state, first), first, extra, log)
+    judged = _Judge(most_specific(_met(live, log)), RankOf.of(state), first, extra, log)
     failure = without_itself(judged.failure(unfinished))
     if failure.finding is not None:
         failure = replace(failure, finding=by_label(failure.finding, log.labels))

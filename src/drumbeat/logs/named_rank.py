@@ -55,8 +55,11 @@ def finding_of(event: Event, ranks: RankOf, first: bool = True) -> Finding:
         rank = other if other is not None else rank_in(event.exception) if event.said and rank is None and own else rank
         title, sure = message(event.exception) if event.said else event.whole, LIKELY if event.sense else CERTAIN
         found = Finding(event.code, ERROR, title, cause, fix, where, host=event.host, rank=rank)
-        return replace(found, confidence=sure, guessed=event.guessed)
+        own = rank is not None and rank == ranks.rank(event)
+        return replace(found, confidence=sure, guessed=event.guessed, local=own and ranks.local(event))
     rule = event.match.rule
+    subject = _SUBJECT.match(event.evidence.text) if rank is None and rule.blames == SELF else None
+    rank = int(subject[1]) if subject else rank
     severity = INFO if rule.role == CONSEQUENCE else rule.severity
     severity = WARNING if rule.role == NOTE and severity == ERROR else severity
     finding = Finding(rule.code, severity, event.match.title, cause, fix, where, host=event.host if first else None)
@@ -71,6 +74,7 @@ def finding_of(event: Event, ranks: RankOf, first: bool = True) -> Finding:
     return replace(finding, title=f"{finding.title}, first seen by {seen_by}") if seen_by else finding
 
 
+_SUBJECT = re.compile(r"\W{0,3}(?:[\w.:-]{1,40} ){0,2}?[Rr]ank[ =:#]{1,2}(\d{1,6})\b(?![-.]\d)")  # who a line speaks of
 # Codes of lines that blame another rank than the speaker.
 OF_OTHERS = CONSEQUENCES | {"collective-desync", "node-failure"}
 
@@ -130,6 +134,8 @@ class NamedRank:
     def finding(self, event: Event, alike: List[Event], in_order: bool = True) -> Finding:
         """Return the finding for this event, with its rank. `in_order`: none of `alike` is known to have come before it."""
         waiting = {rank for rank in map(self._ranks.rank, alike) if rank is not None} - self._log.late
+        if len({each.device for each in alike} - {None}) > 1 and self._ranks.local(event):
+            event = replace(event, rank=None, local=False)  # processes of several devices say the same
         in_order = in_order and event.code not in WAITED
         told = {each.rank: each for each in alike if each.match and each.rank is not None and _blames(each) == SELF}
         if _blames(event) == OTHER and len(told) == 1:  # another line of the same says whom they wait for
@@ -192,7 +198,7 @@ class NamedRank:
     def by_launcher(self, finding: Finding, events: Sequence[Event] = ()) -> Finding:
         """Add rank and host as the launcher names them, if the lines of `events` name none."""
         if finding.code in NOBODYS_FAULT:
-            return replace(finding, rank=None, host=None)
+            return replace(finding, rank=None, host=finding.host if "CANCELLED" in finding.evidence[0].text else None)
         if any(map(self._of_nobody, events)):
             return finding
         first = self._first
@@ -225,11 +231,13 @@ class NamedRank:
 
     def _reported(self, finding: Finding) -> Finding:
         """Add the rank of the launcher's reports if all are about the same rank."""
-        reports = [
-            event for event in self._tiers[REPORT] if self._ranks.rank(event) is not None or _task(event) is not None
-        ]
+        reports = (
+            event
+            for event in self._tiers[REPORT]
+            if (self._ranks.rank(event) is not None or _task(event) is not None) and finding.host in (None, event.host)
+        )
         named = {(self._ranks.rank(event), _task(event), self._ranks.local(event), event.host) for event in reports}
-        if finding.host is not None or self._several or len({numbers[:2] for numbers in named}) != 1:
+        if self._several or len({numbers[:2] for numbers in named}) != 1:
             return finding
         rank, task, local, host = min(named, key=str)
         return replace(finding, rank=rank, task=task, local=local, host=host)

@@ -21,13 +21,14 @@ from drumbeat.logs.judge import judge
 from drumbeat.logs.meaning.conditions import whole
 from drumbeat.logs.meaning.grammar import BARE_SIGNS, FOREIGN_WORDS, NAMES, is_bare, may_be_bare
 from drumbeat.logs.meaning.rules import CAUSE, NOTE, OTHER, REPORT, SHAPE, SYMPTOM, Match, Prefilter, Rulebook, rulebook
-from drumbeat.logs.meaning.senses import sense
+from drumbeat.logs.meaning.senses import PROGRAM, sense
 from drumbeat.logs.named_rank import finding_of
 from drumbeat.logs.nccl import communicators, grammar, missing, transport
 from drumbeat.logs.nccl.communicators import Communicators
 from drumbeat.logs.nccl.transport import Transport
 from drumbeat.logs.read.attempts import GOOD_ENDS, GoodEnds, Runs, is_good_end, speaker
 from drumbeat.logs.read.attempts import WORDS as RUN_WORDS
+from drumbeat.logs.read.boxes import Boxes
 from drumbeat.logs.read.flight import Dump, compare
 from drumbeat.logs.read.launchers import FAILURES, LOCAL_RANK, ROOT_CAUSE, ElasticSummary, Timeouts
 from drumbeat.logs.read.pods import WORDS as POD_WORDS
@@ -54,6 +55,7 @@ from drumbeat.logs.read.records import (
     Tails,
     Work,
     ended_well,
+    last_statement,
     last_work,
     once,
     telling,
@@ -113,6 +115,7 @@ _LEVELS = (
 _OWN = (
     HEADER, _FRAME, _IPYTHON_FRAME, FAILURES, ROOT_CAUSE, LOCAL_RANK, _TEST_TABLE, *_ENQUEUED, FATAL, STACK, *_LEVELS,
 )  # fmt: skip
+_ABORTS = ("MPI_ABORT was invoked", "called MPI_Abort(")
 _ARROW = ARROW.encode()
 _GLOG_ERROR = re.compile(rb"\b[EF]\d{4} \d\d:\d\d:\d\d")  # E0516 10:49:24.165000 10143 path.py:874]
 _GLOG_SHAPES = (b"E0000 00:00:00", b"F0000 00:00:00")
@@ -139,6 +142,7 @@ class Reader:
         self.timeouts = Timeouts()
         self.elastic = ElasticSummary()
         self.runs = Runs()
+        self._boxes = Boxes()
         self._pods = Pods()
         self._crashes = Crashes()
         self.losses = Losses()
@@ -204,6 +208,10 @@ class Reader:
     def feed_lines(self, file: str, first: int, lines: Sequence[bytes], last: bool = False) -> None:
         """Lines that follow each other in `file`, from number `first` on: as `feed`, and much cheaper for many. `last`: they are
         the end of the file, so each is read however often the like of it came before."""
+        for begin, some in self._boxes.feed(file, first, lines, last):
+            self._feed_lines(file, begin, some, last)
+
+    def _feed_lines(self, file: str, first: int, lines: Sequence[bytes], last: bool) -> None:
         self._prefilter.limited = not last
         enough = not last and self._raised.get(file, 0) > MAX_RAISED
         self._dull = self._dull_later if enough else self._dull_at_first
@@ -282,6 +290,11 @@ class Reader:
 
     def feed(self, file: str, number: int, raw: bytes) -> None:
         """One line, with or without its newline. `number` counts from 1 within `file`."""
+        for first, lines in self._boxes.feed(file, number, (raw,)):
+            for place, each in enumerate(lines, first):
+                self._feed_one(file, place, each)
+
+    def _feed_one(self, file: str, number: int, raw: bytes) -> None:
         line = raw.rstrip(b"\r\n")
         if self.recorded is None and self.runs.look(file, number, Chunk((line,))):
             self.events.ends_of_run(file)
@@ -308,6 +321,8 @@ class Reader:
 
     def report(self) -> Report:
         """Return the final report on everything that was fed."""
+        for file, first, lines in self._boxes.rest():
+            self._feed_lines(file, first, lines, False)
         self.communicators.finish()
         self.elastic.finish()
         self._finish_tracebacks()
@@ -441,13 +456,18 @@ class Reader:
     def _add_unknown(self, file: str, evidence: Evidence, rank: Optional[int]) -> None:
         self._unknown.setdefault(file, deque(maxlen=MAX_UNKNOWN)).append((evidence, rank))
 
-    def _look_above(self, file: str, number: int) -> None:
-        """Search the lines right before a launcher's failure report for the reason."""
+    def _look_above(self, file: str, number: int, decided: bool) -> None:
+        """Search the lines right before a launcher's failure report for the reason. `decided`: the program itself called for its
+        end, so its last words are the reason."""
         first, chunk = self._chunk
         lines = [*self._tails.of(file), *enumerate(chunk[: max(number - first, 0)], first)]
-        said = telling([line for line in lines if line[0] < number][-KEPT:], self._is_known)
+        lines = [line for line in lines if line[0] < number][-KEPT:]
+        said = telling(lines, self._is_known)
+        last = last_statement(lines) if decided else None
         if said is not None and said[2]:
             self._say(file, *said)
+        elif last is not None and not self._is_known(last[1].text):
+            self._say(file, *last, PROGRAM)
 
     def _is_known(self, text: str) -> bool:
         """Return True for an exception, or a line of a rule that asks for nothing else: it is an event already."""
@@ -483,6 +503,8 @@ class Reader:
         another rank's of the same run, and so they may where that fails in the same words as one before."""
         if self._good_ends.last(file) >= first or self.steps.goes_on(file, first):
             return True
+        if (file, first) in self.runs.requeued:
+            return False
         own = [event for event in self.events.kept if event.evidence.file == file and is_own_failure(event)]
         after = [event for event in own if event.number >= first]
         before = {_shape(event) for event in own if event.number < first}
@@ -581,7 +603,7 @@ class Reader:
             for match in self.rules.match(text, found):
                 matched = matched or (match.rule.role != NOTE and not match.rule.conditional)
                 if match.rule.role == REPORT and (match.rule.id, file) not in self.events.reported:
-                    self._look_above(file, number)
+                    self._look_above(file, number, any(words in text for words in _ABORTS))
                 of_table = entry is not None and not self.elastic.root
                 self.events.add_match(self.lines, match, line, evidence, record, of_table)
                 if match.rule.code == NAN_LOSS:

@@ -388,7 +388,7 @@ class Tiers:
             self._set_aside(SYMPTOM, [*killed, *told], CONSEQUENCE)
         self._put_behind_its_cause()
         known = [event for event in tiers[CAUSE] if event.match and not event.mention]
-        near = Nearby(known)
+        near = Nearby([event for event in known if event.code not in NOBODYS_FAULT])
         for tier in (CAUSE, UNEXPLAINED):
             tiers[tier] = [event for event in tiers[tier] if event.match or event.advice or not explained(event, near)]
         tiers[CAUSE] = self._without_helpers(without_reraised(self._with_message_below(tiers[CAUSE])))

@@ -106,7 +106,7 @@ _TAKEN = {"t", "rank", "kind", "rate", "unit", "tokens", "samples", "seconds", "
 
 def _of_optimizer(words: Tuple[str, ...], rest: Set[str]) -> str:
     """Name a learning rate or a gradient's norm."""
-    named = "rate" in words and {"learning", "train"} & {*words}
+    named = "rate" in words and {"learning", "train", "group"} & {*words}
     if ("lr" in words or named or words == ("l", "r")) and rest <= vocab.LR:
         return "lr"
     return "grad_norm" if rest <= _NORM | {"total", "optim"} and rest & _NORM else ""
@@ -134,7 +134,12 @@ def counter_of(item: Item, rest: Set[str], known: Set[str]) -> Tuple[str, Any]:
         return "", None
     rest = rest - vocab.VALIDATION
     for name, words in (("epoch", vocab.EPOCH), ("step", vocab.STEP), ("batch", vocab.BATCH), ("step", vocab.ROUNDS)):
-        planned = name == "epoch" and "epochs" in rest and rest & {"num", "max", "total"}  # `Num Epochs = 3`
+        # `Num Epochs = 3`, `epochs: 3`
+        planned = (
+            name == "epoch"
+            and "epochs" in rest
+            and (rest & {"num", "max", "total"} or not item.total and not item.start)
+        )
         if rest and rest & words and rest <= words | vocab.MORE_OF_A_COUNTER and not planned:
             return name, number("step" if item.text.isdigit() or name != "epoch" else "epoch", item.text)
     if rest == {"up"}:

@@ -32,9 +32,12 @@ _STEPS = regex(r"(?i)(?:global[ _]?|training )?steps?")
 _TRAINING = {"epoch", "loss", "validation", "lr", "grad_norm"}
 _TIMED = {"step_time", *RATES}  # values that a benchmark or inference run has too
 _WORTH = {"loss", "validation", "accuracy", "val_accuracy", *RATES}  # a record without a counter needs one of them
+_EPOCHS = regex(r"(?i)(?:training |train )?epochs?")  # the label of a bar that counts epochs
+_CLOSES = regex(r"(?i)\b(?:done|end(?:ed)?(?: of)?|finished|completed?|over)\b")  # the values of this epoch stand above
+_PENDING = 8  # records without a counter that wait for such a line
 _PLAN = regex(
     r"(?i)(?<![a-z_])((?:(?:max|total|scheduled|optimization|num(?:ber of)?(?=.train))[ _-]{1,2}(?:train(?:ing)?[ _-])?){1,2})?"
-    r"(epochs|(?<=[ _-])(?:steps|iters|iterations|updates))['\"]?\s?[:=]\s?['\"]?(\d[\d,]{0,11})(?![\w.]|\s?/)"
+    r"(epochs|(?<=[ _-])(?:steps|iters|iterations|updates))['\"]?(?:\s?[:=]|(?= ))\s?['\"]?(\d[\d,]{0,11})(?![\w.]|\s?/)"
 )
 
 
@@ -170,6 +173,8 @@ class Layout:
         self._validated = False  # a validation with a loss or an accuracy was read that is not of a test set
         self._validating = 0  # lines that the heading of a validation still applies to
         self._plans: Dict[str, int] = {}  # steps and epochs that the settings announce; 0: that number was no plan
+        self._pending: List[Record] = []  # without a counter, where the lines that end an epoch stand below its values
+        self._closes = False  # this line may be one of these
         self._went_on = False  # the new heading is the previous one, some steps later
         self._second_counts = False  # what looked like the total of a counter advances
         self._headings = self._losses = 0  # consecutive headings that advanced, and losses seen above the last one
@@ -183,6 +188,7 @@ class Layout:
         self._plan(text)
         self._validating -= self._validating > 0
         line = read(text, shapes, tabled, self._validating > 0)
+        self._closes = bool(_CLOSES.search(text)) if isinstance(line, Line) and len(line.values) < 4 else False
         if not line:
             opens = _opens(text)
             self._validating = self._validating if opens is None else _BLOCK * opens
@@ -232,7 +238,7 @@ class Layout:
             return [self._steps.counted(record) for record in line]
         if line.measures and not (line.values or self._trains):
             return []
-        found = self._understood(line)
+        found = self._with_epochs_below(line, self._understood(self._of_epochs(line)))
         self._trains = (
             self._trains
             or line.improves
@@ -250,6 +256,33 @@ class Layout:
         ]
         self._unproven = [*self._unproven, *timed][-_UNPROVEN:]
         return [record for record in records if record not in timed]
+
+    def _of_epochs(self, line: Line) -> Line:
+        """Return the line with a counter of epochs that is called so only elsewhere: by the bar's label, or by its total, which
+        is the planned number of epochs."""
+        values = line.values
+        planned = values.get("steps") == self._plans.get("epochs", 0) != 0 and "epoch" not in self._heading
+        counts = planned or line.bar and bool(_EPOCHS.fullmatch(line.label))
+        if not counts or "step" not in values or {"epoch", "batch"} & {*values}:
+            return line
+        names = {"step": "epoch", "steps": "epochs"}
+        return line._replace(values={names.get(name, name): value for name, value in values.items()})
+
+    def _with_epochs_below(self, line: Line, records: List[Record]) -> List[Record]:
+        """Return the records of a line, with those before it if it ends their epoch: `Epoch 3/10 done`."""
+        closes = self._closes and "epoch" in line.values and {*line.values} <= {"epoch", "epochs", "step_time"}
+        if closes:
+            self._left, self._heading = 0, {}
+            counted: Record = {name: line.values[name] for name in COUNTERS if name in line.values}
+            above, self._pending = self._pending, []
+            above = [{**record, **counted} for record in above]
+            return [self._in_steps(record) if record["kind"] == "step" else record for record in above] or records
+        waits = records and not self._trusted and not {*COUNTERS} & {*line.values}
+        if waits and not self._heading and len(self._pending) < _PENDING:
+            self._pending += records
+            return []
+        above, self._pending = (self._pending, []) if records else ([], self._pending)
+        return above + records
 
     def _understood(self, line: Line) -> List[Record]:
         self._left, self._line = self._left - 1, self._line + 1
@@ -302,6 +335,8 @@ class Layout:
         """Return pending records. `final`: no more lines come; then a counter that never advanced is dropped, unless it was
         seen once, with a loss and with its total or another training value."""
         found = self._end_block(goes_on=not final)
+        if final:
+            found, self._pending = self._pending + found, []
         for held in self._held.values() if final else ():
             names = [*held, "loss"]  # `loss 2.1 after 2000 steps` is a summary, not a counter
             counts = {"step", "batch"} & {*names[: names.index("loss")]} and "loss" in held
@@ -373,6 +408,7 @@ class Layout:
             return self._below_heading(record)
         elif not {"step", "batch"} & {*form} and "loss" in record and not (whole_epoch and "epochs" in record):
             bar = self._running_bar(isinstance(epoch, int))
+            bar = None if isinstance(epoch, int) and abs(self._bars.get(bar or 0, 0) - epoch) < 2 else bar  # of epochs
             place = (bar or 0, self._bars.get(bar or 0, 0), epoch)
             stale = place[:2] == self._joined_at[:2] and place != self._joined_at  # it stood still between two epochs
             if bar and not stale:

@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Mapping, Sequ
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.findings.model import Evidence
 from drumbeat.logs.events import Event, Events
-from drumbeat.logs.meaning.rules import NEAR, Rule
+from drumbeat.logs.meaning.rules import Rule
 from drumbeat.logs.nccl.communicators import Communicators
 from drumbeat.logs.nccl.transport import Transport
 
@@ -62,8 +62,8 @@ def holds(rule: Rule, seen: Whole, event: Event) -> bool:
         return True
     if any(mark not in seen.marks for mark in rule.seen) or any(mark in seen.marks for mark in rule.unseen):
         return False
-    lines = (seen.mark_lines.get((mark, event.evidence.file or ""), ()) for mark in rule.not_near)
-    if any(abs(number - event.number) <= NEAR for numbers in lines for number in numbers):
+    lines = (seen.mark_lines.get((mark, event.evidence.file or ""), ()) for mark in rule.until)
+    if any(number > event.number for numbers in lines for number in numbers):
         return False
     if rule.library and rule.library not in seen.transport.library:
         return False

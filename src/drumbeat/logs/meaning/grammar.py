@@ -114,13 +114,14 @@ BARE = re.compile(
     r"|(?:[a-z_]\w*\.)+[a-z]*(?:error|exception|timeout)|(?:[A-Za-z_]\w*\.)*(?:errors|exceptions)\.[A-Z]\w*)"
     r"(?:\([A-Z]\w*\))?(?:: (?P<message>.+))?$"
 )
-# How other languages say that nobody caught an exception: Java, Rust, Go, Fortran, Julia, R.
+# How other languages say that nobody caught an exception: Java, Rust, Go, Fortran, MPI, Julia, R.
 FOREIGN_WORDS = (
-    "Exception in thread", "panicked at", "panic:", "Fortran runtime error", "LoadError", "Execution halted",
-    "Uncaught exception", "Unhandled exception",
+    "Exception in thread", "panicked at", "panic:", "Fortran runtime error", "forrtl: ", "Fatal error in ", "*** MPI_ERR_",
+    "LoadError", "Execution halted", "Uncaught exception", "Unhandled exception",
 )  # fmt: skip
 _FOREIGN = re.compile(
     r'Exception in thread "[^"]{1,100}" [\w.$]+|thread \'[^\']{0,100}\' (?:\(\d+\) )?panicked at |panic: |Fortran runtime error: '
+    r"|forrtl: (?:severe|error) \(\d+\): |Fatal error in (?:P?MPI|internal)_\w+: |\*\*\* MPI_ERR_\w+: "
     r"|ERROR: LoadError: |Execution halted$|(?:Uncaught|Unhandled) exception\b"
 )
 # Names for which a line is checked even outside of a traceback.

@@ -108,7 +108,6 @@ class Prefilter:
 CAUSE, SYMPTOM, REPORT, CONSEQUENCE, NOISE, NOTE = "cause", "symptom", "report", "consequence", "noise", "note"
 ROLES = (CAUSE, SYMPTOM, REPORT, CONSEQUENCE, NOISE, NOTE)
 SELF, OTHER, JOB = "self", "other", "job"  # whom a line blames
-NEAR = 30  # lines
 MAX_TEXT = 4096  # part of a line that patterns see; NCCL cuts its own lines at 1023
 
 
@@ -129,6 +128,7 @@ class Rule:
     source: str
     locate: str = ""  # how to find where in the program it happened; left out if the log shows it
     find: Tuple[str, ...] = ()
+    says: Tuple[str, ...] = ()  # substrings of which each is enough, whatever the patterns are
     pattern: Tuple[str, ...] = ()  # one must match; none: the substring is enough
     mentions: Tuple[str, ...] = ()  # weaker patterns: words also used in lines that only mention such an error
     unless: str = ""
@@ -139,7 +139,7 @@ class Rule:
     when: Optional[Mapping[str, Any]] = None  # conditions on the log as a whole; conditions.py
     seen: Tuple[str, ...] = ()  # substrings that must all occur in the log
     unseen: Tuple[str, ...] = ()  # substrings that must not occur in the log
-    not_near: Tuple[str, ...] = ()  # substrings that must not occur within NEAR lines of it
+    until: Tuple[str, ...] = ()  # substrings of later lines that withdraw it: the opposite has happened since
     reads: str = ""  # death, gpu-error or link: matches every line that this reader of senses.py gives the rule's code
     fallback: bool = False  # matches only lines that no other rule matches
     any_level: bool = False  # matches even if the line was logged as a warning or lower
@@ -156,7 +156,7 @@ class Rule:
     @property
     def conditional(self) -> bool:
         """Return True if the rule depends on more than its own line."""
-        return bool(self.when or self.seen or self.unseen or self.not_near or self.versions or self.library)
+        return bool(self.when or self.seen or self.unseen or self.until or self.versions or self.library)
 
 
 @dataclass(frozen=True)
@@ -206,10 +206,10 @@ class Rulebook:
         literals = [
             (literal, rule)
             for rule in self.rules
-            for literal in rule.find + (words_of(rule.reads, rule.code) if rule.reads else ())
+            for literal in rule.find + rule.says + (words_of(rule.reads, rule.code) if rule.reads else ())
         ]
         self._owners = [rule for _, rule in literals]
-        self._marks = sorted({mark for rule in self.rules for mark in rule.seen + rule.unseen + rule.not_near})
+        self._marks = sorted({mark for rule in self.rules for mark in rule.seen + rule.unseen + rule.until})
         self.literals = tuple(literal for literal, _ in literals) + tuple(self._marks)
 
     @functools.cached_property
@@ -250,10 +250,9 @@ def _apply(rule: Rule, text: str, literal: str) -> Optional[Match]:
         code, place, only_status = READERS[rule.reads](text)
         if code == rule.code:
             return _match(rule, text, place, {}, only_status)
-    if not rule.pattern and literal in rule.find:
-        start = text.find(literal)
-        return _match(rule, text, (start, start + len(literal)), {}, False)
-    for mention, patterns in ((False, rule.pattern), (True, rule.mentions)):
+    plain = rule.says if rule.pattern or literal not in rule.find else (literal,)
+    said = next((re.escape(words) for words in plain if words in text), None)
+    for mention, patterns in ((False, (*rule.pattern, said) if said else rule.pattern), (True, rule.mentions)):
         for pattern in patterns:
             match = _compiled(pattern).search(text)
             if match:
@@ -301,7 +300,7 @@ def _removed_apis(entries: Any) -> List[Rule]:
     ]  # fmt: skip
 
 
-LISTS = ("find", "pattern", "mentions", "seen", "unseen", "not_near", "over", "absorbs")
+LISTS = ("find", "says", "pattern", "mentions", "seen", "unseen", "until", "over", "absorbs")
 
 
 def rules_of(entries: Sequence[Mapping[str, Any]], file: str) -> Iterator[Rule]:

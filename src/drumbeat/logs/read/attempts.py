@@ -15,7 +15,7 @@ from drumbeat.logs.read.templates import Chunk, Pieces
 WORDS = (
     "nohup: ignoring input", "runner.py", "LSF System", "The output (if any)", "has been allocated resources",
     "SLURM_JOB_ID", "SLURM_JOBID", "PBS_JOBID", "LSB_JOBID", "Job ID", "JobID", "job ID", "job id", "Job id", "JOBID",
-    "Slurm job", "SLURM job",
+    "Slurm job", "SLURM job", "CANCELLED AT",
 )  # fmt: skip
 # Printed once for each run, whatever its size: by nohup, by the deepspeed launcher's first process, by srun and salloc; or
 # with a job's number, however often.
@@ -30,6 +30,8 @@ _STARTS = (
         ),
     ),
 )
+# Slurm ended the job; one that was requeued goes on in the same file.
+_OVER = re.compile(r"\*\*\* JOB \d+ ON \S+ CANCELLED AT ")
 _REPORT = re.compile(r"^Sender: LSF System <")
 _BELOW = "The output (if any) follows"
 _ABOVE = "The output (if any) is above this job summary"
@@ -182,6 +184,9 @@ class Runs:
         self.jobs: Dict[str, List[str]] = {}  # file -> ids of a scheduler's jobs, in the order in which they came
         self.mixed = False  # lines of several jobs are interleaved
         self.guessed: Dict[Tuple[str, int], bool] = {}  # file and line of guessed starts; True: likely ones
+        self.requeued: Set[Tuple[str, int]] = (
+            set()
+        )  # those of guessed that follow a job's end: steps must show the next run
         self._openings: Dict[str, Opening] = {}
         self._started: Dict[Tuple[str, str], str] = {}  # file and kind -> id of the run, empty where it has none
         self._reports: Dict[str, int] = {}  # file -> first line of LSF's last report
@@ -230,6 +235,9 @@ class Runs:
             if before is not None:
                 self._begin(file, before + 1)
             return True
+        if _OVER.search(raw_text) and self._begin(file, number + 1):
+            self.guessed[(file, number + 1)] = True
+            self.requeued.add((file, number + 1))
         for kind, pattern in _STARTS:
             match = pattern.search(raw_text)
             if match:

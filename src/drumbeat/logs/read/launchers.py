@@ -47,7 +47,6 @@ class FirstFailure:
     exit_code: Optional[int]
     evidence: Evidence
     who: str = TORCHRUN  # says so
-    local: Optional[int] = None  # its local rank
     time: str = ""  # 2026-03-29_22:03:17, as torchrun writes it
     alone: bool = (
         True  # False: another host's torchrun saw its own failure at about that time, so neither knows the first
@@ -132,7 +131,6 @@ class ElasticSummary:
     def _read(self) -> Optional[FirstFailure]:
         """Return the entry as read so far; None without a rank or an exit code."""
         rank = re.match(r"\d{1,7}", self._fields.get("rank", ""))
-        local = re.search(r"\(local[ _]rank:? ?(\d{1,7})", self._fields.get("rank", ""))
         code = re.match(r"-?\d{1,7}", self._fields.get("exitcode", ""))
         if not rank and not code:
             return None
@@ -141,7 +139,6 @@ class ElasticSummary:
             self._fields.get("host", "").split(" ")[0],
             int(code[0]) if code else None,
             self._evidence,
-            local=int(local[1]) if local else None,
             time=self._fields.get("time", "")[:40],
         )
 

@@ -49,6 +49,7 @@ _BRACKET = _patterns(
     r"\[(?P<host>(?![\w.-]+\.(?:cc?|cpp|cu|h|hpp|rs|go|jl):)[A-Za-z][\w.-]{0,60}):\d{3,9}\] (?=\S)",  # Open MPI
     r"\[ *\+?\d{1,9}\.\d{3,9}\] ",  # dmesg, seconds since boot
     r"\[[A-Z][a-z]{2} (?P<time>[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d) \d{4}\] ",  # dmesg -T
+    r"\[\d{9,11}\.\d{3,9}\] \[(?P<host>[A-Za-z][\w.-]{0,60}):\d{1,9}:\d{1,6}\] +",  # UCX
     r"\[\d{1,9}\.(?:\d{1,2}|batch|extern|interactive)\] (?=\w{1,20}: )",  # slurmd's own log, the step
     r"\[pod/(?P<host>[\w.-]+)/[\w.-]+\] ?",  # kubectl logs --prefix
     r"\[(?P<host>[a-z][a-z-]*\d[a-z0-9.-]{0,60})\] (?=[\w.-]+:\d+:\d+ )",
@@ -92,6 +93,7 @@ _COMPOSE = _patterns(
     r"[\w.-]{1,60} +\| ",  # docker compose
 )
 _HOST = _patterns(
+    r"Abort\(\d+\) on node \d+ \(rank (?P<rank>\d+) in comm \w+\): ",  # MPICH
     r"(?!(?:hsn|eth|cxi|mlx|bond|hfi|ib|efa|eno|en[ps])\d)"  # an interface is no host
     r"(?P<host>[a-z][a-z-]*\d[a-z0-9.-]{0,60}|localhost): ",  # pdsh, clush, ssh loops, DeepSpeed
     r"(?!error|warning|python|bash)(?P<host>[a-z][a-z0-9.-]{1,60}): " + _OWN_START,
@@ -183,6 +185,7 @@ class Line:
     task: Optional[int] = None  # number printed by srun -l and the like: a rank, or a node with its own launcher
     fields: str = ""  # other fields of a structured record: `pool=hbm want=2.1`
     rank_is_task: bool = False  # no other words name the rank
+    local: Optional[int] = None  # the local rank, where the prefix names only that
 
     @property
     def only_warns(self) -> bool:
@@ -212,6 +215,7 @@ def clean(raw: str) -> Line:
     text = text[bar.end() :] if bar else text
     rank: Optional[int] = None
     task: Optional[int] = None  # a launcher's number: a rank, or a node on which another launcher starts them
+    local: Optional[int] = None
     host: Optional[str] = None
     when: Optional[float] = None
     level = ""
@@ -227,6 +231,7 @@ def clean(raw: str) -> Line:
         found = match.groupdict()
         rank = int(found["rank"]) if found.get("rank") and rank is None else rank
         task = int(found["task"]) if found.get("task") and task is None else task
+        local = int(found["local"]) if found.get("local") else local
         host = found.get("host") or host
         when = seconds_in_year(found["time"]) if found.get("time") and when is None else when
         level = "" if found.get("redirected") else level or _LEVEL_LETTER.get(found.get("level") or "", "")
@@ -247,7 +252,7 @@ def clean(raw: str) -> Line:
     if not level and when is not None:  # 2026-01-02 03:04:05 ERROR text
         behind = _LEVEL_BEHIND_TIME.match(text)
         level = _LEVEL_LETTER[behind[1]] if behind else ""
-    return Line(text, rank, host, when, level, task, record[1] if record else "", rank_is_task)
+    return Line(text, rank, host, when, level, task, record[1] if record else "", rank_is_task, local)
 
 
 # Records of loggers that write fields: JSON, and `level=error rank=3 msg="..."`.

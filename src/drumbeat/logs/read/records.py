@@ -534,6 +534,15 @@ def telling(
     return (number, line, "") if silent and _is_uneasy(line.text) and not is_known(line.text) else None
 
 
+def last_statement(lines: Numbered) -> Optional[Tuple[int, Line]]:
+    """Return the last line that says something, apart from the work that was going on."""
+    texts = [(number, decode(raw)) for number, raw in lines if raw.strip()]
+    works = _works(texts, lambda number: None)
+    said = _statements(each for place, each in enumerate(texts) if place not in works)[-LAST_WORDS:]
+    told = [(number, text) for number, text in said if len(_SAID_WORD.findall(text)) >= _FEWEST_WORDS]
+    return (told[-1][0], clean(told[-1][1])) if told else None
+
+
 def _warns(last: Sequence[Tuple[int, str]]) -> bool:
     """Return True for lines of a warning, but not one of the shutdown: the program has passed what stands above."""
     return any(clean(text).only_warns for _, text in last) and not any(_TIDIED.search(text) for _, text in last)
