@@ -6,7 +6,7 @@ from drumbeat.agent.watchers.hang import in_words
 from drumbeat.agent.watchers.hang_verdict import Ended, Silence, doing, judge
 from drumbeat.inspector.activity import ANSWER
 from drumbeat.inspector.record import Collective
-from tests.agent.looks import busy, look, meets, others, waits
+from tests.agent.looks import GLOO, busy, look, meets, others, waits
 
 
 def test_a_rank_that_waits_for_no_other_is_never_left_out():
@@ -129,6 +129,26 @@ def test_flight_recorders_of_groups_that_hold_some_of_the_ranks():
     ]
     looks += [at(2, (17, "all_gather", True), (7, "all_reduce", True)), at(3, waits_in_tensor, waits_in_data)]
     assert judge(looks, Silence(8.0)).rank == 2
+
+
+def test_of_the_ranks_behind_the_one_that_is_in_no_collective_is_named():
+    """Groups (0, 1) and (2, 3), and one of all: rank 1 sleeps before the call in which rank 0 waits for it."""
+
+    def at(rank, whole, own, **more):
+        stack = more.pop("stack", GLOO)
+        return look(rank, collectives=(Collective("0", *whole), Collective(f"{rank // 2}", *own)), stack=stack, **more)
+
+    behind, ahead = (9, "all_reduce", True), (10, "all_reduce", False)
+    there = {"call": "clock_nanosleep", "place": "a.py:9 main", "stack": ("a.py:9 main",)}
+    looks = [
+        at(0, behind, (1, "all_reduce", False), place="a.py:10 main", call="futex"),
+        at(1, behind, (0, "all_reduce", True), **there),
+        *(at(rank, ahead, (1, "all_reduce", True), place="a.py:12 main", call="futex") for rank in (2, 3)),
+    ]
+    found = judge(looks, Silence(34.0))
+    assert (found.code, found.rank) == ("hang-asleep", 1) and "rank 1 is asleep at a.py:9 main" in found.title
+    working = [looks[0], replace(looks[1], state="R", cpu=0.9, call=""), *looks[2:]]
+    assert judge(working, Silence(34.0)) is None, "rank 0 waits for one that computes"
 
 
 def test_a_rank_that_left_is_the_cause():

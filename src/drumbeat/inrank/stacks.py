@@ -334,12 +334,10 @@ def _is_alone(main: int) -> bool:
             inner = inner.f_back
         if inner is None and thread not in (main, _thread.get_ident()):
             return False
-    if _timer_runs():
-        return False
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # which leaves them as they are
     except ChildProcessError:
-        return True
+        return not _timer_runs()
     return False
 
 

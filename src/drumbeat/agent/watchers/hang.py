@@ -8,6 +8,7 @@ checkpoint) raises the limit; a phase that a rank announces is waited for.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any, Dict, List, Optional, Set, Tuple
 
@@ -35,7 +36,6 @@ from drumbeat.runfolder.progress import LATE, late_after, median
 
 _LEARNED = 1.5  # or this factor on the longest pause that ended well
 _UNKNOWN = 30.0  # seconds without a report while the usual time is unknown
-_FACT = LATE  # seconds after which the ranks' state is reported, although it may be fine
 _ANNOUNCED = 300.0  # seconds that an announced phase may take before the first look
 _ANSWERS = 11.0  # seconds for all members to answer
 _LOOKS = (10.0, 20.0, PATIENCE)  # seconds of silence at which the agents look again; then every half minute
@@ -44,8 +44,13 @@ _LASTS = 2.0  # seconds that a look takes
 _OFTEN = 10  # looks at a silence of a program without steps; from then on they come more rarely
 _NUMBERS = regex(r"\d+")
 _EVERY = 60.0  # seconds between looks before the first step while all ranks run
-_FACT_AGAIN = (60.0, 120.0, 300.0)  # seconds of silence after which the fact is reported again; then at multiples of:
-_FACT_EVERY = 600.0
+_TELL_AGAIN = (
+    60.0,
+    120.0,
+    300.0,
+    600.0,
+    1200.0,
+)  # seconds of silence at which the same state of the ranks is reported again
 
 
 class Hang:
@@ -254,14 +259,12 @@ class Hang:
         times. Not if all ranks work alike, except after a long time without a step."""
         words = in_words(looks)
         plain = _NUMBERS.sub("", words)  # changed rates and line numbers are no news
-        alike = seconds < _FACT or all(class_of(look) == BUSY for look in looks)
-        if not plain or alike and (steps or now - self._began < _EVERY):
-            return []
-        if plain in self._told and seconds < self._tell_again:
+        alike = seconds < LATE or all(class_of(look) == BUSY for look in looks)
+        told = not plain or (plain in self._told and seconds < self._tell_again)
+        if told or alike and (steps or now - self._began < _EVERY):
             return []
         self._told.add(plain)
-        later = (at for at in _FACT_AGAIN if at > seconds)
-        self._tell_again = next(later, _FACT_EVERY * (seconds // _FACT_EVERY + 1))
+        self._tell_again = next((at for at in _TELL_AGAIN if at > seconds), math.inf)
         shown = round(seconds if steps else now - self._began, 1)
         return [Emit("activity", {"seconds": shown, "what": words, "stepped": steps})]
 

@@ -315,16 +315,15 @@ def judge(looks: Sequence[RankLook], silence: Silence) -> Optional[Finding]:
         working = any(class_of(look) == BUSY for look in looks if look not in odd)
         early = working and silence.seconds < _WORKING_PATIENCE
         return None if early else _unless_working(odd, looks, silence)
-    if all(class_of(look) in (LOOP, GPU) and _stands(look, LOOP, silence) for look in looks):
+    if all(class_of(look) in (LOOP, GPU) and _stands(look, silence) for look in looks):
         return held_up(class_of(looks[0]), looks, looks, silence)
     quiet = all(look.network < _NETWORK for look in looks)  # otherwise data is still on its way
     if quiet and len(idle) == len(looks) and (silence.steps or silence.again):
         if all(look.call in FOR_A_CHILD for look in looks) and silence.seconds < _WORKING_PATIENCE:
             return None  # a program that starts its ranks itself
-        together = silence.steps or any(map(_for_others, looks))
-        if not together and silence.seconds < MAY_COME:
-            return None  # each may wait for something of its own: a time, a server, a request
-        if all(_stands(look, class_of(look), silence, all_idle=True) for look in looks):
+        # Without steps each may wait for something of its own: a time, a server, a request.
+        together = silence.steps or silence.seconds >= MAY_COME or any(map(_for_others, looks))
+        if together and all(_stands(look, silence, all_idle=True) for look in looks):
             return held_up(ALL_IDLE, [], looks, silence)
     return None
 
@@ -355,12 +354,12 @@ def shows_work(look: RankLook) -> bool:
     return class_of(look) in (BUSY, LOOP) or look.still < PATIENCE
 
 
-def _stands(look: RankLook, word: str, silence: Silence, all_idle: bool = False) -> bool:
+def _stands(look: RankLook, silence: Silence, all_idle: bool = False) -> bool:
     """Return true if it has shown no progress for long enough; activity of a thread that waits in a collective is not
     progress. `all_idle`: no rank works, so that an answer over the network may be one that they owe each other."""
     if moves(look):
         return False
-    asks = look.signs.endswith(activity.ANSWER) and not in_collective(look)
+    word, asks = class_of(look), look.signs.endswith(activity.ANSWER) and not in_collective(look)
     stood = silence.seconds if in_collective(look) else look.still
     if word == BUSY or stood < PATIENCE or (asks and not all_idle):
         return silence.seconds >= max(WORKS, _TIMES_LONGEST * silence.longest)
@@ -389,10 +388,8 @@ def _missed(looks: Sequence[RankLook], silence: Silence) -> List[RankLook]:
     (which then try to reach a server of theirs, that may yet come up)."""
     rest = [look for look in looks if not look.missed]
     there = any(look.rank == 0 and look.meets and not look.unnumbered for look in looks)
-    wait = all(
-        class_of(each) == WAITS and _stands(each, WAITS, silence) and not (each.waits_for or in_collective(each))
-        for each in rest
-    )
+    idle = [each for each in rest if class_of(each) == WAITS and _stands(each, silence)]
+    wait = idle == rest and not any(each.waits_for or in_collective(each) for each in rest)
     there = there or bool(rest and wait and silence.again and silence.seconds >= PATIENCE)
     return [look for look in looks if look.missed and (there or (look.meets and "answers," in look.missed))]
 
@@ -474,10 +471,11 @@ def _asleep(looks: Sequence[RankLook]) -> List[RankLook]:
 
 def _unless_working(odd: Sequence[RankLook], looks: Sequence[RankLook], silence: Silence) -> Optional[Finding]:
     """Return a verdict on the odd ones, unless they may just as well be working."""
-    odd = [look for look in odd if class_of(look) != BUSY] or list(odd)
+    odd = [look for look in odd if not in_collective(look)] or list(odd)  # the others wait for these
+    odd = [look for look in odd if class_of(look) != BUSY] or odd
     if any(class_of(look) == KERNEL for look in odd):
         return None  # storage has its own patience
     mismatch = silence.again and all(map(in_collective, looks))  # all wait, but in different calls
-    if not mismatch and not all(_stands(look, class_of(look), silence) for look in odd):
+    if not mismatch and not all(_stands(look, silence) for look in odd):
         return None
     return held_up(class_of(odd[0]), odd, looks, silence)
