@@ -200,7 +200,7 @@ def test_its_counts_tell_who_is_behind_where_nothing_else_does():
 def test_a_rank_that_is_behind_and_busy_is_given_time():
     looks = with_ras([spins(rank) for rank in range(8)], notes(ANSWER))
     assert judge(looks, Silence(8.0)) is None
-    assert judge(looks, Silence(400.0)).rank == 2
+    assert judge(looks, Silence(1800.0)).rank == 2
 
 
 def test_a_note_goes_to_the_process_that_it_names():

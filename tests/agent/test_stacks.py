@@ -259,13 +259,49 @@ asked()
 timer.cancel()
 timer.join()
 asked()
+
+def trace(*event):
+    return trace
+
+sys.settrace(trace)  # a debugger's, or a time limit's
+asked()
+sys.settrace(None)
+asked()
 print(*map(int, told))
 """
 
 
 def test_a_handler_of_a_signal_a_child_or_another_thread_may_break_into_a_loop():
     told = subprocess.run([sys.executable, "-S", "-c", ALONE], capture_output=True, text=True, timeout=60, check=True)
-    assert told.stdout.split() == ["1", "0", "1", "0", "0", "1", "0", "1"]
+    assert told.stdout.split() == ["1", "0", "1", "0", "0", "1", "0", "1", "0", "1"]
+
+
+NATIVE = f"""
+import sys
+sys.path.insert(0, {str(FOLDER)!r})
+import ctypes, stacks, time
+usleep = ctypes.CDLL(None).usleep
+usleep.restype, usleep.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+print(int(stacks._timer_runs()))
+thread = ctypes.c_ulong()
+sleeps = ctypes.cast(usleep, ctypes.c_void_p)
+ctypes.CDLL(None).pthread_create(ctypes.byref(thread), None, sleeps, ctypes.c_void_p(900_000))
+time.sleep(0.3)
+print(int(stacks._timer_runs()))
+"""
+
+
+def test_a_thread_of_a_library_that_sleeps_may_break_into_a_loop():
+    told = subprocess.run([sys.executable, "-S", "-c", NATIVE], capture_output=True, text=True, timeout=60, check=True)
+    assert told.stdout.split() == ["0", "1"]
+
+
+def test_an_exception_that_the_program_shows_itself_does_not_end_it(tmp_path):
+    shows = "\ntry:\n    1 / 0\nexcept ZeroDivisionError:\n    sys.excepthook(*sys.exc_info())\nraise KeyError(3)"
+    environ = {**os.environ, "DRUMBEAT_METRICS": str(tmp_path / "metrics"), "RANK": "2"}
+    done = subprocess.run([sys.executable, "-S", "-c", LEAVES + shows], env=environ, capture_output=True, text=True)
+    assert "ZeroDivisionError" in done.stderr and "KeyError: 3" in done.stderr
+    assert stacks.read_note(str(tmp_path), 2, [])["raised"] == "KeyError: 3"
 
 
 def test_a_rank_that_raises_or_exits_notes_who_had_left_it(tmp_path):

@@ -46,12 +46,6 @@ def stat(pid: int) -> Optional[Stat]:
     return Stat(fields[0].decode(), int(fields[1]), own / _TICKS, waited / _TICKS, fields[19].decode(), int(fields[9]))
 
 
-def stats() -> Dict[int, Stat]:
-    """Return the stat of every process that is not a zombie."""
-    found = ((pid, stat(pid)) for pid in pids())
-    return {pid: one for pid, one in found if one and one.alive}
-
-
 def start_time(pid: int) -> Optional[str]:
     """Return `Stat.started` of a live process; None for a zombie."""
     found = stat(pid)

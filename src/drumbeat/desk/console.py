@@ -357,9 +357,8 @@ class Console:
         elif isinstance(event, kinds.VerdictGiven) and event.peer is not None:
             self._show_verdict(event)
         elif isinstance(event, kinds.Activity):
-            if event.what and event.what not in self._said:
+            if event.what:
                 self.say("waiting", event.words(event.seconds))
-            self._said.add(event.what)
         elif isinstance(event, kinds.Resumed):
             self._hangs = False
             steps = f"steps come again, after {duration(event.seconds)} without one"

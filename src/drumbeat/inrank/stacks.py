@@ -13,6 +13,7 @@ from __future__ import annotations
 import _socket
 import _thread
 import atexit
+import contextlib
 import functools
 import os
 import signal
@@ -47,6 +48,8 @@ PROVEN = 2  # the loop can only be broken from outside (see `_is_alone`): one su
 _CLOSED, _CLOSE_WAIT, _LISTENS = 7, 8, 10  # states of a TCP connection
 _NOTE = "end-"  # prefix of the names of notes
 
+_BEGINS = ("<module>", "_run_module_as_main", "_bootstrap")  # functions in which a program, or a thread, begins
+
 # As tracebacks show what stands between a program and its connection: no line of the program.
 _SHOWN = "<frozen socket>"
 _TRIES, _LATELY = 3, 20.0  # refused connections that count as trying again and again; seconds since the first of them
@@ -69,7 +72,8 @@ def adapt(module: Any) -> None:
     show, leave = sys.excepthook, os._exit
 
     def note_and_show(kind: Any, value: Any, trace: Any) -> None:
-        note_end(not _of_connection(value), _words(kind, value))
+        if not _goes_on(sys._getframe()):
+            note_end(not _of_connection(value), _words(kind, value))
         show(kind, value, trace)
 
     def note_and_leave(status: int) -> None:
@@ -87,6 +91,14 @@ def adapt(module: Any) -> None:
     setattr(holder, name, note_thread_and_show)
     sys.excepthook, os._exit = note_and_show, note_and_leave  # type: ignore[assignment]
     atexit.register(note_end)
+
+
+def _goes_on(frame: FrameType) -> bool:
+    """Return true if an exception hook was called by the program, to show an exception that it has caught: when Python calls it,
+    nothing of the program is left."""
+    while frame.f_back is not None:
+        frame = frame.f_back
+    return frame.f_code.co_name in _BEGINS
 
 
 def _noting_refusals(plain: Any) -> Any:
@@ -308,8 +320,8 @@ def _stack(frame: Optional[FrameType], thread: int) -> List[List[Any]]:
 
 
 def _is_alone(main: int) -> bool:
-    """Return true if nothing can break into what the main thread does: neither the program's handler of a signal, nor another
-    thread or a child, which may interrupt it."""
+    """Return true if nothing can break into what the main thread does: neither the program's handler of a signal or its trace
+    function, nor another thread or a child, which may interrupt it."""
     for handler in map(signal.getsignal, signal.valid_signals()):
         own = handler is signal.default_int_handler or _is_ours(getattr(handler, "__module__", ""))
         if callable(handler) and not own:
@@ -317,13 +329,24 @@ def _is_alone(main: int) -> bool:
     for thread, frame in sys._current_frames().items():
         inner: Optional[FrameType] = frame
         while inner is not None and not _is_ours(inner.f_globals.get("__name__")):
+            if inner.f_trace is not None and thread == main:
+                return False
             inner = inner.f_back
         if inner is None and thread not in (main, _thread.get_ident()):
             return False
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # which leaves them as they are
     except ChildProcessError:
-        return True
+        return not _timer_runs()
+    return False
+
+
+def _timer_runs() -> bool:
+    """Return true if a thread sleeps until a time, also one of a library in C: idle threads of a pool wait for work."""
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/wchan") as file:
+            if "nanosleep" in file.read():
+                return True
     return False
 
 

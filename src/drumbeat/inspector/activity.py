@@ -164,7 +164,8 @@ def read_ranks(
                 rank.answers += [answer] if answer else []
             rank.moments.append(_moment(rank.main, about.state if about else "", answer))
         waiting = [rank for rank in ranks if rank.moments[-1] == PEERS]
-        under_way = {inode for inode, (_, packets) in tcp_sockets().items() if packets} if waiting else set()
+        own = {int(inode) for rank in waiting for inode in seen.sockets(rank.main) or ()}
+        under_way = {inode for inode, (_, packets) in tcp_sockets(own).items() if packets} if own else set()
         for rank in waiting:
             if not under_way.isdisjoint(seen.sockets(rank.main) or {}):  # it has data under way to a peer
                 rank.moments[-1] = SENDS

@@ -8,7 +8,7 @@ import socket
 import struct
 from contextlib import suppress
 from dataclasses import replace
-from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Container, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from drumbeat.base import proc
 from drumbeat.base.proc import Ports
@@ -16,7 +16,8 @@ from drumbeat.inspector.record import SHARED, Row
 from drumbeat.inspector.tree import Snapshot, above
 from drumbeat.machine.host import netlink, netlink_values
 
-_SOCK_DIAG, _BY_FAMILY, _TCP_INFO, _LISTENS = 4, 20, 2, 10  # netlink's numbers
+_SOCK_DIAG, _BY_FAMILY, _TCP_INFO = 4, 20, 2  # netlink's numbers
+_CONNECTED = ~(1 << 6 | 1 << 7 | 1 << 10) & 0xFFFFFFFF  # all states but TIME-WAIT, CLOSE and LISTEN
 _SHOW_PEER, _UNIX_PEER = 4, 2
 _TO_CONNECT = 64  # bytes of each connection for its ends to identify each other; gloo needs 8
 _MOST_ENDS = 8  # connections that leave this node, reported to the lead
@@ -24,17 +25,21 @@ _MOST_ENDS = 8  # connections that leave this node, reported to the lead
 _PLAIN = ("null", "zero", "full", "random", "urandom", "tty", "pts", "ptmx", "console", "shm", "mqueue", "fuse", "log")
 
 
-def tcp_sockets() -> Dict[str, Tuple[int, int]]:
-    """Return by inode, for each TCP connection of this network namespace, the bytes it has transferred and the packets in
-    flight; empty if the kernel does not say. Data waiting at a receiver that does not read is not in flight."""
+def tcp_sockets(among: Optional[Container[int]] = None) -> Dict[str, Tuple[int, int]]:
+    """Return by inode, for each TCP connection of this network namespace, or for those `among` these inodes, the bytes it has
+    transferred and the packets in flight; empty if the kernel does not say. Data waiting at a receiver that does not read is not
+    in flight."""
     found = {}
     with suppress(OSError, struct.error):
         for family in (socket.AF_INET, socket.AF_INET6):
-            asked = struct.pack("=BBBxI48x", family, socket.IPPROTO_TCP, 1 << (_TCP_INFO - 1), 0xFFFFFFFF)
+            asked = struct.pack("=BBBxI48x", family, socket.IPPROTO_TCP, 1 << (_TCP_INFO - 1), _CONNECTED)
             for message in netlink(_SOCK_DIAG, _BY_FAMILY, asked):
+                (inode,) = struct.unpack_from("=I", message, 68)
+                if among is not None and inode not in among:
+                    continue
                 about = netlink_values(message, 72).get(_TCP_INFO, b"")
-                if len(about) >= 136 and message[1] != _LISTENS:
-                    (inode,), (under_way,) = struct.unpack_from("=I", message, 68), struct.unpack_from("=I", about, 24)
+                if len(about) >= 136:
+                    (under_way,) = struct.unpack_from("=I", about, 24)
                     found[str(inode)] = sum(struct.unpack_from("=QQ", about, 120)), under_way
     return found
 

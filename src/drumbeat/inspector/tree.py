@@ -60,8 +60,10 @@ class Snapshot:
     """One pass over /proc: the stat of every live process. Reading more of a process may block while it hangs in the kernel,
     so do that in a child with a deadline."""
 
-    def __init__(self, stats: Optional[Mapping[int, Stat]] = None) -> None:
-        stats = proc.stats() if stats is None else stats
+    def __init__(self, listed: Optional[Mapping[int, Optional[Stat]]] = None) -> None:
+        """`listed`: the stat of every process, zombies included; those that ended while they were read have none."""
+        self._listed = {pid: proc.stat(pid) for pid in proc.pids()} if listed is None else listed
+        stats = {pid: one for pid, one in self._listed.items() if one and one.alive}
         self.processes = {pid: Process(pid, stat) for pid, stat in stats.items()}
         self.parents = {pid: stat.parent for pid, stat in stats.items()}
         self._sockets: Dict[int, Optional[Dict[str, Ports]]] = {}
@@ -69,9 +71,8 @@ class Snapshot:
 
     def later(self, changing: Container[int]) -> Snapshot:
         """Return a second snapshot, seconds later: only `changing` and new processes are read again."""
-        kept = {pid: each.stat for pid, each in self.processes.items() if pid not in changing}
-        found = ((pid, kept.get(pid) or proc.stat(pid)) for pid in proc.pids())
-        return Snapshot({pid: one for pid, one in found if one and one.alive})
+        kept = {pid: one for pid, one in self._listed.items() if pid not in changing}
+        return Snapshot({pid: kept[pid] if pid in kept else proc.stat(pid) for pid in proc.pids()})
 
     @cached_property
     def children(self) -> Mapping[int, List[int]]:

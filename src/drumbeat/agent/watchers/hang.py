@@ -8,19 +8,23 @@ checkpoint) raises the limit; a phase that a rank announces is waited for.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Set, Tuple
 
 from drumbeat.agent.watchers.contract import Action, AskLook, Emit, Saw, Stop, Warn
 from drumbeat.agent.watchers.hang_verdict import (
     BUSY,
+    MAY_COME,
     PATIENCE,
+    WORKS,
     Ended,
     Silence,
     class_of,
     doing,
     judge,
     say_of,
+    shows_work,
     with_ras,
 )
 from drumbeat.agent.wire.messages import Beat
@@ -32,11 +36,6 @@ from drumbeat.runfolder.progress import LATE, late_after, median
 
 _LEARNED = 1.5  # or this factor on the longest pause that ended well
 _UNKNOWN = 30.0  # seconds without a report while the usual time is unknown
-# Seconds of silence before a verdict without proof may end a run: what the rank waits for may still come; the same where it
-# shows that it works: it computes, polls, reads or writes.
-_UNPROVEN = 300.0
-_WORKS = 1800.0
-_FACT = LATE  # seconds after which the ranks' state is reported, although it may be fine
 _ANNOUNCED = 300.0  # seconds that an announced phase may take before the first look
 _ANSWERS = 11.0  # seconds for all members to answer
 _LOOKS = (10.0, 20.0, PATIENCE)  # seconds of silence at which the agents look again; then every half minute
@@ -45,6 +44,13 @@ _LASTS = 2.0  # seconds that a look takes
 _OFTEN = 10  # looks at a silence of a program without steps; from then on they come more rarely
 _NUMBERS = regex(r"\d+")
 _EVERY = 60.0  # seconds between looks before the first step while all ranks run
+_TELL_AGAIN = (
+    60.0,
+    120.0,
+    300.0,
+    600.0,
+    1200.0,
+)  # seconds of silence at which the same state of the ranks is reported again
 
 
 class Hang:
@@ -95,7 +101,8 @@ class Hang:
         self._looks = 0  # at this silence
         self._looked = 0.0  # when the last look began
         self._said: Optional[Finding] = None
-        self._told = ""  # what the ranks do in this silence
+        self._told: Set[str] = set()  # what the ranks do in this silence
+        self._tell_again = 0.0  # at this silence
         self._alone: Tuple[int, ...] = ()  # ranks that were named while the others went on
         self._alone_for = 0.0  # seconds
         self._longest = 0.0  # seconds of the longest pause that ended well
@@ -172,7 +179,7 @@ class Hang:
         about = {"seconds": round(seconds, 1), "stepped": self._stepped}
         clear: List[Action] = [Emit("activity", {**about, "what": ""})] if self._told and not self._stepped else []
         again: List[Action] = [Emit("resumed", about)] if self._said else []
-        self._said, self._looks, self._shown, self._told = None, 0, (), ""
+        self._said, self._looks, self._shown, self._told = None, 0, (), set()
         self._waiting, self._next_look = None, 0.0
         return clear + again
 
@@ -235,8 +242,7 @@ class Hang:
         proven = finding is not None and finding.confidence == CERTAIN
         if one_rank or finding and (steps or same or proven):
             named = [look for look in looks if finding is not None and finding.rank in (None, look.rank)]
-            works = any(class_of(look) == BUSY or look.still < PATIENCE for look in named)
-            left = 0.0 if proven else (_WORKS if works else _UNPROVEN) - seconds
+            left = 0.0 if proven else (WORKS if any(map(shows_work, named)) else MAY_COME) - seconds
             if left > 0:
                 self._next_look = min(self._next_look, now + left)  # then it may end the run
             actions = self._say(finding, None if one_rank else seconds, may_stop=steps and left <= 0)
@@ -249,15 +255,18 @@ class Hang:
         return self._state(looks, seconds, now, steps) + again
 
     def _state(self, looks: List[RankLook], seconds: float, now: float, steps: bool) -> List[Action]:
-        """Report which ranks wait and what the others do, as a fact without a verdict. Only if it has changed, and not if all
-        ranks work alike, except after a long time without a step."""
+        """Report which ranks wait and what the others do, as a fact without a verdict: when it changes, and again after growing
+        times. Not if all ranks work alike, except after a long time without a step."""
         words = in_words(looks)
         plain = _NUMBERS.sub("", words)  # changed rates and line numbers are no news
-        alike = seconds < _FACT or all(class_of(look) == BUSY for look in looks)
-        if plain in ("", self._told) or alike and (steps or now - self._began < _EVERY):
+        alike = seconds < LATE or all(class_of(look) == BUSY for look in looks)
+        told = not plain or (plain in self._told and seconds < self._tell_again)
+        if told or alike and (steps or now - self._began < _EVERY):
             return []
-        self._told, seconds = plain, round(seconds if steps else now - self._began, 1)
-        return [Emit("activity", {"seconds": seconds, "what": words, "stepped": steps})]
+        self._told.add(plain)
+        self._tell_again = next((at for at in _TELL_AGAIN if at > seconds), math.inf)
+        shown = round(seconds if steps else now - self._began, 1)
+        return [Emit("activity", {"seconds": shown, "what": words, "stepped": steps})]
 
     def _say(self, finding: Optional[Finding], seconds: Optional[float], may_stop: bool = True) -> List[Action]:
         if finding is None:

@@ -2,8 +2,8 @@
 
 A verdict needs an odd one out, or all ranks idle. Ranks that are all busy alike are working, however long it takes. A stopped
 rank, a rank that has left and mismatched collectives are hangs at once. A rank that stands still, spins or waits hangs after
-30 s without progress; one that computes, polls or transfers a few bytes hangs after minutes; one that transfers many bytes
-never does. After the last announced step, only ranks that wait in a collective hang.
+30 s without progress; one that shows work, or awaits an answer from outside the job, after half an hour; one that transfers
+many bytes never does. After the last announced step, only ranks that wait in a collective hang.
 
 A verdict is certain only with proof that nothing can end the wait (`_PROOFS`): that decides when it may end a run.
 """
@@ -277,8 +277,9 @@ _STORAGE_PATIENCE = 30.0  # seconds: a slow file system may hold a rank in the k
 _WORKING_PATIENCE = 60.0  # seconds: a rank idles while others work
 _POLLS = 1.5  # wakeups per second; a sleeping rank that wakes more often may be polling for another
 _RAISED = 5.0  # seconds with a core that a rank may take to exit after an exception
-_BUSY_PATIENCE = 300.0  # seconds of unannounced work that only some ranks do
+WORKS = 1800.0  # seconds of unannounced work that only some ranks do
 _TIMES_LONGEST = 3.0  # or this factor on the longest pause that ended well
+MAY_COME = 300.0  # seconds for what may still come although nothing moves: the end of a sleep, a lock, an event
 
 
 def judge(looks: Sequence[RankLook], silence: Silence) -> Optional[Finding]:
@@ -314,16 +315,15 @@ def judge(looks: Sequence[RankLook], silence: Silence) -> Optional[Finding]:
         working = any(class_of(look) == BUSY for look in looks if look not in odd)
         early = working and silence.seconds < _WORKING_PATIENCE
         return None if early else _unless_working(odd, looks, silence)
-    if all(class_of(look) in (LOOP, GPU) and _stands(look, LOOP, silence) for look in looks):
+    if all(class_of(look) in (LOOP, GPU) and _stands(look, silence) for look in looks):
         return held_up(class_of(looks[0]), looks, looks, silence)
     quiet = all(look.network < _NETWORK for look in looks)  # otherwise data is still on its way
     if quiet and len(idle) == len(looks) and (silence.steps or silence.again):
         if all(look.call in FOR_A_CHILD for look in looks) and silence.seconds < _WORKING_PATIENCE:
             return None  # a program that starts its ranks itself
-        together = silence.steps or any(map(_for_others, looks))
-        if not together and silence.seconds < _BUSY_PATIENCE:
-            return None  # each may wait for something of its own: a time, a server, a request
-        if all(_stands(look, class_of(look), silence) for look in looks):
+        # Without steps each may wait for something of its own: a time, a server, a request.
+        together = silence.steps or silence.seconds >= MAY_COME or any(map(_for_others, looks))
+        if together and all(_stands(look, silence, all_idle=True) for look in looks):
             return held_up(ALL_IDLE, [], looks, silence)
     return None
 
@@ -349,18 +349,22 @@ def _confidence(word: str, named: Sequence[RankLook], silence: Silence) -> str:
     return CERTAIN if word in _PROOFS and all(_PROOFS[word](look, silence) for look in named) else LIKELY
 
 
-def _stands(look: RankLook, word: str, silence: Silence) -> bool:
+def shows_work(look: RankLook) -> bool:
+    """Return true if it computes, or has shown other progress lately."""
+    return class_of(look) in (BUSY, LOOP) or look.still < PATIENCE
+
+
+def _stands(look: RankLook, silence: Silence, all_idle: bool = False) -> bool:
     """Return true if it has shown no progress for long enough; activity of a thread that waits in a collective is not
-    progress."""
+    progress. `all_idle`: no rank works, so that an answer over the network may be one that they owe each other."""
     if moves(look):
         return False
-    asks = look.signs.endswith(activity.ANSWER) and not in_collective(look)
-    if asks or not silence.steps and (look.signs and word != INPUT or not silence.again):
-        return silence.seconds * had_core(look) >= _BUSY_PATIENCE
+    word, asks = class_of(look), look.signs.endswith(activity.ANSWER) and not in_collective(look)
     stood = silence.seconds if in_collective(look) else look.still
-    worked = silence.seconds * (had_core(look) if word == BUSY else 1.0)
-    long = worked >= max(_BUSY_PATIENCE, _TIMES_LONGEST * silence.longest)
-    return long or (word != BUSY and stood >= PATIENCE)
+    if word == BUSY or stood < PATIENCE or (asks and not all_idle):
+        return silence.seconds >= max(WORKS, _TIMES_LONGEST * silence.longest)
+    may_come = asks or (not silence.steps and (look.signs and word != INPUT or not silence.again))
+    return not may_come or silence.seconds >= MAY_COME
 
 
 def had_core(look: RankLook) -> float:
@@ -384,7 +388,8 @@ def _missed(looks: Sequence[RankLook], silence: Silence) -> List[RankLook]:
     (which then try to reach a server of theirs, that may yet come up)."""
     rest = [look for look in looks if not look.missed]
     there = any(look.rank == 0 and look.meets and not look.unnumbered for look in looks)
-    wait = all(class_of(each) in _IDLE and not (each.waits_for or in_collective(each)) for each in rest)
+    idle = [each for each in rest if class_of(each) == WAITS and _stands(each, silence)]
+    wait = idle == rest and not any(each.waits_for or in_collective(each) for each in rest)
     there = there or bool(rest and wait and silence.again and silence.seconds >= PATIENCE)
     return [look for look in looks if look.missed and (there or (look.meets and "answers," in look.missed))]
 
@@ -466,10 +471,11 @@ def _asleep(looks: Sequence[RankLook]) -> List[RankLook]:
 
 def _unless_working(odd: Sequence[RankLook], looks: Sequence[RankLook], silence: Silence) -> Optional[Finding]:
     """Return a verdict on the odd ones, unless they may just as well be working."""
-    odd = [look for look in odd if class_of(look) != BUSY] or list(odd)
+    odd = [look for look in odd if not in_collective(look)] or list(odd)  # the others wait for these
+    odd = [look for look in odd if class_of(look) != BUSY] or odd
     if any(class_of(look) == KERNEL for look in odd):
         return None  # storage has its own patience
     mismatch = silence.again and all(map(in_collective, looks))  # all wait, but in different calls
-    if not mismatch and not all(_stands(look, class_of(look), silence) for look in odd):
+    if not mismatch and not all(_stands(look, silence) for look in odd):
         return None
     return held_up(class_of(odd[0]), odd, looks, silence)
