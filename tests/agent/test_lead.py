@@ -12,11 +12,12 @@ from drumbeat.agent.lead.lead import Lead
 from drumbeat.agent.lead.model import DOUBTFUL, FINISHED, SIGNAL, TIME_LIMIT, Finish, Member, Record, StopRequest, Tell
 from drumbeat.agent.lead_side import RanksMeeting
 from drumbeat.agent.ranks.start import End
-from drumbeat.agent.wire.messages import Done, Hello, Prepare, RankEnded, RunEnded, Start, Stop
+from drumbeat.agent.wire.messages import Done, Hello, Network, Prepare, RankEnded, RunEnded, Start, Stop
 from drumbeat.base.order import Order
 from drumbeat.base.signals import EXIT_DOUBTFUL, EXIT_MUSTER, EXIT_PREFLIGHT, EXIT_TIME_LIMIT
 from drumbeat.findings.model import CAUGHT, ERROR, WARNING, Evidence, Finding
 from drumbeat.inspector.record import Row
+from drumbeat.machine.model import Rail
 
 
 def order(**changes):
@@ -174,6 +175,17 @@ def test_preflight_stops_only_for_an_error_and_only_if_it_may():
         assert bool(finish(acts)) is ended_at_once and "finding" in kinds(acts)
         if ended_at_once:
             assert finish(acts) == [EXIT_PREFLIGHT] and lead.history[-1].finding.code == "memlock-low"
+
+
+def test_rails_that_reach_no_partner_stop_the_job_before_ranks_start_unless_it_may_go_on():
+    for second, level, ends in (("0.11", "stop", []), ("0.10", "stop", [EXIT_PREFLIGHT]), ("0.10", "warn", [])):
+        asked, acts = order(nodes=2, checks={"preflight": level}), []
+        lead = lead_of(asked)
+        for member, place in enumerate(("192.168.0.10/24", f"192.168.{second}/24")):
+            network = Network((place,), "roce", rails=(Rail("mlx5_0", "Ethernet", (place,)),))
+            acts += lead.hello(hello(member, asked, network=network), 0.0, 1.0)
+        assert finish(acts) == ends and ("finding" in kinds(acts)) is (second == "0.10")
+        assert not ends or lead.history[-1].finding.code == "rails-apart"
 
 
 def test_a_watcher_may_stop_the_job():

@@ -8,10 +8,11 @@ from drumbeat.agent.wire.messages import Common, Network, Prepare, encode, make_
 from drumbeat.machine.gather import gather
 from drumbeat.machine.model import Facts, Interface, Peer, Peers
 from drumbeat.machine.replay import FolderHost
-from drumbeat.plan.network import choose
+from drumbeat.plan.network import choose, compute_nics
 from drumbeat.plan.scene import scene
 from tests.agent.test_lead import order
 from tests.plan.archetype import facts_of
+from tests.plan.test_rails import ADDRESSES, facts_with, numbered
 from tests.trees.archetypes import build
 
 
@@ -58,11 +59,28 @@ def test_planning_with_a_world_is_planning_with_all_facts(dgx):
 def test_a_world_knows_which_subnet_is_not_on_every_node():
     first, second = facts_of("mi300x-thor2")
     odd = tuple(replace(one, addresses=("172.16.5.9/24",)) if one.name == "rail5" else one for one in second.interfaces)
-    facts = [first, replace(second, interfaces=odd), replace(first, host="third")]
+    third = tuple(
+        replace(one, addresses=tuple(text.replace(".10/", ".12/") for text in one.addresses))
+        for one in first.interfaces
+    )
+    facts = [first, replace(second, interfaces=odd), replace(first, host="third", interfaces=third)]
     asked, world = order(nodes=3, hosts=("a", "b", "c")), world_of(facts)
     for node, own in enumerate(facts):
         names = [device.name for device in scene(asked, own, peers_of(world, asked, node, "", own)).nics.devices]
         assert len(names) == 7 and "bnxt_re5" not in names
+
+
+@pytest.mark.parametrize("fault", ["down", "other subnet", "swapped", *ADDRESSES])
+def test_a_node_leaves_out_in_a_run_what_the_plan_left_out(fault):
+    facts = [facts_with(fault if fault not in ADDRESSES else "none", node) for node in (0, 1, 2)]
+    facts[1] = numbered(facts[1], ADDRESSES[fault][0]) if fault in ADDRESSES else facts[1]
+    asked, world = order(nodes=3, hosts=("a", "b", "c")), world_of(facts)
+    everything = Peers(tuple(Peer(node, each.host, "", each, 0.0, 8) for node, each in enumerate(facts)), "10.0.0.1", 1)
+    for node, own in enumerate(facts):
+        small = peers_of(world, asked, node, "", own)
+        assert compute_nics(own, small) == compute_nics(own, everything)
+        nics = compute_nics(own, small)
+        assert choose(own, small, node, nics) == choose(own, everything, node, nics)
 
 
 def test_run_lengths():
@@ -76,4 +94,4 @@ def test_the_lowest_member_with_a_fast_network_is_the_one_that_others_compare_wi
     assert not common.fast
     for member in (3, 1, 2):
         common.add(member, f"n{member}", Network((f"10.0.0.{member + 1}/24", f"10.0.{member}.9/24"), "infiniband"))
-    assert list(common.fast) == [1] and common.subnets == {"10.0.0.0/24"}
+    assert list(common.fast) == [1] and common.compared.reach.subnets == ("10.0.0.0/24",)

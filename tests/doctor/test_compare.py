@@ -17,7 +17,8 @@ def nodes(*facts, offsets=()):
 def three(name="dgx-h100", **odd):
     first, second = facts_of(name)
     odd.setdefault("gpus", tuple(dataclasses.replace(gpu, uuid=None) for gpu in second.gpus))
-    return first, second, dataclasses.replace(second, host="odd", **odd)
+    bare = tuple(dataclasses.replace(one, addresses=()) for one in second.interfaces)  # no other node has its addresses
+    return first, second, dataclasses.replace(second, **{"host": "odd", "interfaces": bare, **odd})
 
 
 def said(*facts, **more):

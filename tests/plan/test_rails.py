@@ -13,7 +13,8 @@ from drumbeat.doctor.examine import compare, judged_plan
 from drumbeat.machine.gather import gather
 from drumbeat.machine.model import Gid
 from drumbeat.machine.replay import FolderHost
-from drumbeat.plan.network import choose, compute_nics, narrowed, swapped
+from drumbeat.plan.network import choose, compute_nics
+from drumbeat.plan.reach import narrowed, swapped
 from tests.plan.archetype import facts_of, order_of, peers_of
 from tests.trees.archetypes import mi300x
 from tests.trees.tree import roce_gids
@@ -99,12 +100,10 @@ def test_rails_that_reach_each_other(fault, nodes):
 
 
 def test_rails_none_of_which_has_its_partner_are_all_kept_and_said():
-    plans, _ = judged("shifted", (0, 1))
-    for plan in plans:
-        (said,) = [finding for finding in plan.findings if finding.code == "rdma-subnet-differs"]
-        assert (
-            said.severity == "warning" and "mlx5_0" in said.title and "mlx5_7" in (variable(plan, "NCCL_IB_HCA") or "")
-        )
+    plans, across = judged("shifted", (0, 1))
+    (said,) = [finding for finding in across if finding.code == "rails-apart"]
+    assert said.severity == "error" and "mlx5_0" in said.title
+    assert all("mlx5_7" in (variable(plan, "NCCL_IB_HCA") or "") for plan in plans)
 
 
 def test_storage_does_not_stand_in_for_rails_that_are_down():
@@ -179,3 +178,108 @@ def with_prefixes(facts, fault):
             )
         cards.append(device)
     return dataclasses.replace(facts, rdma=tuple(cards))
+
+
+def said_by(facts, network="mi300x-cx7"):
+    """Return the plans and what is said of all nodes, severity by code, for nodes with these facts."""
+    peers, order = peers_of(facts), order_of(network, facts)
+    plans = [judged_plan(order, each, peers, node) for node, each in enumerate(facts)]
+    across = {finding.code: finding.severity for finding in compare(peers)}
+    for finding in (finding for plan in plans for finding in plan.findings if "subnet-differs" in finding.code):
+        across[finding.code] = finding.severity
+    return plans, across
+
+
+def numbered(facts, address):
+    """Give each rail the addresses that `address` returns for its number, and eno1 those for None; a text, or several."""
+
+    def of(one):
+        rail = int(one.name[4:]) if one.name.startswith("rail") else None
+        found = address(rail) if rail is not None or one.name == "eno1" else None
+        return one if found is None else dataclasses.replace(one, addresses=tuple(found.split()))
+
+    return dataclasses.replace(facts, interfaces=tuple(map(of, facts.interfaces)))
+
+
+SAID = {"rdma-subnet-differs": "warning"}
+ADDRESSES = {
+    # what rails (and for None, eno1) of node 1 have instead; rails left out; what is said
+    "shifted": (lambda rail: f"192.168.{(rail + 1) % 8}.11/24" if rail is not None else None, (), {"rails-apart": "error"}),
+    "all elsewhere": (lambda rail: f"10.50.{rail}.11/24" if rail is not None else None, (), {"rails-routed": "warning"}),
+    "other prefix": (
+        lambda rail: f"192.168.{rail}.11/16" if rail is not None else None, (), {"prefix-lengths-differ": "warning"},
+    ),
+    "one duplicate": (lambda rail: "192.168.4.10/24" if rail == 4 else None, (4,), SAID),
+    "a clone": (lambda rail: f"192.168.{rail}.10/24" if rail is not None else None, (), {"rails-apart": "error"}),
+    "same IPv6 subnet": (lambda rail: "10.50.5.11/24 fd00::b/64" if rail == 5 else None, (5,), SAID),
+    "two in one": (lambda rail: "192.168.3.99/24" if rail == 4 else None, (3, 4), SAID),
+    "duplicate and swapped": (
+        lambda rail: {1: "192.168.1.10/24", 2: "192.168.3.11/24", 3: "192.168.2.11/24"}.get(rail), (1, 2, 3), SAID,
+    ),
+    "duplicate front": (lambda rail: "10.1.0.10/24" if rail is None else None, (), {"subnet-unused": "info"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", ADDRESSES)
+@pytest.mark.parametrize("nodes", [(0, 1), (1, 0), (0, 1, 2)])
+def test_addresses_that_do_not_reach_each_other(fault, nodes):
+    address, left, expected = ADDRESSES[fault]
+    facts = [facts_with("none", node) for node in nodes]
+    facts = [numbered(each, address) if node == 1 else each for each, node in zip(facts, nodes)]
+    plans, said = said_by(facts)
+    kept = "=" + ",".join(f"mlx5_{index}" for index in range(8) if index not in left)
+    assert {variable(plan, "NCCL_IB_HCA") for plan in plans} == {kept}
+    assert {code: said.get(code) for code in {*expected, *SAID, "rails-apart", "rails-routed"}} == {
+        **dict.fromkeys([*SAID, "rails-apart", "rails-routed"]), **expected,
+    }  # fmt: skip
+    for plan in plans:
+        met = variable(plan, "GLOO_SOCKET_IFNAME")
+        assert met not in {f"rail{index}" for index in left}, "nobody meets where it cannot connect"
+        first_is_odd = fault == "other prefix" and nodes[0] == 1  # then its rails are not told apart
+        assert (met == "eno1") == (fault in ("a clone", "shifted", "all elsewhere") or first_is_odd), met
+
+
+@pytest.mark.parametrize("nodes", [(0, 1), (1, 0), (0, 1, 2)])
+def test_a_nic_without_address_or_with_a_slow_port_is_left_out_on_all_nodes_with_the_cause(nodes):
+    for words, change in (
+        ("no address", lambda port: {"gids": ()}),
+        ("100 Gb/s", lambda port: {"rate_gbps": 100.0}),
+        ("port 1 DOWN", lambda port: {"state": "DOWN"}),
+    ):
+        facts = [facts_with("none", node) for node in nodes]
+        odd = nodes.index(1)
+        cards = tuple(
+            dataclasses.replace(one, ports=tuple(dataclasses.replace(port, **change(port)) for port in one.ports))
+            if one.name == "mlx5_2"
+            else one
+            for one in facts[odd].rdma
+        )
+        facts[odd] = dataclasses.replace(facts[odd], rdma=cards)
+        if words == "no address":
+            facts[odd] = numbered(facts[odd], lambda rail: "" if rail == 2 else None)
+        plans, said = said_by(facts)
+        assert {variable(plan, "NCCL_IB_HCA") for plan in plans} == {
+            "=mlx5_0,mlx5_1," + ",".join(f"mlx5_{n}" for n in range(3, 8))
+        }
+        (title,) = {each.title for each in plans[1 - odd].findings if each.code == "rdma-subnet-differs"}
+        assert words in title and facts[odd].host in title
+        loud = {each.code for plan in plans for each in plan.findings if each.severity == "error"}
+        assert "error" not in said.values() and not loud - {"library-missing"}
+        (fix,) = {each.fix for each in compare(peers_of(facts)) if each.code == "nics-differ-between-nodes"}
+        assert len(nodes) > 2 or (words in fix and facts[odd].host in fix)
+
+
+def test_compute_nics_of_different_kinds_do_not_reach_each_other():
+    infiniband, ethernet = facts_of("dgx-h100", 1)[0], facts_with("none", 1)
+    _, said = said_by([infiniband, ethernet], "dgx-h100")
+    assert said["rails-apart"] == "error"
+
+
+def test_links_to_a_switch_of_their_own_are_no_warning():
+    facts = [
+        numbered(
+            facts_with("none", node), lambda rail, node=node: f"10.{node}.{rail}.1/31" if rail is not None else None
+        )
+        for node in (0, 1)
+    ]
+    assert said_by(facts)[1]["rails-routed"] == "info"

@@ -24,6 +24,7 @@ from drumbeat.machine.host import LiveHost
 from drumbeat.machine.model import Facts, Peer, Peers
 from drumbeat.machine.replay import open_host
 from drumbeat.machine.software import FRAMEWORKS, ask_framework
+from drumbeat.plan.network import with_reach
 from drumbeat.plan.show import finding_lines
 
 Judged = List[Tuple[str, Any]]  # what was judged, and its findings
@@ -62,7 +63,7 @@ def run(args: Any) -> int:
 
 def _nodes(args: Any) -> Judged:
     facts = [gather(open_host(root)) for root in args.root or [None]]
-    peers = Peers(tuple(Peer(node, each.host, "", each) for node, each in enumerate(facts)), "", 0)
+    peers = with_reach(Peers(tuple(Peer(node, each.host, "", each) for node, each in enumerate(facts)), "", 0))
     findings = [(each.host, examine(each, None, peers)) for each in facts]
     if args.host_facts:
         outside = _read(args.host_facts, Facts)

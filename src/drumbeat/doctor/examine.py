@@ -15,7 +15,8 @@ from drumbeat.findings.model import ERROR, INFO, UNKNOWN, WARNING, Finding
 from drumbeat.machine.model import Facts, Peer, Peers
 from drumbeat.machine.table import limits_words
 from drumbeat.machine.vendors import VENDORS, vendor_named
-from drumbeat.plan.network import active_ports, compute_nics, rails_of
+from drumbeat.plan.network import active_ports, compute_nics, reach_of
+from drumbeat.plan.reach import judge
 from drumbeat.plan.scene import fits, matches
 from drumbeat.plan.show import NodePlan, plan_node
 from drumbeat.plan.variables import steers
@@ -243,7 +244,7 @@ def compare(peers: Peers) -> List[Finding]:
         return []
     checks = (_versions, _devices, _clocks, _memory, _exported, _same_gpu)
     found = (finding for check in checks for finding in check(peers))
-    return list(seen(f"what {len(peers.nodes)} nodes said of themselves", found))
+    return [*seen(f"what {len(peers.nodes)} nodes said of themselves", found), *judge(reach_of(peers))]
 
 
 Outliers = Tuple[Optional[str], List[Tuple[Peer, str]]]
@@ -260,7 +261,9 @@ def _outliers(peers: Peers, value: Callable[[Facts], Optional[str]]) -> Outliers
     return common, [(peer, found) for peer, found in known if found != common]
 
 
-def _say(code: str, variant: str, what: str, outliers: Outliers, severity: str = WARNING) -> Iterator[Finding]:
+def _say(
+    code: str, variant: str, what: str, outliers: Outliers, severity: str = WARNING, known: str = ""
+) -> Iterator[Finding]:
     """Yield one finding per differing node, or a single one that names all sides at a tie."""
     common, odd = outliers
     if common is None and odd:
@@ -269,7 +272,7 @@ def _say(code: str, variant: str, what: str, outliers: Outliers, severity: str =
             hosts.setdefault(found, []).append(peer.host)
         sides = [f"{some(names, 4)} {'have' if len(names) > 1 else 'has'} {found}" for found, names in hosts.items()]
         title = f"the nodes differ in {what}: {'; '.join(sides[:4])}"
-        yield replace(find(code, variant, title=title, severity=severity), fix=_TIE)
+        yield replace(find(code, variant, title=title, severity=severity), fix=known or _TIE)
         return
     for peer, found in odd[:16]:
         title = f"{peer.host} has {what} {found}, most nodes have {common}"
@@ -309,9 +312,6 @@ def _devices(peers: Peers) -> Iterator[Finding]:
         found = Counter(one.mtu for one in facts.interfaces if one.name in netdevs and one.mtu)
         return ", ".join(f"{count} x {mtu}" for mtu, count in sorted(found.items())) or None
 
-    def masks(facts: Facts) -> Optional[str]:
-        return ", ".join(sorted({f"/{one.network.prefixlen}" for one in rails_of(facts)})) or None
-
     def providers(facts: Facts) -> Optional[str]:
         found = sorted({one.digest[:12] for one in facts.libraries if one.digest})
         return ", ".join(found) or None
@@ -319,10 +319,14 @@ def _devices(peers: Peers) -> Iterator[Finding]:
     yield from _say("gpus-differ-between-nodes", "", "GPUs", _outliers(peers, gpus), ERROR)
     outliers = _outliers(peers, nics)
     severity = ERROR if any("no active" in found for _, found in outliers[1]) else WARNING
-    yield from _say("nics-differ-between-nodes", "", "NICs", outliers, severity)
+    used = {device.name for peer in peers.nodes for device in compute_nics(peer.facts).devices}
+    faults = [
+        (peer.host, *left) for peer in peers.nodes for left in compute_nics(peer.facts).left_out if left[0] in used
+    ]
+    known = some([f"{name} of {host}: {why}" for host, name, why in faults], 4)
+    yield from _say("nics-differ-between-nodes", "", "NICs", outliers, severity, known and f"fix {known}")
     if not outliers[1]:
         yield from _say("mtu-differs", "", "MTU", _outliers(peers, mtus))
-    yield from _say("nics-differ-between-nodes", "masks", "lengths of the NICs' subnets", _outliers(peers, masks))
     yield from _say("providers-differ", "", "RDMA library", _outliers(peers, providers))
 
 

@@ -11,17 +11,18 @@ from drumbeat.machine.model import Interface, Library, RdmaDevice, RdmaPort
 from drumbeat.machine.topology import distance
 from drumbeat.machine.vendors import vendor_named
 from drumbeat.plan.network import (
+    ALONE,
     OTHER_LAYER,
     SLOWER,
     active_ports,
     candidates,
     common_gid_index,
     leads_out,
-    networks,
     own_addresses,
     roce_ports,
     usable_gids,
 )
+from drumbeat.plan.reach import networks
 from drumbeat.plan.scene import NET_PLUGINS, fits
 
 # Packages that contain a library: for Debian and Ubuntu, RHEL and its kin, SUSE.
@@ -96,7 +97,9 @@ def _ports(case: Case) -> Iterator[Finding]:
             yield from _port(case, device, port)
         if device.name.startswith(("rxe", "siw")):
             yield find("software-rdma", device=device.name)
-    left = [(name, reason) for name, reason in nics.left_out if _is_beside(case, name) is not False]
+    left = [
+        (name, why) for name, why in nics.left_out if not why.startswith(ALONE) and _is_beside(case, name) is not False
+    ]
     others = [(name, reason) for name, reason in left if OTHER_LAYER in reason]
     names = ",".join(device.name for device in nics.devices)
     if others:

@@ -303,6 +303,29 @@ class Peer:
 
 
 @dataclass(frozen=True)
+class Rail:
+    """One RDMA device, as the other members of a job must know it."""
+
+    device: str
+    layer: str  # InfiniBand, Ethernet; of its active ports
+    places: Tuple[str, ...] = ()  # its addresses with prefix length; on InfiniBand the subnet prefixes of its ports
+    fault: str = ""  # why its own node does not use it
+
+
+@dataclass(frozen=True)
+class Reach:
+    """The subnets that connect all members of a job: one judgement, whose size does not depend on their number."""
+
+    subnets: Optional[Tuple[str, ...]] = None  # of interfaces; None: unknown
+    rails: Optional[Tuple[str, ...]] = None  # of compute NICs; empty: not one; None: unknown
+    why: Dict[str, str] = field(default_factory=dict)  # other subnets -> why they do not connect all
+    broken: str = ""  # why no compute NIC can reach its partner, though their subnets were meant to connect
+    unequal: Tuple[str, ...] = ()  # subnets whose prefix length is not the same on all members
+    first: str = ""  # the member that the others were compared with, and its RDMA devices
+    first_rails: Tuple[Rail, ...] = ()
+
+
+@dataclass(frozen=True)
 class Peers:
     """All nodes in node-rank order, and the meeting point of the ranks."""
 
@@ -310,6 +333,7 @@ class Peers:
     master_addr: str
     master_port: int
     schema: str = SCHEMA
+    reach: Optional[Reach] = None  # None: follows from the facts of the nodes
 
     @property
     def world_size(self) -> int:

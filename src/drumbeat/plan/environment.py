@@ -18,7 +18,7 @@ from drumbeat.plan.network import (
     choose,
     common_gid_index,
     hca_value,
-    lone_subnets,
+    lone_rails,
     own_addresses,
     roce_ports,
     slingshot_interfaces,
@@ -67,7 +67,7 @@ def decide(order: Order, facts: Facts, peers: Peers, node: int, bound: Optional[
     proposals += _interfaces(here, facts, peers, node, left, about_interfaces)
     findings = [] if chosen_already else about_interfaces
     proposals += _rdma(here, facts, left)
-    findings += lone_subnets(here.nics, facts.host) if here.nodes == "many" else []
+    findings += lone_rails(here.nics, facts.host) if here.nodes == "many" else []
     proposals += _plugin(here, facts, left)
     proposals += [
         EnvVar(rule.name, rule.value, f"{rule.why} ({rule.reference})", "default")

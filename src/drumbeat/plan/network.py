@@ -5,22 +5,23 @@ from __future__ import annotations
 import functools
 import ipaddress
 import re
-from collections import Counter
-from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Optional, Sequence, Set, Tuple, Union
+from dataclasses import replace
+from typing import Callable, Dict, FrozenSet, List, Optional, Sequence, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.regex import regex
 from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import Finding
-from drumbeat.machine.model import Facts, Gid, Gpu, Interface, Peers, RdmaDevice, RdmaPort
+from drumbeat.machine.model import Facts, Gid, Gpu, Interface, Peers, Rail, RdmaDevice, RdmaPort, Reach
 from drumbeat.machine.parse import natural
 from drumbeat.machine.topology import distance
+from drumbeat.plan.reach import Address, Comparison, networks, usable_addresses, why_alone, within
 
 find = Catalog("plan")
 MOST_HCAS = 32  # NCCL uses at most this many
 # Phrases that tell the reasons for leaving a device out apart.
 DOWN, OTHER_LAYER, SLOWER = "no active port", "while the compute fabric is", "storage or management"
-ALONE = "no partner on every node"
+ALONE, NO_ADDRESS = "no partner in", "no address, and so no RoCE v2 GID"
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,6 @@ class ComputeNics:
     devices: Tuple[RdmaDevice, ...] = ()
     layer: Optional[str] = None  # InfiniBand, Ethernet: of their active ports
     left_out: Tuple[Tuple[str, str], ...] = ()  # name, reason
-    unmatched: str = ""  # why no device has a partner on every node, if the subnets do not show one
 
 
 def active_ports(device: RdmaDevice) -> List[RdmaPort]:
@@ -44,78 +44,88 @@ def active_ports(device: RdmaDevice) -> List[RdmaPort]:
 def compute_nics(facts: Facts, peers: Optional[Peers] = None) -> ComputeNics:
     """Choose the compute NICs: active ports, one link type, no bond beside real ports, the fast ones, those beside a GPU.
 
-    With `peers`, keep only NICs whose subnet every node has. If there are none, the fabric is routed, and all are kept.
+    With `peers`, keep only NICs that reach one of every other node. If there are none, all are kept (see `reach.judge`).
     """
     left: Dict[str, str] = {}
     devices = sorted(facts.rdma, key=lambda device: natural(device.name))
-    alive = []
-    for device in devices:
-        if active_ports(device):
-            alive.append(device)
-        else:
-            states = ", ".join(f"port {port.port} {port.state or 'unknown'}" for port in device.ports)
-            left[device.name] = f"{DOWN} ({states or 'no port readable'})"
+
+    def keep(among: Sequence[RdmaDevice], fault: Callable[[RdmaDevice], str]) -> List[RdmaDevice]:
+        left.update({device.name: fault(device) for device in among if fault(device)})
+        return [device for device in among if device.name not in left]
+
+    alive = keep(devices, _no_port)
     if any(not device.bond for device in alive):
-        for device in [device for device in alive if device.bond]:
-            left[device.name] = "a bond beside unbonded devices: front-end or storage"
-        alive = [device for device in alive if not device.bond]
+        alive = keep(alive, lambda device: "a bond beside unbonded devices: front-end or storage" * bool(device.bond))
     layer = _fabric_layer(alive)
-    for device in alive:
-        if layer not in _layers(device):
-            left[device.name] = f"{'/'.join(sorted(_layers(device)))} {OTHER_LAYER} {layer}"
-    alive = [device for device in alive if layer in _layers(device)]
+    other = f"{OTHER_LAYER} {layer}"
+    alive = keep(
+        alive, lambda device: "" if layer in _layers(device) else f"{'/'.join(sorted(_layers(device)))} {other}"
+    )
     near_down = any(_near(device, facts.gpus) for device in facts.rdma if device.name in left)
     if near_down and not any(_near(device, facts.gpus) for device in alive):
-        left.update({device.name: "shares no PCIe switch with a GPU, while those that are down do" for device in alive})
-        alive = []
+        alive = keep(alive, lambda device: "shares no PCIe switch with a GPU, while those that are down do")
     top = _compute_rate(alive, facts.gpus)
-    for device in alive:
-        if _rate(device) not in (0, top):  # 0: not known
-            left[device.name] = f"{_rate(device):g} Gb/s beside {top:g} Gb/s devices: {SLOWER}"
-    alive = [device for device in alive if device.name not in left]
+    known = (0, top)  # 0: not known
+    beside = f"Gb/s beside {top:g} Gb/s devices: {SLOWER}"
+    alive = keep(alive, lambda device: "" if _rate(device) in known else f"{_rate(device):g} {beside}")
     near = _beside_gpus(alive, facts.gpus)
-    for device in alive:
-        if device not in near:
-            left[device.name] = "shares no PCIe switch with a GPU, while the others do"
-    alone, unmatched = _alone(near, facts, peers)
-    left.update({name: f"{ALONE} {where}" for name, where in alone.items()})
-    near = [device for device in near if device.name not in left]
-    for device in near[MOST_HCAS:]:
-        left[device.name] = f"NCCL uses no more than {MOST_HCAS} devices"
-    chosen = near[:MOST_HCAS]
+    alive = keep(
+        alive, lambda device: "" if device in near else "shares no PCIe switch with a GPU, while the others do"
+    )
+    addressed = [device for device in alive if places_of(device, facts) or any(map(usable_gids, device.ports))]
+    if layer == "Ethernet" and addressed:
+        alive = keep(alive, lambda device: "" if device in addressed else NO_ADDRESS)
+    reach = reach_of(peers) if peers else Reach()
+    alone = {device.name: why_alone(device.name, places_of(device, facts), reach) for device in alive}
+    alive = keep(alive, lambda device: alone[device.name] and f"{ALONE} {alone[device.name]}")
+    chosen = alive[:MOST_HCAS]
+    keep(alive, lambda device: "" if device in chosen else f"NCCL uses no more than {MOST_HCAS} devices")
     in_order = tuple((device.name, left[device.name]) for device in devices if device.name in left)
-    return ComputeNics(tuple(chosen), layer if chosen else None, in_order, unmatched)
+    return ComputeNics(tuple(chosen), layer if chosen else None, in_order)
 
 
-def _alone(devices: Sequence[RdmaDevice], facts: Facts, peers: Optional[Peers]) -> Tuple[Dict[str, str], str]:
-    """Return devices that do not reach their partners on all nodes, with their subnet; and why, if that is all of them."""
-    known = [peer.facts for peer in (peers.nodes if peers else ()) if peer.facts.interfaces]
-    if len(known) < 2:
-        return {}, ""
-    rails = [rails_of(each) for each in known]
-    place, found = within(_common_networks(known) - apart(rails)), {}
-    for device in devices:
-        own = places_of(device, facts)
-        if not any(map(place, own)) and (own or "Ethernet" in _layers(device)):
-            found[device.name] = f"in {own[0].network}" if own else "without an address"
-    if len(found) < len(devices):
-        return found, ""
-    if sum(map(bool, rails)) < 2:  # in a run the others' are not known
-        return {}, ""
-    return {}, "swapped" if apart(rails) else "routed"
+def _no_port(device: RdmaDevice) -> str:
+    states = ", ".join(f"port {port.port} {port.state or 'unknown'}" for port in device.ports)
+    return "" if active_ports(device) else f"{DOWN} ({states or 'no port readable'})"
 
 
-def rails_of(facts: Facts) -> List[Address]:
-    """Return addresses of the compute NICs, in the order in which NCCL pairs them."""
-    return [address for device in compute_nics(facts).devices for address in places_of(device, facts)[:1]]
+def rails_of(facts: Facts) -> Tuple[Rail, ...]:
+    """Return the node's RDMA devices, in the order in which NCCL pairs them."""
+    left = dict(compute_nics(facts).left_out)
+    rails = []
+    for device in sorted(facts.rdma, key=lambda device: natural(device.name)):
+        layer, places = "/".join(sorted(_layers(device))), tuple(map(str, places_of(device, facts)))
+        rails.append(Rail(device.name, layer, places, left.get(device.name, "")))
+    return tuple(rails)
+
+
+def addresses_of(facts: Facts) -> Optional[Tuple[str, ...]]:
+    """Return the addresses by which other nodes could reach this one; None if they are unknown."""
+    own = {str(one) for interface in candidates(facts) for one in usable_addresses(interface)}
+    return tuple(sorted(own)) if facts.interfaces else None
+
+
+def reach_of(peers: Peers) -> Reach:
+    """Return how the nodes reach each other, as far as they are known."""
+    if peers.reach is not None:
+        return peers.reach
+    compared, known = Comparison(), [peer.facts for peer in peers.nodes if peer.facts.interfaces]
+    for facts in known if len(known) > 1 else ():
+        compared.add(facts.host, addresses_of(facts), rails_of(facts))
+    return compared.reach
+
+
+def with_reach(peers: Peers) -> Peers:
+    """Return peers that carry the judgement of how they reach each other, so that it is made once."""
+    return replace(peers, reach=reach_of(peers))
 
 
 def places_of(device: RdmaDevice, facts: Facts) -> List[Address]:
     """Return the IP addresses of a device's interfaces; of InfiniBand, which needs no IP, the subnet prefixes of its ports."""
     if _layers(device) == {"InfiniBand"}:
         return _prefixes(device)
-    own = [one for one in facts.interfaces if one.name in device.netdevs]
-    return [address for one in own for address in usable_addresses(one)]
+    own = [each for one in facts.interfaces if one.name in device.netdevs for each in usable_addresses(one)]
+    return [each for each in own if each.version == 4] or own  # NCCL takes a GID with an IPv4 address
 
 
 def _prefixes(device: RdmaDevice) -> List[Address]:
@@ -133,53 +143,14 @@ def _prefix(gid: str) -> Optional[Address]:
         return None
 
 
-def swapped(nodes: Sequence[Sequence[Any]]) -> Set[Any]:
-    """Return subnets that all nodes have, but in different order: NICs at the same position cannot reach each other."""
-    everywhere = set.intersection(*map(set, nodes)) if nodes else set()
-    orders = [[subnet for subnet in rails if subnet in everywhere] for rails in nodes if rails]
-    if len(set(map(len, orders))) > 1:  # a NIC is missing in a subnet that has several
-        orders = [list(dict.fromkeys(rails)) for rails in orders]
-    return {subnet for place in zip(*orders) if len(set(place)) > 1 for subnet in place}
-
-
-def apart(nodes: Sequence[Sequence[Address]]) -> Set[Network]:
-    """Return the subnets in which nodes with these rails do not reach each other: swapped between them, without a rail on one of
-    them, or with the same address on two."""
-    nodes = list(dict.fromkeys(map(tuple, nodes)))  # emulated nodes have all of one machine
-    hosts = [
-        one for rails in nodes for one in rails if one.ip != one.network.network_address
-    ]  # not InfiniBand's prefixes
-    count = Counter(one.ip for one in hosts) if len({one.ip for one in hosts}) < len(hosts) else {}
-    found = {one.network for one in hosts if count.get(one.ip, 0) > 1}
-    plain = [[one.network for one in rails] for rails in nodes]
-    if all(rails == plain[0] for rails in plain):  # as nearly always
-        return found
-    common: Optional[Spans] = None
-    for rails in nodes:
-        common = narrowed(common, rails) if rails else common
-    place = within(common or ())
-    if common:  # else all of it is routed
-        found |= {one.network for rails in nodes for one in rails if not place(one)}
-    return found | swapped([[net for net in map(place, rails) if net] for rails in nodes])
-
-
-def lone_subnets(nics: ComputeNics, host: str) -> List[Finding]:
-    """Return one finding on the devices that are left out because they have no partner on every node, or on all of them."""
-    if nics.unmatched:
-        names = ", ".join(device.name for device in nics.devices)
-        return [find("rdma-subnet-differs", nics.unmatched, names=names, host=host)]
-    alone = {name: reason for name, reason in nics.left_out if reason.startswith(ALONE)}
+def lone_rails(nics: ComputeNics, host: str) -> List[Finding]:
+    """Return one finding on the devices that are left out because they do not reach one of every other node."""
+    alone = {name: reason for name, reason in nics.left_out if reason.startswith((ALONE, NO_ADDRESS))}
     if not alone:
         return []
-    return [
-        find(
-            "rdma-subnet-differs",
-            devices=", ".join(f"{name} ({reason})" for name, reason in alone.items()),
-            names=", ".join(alone),
-            host=host,
-            seen=("the subnets of this node, and those that all nodes are in",),
-        )
-    ]
+    devices = "; ".join(f"{name} has {reason}" for name, reason in alone.items())
+    looked = ("addresses, subnets and RDMA devices of all nodes",)
+    return [find("rdma-subnet-differs", devices=devices, names=", ".join(alone), host=host, seen=looked)]
 
 
 def hca_value(nics: ComputeNics) -> str:
@@ -291,11 +262,6 @@ def _beside_gpus(devices: List[RdmaDevice], gpus: Sequence[Gpu]) -> List[RdmaDev
 # Choose the network interface on which nodes meet (NCCL's bootstrap and sockets, Gloo).
 
 
-Network = Union[ipaddress.IPv4Network, ipaddress.IPv6Network]
-Address = Union[ipaddress.IPv4Interface, ipaddress.IPv6Interface]
-_Ip = Union[ipaddress.IPv4Address, ipaddress.IPv6Address]
-Spans = Dict[Network, Tuple[_Ip, _Ip]]
-
 # Bridges and tunnels of container engines and virtual machines: other nodes cannot reach their addresses.
 _LOCAL_ONLY = regex(r"(lo|docker|br-|virbr|veth|cni|flannel|cali|podman|lxc|lxd|vnet|tap|kube-|nerdctl|cilium)")
 ENOUGH_MBPS = 10_000  # faster links make no difference for the meeting and small messages
@@ -338,23 +304,23 @@ def choose(facts: Facts, peers: Peers, node: int, nics: ComputeNics, fastest: bo
     found = candidates(facts)
     if not found:
         return InterfaceChoice(None, "no interface is up with an address that another node could reach")
-    others = [peer for peer in peers.nodes if peer.node != node and peer.facts.interfaces]
-    known = [*(peer.facts for peer in others), facts]
-    everywhere = within(_common_networks(known) - apart([rails_of(each) for each in known]))
-    shared = [one for one in found if not others or any(map(everywhere, usable_addresses(one)))]
-    pool = shared or found
+    subnets = reach_of(peers).subnets
+    known = within(map(ipaddress.ip_network, subnets or ()))
+    apart = within(map(ipaddress.ip_network, reach_of(peers).why))
+    shared = [one for one in found if subnets is None or any(map(known, usable_addresses(one)))]
+    pool = shared or [one for one in found if not any(map(apart, usable_addresses(one)))] or found
     mine = next((peer.address for peer in peers.nodes if peer.node == node), "")
-    alone = {name for name, reason in nics.left_out if reason.startswith(ALONE)}
-    rails = {
-        netdev for device in facts.rdma if device in nics.devices or device.name in alone for netdev in device.netdevs
-    }
+    alone = [name for name, reason in nics.left_out if reason.startswith(ALONE)]
+    compute = [device for device in facts.rdma if device in nics.devices or device.name in alone]
     rate = max(map(_rate, nics.devices), default=0.0)
-    left = [
-        device
+    storage = {
+        netdev
         for device in facts.rdma
-        if device not in nics.devices and (_layers(device) == {"InfiniBand"} or 0 < rate < _rate(device))
-    ]
-    storage = {netdev for device in left for netdev in device.netdevs} - rails
+        if device not in compute and (_layers(device) == {"InfiniBand"} or 0 < rate < _rate(device))
+        for netdev in device.netdevs
+    }
+    compute += [device for device in facts.rdma if _near(device, facts.gpus)]
+    rails = {netdev for device in compute for netdev in device.netdevs if netdev not in storage}
     plain = [one for one in pool if one.name not in rails | storage]
     if plain and all((one.speed_mbps or ENOUGH_MBPS) < ENOUGH_MBPS for one in plain):
         rails = set()  # fast enough for both
@@ -370,7 +336,7 @@ def choose(facts: Facts, peers: Peers, node: int, nics: ComputeNics, fastest: bo
 
     best = max(pool, key=merit)  # max keeps the first of equals: natural order
     why = _why_not_the_others(best, [one for one in pool if one is not best], merit)
-    if not others:
+    if subnets is None:
         return InterfaceChoice(best, f"{_state(best)}{why}; whether the other nodes share its subnet is decided there")
     if shared:
         return InterfaceChoice(best, f"{_state(best)}, in the same subnet as the other nodes{why}", True)
@@ -386,78 +352,21 @@ def _why_not_the_others(
     if not others:
         return ""
     first, second = merit(best), merit(max(others, key=merit))
-    if first[0] != second[0]:
-        return "; the other interfaces belong to RDMA devices"
-    if first[1] != second[1] or (first[2] == second[2] and first[3] != second[3]):
-        return f"; the fastest of {len(others) + 1}"
-    if first[2] != second[2]:
-        return "; the other nodes reached this one by it"
-    alike = [one for one in others if merit(one) == first]
-    return f"; the first by name of {len(alike) + 1} alike"
+    fastest = f"the fastest of {len(others) + 1}"
+    words = ("the other interfaces belong to RDMA devices", fastest, "the other nodes reached this one by it", fastest)
+    alike = sum(merit(one) == first for one in others)
+    better = [why for mine, theirs, why in zip(first, second, words) if mine != theirs]
+    return f"; {better[0] if better else f'the first by name of {alike + 1} alike'}"
 
 
 def holds(interface: Interface, address: str) -> bool:
     return bool(address) and any(text.split("/")[0] == address for text in interface.addresses)
 
 
-def usable_addresses(interface: Interface) -> List[Address]:
-    """Return an interface's addresses, without link-local ones, which do not leave the link."""
-    return [one for one in map(_parse, interface.addresses) if one is not None]
-
-
-def networks(interface: Interface) -> List[Network]:
-    """Return the subnets of an interface's usable addresses."""
-    return [one.network for one in usable_addresses(interface)]
-
-
-# Nodes may give one subnet different lengths: ib0 is a /16 here and a /20 there. They reach each other without a router where
-# the addresses of all are in the narrowest, so that one counts.
-
-
-def narrowed(common: Optional[Spans], mine: Iterable[Address]) -> Spans:
-    """Return the subnets that one more node is in too, with the lowest and the highest address of all nodes in each."""
-    found: Spans = {}
-    for one in mine:
-        own, at = one.network, (one.ip, one.ip)
-        alike = common is None or own in common  # as nearly always
-        for net, span in [(own, (common or {}).get(own, at))] if alike else list((common or {}).items()):
-            if not alike and (net.version != one.version or not net.overlaps(own)):
-                continue
-            narrow = net if alike else max(net, own, key=lambda each: each.prefixlen)
-            known = [*span, one.ip, *found.get(narrow, ())]
-            if alike or all(address in narrow for address in known):
-                found[narrow] = (min(known), max(known))
-    return found
-
-
-def within(shared: Iterable[Network]) -> Callable[[Address], Optional[Network]]:
-    """Return a function that finds the shared subnet of an address."""
-    known = list(shared)
-    return lambda address: next((net for net in known if address.ip in net), None)
-
-
-@functools.lru_cache(maxsize=1 << 16)  # a job of a thousand nodes parses each address several times
-def _parse(text: str) -> Optional[Address]:
-    try:
-        here = ipaddress.ip_interface(text)
-    except ValueError:
-        return None
-    return None if here.ip.is_link_local or here.ip.is_loopback else here
-
-
 def address_of(interface: Interface) -> Optional[str]:
     """Return the interface's address: IPv4 before IPv6, never link-local."""
     usable = [one.ip for one in usable_addresses(interface)]
     return str(min(usable, key=lambda ip: ip.version)) if usable else None
-
-
-def _common_networks(nodes: Sequence[Facts]) -> Set[Network]:
-    """Return the subnets that every one of these nodes is in."""
-    common: Optional[Spans] = None
-    for facts in nodes:
-        mine = [address for interface in candidates(facts) for address in usable_addresses(interface)]
-        common = narrowed(common, [*mine, *(prefix for device in facts.rdma for prefix in _prefixes(device))])
-    return set(common or ())
 
 
 def _state(interface: Interface) -> str:

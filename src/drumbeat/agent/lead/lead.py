@@ -44,7 +44,8 @@ from drumbeat.base.ranges import fold, ranges
 from drumbeat.base.signals import EXIT_MUSTER, EXIT_PREFLIGHT, EXIT_STORAGE
 from drumbeat.causes.table import HARDWARE, cause_of
 from drumbeat.findings.catalog import Catalog
-from drumbeat.findings.model import ERROR, UNKNOWN, Finding
+from drumbeat.findings.model import ERROR, UNKNOWN, WARNING, Finding
+from drumbeat.plan.reach import judge
 from drumbeat.runfolder.summary import AttemptEnd
 
 # The muster: who may join, who is missing, when to begin without them, and what to report when it fails.
@@ -366,13 +367,19 @@ class Lead:
         """Begin the first attempt with the first fit members; the others are spares."""
         self.muster.seconds = now - self.started
         assignment = self.muster.fit()[: self.order.nodes]
-        doors, shared = self.muster.doors, self.muster.common.subnets or ()
+        doors, reach = self.muster.doors, self.muster.common.compared.reach
+        acts: List[Act] = []
+        for finding in judge(reach) if len(assignment) > 1 else ():
+            acts += [record_finding(finding)] if finding.severity in (WARNING, ERROR) else []
+            stops = finding.severity == ERROR and self.order.checks.get("preflight", "stop") == "stop"
+            if stops and self.order.expect.transport != "tcp":
+                return acts + self._end(Outcome(FAILED, EXIT_PREFLIGHT, finding))
         if len(assignment) < 2 or not all(doors.get(number) for number in assignment):
-            return self._start(assignment, now)
+            return acts + self._start(assignment, now)
         self.phase, self.resume, self.answers = "trying", (now + _TRYING, assignment), {}
         partners = zip(assignment, assignment[1:] + assignment[:1])
-        return [
-            Tell((number,), wire.Try(doors_in(shared, doors[other])))
+        return acts + [
+            Tell((number,), wire.Try(doors_in(reach.subnets or (), doors[other])))
             for number, other in sorted(partners, key=lambda pair: -pair[0])  # the lead's own takes long: last
         ]
 
@@ -385,19 +392,21 @@ class Lead:
 
     def _start_tried(self, now: float) -> List[Act]:
         """Drop, on all nodes alike, the subnets in which a member does not reach its partner, unless none would be left."""
-        assignment, common = self.resume[1], self.muster.common
+        assignment, compared = self.resume[1], self.muster.common.compared
         apart: Dict[str, Dict[str, str]] = {}
         for number, other in zip(assignment, assignment[1:] + assignment[:1]):
             for subnet, why in sorted(self.answers.get(number, {}).items()):
                 here, there = self.members[number].host, self.members[other].host
                 apart.setdefault(subnet, {"here": here, "there": there, "why": why})
-        others = set(common.subnets or ()) - set(apart)
+        others = set(compared.reach.subnets or ()) - set(apart)
         words = "others" if others else "only"
         acts: List[Act] = [
             record_finding(find("subnet-apart", words, subnet=subnet, **said)) for subnet, said in apart.items()
         ]
         if others:
-            common.leave_out(apart)
+            compared.leave_out(
+                {subnet: "{here} does not reach {there} there".format(**said) for subnet, said in apart.items()}
+            )
         return acts + self._start(assignment, now)
 
     # -- running -----------------------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ from drumbeat.machine.model import Facts, Peers
 from drumbeat.plan.argv import node_identity, processes
 from drumbeat.plan.binding import binding, right_binding
 from drumbeat.plan.environment import environment
-from drumbeat.plan.network import compute_nics, lone_subnets
+from drumbeat.plan.network import compute_nics, lone_rails
 from drumbeat.runfolder.files import EventLog
 from drumbeat.runfolder.layout import NodeFolder, RunFolder
 
@@ -341,7 +341,7 @@ class Node:
             self.memory.append(os.memfd_create("drumbeat"))
         memory = f"{os.getpid()}:{','.join(map(str, self.memory))}"
         variables += node_identity(order, peers, node, self.attempt, self.metrics.path, folder, memory)
-        lone = lone_subnets(compute_nics(facts, peers), facts.host)
+        lone = lone_rails(compute_nics(facts, peers), facts.host)
         for finding in (*findings, *unsafe_caches, *lone):
             self._note(finding)
         first = sum(peer.ranks for peer in peers.nodes[:node])

@@ -26,7 +26,8 @@ from drumbeat.agent.wire.channel import Channel, plain_address
 from drumbeat.agent.wire.messages import Message, Place, WireError
 from drumbeat.base.processes import in_child
 from drumbeat.machine.model import Facts
-from drumbeat.plan.network import candidates, usable_addresses
+from drumbeat.plan.network import candidates
+from drumbeat.plan.reach import usable_addresses
 
 PROVE_WITHIN = 3.0  # seconds, if strangers hold more than half of the places
 _UNHURRIED = 15.0  # seconds otherwise: a node of a large job may be slow to start

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import functools
-import ipaddress
 import json
 import os
 import signal as signals
@@ -16,14 +15,12 @@ from typing import (
     Any,
     Callable,
     Dict,
-    FrozenSet,
     Iterable,
     Iterator,
     List,
     Mapping,
     Optional,
     Sequence,
-    Set,
     Tuple,
     Type,
     Union,
@@ -37,18 +34,9 @@ from drumbeat.base.regex import regex
 from drumbeat.findings.model import Finding, Verdict
 from drumbeat.inspector.ras import RasNote
 from drumbeat.inspector.record import RankLook, Row
-from drumbeat.machine.model import CxiDevice, Facts, Gpu, Interface, Peer, Peers, RdmaDevice
-from drumbeat.plan.network import (
-    Address,
-    Spans,
-    apart,
-    candidates,
-    compute_nics,
-    narrowed,
-    rails_of,
-    usable_addresses,
-)
-from drumbeat.plan.network import Network as Subnet
+from drumbeat.machine.model import CxiDevice, Facts, Gpu, Peer, Peers, Rail, RdmaDevice, Reach
+from drumbeat.plan.network import addresses_of, compute_nics, rails_of
+from drumbeat.plan.reach import Comparison
 from drumbeat.plan.scene import own_fabric
 from drumbeat.runfolder.files import append, create
 from drumbeat.runfolder.layout import NodeFolder
@@ -71,7 +59,7 @@ class Network:
     fabric: str = "unknown"
     rdma: Tuple[RdmaDevice, ...] = ()  # without their GIDs
     cxi: Tuple[CxiDevice, ...] = ()
-    rails: Tuple[str, ...] = ()  # addresses of the compute NICs, in order
+    rails: Tuple[Rail, ...] = ()
     doors: Tuple[Place, ...] = ()  # where it listens for `Try`
 
 
@@ -92,7 +80,7 @@ class World:
     ranks: Tuple[Tuple[int, int], ...]  # (ranks per node, number of nodes), in the order of node ranks
     master_addr: str
     master_port: int
-    subnets: Optional[Tuple[str, ...]] = None  # shared by all members; None: unknown
+    reach: Reach = Reach()
     fast: Optional[Fast] = None
     replaced: Tuple[Tuple[int, str], ...] = ()  # (node rank, host) where a spare has taken over
 
@@ -105,46 +93,24 @@ class World:
 def network_of(facts: Facts) -> Network:
     nics = compute_nics(facts)
     fabric = own_fabric(facts, nics)[0]
-    own = None
-    if facts.interfaces:
-        own = tuple(sorted({str(one) for interface in candidates(facts) for one in usable_addresses(interface)}))
+    own = addresses_of(facts)
     if fabric in _SLOW:
         return Network(own, fabric)
     rdma = tuple(
         replace(device, ports=tuple(replace(port, gids=()) for port in device.ports)) for device in nics.devices
     )
-    return Network(own, fabric, rdma, facts.cxi, tuple(map(str, rails_of(facts))))
+    return Network(own, fabric, rdma, facts.cxi, rails_of(facts))
 
 
 class Common:
-    """The subnets that all members share, updated as they join; and the first node with a fast network."""
+    """The comparison of all members, updated as they join; and the first node with a fast network."""
 
     def __init__(self) -> None:
-        self._spans: Optional[Spans] = None
         self.fast: Dict[int, Fast] = {}  # only the lowest member
-        self._apart: Set[Subnet] = set()  # subnets in which members do not reach each other
-        self._rails: List[Address] = []  # of the first member that has any
-
-    @property
-    def subnets(self) -> Optional[FrozenSet[str]]:
-        """Return the subnets that all members share and reach each other in; None: unknown."""
-        if self._spans is None:
-            return None
-        apart = {net for net in self._spans for one in self._apart if one.version == net.version and net.overlaps(one)}
-        return frozenset(str(net) for net in self._spans if net not in apart)
-
-    def leave_out(self, subnets: Iterable[str]) -> None:
-        self._apart |= set(map(ipaddress.ip_network, subnets))
+        self.compared = Comparison()
 
     def add(self, member: int, host: str, network: Network) -> None:
-        parsed: Dict[str, Address] = {}
-        if network.addresses is not None:
-            parsed = {text: ipaddress.ip_interface(text) for text in network.addresses}
-            self._spans = narrowed(self._spans, parsed.values())
-        if network.rails:
-            rails = [parsed.get(text) or ipaddress.ip_interface(text) for text in network.rails]
-            self._rails = self._rails or rails
-            self._apart |= apart([self._rails, rails])
+        self.compared.add(host, network.addresses, network.rails)
         if network.fabric not in _SLOW and member < min(self.fast, default=member + 1):
             self.fast = {member: Fast(member, host, network.rdma, network.cxi)}
 
@@ -158,8 +124,7 @@ def make_world(
 ) -> World:
     """Return the world. `ranks` are in the order of node ranks; `nodes`: member -> node rank."""
     fast = next((replace(fast, node=nodes[member]) for member, fast in common.fast.items() if member in nodes), None)
-    subnets = None if common.subnets is None else tuple(sorted(common.subnets))
-    return World(tuple(run_lengths(ranks)), *master, subnets, fast, replaced)
+    return World(tuple(run_lengths(ranks)), *master, common.compared.reach, fast, replaced)
 
 
 def run_lengths(values: Iterable[int]) -> List[Tuple[int, int]]:
@@ -180,9 +145,7 @@ def peers_of(world: World, order: Order, node: int, address: str, facts: Facts) 
         hosts[role] = host
     fast = world.fast if world.fast and world.fast.node != node else None
     speaker = fast.node if fast else next((other for other in range(len(counts)) if other != node), node)
-    subnets = tuple(str(ipaddress.ip_network(net)) for net in world.subnets or ())
-    interfaces = () if world.subnets is None else (Interface("shared", up=True, addresses=subnets),)
-    shared = Facts(fast.host if fast else hosts[speaker], interfaces=interfaces)
+    shared = Facts(fast.host if fast else hosts[speaker])
     if fast:
         shared = replace(shared, rdma=fast.rdma, cxi=fast.cxi)
     nodes = []
@@ -191,7 +154,7 @@ def peers_of(world: World, order: Order, node: int, address: str, facts: Facts) 
         about = facts if number == node else shared if number == speaker else nothing
         host = about.host or hosts[number]
         nodes.append(Peer(number, host, address if number == node else "", about, 0.0, ranks))
-    return Peers(tuple(nodes), world.master_addr, world.master_port)
+    return Peers(tuple(nodes), world.master_addr, world.master_port, reach=world.reach)
 
 
 class WireError(Exception):

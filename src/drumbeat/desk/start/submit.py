@@ -31,6 +31,7 @@ from drumbeat.machine.gather import gather
 from drumbeat.machine.host import Host, LiveHost
 from drumbeat.machine.model import Facts, Peer, Peers
 from drumbeat.machine.replay import open_host
+from drumbeat.plan.network import with_reach
 from drumbeat.runfolder.files import create_private
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.run import Run
@@ -188,7 +189,7 @@ def prepare(
     peers = Peers(
         tuple(Peer(node, each.host, "", each) for node, each in enumerate(facts)), "", 0
     )  # none was contacted
-    return Ready(order, tuple(facts), peers, hosts[0] if hosts else None, away, site)
+    return Ready(order, tuple(facts), with_reach(peers), hosts[0] if hosts else None, away, site)
 
 
 def facts_of_run(path: str) -> List[Facts]:
