@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from bisect import bisect_right
 from dataclasses import field
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
@@ -169,6 +170,15 @@ def spread(value: float, unit: str, how: str, rates: Sequence[float], **more: An
     ordered = sorted(rates)
     low, high = (ordered[min(len(ordered) - 1, int(len(ordered) * share))] for share in (0.1, 0.9))
     return Speed(value, unit, how, len(rates), low, statistics.median(rates), high, error_of_mean(rates), **more)
+
+
+def steps_at(
+    made: Sequence[Tuple[float, float]], validations: Sequence[Tuple[float, float]]
+) -> List[Tuple[float, float]]:
+    """Return which step was made when. A validation is of the step made last, so each adds a point that says so."""
+    made = sorted(made)
+    last = [(t, made[bisect_right(made, (t, math.inf)) - 1][1]) for t, _ in validations if made and made[0][0] <= t]
+    return sorted([*thinned(made), *last])
 
 
 def thinned(points: Sequence[Tuple[float, float]]) -> List[Tuple[float, float]]:

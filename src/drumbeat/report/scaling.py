@@ -393,6 +393,8 @@ def _questions(rows: Sequence[Row], runs: Sequence[Figures], kind: str) -> List[
                     f"{rows[0].name}, so a speed-up of {row.speedup:.2f} is not that of more hardware. Possible causes: "
                     f"{_same_cores(run, runs[0])}"
                 )
+        elif not run.gpus and run.cores and row.size > run.cores:
+            found.append(f"{row.name}: its {row.size} ranks shared {run.cores} cores")
         elif row.efficiency is not None and row.efficiency - (row.error or 0.0) > _SUPER_LINEAR:
             found.append(
                 f"{row.name}: {row.efficiency:.0%} of ideal is more than the hardware grew. Usual causes: the baseline was "

@@ -285,21 +285,22 @@ def page(comparison: Comparison) -> str:
     )
     last = comparison.rows[-1]
     cell = _cells(last, comparison)
-    broken = "".join(f"<p>{escape(each.text())}</p>" for each in comparison.differences if each.breaks)
+    doubts = "".join(f"<p>{escape(each.text())}</p>" for each in comparison.differences if each.breaks)
     kind = f"{comparison.kind} scaling".capitalize() if comparison.kind in (STRONG, WEAK) else comparison.kind_why
-    end = _unfair(comparison) if broken else kind
+    end = _unfair(comparison) if doubts else kind
     words = f"{cell['speed-up']} times as fast on {last.size} {comparison.size_is} as on {comparison.rows[0].size}"
     words = (
         f"{words}: {cell['efficiency']} of ideal"
         if last.efficiency is not None
         else "speed-up and efficiency: not known"
     )
-    state = "error" if broken else "ok"
+    state = "error" if doubts else "" if comparison.questions else "ok"
+    doubts += "".join(f"<p>question: {escape(each)}</p>" for each in comparison.questions)
     if comparison.variants:
         losses = [(row.loss, row.name) for row in comparison.rows if row.loss is not None]
         words = "lowest last loss: {:.4g} ({})".format(*min(losses)) if losses else "no loss is known"
         state = ""
-    verdict = f'<p class="end">{escape(end)}</p><p>{escape(words)}</p>{broken}'
+    verdict = f'<p class="end">{escape(end)}</p><p>{escape(words)}</p>{doubts}'
     notes = "".join(f"<li>{escape(each)}</li>" for each in said(comparison))
     parts = [
         f'<section class="verdict {state}"><h1>{len(comparison.rows)} runs</h1>{verdict}</section>',
