@@ -137,7 +137,7 @@ def test_restart_keeps_the_attempts_apart(drumbeat):
 
 def test_a_schedulers_site_is_refused_where_there_is_no_such_scheduler(drumbeat):
     done = run(drumbeat, code="", flags=("--site", "slurm"))
-    assert done.returncode == 2 and "site slurm uses Slurm, and this machine is in no job of it" in done.stderr
+    assert done.returncode == 2 and "site slurm uses Slurm, but this machine is not in one of its jobs" in done.stderr
     assert "bug" not in done.stderr and not (drumbeat.folder / "runs").exists()
 
 

@@ -74,7 +74,10 @@ def _unset_builtin(shell: ShellState, words: List[str], node: Node, text: str) -
 
 def _cd(shell: ShellState, words: List[str], node: Node, text: str) -> Optional[bool]:
     place = words[1] if len(words) > 1 else shell.mark("${HOME}", SUBMIT)
-    if place[:1] in ("-", "+") or words[0] == "popd" or words == ["pushd"]:
+    unsure = (
+        shell.cwd and MARK.fullmatch(place) and shell.marks.resolved(place) not in ("${HOME}", "${PWD}")
+    )  # empty, relative
+    if place[:1] in ("-", "+") or words[0] == "popd" or words == ["pushd"] or unsure:
         shell.cwd = shell.mark("${PWD}", JOB, False)
     else:
         base = shell.cwd or shell.mark("${PWD}", SUBMIT)

@@ -91,17 +91,18 @@ def _list(shell: ShellState, node: Node) -> Optional[bool]:
                 shell.keep(following)
                 shell.look_inside([following])
             continue
-        if result is None:  # what follows depends on it
+        sourced = len(shell.events) > events and shell.events[-1].words[:1] in (("source",), (".",))
+        if result is None or result and sourced:  # what follows depends on it
             ahead = shell.apart()
             ahead.started = []
             ahead.look_inside(*node.bodies[place + 1 :])
             certain = names[place] not in shell.asks and node.bodies[place][0].kind == "simple" and joint == "&&"
             if certain and ahead.started:
-                sourced = len(shell.events) > events and shell.events[-1].words[:1] in (("source",), (".",))
                 if len(shell.events) > events and shell.events[-1].kind == "once" or sourced:
                     shell.events[-1].text += " || exit"
                 result = _part(shell, node, place)
                 continue
+        if result is None:
             fresh = shell.events[events:]
             soft = bool(fresh) and all(each.soft for each in fresh)
             shell.__dict__.update({**before.__dict__, "started": shell.started, "words": shell.words})
@@ -181,7 +182,7 @@ def _while(shell: ShellState, node: Node) -> Optional[bool]:
     def rounds(shell: ShellState) -> Optional[bool]:
         result: Optional[bool] = True
         for first in node.bodies[2:3]:
-            shell.body(first)
+            shell.asked(first)  # zero is no failure there
         for _ in range(MAX_ROUNDS):
             asked = shell.asked(node.bodies[0])
             if asked is None:
@@ -190,7 +191,7 @@ def _while(shell: ShellState, node: Node) -> Optional[bool]:
                 return result
             result = _round(shell, node.bodies[1])
             for step in node.bodies[3:]:
-                shell.body(step)
+                shell.asked(step)
         raise Unclear
 
     return _inline(shell, node, rounds)

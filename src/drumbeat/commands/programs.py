@@ -32,7 +32,7 @@ LOOK = FILTERS | words(
 )
 # Change files: no variable of the environment changes what they do. The first ones are over at once.
 QUICK_WITH_FILES = words("rm rmdir mkdir touch ln chmod")
-WITH_FILES = QUICK_WITH_FILES | words("cp mv rsync tar unzip unsquashfs cat sed")
+WITH_FILES = QUICK_WITH_FILES | words("cp mv rsync tar unzip unsquashfs cat sed tee")
 # Speak to a service, or to other processes, and are over soon.
 QUICK_WITH_OTHERS = words("scancel dcgmi sacct seff sstat jobstats kill pkill curl sbatch")
 _OTHERS = words("nvtop sudo apt apt-get conda git wget killall sbcast find enroot nproc module")

@@ -49,10 +49,13 @@ _ARGUMENT = re.compile(r"\$[0#]")
 
 
 def convert(
-    text: str, arguments: Optional[Sequence[str]] = None, read_file: Callable[[str], str] = lambda path: ""
+    text: str,
+    arguments: Optional[Sequence[str]] = None,
+    read_file: Callable[[str], str] = lambda path: "",
+    required: FrozenSet[str] = frozenset(),
 ) -> Draft:
     """Convert a batch script. `arguments`: those of the script, if they are known; `read_file` gives the text of a file that it
-    sources, '' if it cannot be read here."""
+    sources, '' if it cannot be read here; `required`: variables that have a value where the job is submitted."""
     if text.count("\n") > MAX_LINES:
         raise Problem(f"more than {MAX_LINES:,} lines", "no batch script has so many: is it the right file?")
     script = read(text)
@@ -70,6 +73,7 @@ def convert(
     for fault in [each for each in script.faults if each.kind == "quote"][:1]:
         draft.question(fault.line, fault.text, "a quote that is never closed: what follows it may be read wrongly")
     known = slurm_variables(draft, script.directives)
+    known.update({name: draft.marks.mark(Unknown(f"${{{name}}}", SUBMIT, frozenset((name,)))) for name in required})
 
     def batch_shell(
         wanted: Callable[[List[str]], bool], supposed: Optional[Started] = None, succeeds: bool = False
@@ -112,7 +116,8 @@ def convert(
     if not chosen.whole:
         exit_code(draft, chosen, failed)
     ask_about_findings(draft, script)
-    return draft
+    asked_for = {note.text for note in draft.to_export} & draft.defaults.keys()  # then they are not unset
+    return convert(text, arguments, read_file, required | asked_for) if asked_for - required else draft
 
 
 def draft_of(text: str, name: str, arguments: Optional[Sequence[str]], read_file: Callable[[str], str]) -> Draft:
@@ -236,7 +241,7 @@ def _whole(chosen: Started, batch: Shell, draft: Draft) -> Optional[Started]:
         return None
     first = min((each.within for each in parts if each.within), key=lambda each: each.start)
     text = batch.text[first.start :].rstrip("\n")
-    if re.search(r"\bsrun\b|\b(?:mpirun|mpiexec)\b|\$\{?0", text):
+    if re.search(r"\bsrun\b|\b(?:mpirun|mpiexec)\b|\$\{?0", "\n".join([text, *functions_in(text, batch.events)])):
         return None
     if any(each.background and each.before < first.events for each in batch.started):
         return None
@@ -334,7 +339,7 @@ def _carry_over(draft: Draft, chosen: Started, batch: Shell, script: Script, ray
     for name in sorted(set(re.findall(r"\$\{?(ARG_\d+)", job_file(draft, "")))) if draft.arguments is None else ():
         why = "an argument of the script: export it when you submit, or give it to convert after the script's name"
         draft.to_export.append(LeftOut(launch.line, name, why))
-    _from_outside(draft, script)
+    _from_outside(draft, script, batch.required)
     account(draft, batch, chosen, launch)
     _compare(draft, launch, ranks, batch, chosen)
     gone = [int(each.what[5:]) for each in draft.differences if each.job == "not started" and each.what[5:].isdigit()]
@@ -348,11 +353,12 @@ _OF_THE_JOB = ("SLURM_", "CUDA_", "ROCR_", "HIP_", "RANK", "LOCAL_", "WORLD_", "
 _OF_EVERY_LOGIN = frozenset(("HOME", "USER", "LOGNAME", "PWD", "SHELL", "PATH", "HOSTNAME", "LANG", "TMPDIR"))
 
 
-def _from_outside(draft: Draft, script: Script) -> None:
-    """Name variables that the job file reads and the script never sets: the user must export them."""
+def _from_outside(draft: Draft, script: Script, required: FrozenSet[str]) -> None:
+    """Name variables that the job file reads and the script never sets, or without which it ends: the user must export them."""
     written = draft.in_job_file([*draft.keys.values(), *draft.env.values()])
     texts = [each for value in written for each in (value if isinstance(value, list) else [value])]
     names = {name for each in texts if isinstance(each, str) for name in names_expanded(each)}
+    names |= {name for name in required if name.isidentifier()}
     command = draft.keys.get("command", [])
     if command[:2] == ["bash", "-c"]:  # what its shell reads on the nodes, and nothing there gives a value
         text = draft.marks.shown(command[2])
@@ -631,7 +637,8 @@ def _compare(draft: Draft, launch: Launch, ranks: Optional[int], batch: Shell, c
         if None not in counts and counts[0] != counts[1]:
             draft.differs("rank processes in total", counts[0], counts[1])
     tasks = 1 if launch.launcher else ranks or 1
-    cores = launch.cores or int(known.get("SLURM_CPUS_PER_TASK") or 0)
+    per_task = known.get("SLURM_CPUS_PER_TASK", "")
+    cores = launch.cores or (int(per_task) if per_task.isdigit() else 0)
     if launch.alone and tasks == 1 or job.launcher == "once":
         cores = 0  # a process of the batch script itself may use all cores of the job
     if cores and job.cpus and job.cpus // tasks != cores:

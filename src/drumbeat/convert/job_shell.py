@@ -9,7 +9,7 @@ from drumbeat.commands.events import Event, Variable
 from drumbeat.commands.interpret import Shell
 from drumbeat.commands.programs import ASK, FILTERS, LOOK, PRINTS, STATE, words
 from drumbeat.commands.state import ShellState
-from drumbeat.commands.syntax import Node, exports, names_read, parse
+from drumbeat.commands.syntax import DECLARING, Node, exports, names_read, parse
 from drumbeat.commands.values import (
     HEAD,
     HOSTS,
@@ -76,7 +76,7 @@ class JobShell(Shell):
         if _SITE.fullmatch(name):
             return None
         shown = f"${name}" if name.isdigit() else name
-        if shown in self.required:
+        if shown in self.required or name in self.known:
             return False
         self.defaults.setdefault(shown, default)
         return True
@@ -99,6 +99,8 @@ class JobShell(Shell):
             called = {word.text for each in inside if each.kind == "simple" for word in each.words[:1]}
             event.soft = not called & {"source", ".", "eval"} and not any(each.kind == "unknown" for each in inside)
             event.writes = writes if event.soft else frozenset()
+            if not called <= self.prints | self.state | self.asks | self.looks | DECLARING:
+                event.kind = "once"  # what it starts is started once
         for name in writes:
             mark = self.marks.mark(Unknown(f"${{{name}}}", JOB, frozenset((name,)), False, event.text))
             old = self.variables.get(name)

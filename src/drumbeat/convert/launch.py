@@ -350,7 +350,8 @@ def _starter(draft: Draft, launch: Launch, program: str) -> None:
         elif name == "export":
             _give(launch, dict(_pair(each) for each in value.split(",") if "=" in each))
             if "ALL" not in value.split(","):
-                draft.question(launch.line, f"srun --export={value}", "your own variables reach the ranks here")
+                why = "only these reach the ranks there; here all that your shell and the script export does"
+                draft.question(launch.line, f"srun --export={value}", why)
         elif name == "multi-prog":
             draft.question(
                 launch.line, "srun --multi-prog", "each task has a program of its own: a job file starts one"

@@ -231,7 +231,13 @@ class _Residue:
     def _waits(self, place: int) -> bool:
         """Return true for a `wait` after something that on-start leaves in the background."""
         before = self.launch.events[:place] if place < self.launch.outside else []
-        left = any(each.kind in ("once", "shell") and each.text.rstrip().endswith("&") for each in before)
+        left = any(
+            node.background
+            for each in before
+            if each.kind in ("once", "shell")
+            for top in parse(each.text)
+            for node in top.walk()
+        )
         return left and bool(re.match(r"wait\b", self.launch.events[place].text))
 
     def _reads(self, event: Event) -> Set[str]:
