@@ -181,9 +181,8 @@ class Comparison:
     questions: Tuple[str, ...] = ()
     left_out: Dict[str, str] = field(default_factory=dict)  # run -> why
     repeats: Tuple[Repeats, ...] = ()
-    losses: Dict[str, Dict[str, List[Point]]] = field(
-        default_factory=dict
-    )  # of variants: training loss, ... -> run -> curve
+    # Of variants: training loss, ... -> run -> curve.
+    losses: Dict[str, Dict[str, List[Point]]] = field(default_factory=dict)
     counts: str = "step"  # what these curves are over
 
     @property
