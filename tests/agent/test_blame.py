@@ -2,8 +2,9 @@
 
 from dataclasses import replace
 
-from drumbeat.agent.lead.attempt import Attempt, RankEnd, blame, earliest
-from drumbeat.findings.model import CAUGHT, ERROR, WARNING, Evidence, Finding
+from drumbeat.agent.lead.attempt import Attempt, RankEnd, attempt_outcome, blame, earliest
+from drumbeat.agent.lead.model import StopRequests
+from drumbeat.findings.model import CAUGHT, CERTAIN, ERROR, LIKELY, WARNING, Evidence, Finding
 from drumbeat.runfolder.progress import Progress
 
 
@@ -141,6 +142,20 @@ def test_who_is_reaped_a_moment_later_may_have_been_first():
         assert first_rank(lost(0, 10.0), lost(1, 10.2), cause_end, lost(3, 10.8)) == 2
     assert cause(lost(0, 10.0), end(2, 0, 10.9, None), lost(3, 10.8)) == ("early-exit", 2, "h1")
     assert first_rank(replace(bare, rank=0, at=10.0), raised) == 2, "words say more than a bare exit code"
+
+
+def test_ranks_that_fail_at_once_in_the_same_words_leave_the_cause_certain():
+    """Which of them was first does not matter then; with other words it does."""
+
+    def confidence_of(*words):
+        found = [Finding("exception", ERROR, title, confidence=CERTAIN) for title in words]
+        ends = [replace(end(rank, at=10.0), finding=finding) for rank, finding in enumerate(found)]
+        outcome = attempt_outcome(Attempt(0, 1.0, 2, (0,), 2, ends=ends), StopRequests(), {}, Progress())
+        return outcome.finding.confidence, "in the same way" in outcome.finding.cause
+
+    bad = "ValueError: bad batch"
+    assert confidence_of(bad, bad) == (CERTAIN, True)
+    assert confidence_of(bad, "KeyError: 'x'") == (LIKELY, False)
 
 
 def test_a_rank_that_was_failing_when_all_were_asked_to_stop():

@@ -86,6 +86,8 @@ def test_a_task_that_sources_or_runs_a_script_may_have_its_rank_from_it():
     assert "ranks-unset" in codes(head + "srun bash -c 'source venv/bin/activate; python train.py'")
     assert "ranks-unset" not in codes(head + "srun bash -c 'source export_ranks.sh; python train.py'")
     assert "ranks-unset" not in codes(head + "srun ./with_ranks.sh python train.py")
+    joined = head + "#SBATCH --signal=TERM@120\nsrun python3 drumbeat.pyz run -- python train.py"
+    assert not {"ranks-unset", "signal-not-to-batch"} & set(codes(joined))
 
 
 def test_an_empty_branch_or_loop_that_asks_for_an_argument():

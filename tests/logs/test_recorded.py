@@ -7,9 +7,10 @@ import json
 import pytest
 
 from drumbeat.findings.model import CERTAIN, ERROR, LIKELY, WARNING, Evidence, Finding
+from drumbeat.findings.recorded import Recorded
 from drumbeat.logs.failure import NO_FAILURE, Failure
 from drumbeat.logs.reader import Reader
-from drumbeat.logs.recorded import Recorded, with_record
+from drumbeat.logs.recorded import with_record
 
 LOST = "ConnectionResetError: Connection closed by peer"
 HANG = Finding(

@@ -10,6 +10,7 @@ import pytest
 
 from drumbeat.base.problem import Problem
 from drumbeat.report.figures import Figures, Phases, Setting, Speed
+from drumbeat.report.intervals import steps_at
 from drumbeat.report.scaling import compare
 from drumbeat.report.tables import cells, charts_of_comparison, csv_text, latex, markdown, page, said, text
 from drumbeat.verify.chart import line_chart, ticks
@@ -60,6 +61,15 @@ def test_variants_show_their_losses_and_nothing_of_scaling():
     assert "lowest last loss: 0.5 (larger)" in shown and "Validation loss" in shown
     assert not any(word in shown for word in ("speed-up", "efficiency", "lost on", "ideal"))
     assert list(charts_of_comparison(found)) == ["training-loss", "validation-loss"]
+
+
+def test_a_validation_belongs_to_the_step_before_it():
+    """A run that reports every fourth step and validates after step 16 has its first point there, not on the way to step 20."""
+    made, validations = [(4.0, 16.0), (1.0, 4.0), (8.0, 20.0)], [(6.0, 0.5), (9.0, 0.4)]
+    curves = {"loss": [(1.0, 3.0), (8.0, 1.0)], "validation loss": validations}
+    found = replace(run(2, 8.0), curves=curves, steps_at=steps_at(made, validations)).losses_by_step()
+    assert found == {"loss": [(4, 3.0), (20, 1.0)], "validation loss": [(16, 0.5), (20, 0.4)]}
+    assert steps_at([], validations) == []
 
 
 def test_the_names_of_what_a_run_wrote_are_no_difference():

@@ -63,7 +63,9 @@ def test_every_view_says_that_the_loss_is_nan(tmp_path):
     write_summary(run.folder, summary)
     said = dict(closing_lines(run, summary))
     assert said["loss"] == "nan since step 6 (before that: fell from 10.000 to 2.000 over 5 steps)"
-    assert said["warning"] == "the last loss is nan; no checkpoint was reported since step 6"
+    assert said["warning"] == (
+        "the last loss is nan; what was saved since step 6 may hold NaN: check it before you use it"
+    )
     saved = added(*to_nan(), Metric(0, 0, 99.0, "checkpoint", step=8))
     words = "the last loss is nan; the checkpoint of step 8 may hold NaN: check it before you use it"
     assert dict(closing_lines(run, dataclasses.replace(summary, progress=saved)))["warning"] == words

@@ -66,6 +66,11 @@ def test_a_right_profile_is_valid_without_the_users_environment(tmp_path, drumbe
     monkeypatch.delenv("USER", raising=False)
     done = drumbeat.here("site", "check", write(tmp_path, RIGHT.replace("$USER", "$NOBODY_SET_THIS")))
     assert done.returncode == 0 and "valid" in done.stdout and "$NOBODY_SET_THIS is not set here" in done.stderr
+    installed = tmp_path / "config" / "drumbeat" / "sites"
+    installed.mkdir(parents=True)
+    write(installed, RIGHT)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    assert "ours: valid" in drumbeat.here("site", "check", "ours").stdout, "by the name that the list shows"
     done = drumbeat.here("site", "check", write(tmp_path, RIGHT.replace("/scratch", "/no-such-disk")))
     assert done.returncode == 0 and "runs: /no-such-disk is not on this machine" in done.stdout
 

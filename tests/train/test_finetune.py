@@ -151,7 +151,7 @@ def test_a_folder_is_read_by_name_and_a_bad_row_is_told_with_its_place(
         (b"{", "not a JSON object"),
         (b'{"text": "\xff"}', "UnicodeDecodeError: .*; correct this row"),
         (b'{"text": 5}', "ValueError: "),
-        (b'{"prompt": "a", "completion": null}', "ValueError: "),
+        (b'{"prompt": "a", "completion": null}', "a row with prompt; rows have"),
         (b'{"messages": "hello"}', "AttributeError: "),
         (b'{"messages": [{"content": "hello"}]}', ".*'role'"),
         (b"{}", "a row with nothing"),
@@ -164,6 +164,32 @@ def test_a_folder_is_read_by_name_and_a_bad_row_is_told_with_its_place(
         list(lines_of(str(folder)))
     with pytest.raises(Refusal, match="no .jsonl or .parquet file"):
         list(lines_of(str(tmp_path / "none")))
+
+
+def test_a_null_is_a_column_without_a_value(base: Tuple[Path, Any, Any], tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "a b", "prompt": null, "messages": null}\n{"text": "a b"}\n')
+    first, second = lines_of(str(tmp_path), lambda row: documents(row, base[2]))
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    "text, why, fix",
+    [
+        ("\n\n", "no rows", "one JSON object per line"),
+        ('{"messages": [{"role": "user", "content": "a"}]}\n', "nothing to learn from", "message of the assistant"),
+    ],
+)
+def test_data_that_teaches_nothing_is_refused_with_what_is_needed(
+    text: str, why: str, fix: str, base: Tuple[Path, Any, Any], tmp_path: Path
+) -> None:
+    from drumbeat.train.recipes.finetune import FinetuneSettings, samples
+    from drumbeat.train.settings import fill
+
+    (tmp_path / "a.jsonl").write_text(text)
+    settings = fill(FinetuneSettings, [f"weights={base[0]}", f"data={tmp_path}", "length=64"])
+    with pytest.raises(Refusal, match=why) as refused:
+        samples(settings, base[2])
+    assert fix in refused.value.fix
 
 
 def tune(weights: str, folder: str, *more: str) -> List[float]:

@@ -24,7 +24,6 @@ from drumbeat.base.order import Order, Resources, dump_order
 from drumbeat.base.problem import Problem
 from drumbeat.base.proc import start_time
 from drumbeat.base.record import RecordError, from_json, to_json
-from drumbeat.bundle.build import cached_bundle
 from drumbeat.bundle.pinned import start_argv
 from drumbeat.machine.model import Gpu
 from drumbeat.runfolder.files import replace
@@ -56,6 +55,8 @@ class Local(Backend):
         """Start the process that waits for its turn and then runs the order. It is given the order itself: others may change
         the folder's copy while the run waits."""
         word = "_now" if request.now else "_queued"
+        from drumbeat.bundle.build import cached_bundle  # imported here: `list` and `status` build none
+
         argv = [sys.executable, "-I", "-S", cached_bundle(environ), word, *request.command]
         done = subprocess.run(
             argv, env=dict(environ), input=dump_order(request.order), stdout=subprocess.PIPE, text=True, check=False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from typing import Any, List, Sequence
+from typing import Any, List, Optional, Sequence
 
 from drumbeat import backends
 from drumbeat.base.order import HostPath
@@ -41,7 +41,7 @@ def add_arguments(parser: Any) -> None:
         "action",
         choices=("list", "show", "new", "check", "image"),
         help="list: all sites; the one detected for this machine is marked. show NAME: one site with the reason for each "
-        "value. new: print a profile made from this machine's facts. check FILE: whether a profile is valid, and its paths "
+        "value. new: print a profile made from this machine's facts. check SITE: whether a profile is valid, and its paths "
         "exist. image NAME: a recipe for an image with the RDMA libraries it needs.",
     )
     parser.add_argument("site", nargs="?", metavar="SITE", help="a name of the list, or a profile's path")
@@ -54,7 +54,7 @@ def add_arguments(parser: Any) -> None:
 
 def run(args: Any) -> int:
     if args.action in ("show", "check", "image") and not args.site:
-        words = {"show": "NAME", "check": "FILE", "image": "NAME --base IMAGE"}[args.action]
+        words = {"show": "NAME", "check": "SITE", "image": "NAME --base IMAGE"}[args.action]
         raise Problem(f"site {args.action} needs a {words.split()[0].lower()}", f"drumbeat site {args.action} {words}")
     actions = {"list": _list, "show": _show, "new": _new, "check": _check, "image": _image}
     return int(actions[args.action](args))
@@ -93,8 +93,7 @@ def _list(args: Any) -> int:
 
 
 def _show(args: Any) -> int:
-    path = args.site if os.sep in args.site or args.site.endswith((".yaml", ".yml")) else None
-    path = path or user_profiles(os.environ).get(args.site)
+    path = _own_file(args.site)
     site = site_from_path(path, "site show") if path else load_site(args.site, os.environ, "site show")
     if args.source:
         print(read_file(path, "a site profile") if path else built_in_text(args.site), end="")
@@ -105,6 +104,12 @@ def _show(args: Any) -> int:
     else:
         print("\n".join(site_lines(site)))
     return 0
+
+
+def _own_file(site: str) -> Optional[str]:
+    """Return the file of a user's profile that is named by its path, or as the list shows it."""
+    named = os.sep in site or site.endswith((".yaml", ".yml"))
+    return site if named else user_profiles(os.environ).get(site)
 
 
 def _new(args: Any) -> int:
@@ -136,8 +141,9 @@ def _new(args: Any) -> int:
 
 def _check(args: Any) -> int:
     """Check a profile. 0: valid. 1: valid, but a path is missing on this machine. Mistakes in the file are a Problem (2)."""
-    checked = check_site(args.site, os.environ)
-    raise_all(args.site, checked.mistakes)
+    path = _own_file(args.site) or args.site
+    checked = check_site(path, os.environ)
+    raise_all(path, checked.mistakes)
     site = checked.site
     if site is None:
         raise Problem(f"{args.site}: nothing in it could be checked")

@@ -6,7 +6,7 @@ import os
 import time
 from contextlib import suppress
 from dataclasses import field, replace
-from typing import TYPE_CHECKING, Any, Dict, FrozenSet, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, FrozenSet, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
 
 from drumbeat.backends.contract import ALIVE, QUEUED, RUNNING, Status
 from drumbeat.base.light_dataclass import dataclass
@@ -16,6 +16,7 @@ from drumbeat.base.text import traffic
 from drumbeat.desk.status import read_summary, status
 from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import ENDED_BY_US, ERROR, UNKNOWN, WARNING, Evidence, Finding
+from drumbeat.findings.recorded import Recorded
 from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.events import Event, VerdictGiven
 from drumbeat.runfolder.lines import GpuUse, gpu_use, near, not_finite_words, quiet_words
@@ -32,9 +33,6 @@ from drumbeat.runfolder.state import (
     world_of,
 )
 from drumbeat.runfolder.summary import Affected, Moment, Summary, moment
-
-if TYPE_CHECKING:
-    from drumbeat.logs.recorded import Recorded
 
 find = Catalog("lead")
 
@@ -178,8 +176,6 @@ _MOST_EARLIER = 3
 
 def recorded_end(run: Run) -> Recorded:
     """Return the recorded end. Its evidence names files relative to the run folder."""
-    from drumbeat.logs.recorded import Recorded  # imported here: it loads the log reader, which is slow
-
     events = run.run_events()
     # The last attempt's own check read NCCL's log and counters that are gone afterwards.
     seen = [each for each in verdicts_of("transport", last_attempt(events)) if each.answer != UNKNOWN][-1:]

@@ -187,10 +187,14 @@ _NUMBERS_ITSELF = regex(
 )
 
 
+_JOINS = regex(r"\bdrumbeat(?:\.pyz)? run\b")  # which sets the ranks' variables
+
+
 def ranks_unset(context: Context) -> Iterator[Hit]:
     """Find a Python program started as several tasks without rank variables; a note if the program cannot be read here."""
     given = {each.name for each in context.script.assignments}
-    for start in context.script.started_anywhere if context.batch and "RANK" not in given else ():
+    joined = _JOINS.search(context.script.text)
+    for start in context.script.started_anywhere if context.batch and "RANK" not in given and not joined else ():
         program, likely = start.program, context.script.likely(start)
         tasks = likely.tasks or 2 * (likely.nodes or 1)
         if tasks < 2 or not program or start.step != "srun" or start.launcher or start.wrapped or "-m" in start.words:

@@ -15,12 +15,13 @@ from drumbeat.base.ranges import numbers
 from drumbeat.base.regex import regex
 from drumbeat.findings.catalog import OPTIONAL, entries
 from drumbeat.findings.model import CERTAIN, ENDED_BY_US, ERROR, INFO, LIKELY, Evidence, Finding
+from drumbeat.findings.recorded import Recorded
 from drumbeat.logs.meaning.grammar import is_bare
 from drumbeat.logs.meaning.rules import rulebook
 from drumbeat.logs.meaning.senses import sense
 from drumbeat.logs.read.prefixes import decode, without_colour
 from drumbeat.logs.reader import Reader
-from drumbeat.logs.recorded import Recorded, with_record
+from drumbeat.logs.recorded import with_record
 from drumbeat.logs.report import Report
 from drumbeat.logs.tiers import is_own_failure
 

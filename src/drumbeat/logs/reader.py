@@ -15,6 +15,7 @@ from functools import partial
 from typing import Deque, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from drumbeat.findings.model import ERROR, INFO, UNKNOWN, WARNING, Evidence, Finding, PastedDump, clipped, worst
+from drumbeat.findings.recorded import Recorded
 from drumbeat.logs.events import Event, Events, RankOf
 from drumbeat.logs.failure import AT_THE_END, EARLIER, NO_FAILURE, NOT_KNOWN, Log, with_unseen
 from drumbeat.logs.judge import judge
@@ -75,7 +76,7 @@ from drumbeat.logs.read.tracebacks import (
     Tracebacks,
     survived,
 )
-from drumbeat.logs.recorded import Recorded, with_record
+from drumbeat.logs.recorded import with_record
 from drumbeat.logs.report import Report, all_quoted
 from drumbeat.logs.tiers import is_own_failure
 

@@ -37,7 +37,7 @@ from drumbeat.report.figures import (
     Utilisation,
     of_whole_job,
 )  # fmt: skip
-from drumbeat.report.intervals import CLOSE, Reports, spread, thinned
+from drumbeat.report.intervals import CLOSE, Reports, spread, steps_at, thinned
 from drumbeat.report.printed_log import figures_of_log, of_progress
 from drumbeat.report.scaling import Comparison, compare
 from drumbeat.report.setting import compared, gpus_of, remember_run, setting_of, target_of
@@ -260,6 +260,7 @@ def figures_of(run: Run, now: Optional[float] = None) -> Figures:
     cut_short = state.condition.detail and state.condition.detail == progress.short_words
     unused = () if not (order and order.emulated) else ("traffic",) if gpus else ("traffic", "transport")
     made = [(max(0.0, step.t - run.record.created), float(number)) for number, step in reports.steps.items()]
+    curves = _curves(reports, devices, run.record.created, speed)
     return Figures(
         name=run.run_id,
         source=run.path,
@@ -307,8 +308,8 @@ def figures_of(run: Run, now: Optional[float] = None) -> Figures:
             *_notes(events, state.failure, hangs_of(events), unused),
         ),
         setting=setting,
-        curves=_curves(reports, devices, run.record.created, speed),
-        steps_at=[] if progress.laps else thinned(sorted(made)),
+        curves=curves,
+        steps_at=[] if progress.laps else steps_at(made, curves.get(VALIDATION, ())),
         **of_progress(progress),
     )
 

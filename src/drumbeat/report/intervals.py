@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import statistics
+from bisect import bisect_right
 from dataclasses import field
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
-from drumbeat.report.figures import Speed
+from drumbeat.report.figures import Point, Speed
 from drumbeat.runfolder.progress import RankPace
 from drumbeat.runfolder.records import Metric
 
@@ -171,7 +172,14 @@ def spread(value: float, unit: str, how: str, rates: Sequence[float], **more: An
     return Speed(value, unit, how, len(rates), low, statistics.median(rates), high, error_of_mean(rates), **more)
 
 
-def thinned(points: Sequence[Tuple[float, float]]) -> List[Tuple[float, float]]:
+def steps_at(made: Sequence[Point], validations: Sequence[Point]) -> List[Point]:
+    """Return which step was made when. A validation is of the step made last, so each adds a point that says so."""
+    made = sorted(made)
+    last = [(t, made[bisect_right(made, (t, math.inf)) - 1][1]) for t, _ in validations if made and made[0][0] <= t]
+    return sorted([*thinned(made), *last])
+
+
+def thinned(points: Sequence[Point]) -> List[Point]:
     """Return means of neighbouring points, so that a plot of any run stays small."""
     most = 400
     if len(points) <= most:

@@ -19,7 +19,7 @@ from drumbeat.report.figures import (
     Setting,
     of_whole_job,
 )  # fmt: skip
-from drumbeat.report.intervals import Reports, spread, thinned
+from drumbeat.report.intervals import Reports, spread, steps_at, thinned
 from drumbeat.report.setting import precision_in
 from drumbeat.runfolder.lines import not_finite_words, trend
 from drumbeat.runfolder.progress import AS_PRINTED, Progress, StatedRates
@@ -95,7 +95,7 @@ def figures_of_log(path: str) -> Figures:
         phases=Phases(step=1e3 * statistics.fmean(times) if times else None),
         setting=Setting(precision=precision_in(head)),
         curves={name: thinned(points) for name, points in curves.items() if len(points) > 1},
-        steps_at=[] if progress.laps else thinned(made),
+        steps_at=[] if progress.laps else steps_at(made, curves[VALIDATION]),
         **of_progress(progress),
     )
 

@@ -181,9 +181,8 @@ class Comparison:
     questions: Tuple[str, ...] = ()
     left_out: Dict[str, str] = field(default_factory=dict)  # run -> why
     repeats: Tuple[Repeats, ...] = ()
-    losses: Dict[str, Dict[str, List[Point]]] = field(
-        default_factory=dict
-    )  # of variants: training loss, ... -> run -> curve
+    # Of variants: training loss, ... -> run -> curve.
+    losses: Dict[str, Dict[str, List[Point]]] = field(default_factory=dict)
     counts: str = "step"  # what these curves are over
 
     @property
@@ -393,6 +392,8 @@ def _questions(rows: Sequence[Row], runs: Sequence[Figures], kind: str) -> List[
                     f"{rows[0].name}, so a speed-up of {row.speedup:.2f} is not that of more hardware. Possible causes: "
                     f"{_same_cores(run, runs[0])}"
                 )
+        elif not run.gpus and run.cores and row.size > run.cores:
+            found.append(f"{row.name}: its {row.size} ranks shared {run.cores} cores")
         elif row.efficiency is not None and row.efficiency - (row.error or 0.0) > _SUPER_LINEAR:
             found.append(
                 f"{row.name}: {row.efficiency:.0%} of ideal is more than the hardware grew. Usual causes: the baseline was "

@@ -125,18 +125,14 @@ _WORDS = {True: "yes", False: "no", None: "not known"}
 def cells(comparison: Comparison) -> Tuple[List[str], List[List[str]]]:
     """Return the table for a paper: header, one row per run, and one per group of repeated runs with their means. Columns without
     any known value are left out."""
-    header = ["run", "nodes", comparison.size_is, f"throughput ({comparison.unit})", "speed-up", "efficiency", "time"]
-    header += ["loss", "accuracy", "target reached", "end"]
-    rows = [_cells(row) for row in comparison.rows]
-    if {row.outcome for row in comparison.rows} <= {FINISHED, NOT_RECORDED}:
-        header, rows = header[:-1], [row[:-1] for row in rows]
-    rows += [_means(each, len(header)) for each in comparison.repeats]
+    told = [(row.name, _cells(row, comparison)) for row in comparison.rows]
+    told += [(each.runs[0], _means(each, comparison)) for each in comparison.repeats]
     varied = _varied(comparison)
-    runs = [row.name for row in comparison.rows] + [each.runs[0] for each in comparison.repeats]
-    header = [header[0], *varied, *header[1:]]
-    rows = [[row[0], *(values[run] for values in varied.values()), *row[1:]] for run, row in zip(runs, rows)]
-    shown = [at for at in range(len(header)) if not {row[at] for row in rows} <= {_WORDS[None], NOT, ""}]
-    return [header[at] for at in shown], [[row[at] for at in shown] for row in rows]
+    rows = [{"run": "", **{what: values[run] for what, values in varied.items()}, **row} for run, row in told]
+    empty = {_WORDS[None], NOT, ""}
+    empty |= {FINISHED} if {row.outcome for row in comparison.rows} <= {FINISHED, NOT_RECORDED} else set()
+    header = [name for name in rows[0] if not {row.get(name, "") for row in rows} <= empty]
+    return header, [[row.get(name, "") for name in header] for row in rows]
 
 
 def _varied(comparison: Comparison) -> Dict[str, Dict[str, str]]:
@@ -149,32 +145,36 @@ def _varied(comparison: Comparison) -> Dict[str, Dict[str, str]]:
     }
 
 
-def _cells(row: Row) -> List[str]:
-    return [
-        row.name, str(row.nodes) if row.nodes else _WORDS[None], str(row.size), _rate(row.throughput),
-        _WORDS[None] if row.speedup is None else f"{row.speedup:.2f}",
-        _WORDS[None] if row.efficiency is None else f"{_with_error(100 * row.efficiency, 100 * (row.error or 0), '.1f')} %",
-        duration(row.seconds) if row.seconds is not None else NOT,
-        _WORDS[None] if row.loss is None else f"{row.loss:.4g}",
-        _WORDS[None] if row.accuracy is None else f"{row.accuracy:.4g}", _WORDS[row.target_reached],
-        _WORDS[None] if row.outcome == NOT_RECORDED else row.outcome,
-    ]  # fmt: skip
+def _cells(row: Row, comparison: Comparison) -> Dict[str, str]:
+    return {
+        "run": row.name, "nodes": str(row.nodes or _WORDS[None]), comparison.size_is: str(row.size),
+        f"throughput ({comparison.unit})": _rate(row.throughput), "speed-up": _known(row.speedup, ".2f"),
+        "efficiency": _known(row.efficiency and 100 * row.efficiency, ".1f", 100 * (row.error or 0), " %"),
+        "time": duration(row.seconds) if row.seconds is not None else NOT, "loss": _known(row.loss, ".4g"),
+        "accuracy": _known(row.accuracy, ".4g"), "target reached": _WORDS[row.target_reached],
+        "end": _WORDS[None] if row.outcome == NOT_RECORDED else row.outcome,
+    }  # fmt: skip
 
 
-def _means(repeats: Repeats, columns: int) -> List[str]:
-    loss = "" if repeats.loss is None else _with_error(repeats.loss, repeats.loss_error, ".4g")
+def _means(repeats: Repeats, comparison: Comparison) -> Dict[str, str]:
     error = "" if repeats.throughput_error is None else f" ± {_rate(repeats.throughput_error)}"
-    found = [f"mean of {repeats.runs[0]} and {len(repeats.runs) - 1} more", str(repeats.nodes or _WORDS[None])]
-    found += [str(repeats.size), _rate(repeats.throughput) + error, "", "", "", loss]
-    return found + [""] * (columns - len(found))
+    return {
+        "run": f"mean of {repeats.runs[0]} and {len(repeats.runs) - 1} more",
+        "nodes": str(repeats.nodes or _WORDS[None]), comparison.size_is: str(repeats.size),
+        f"throughput ({comparison.unit})": _rate(repeats.throughput) + error,
+        "loss": "" if repeats.loss is None else _known(repeats.loss, ".4g", repeats.loss_error),
+    }  # fmt: skip
 
 
 def _rate(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _with_error(value: float, error: Optional[float], form: str) -> str:
-    return f"{value:{form}} ± {error:{form if 'f' in form else '.2g'}}" if error else f"{value:{form}}"
+def _known(value: Optional[float], form: str, error: Optional[float] = None, unit: str = "") -> str:
+    if value is None:
+        return _WORDS[None]
+    spread = f" ± {error:{form if 'f' in form else '.2g'}}" if error else ""
+    return f"{value:{form}}{spread}{unit}"
 
 
 def markdown(comparison: Comparison) -> str:
@@ -283,18 +283,24 @@ def page(comparison: Comparison) -> str:
         f"<tr><td>{escape(name)}</td>" + "".join(f'<td class="n">{escape(cell)}</td>' for cell in each) + "</tr>"
         for name, *each in rows
     )
-    last, cell = comparison.rows[-1], _cells(comparison.rows[-1])
-    broken = "".join(f"<p>{escape(each.text())}</p>" for each in comparison.differences if each.breaks)
+    last = comparison.rows[-1]
+    cell = _cells(last, comparison)
+    doubts = "".join(f"<p>{escape(each.text())}</p>" for each in comparison.differences if each.breaks)
     kind = f"{comparison.kind} scaling".capitalize() if comparison.kind in (STRONG, WEAK) else comparison.kind_why
-    end = _unfair(comparison) if broken else kind
-    words = f"{cell[4]} times as fast on {last.size} {comparison.size_is} as on {comparison.rows[0].size}"
-    words = f"{words}: {cell[5]} of ideal" if last.efficiency is not None else "speed-up and efficiency: not known"
-    state = "error" if broken else "ok"
+    end = _unfair(comparison) if doubts else kind
+    words = f"{cell['speed-up']} times as fast on {last.size} {comparison.size_is} as on {comparison.rows[0].size}"
+    words = (
+        f"{words}: {cell['efficiency']} of ideal"
+        if last.efficiency is not None
+        else "speed-up and efficiency: not known"
+    )
+    state = "error" if doubts else "" if comparison.questions else "ok"
+    doubts += "".join(f"<p>question: {escape(each)}</p>" for each in comparison.questions)
     if comparison.variants:
         losses = [(row.loss, row.name) for row in comparison.rows if row.loss is not None]
         words = "lowest last loss: {:.4g} ({})".format(*min(losses)) if losses else "no loss is known"
         state = ""
-    verdict = f'<p class="end">{escape(end)}</p><p>{escape(words)}</p>{broken}'
+    verdict = f'<p class="end">{escape(end)}</p><p>{escape(words)}</p>{doubts}'
     notes = "".join(f"<li>{escape(each)}</li>" for each in said(comparison))
     parts = [
         f'<section class="verdict {state}"><h1>{len(comparison.rows)} runs</h1>{verdict}</section>',

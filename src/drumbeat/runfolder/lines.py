@@ -158,11 +158,12 @@ def closing_lines(run: Run, summary: Summary, printed: Collection[int] = ()) -> 
     if losses:
         after.append(("loss", losses))
     if progress.not_finite:
-        since, saved = progress.not_finite_since, f"no checkpoint was reported since step {progress.not_finite_since}"
-        if since is None or (progress.saved is not None and progress.saved >= since):
-            which = "what was saved since" if progress.saved is None else f"the checkpoint of step {progress.saved}"
-            saved = f"{which} may hold NaN: check it before you use it"
-        after.append(("warning", f"the last loss is {progress.not_finite}; {saved}"))
+        since, saved = progress.not_finite_since, progress.saved
+        which = "what was saved since" if since is None else f"what was saved since step {since}"
+        if saved is not None and (since is None or saved >= since):
+            which = f"the checkpoint of step {saved}"
+        words = f"{which} may hold NaN: check it before you use it"
+        after.append(("warning", f"the last loss is {progress.not_finite}; {words}"))
     if summary.world:
         after.append(("warning", summary.world.title))
     elif summary.outcome == "finished" and (doubt := world_unproven(run.run_events(), progress)):
