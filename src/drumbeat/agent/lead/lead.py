@@ -370,10 +370,8 @@ class Lead:
         doors, reach = self.muster.doors, self.muster.common.compared.reach
         acts: List[Act] = []
         for finding in judge(reach) if len(assignment) > 1 else ():
+            # Addresses alone prove nothing that would end a run: a router may connect them.
             acts += [record_finding(finding)] if finding.severity in (WARNING, ERROR) else []
-            stops = finding.severity == ERROR and self.order.checks.get("preflight", "stop") == "stop"
-            if stops and self.order.expect.transport != "tcp":
-                return acts + self._end(Outcome(FAILED, EXIT_PREFLIGHT, finding))
         if len(assignment) < 2 or not all(doors.get(number) for number in assignment):
             return acts + self._start(assignment, now)
         self.phase, self.resume, self.answers = "trying", (now + _TRYING, assignment), {}
