@@ -175,6 +175,7 @@ class Layout:
         self._plans: Dict[str, int] = {}  # steps and epochs that the settings announce; 0: that number was no plan
         self._pending: List[Record] = []  # without a counter, where the lines that end an epoch stand below its values
         self._closes = False  # this line may be one of these
+        self._above = True  # such lines stand below the values, as far as is known
         self._went_on = False  # the new heading is the previous one, some steps later
         self._second_counts = False  # what looked like the total of a counter advances
         self._headings = self._losses = 0  # consecutive headings that advanced, and losses seen above the last one
@@ -271,13 +272,15 @@ class Layout:
     def _with_epochs_below(self, line: Line, records: List[Record]) -> List[Record]:
         """Return the records of a line, with those before it if it ends their epoch: `Epoch 3/10 done`."""
         closes = self._closes and "epoch" in line.values and {*line.values} <= {"epoch", "epochs", "step_time"}
-        if closes:
+        if closes and not self._pending:
+            self._above = False  # the values of this epoch stand below it
+        elif closes and self._above:
             self._left, self._heading = 0, {}
             counted: Record = {name: line.values[name] for name in COUNTERS if name in line.values}
             above, self._pending = self._pending, []
             above = [{**record, **counted} for record in above]
-            return [self._in_steps(record) if record["kind"] == "step" else record for record in above] or records
-        waits = records and not self._trusted and not {*COUNTERS} & {*line.values}
+            return [self._in_steps(record) if record["kind"] == "step" else record for record in above]
+        waits = records and self._above and not self._trusted and not {*COUNTERS} & {*line.values}
         if waits and not self._heading and len(self._pending) < _PENDING:
             self._pending += records
             return []

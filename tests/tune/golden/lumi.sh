@@ -19,7 +19,7 @@ BASE=/project/465/code/runs/llama-tune-batch-20231114-221320-dd56
 module load LUMI || exit 78
 # Run the very drumbeat.pyz and the very request that were submitted, from private copies: days may pass until this
 # starts, and others may be able to write to the run folder.
-LOADER='import fcntl, glob, hashlib, json, os, shutil, signal, stat, sys, tempfile, time
+LOADER='import _signal, fcntl, hashlib, os, stat, sys, time
 
 def end(code, words):
     sys.stderr.write("drumbeat: " + words + "\n")
@@ -42,20 +42,34 @@ def replaceable(folder):
             return False
         folder = os.path.dirname(folder)
 
-def private_folder():
-    usual = tempfile.gettempdir()
-    for folder in (usual, "/tmp", "/var/tmp", "/dev/shm"):
-        if os.access(folder, os.W_OK | os.X_OK) and not replaceable(os.path.realpath(folder)):
-            break
-    else:
-        folder = usual
-    for old in glob.glob(glob.escape(folder) + "/drumbeat-node-*"):  # a start that was killed outright left its own
-        found = hold(old, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if found and found.st_uid == os.geteuid() and found.st_mtime < time.time() - 3600:
-            shutil.rmtree(old, ignore_errors=True)
-    made = tempfile.mkdtemp(prefix="drumbeat-node-", dir=folder)
-    hold(made, fcntl.LOCK_SH)
-    return made
+def remove(folder):
+    import shutil
+    shutil.rmtree(folder, ignore_errors=True)
+
+def private_copies(files):
+    chosen = [os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP")]
+    usable = [folder for folder in chosen + ["/tmp", "/var/tmp", "/dev/shm"] if folder and os.access(folder, os.W_OK | os.X_OK)]
+    safe = [folder for folder in usable if not replaceable(os.path.realpath(folder))]
+    failed = OSError("no folder for temporary files can be written: set TMPDIR")
+    for folder in safe or usable:
+        for name in os.listdir(folder):
+            if name.startswith("drumbeat-node-"):  # a start that was killed outright left its own
+                old = os.path.join(folder, name)
+                found = hold(old, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if found and found.st_uid == os.geteuid() and found.st_mtime < time.time() - 3600:
+                    remove(old)
+        made = os.path.join(os.path.abspath(folder), "drumbeat-node-" + os.urandom(8).hex())
+        try:
+            os.mkdir(made, 0o700)
+            hold(made, fcntl.LOCK_SH)
+            for name, data in files.items():
+                with open(os.path.join(made, name), "wb") as file:
+                    file.write(data)
+            return made
+        except OSError as error:  # it is full
+            remove(made)
+            failed = error
+    raise failed
 
 def hold(folder, how):
     try:
@@ -66,22 +80,17 @@ def hold(folder, how):
     except OSError:
         return None  # it is in use, or another user'"'"'s
 
-word, request, digest = sys.argv[1:]
-private = ""
-signal.pthread_sigmask(signal.SIG_BLOCK, [2, 15, 1, 12, 3])  # heard when the private copies can be removed
+word, request, digest, program = sys.argv[1:]
+name = os.path.basename(request)
+_signal.pthread_sigmask(_signal.SIG_BLOCK, [2, 15, 1, 12, 3])  # heard when the private copies can be removed
 try:
-    order = checked(request, digest)
-    program = checked(os.path.join(os.path.dirname(request), "drumbeat.pyz"), json.loads(order.decode())["program"])
-    private = private_folder()
-    for name, data in (("drumbeat.pyz", program), (os.path.basename(request), order)):
-        with open(os.path.join(private, name), "wb") as file:
-            file.write(data)
+    bundle = os.path.join(os.path.dirname(request), "drumbeat.pyz")
+    private = private_copies({name: checked(request, digest), "drumbeat.pyz": checked(bundle, program)})
 except OSError as error:
-    shutil.rmtree(private, ignore_errors=True)
     end(74, str(error))
-words = [os.path.join(private, "drumbeat.pyz"), word, os.path.join(private, os.path.basename(request)), private]
+words = [os.path.join(private, "drumbeat.pyz"), word, os.path.join(private, name), private]
 os.execv(sys.executable, [sys.executable, "-I", "-S"] + words)'
-python3 -I -S -c "$LOADER" _tune "$BASE/request.json" SHA256-OF-THE-REQUEST &
+python3 -I -S -c "$LOADER" _tune "$BASE/request.json" SHA256-OF-THE-REQUEST  &
 desk=$!
 # it ends the run that goes on, keeps what it knows, and is waited for
 trap 'kill -USR2 $desk' USR2
