@@ -11,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from drumbeat.base import proc
 from drumbeat.inrank import stacks
+from drumbeat.inspector.activity import _timer_runs
+from tests.conftest import wait_for
 
 FOLDER = Path(stacks.__file__).parent
 PROGRAM = f"""
@@ -36,6 +39,8 @@ def test_a_program_without_threads_ends_after_it_was_asked(tmp_path):
         (name,) = [each for each in os.listdir(tmp_path) if each.endswith(f".{process.pid}.sock")]
         answer = stacks.ask(str(tmp_path), name, 30.0)
         assert answer and [frame[2] for frame in answer["stack"]] == ["<module>"], "of the main thread"
+        moved = proc.moved(process.pid)
+        assert stacks.ask(str(tmp_path), name, 30.0) and proc.moved(process.pid) == moved, "an answer is no progress"
         out, _ = process.communicate("go on\n", timeout=60)
         assert (process.returncode, out) == (0, "False\n")
     finally:
@@ -276,24 +281,28 @@ def test_a_handler_of_a_signal_a_child_or_another_thread_may_break_into_a_loop()
     assert told.stdout.split() == ["1", "0", "1", "0", "0", "1", "0", "1", "0", "1"]
 
 
-NATIVE = f"""
-import sys
-sys.path.insert(0, {str(FOLDER)!r})
-import ctypes, stacks, time
+NATIVE = """
+import ctypes, sys
 usleep = ctypes.CDLL(None).usleep
 usleep.restype, usleep.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
-print(int(stacks._timer_runs()))
-thread = ctypes.c_ulong()
+print("alone", flush=True)
+sys.stdin.readline()
 sleeps = ctypes.cast(usleep, ctypes.c_void_p)
-ctypes.CDLL(None).pthread_create(ctypes.byref(thread), None, sleeps, ctypes.c_void_p(900_000))
-time.sleep(0.3)
-print(int(stacks._timer_runs()))
+ctypes.CDLL(None).pthread_create(ctypes.byref(ctypes.c_ulong()), None, sleeps, ctypes.c_void_p(900_000_000))
+print("two", flush=True)
+sys.stdin.readline()
 """
 
 
 def test_a_thread_of_a_library_that_sleeps_may_break_into_a_loop():
-    told = subprocess.run([sys.executable, "-S", "-c", NATIVE], capture_output=True, text=True, timeout=60, check=True)
-    assert told.stdout.split() == ["0", "1"]
+    argv = [sys.executable, "-S", "-c", NATIVE]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as rank:
+        assert rank.stdout.readline() == "alone\n" and not _timer_runs(rank.pid)
+        rank.stdin.write("go\n")
+        rank.stdin.flush()
+        assert rank.stdout.readline() == "two\n"
+        wait_for(lambda: _timer_runs(rank.pid), 20, "its thread to sleep")
+        rank.kill()
 
 
 def test_an_exception_that_the_program_shows_itself_does_not_end_it(tmp_path):

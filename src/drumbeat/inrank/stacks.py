@@ -13,7 +13,6 @@ from __future__ import annotations
 import _socket
 import _thread
 import atexit
-import contextlib
 import functools
 import os
 import signal
@@ -337,16 +336,7 @@ def _is_alone(main: int) -> bool:
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # which leaves them as they are
     except ChildProcessError:
-        return not _timer_runs()
-    return False
-
-
-def _timer_runs() -> bool:
-    """Return true if a thread sleeps until a time, also one of a library in C: idle threads of a pool wait for work."""
-    for thread in os.listdir("/proc/self/task"):
-        with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/wchan") as file:
-            if "nanosleep" in file.read():
-                return True
+        return True
     return False
 
 

@@ -10,6 +10,7 @@ import subprocess
 import threading
 import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import field, replace
 from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Sequence, Tuple
 
@@ -405,7 +406,7 @@ def _look(
         stack=(*called, *(_words(frame) for frame in stack[:_MOST_FRAMES])),
         place=_words(own) if own else "",
         spins=spins,
-        endless=endless and all(answer.get("alone") for answer in rank.answers),
+        endless=endless and all(answer.get("alone") for answer in rank.answers) and not _timer_runs(rank.main),
         asked=not rank.silent if rank.sock else None,
         collectives=_collectives(rank.answers[-1].get("flight") if rank.answers else None),
         program=seen.processes[rank.main].program,
@@ -552,6 +553,14 @@ def _spins(samples: Sequence[Sequence[Sequence[Any]]]) -> Tuple[bool, bool]:
         depth += 1
     ends = [stack[depth - 1][4] if depth and len(stack[depth - 1]) > 4 else 0 for stack in outermost]
     return all(ends) or stacks.PROVEN in ends, stacks.PROVEN in ends
+
+
+def _timer_runs(pid: int) -> bool:
+    """Return true if one of its threads sleeps until a time, also one of a library in C, and may then break a loop: idle threads
+    of a pool wait for work. Asked from here, as a rank that reads would seem to make progress."""
+    with suppress(OSError):
+        return any("nanosleep" in proc.word(pid, f"task/{thread}/wchan") for thread in os.listdir(f"/proc/{pid}/task"))
+    return False
 
 
 def _words(frame: Sequence[Any]) -> str:
