@@ -6,7 +6,7 @@ from pathlib import Path
 
 SOURCE = Path(__file__).parent.parent.parent / "src" / "drumbeat"
 OF_A_PROCESS = re.compile(r"""["']/proc/?(?:\{|["']\s*[),%+])|/proc/(?:%[sd]|\*)""")
-WALKS = re.compile(r"\bproc\.stats\(")
+WALKS = re.compile(r"\bproc\.pids\(")
 
 
 def files_with(pattern):

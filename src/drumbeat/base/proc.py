@@ -127,11 +127,15 @@ def scheduled(pid: int, thread: str = "") -> Tuple[float, float]:
     return (int(fields[0]) / 1e9, int(fields[1]) / 1e9) if len(fields) > 1 else (0.0, 0.0)
 
 
+def threads(pid: int) -> List[str]:
+    with suppress(OSError):
+        return os.listdir(f"/proc/{pid}/task")
+    return []
+
+
 def queued(pid: int) -> float:
     """Return the seconds that its threads were runnable but waited for a core, in all."""
-    with suppress(OSError):
-        return sum(scheduled(pid, thread)[1] for thread in os.listdir(f"/proc/{pid}/task"))
-    return 0.0
+    return sum(scheduled(pid, thread)[1] for thread in threads(pid))
 
 
 def word(pid: int, name: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any, Dict, List, Mapping, Tuple, Union, get_args, get_origin,
 
 from drumbeat.base.regex import regex
 
-VERSION = "1.2"  # a new key raises the second number, a key that goes or changes its meaning the first
+VERSION = "1.3"  # a new key raises the second number, a key that goes or changes its meaning the first
 
 _FINDING = "drumbeat.findings.model:Finding"
 _STATE = {

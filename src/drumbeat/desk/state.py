@@ -91,7 +91,7 @@ class State(Moment):
 def as_plain(state: State) -> Dict[str, Any]:
     """Return what `--json` prints."""
     plain = to_plain(state)
-    rate = plain.pop("rate")
+    rate = plain["rate"]
     throughput = {"value": round(rate[0], 3), "unit": rate[1]} if rate else None
     outcome = None if state.goes_on else state.condition.word
     return {**plain, "outcome": outcome, "throughput": throughput}

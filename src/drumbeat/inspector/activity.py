@@ -10,7 +10,6 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from contextlib import suppress
 from dataclasses import field, replace
 from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Sequence, Tuple
 
@@ -558,9 +557,7 @@ def _spins(samples: Sequence[Sequence[Sequence[Any]]]) -> Tuple[bool, bool]:
 def _timer_runs(pid: int) -> bool:
     """Return true if one of its threads sleeps until a time, also one of a library in C, and may then break a loop: idle threads
     of a pool wait for work. Asked from here, as a rank that reads would seem to make progress."""
-    with suppress(OSError):
-        return any("nanosleep" in proc.word(pid, f"task/{thread}/wchan") for thread in os.listdir(f"/proc/{pid}/task"))
-    return False
+    return any("nanosleep" in proc.word(pid, f"task/{thread}/wchan") for thread in proc.threads(pid))
 
 
 def _words(frame: Sequence[Any]) -> str:
